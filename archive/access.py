@@ -204,4 +204,5 @@ def range_reader(archive: ArchiveAccess, topic: str) -> "ReadRange":
 def _read(
     store: RemoteStorage, deadline: AttemptDeadline, row: ObjectSummary, start: int, end: int
 ) -> bytes:
+    # With If-Match on the listed version: bytes of two versions of an object are never mixed.
     return read_range(store, row.key, start, end, condition=IfMatch(row.etag), deadline=deadline)

@@ -42,6 +42,7 @@ class ArchiveReplacedError(ArchiveError):
         super().__init__(message)
         self.first = first
 
+    # Without it, pickle would call the constructor with the message alone.
     def __reduce__(self) -> tuple[type["ArchiveReplacedError"], tuple[str, Offset]]:
         """Support pickling: Spark executors send this error to the driver."""
         return ArchiveReplacedError, (str(self), self.first)

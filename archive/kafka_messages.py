@@ -60,6 +60,7 @@ def _timestamp_type(message: "Message") -> int:
 def _headers(message: "Message") -> list[dict[str, object]]:
     try:
         headers = _CHECKED(message) or []
+    # SystemError: the client has set a UnicodeDecodeError, and has returned a list all the same.
     except (SystemError, UnicodeDecodeError):
         raise UnreadableHeadersError(
             f"{message.topic()}-{message.partition()} offset {message.offset()}: a header's key is "

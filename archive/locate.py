@@ -46,6 +46,7 @@ log = logging.getLogger("sidetier.consumer")
 
 _INDEX: Final = np.dtype([("relative", ">u4"), ("position", ">u4")])
 _TIMEINDEX: Final = np.dtype([("timestamp", ">i8"), ("relative", ">u4")])
+# One entry of a `.timeindex`, without numpy: timestamp, relative offset.
 _LAST: Final = struct.Struct(">qI")
 TIME_ENTRY_BYTES: Final = _LAST.size
 
@@ -125,6 +126,7 @@ def relatives_of(entries: Entries, timestamp: int) -> tuple[int, int | None]:
 def _entries(data: bytes, kind: np.dtype[np.void], name: str) -> Entries:
     if len(data) % kind.itemsize:
         raise DamagedSegmentError(f"{name}: {len(data)} bytes are no multiple of {kind.itemsize}")
+    # As in `segments.indexes`: `rstrip` also removes zeros at the end of the last entry.
     used = -(-len(data.rstrip(b"\0")) // kind.itemsize)
     return np.frombuffer(data, kind, used)
 
@@ -168,10 +170,13 @@ class IndexCache:
             if version in self._kept:
                 self._kept.move_to_end(version)
                 return self._kept[version]
+        # Outside of the lock: a request for one index must not hold up the lookups in
+        # others. Two threads may load the same index; the second result is dropped.
         entries = load()
         with self._guard:
             if version not in self._kept and row.size <= self._most_bytes:
                 self._kept[version] = entries
+                # The stored size, not that of the parsed array: it refers to the same bytes.
                 self._bytes += row.size
                 while self._bytes > self._most_bytes:
                     (_, _, size), _ = self._kept.popitem(last=False)

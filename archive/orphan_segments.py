@@ -37,6 +37,8 @@ def without_orphans(
     for log in logs:
         if log.base_offset in named:
             before = log
+        # Whether the unnamed segment begins within the named
+        # one before it. Only this comparison costs a request.
         elif before is not None and _reaches(end_of(before), log.base_offset):
             continue
         kept.append(log)

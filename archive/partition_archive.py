@@ -57,6 +57,7 @@ def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> lis
     Raises:
         StorageError: As `RemoteStorage` says.
     """
+    # A lazy listing: only the first page is requested here. The same iterator is used again below.
     rows = iter(store.list_objects(prefix))
     begin, before = perf_counter(), thread_time()
     first = list(islice(rows, LISTED_AT_ONCE))
@@ -70,6 +71,7 @@ def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> lis
             helpers.submit(_until, store.list_objects(prefix, start_after=after), end)
             for after, end in zip(bounds, [*bounds[1:], None], strict=True)
         ]
+        # The first part, on this thread, while the helpers read the others.
         listed = [*first, *_until(rows, bounds[0])]
         for part in parts:
             listed += part.result()
@@ -200,6 +202,7 @@ class PartitionArchive:
             known = self._latest
             if known is not None and not thorough and self._age(known) < max_age:
                 return known
+            # The time before the requests: a snapshot shows the archive at this time or later.
             now = self._clock()
             old = known.view if known is not None else None
             view = self._read_view(None if thorough else old)
@@ -273,6 +276,8 @@ class PartitionArchive:
         stored_watermark = self._watermark()
         if stored_watermark is None:
             self._listed = ()
+            # Only while nothing was ever found here: an archive
+            # that disappears later is no matter of settings.
             if self._latest is None or self._latest.view is None:
                 self._settings_check.check(self.tp)
             return None
@@ -307,6 +312,8 @@ class PartitionArchive:
             self._listed = ()
             return None
         watermark, etag = stored_watermark
+        # A sidecar has taken the archive over, or Pinterest's watermark has
+        # gone back: the segments that were listed may have changed anywhere.
         if watermark.next_offset is not None or watermark.base_offset < old.watermark.base_offset:
             self._listed = self._list(watermark)
         return self._view(watermark, etag)
@@ -340,6 +347,8 @@ class PartitionArchive:
         last = old.logs[-1].base_offset if old.logs else 0
         after = f"{self._prefix}{last:020d}"  # sorts before every file of that segment
         rows = list(self.store.list_objects(self._prefix, start_after=after))
+        # The last segment is listed again: Pinterest's
+        # uploader may have stored a longer version of it.
         kept = (log for log in self._listed if log.base_offset < last)
         self._listed = tuple(chain(kept, stored_logs(rows, self._prefix)))
         return _etag_of(rows, self._archive.layout.watermark_key(self.tp))

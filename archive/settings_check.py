@@ -68,6 +68,7 @@ class SettingsCheck:
                 f"{self._looked(tp, url)}, but {url}/{key} is there: the archive has {bits} prefix "
                 f"entropy bits, storage.prefix_entropy_bits is {layout.bits}; set it to {bits}"
             )
+        # After the requests: a store that fails leaves the partition to be tried again.
         self._tried.add(tp)
 
     def _looked(self, tp: TopicPartition, url: str) -> str:

@@ -33,6 +33,7 @@ def stored_partitions(
 
     The contents of their directories are not listed.
     """
+    # The prefix `t-` also lists the topic `t-x`; the comparison of the names below decides.
     wanted = cluster_prefix if topic is None else f"{cluster_prefix}{topic}-"
     for directory in store.list_directories(wanted):
         name = directory.removeprefix(cluster_prefix).removesuffix("/")
@@ -53,6 +54,7 @@ def live_partition(
     if parsed is None or parsed.state is not DirectoryState.LIVE:
         return None
     tp = parsed.topic_partition
+    # A directory under other entropy bits is of another layout, or a copy.
     return tp if layout.partition_prefix(tp) == f"{cluster_prefix}{directory}/" else None
 
 

@@ -54,6 +54,8 @@ def transactions_of(
     try:
         head, successor = store.head_object(log.key), store.head_object(following.key)
         end = noted_next_offset(head)
+        # With a gap or an overlap behind the segment, the successor's
+        # snapshot describes another offset than the segment's end.
         if end is None or int(end) != int(following.base_offset):
             return None
         aborted = _noted(store, head, FileKind.TXNINDEX)
@@ -93,4 +95,5 @@ def _noted(store: RemoteStorage, head: ObjectHead, kind: FileKind) -> bytes | No
     if noted is None:
         return None
     data = store.get_object(head.key.removesuffix(FileKind.LOG.value) + kind.value).data
+    # Another attempt may have stored another version of the file, for example before compaction.
     return data if f"{crc64nvme(data):016x}" == noted else None

@@ -59,6 +59,8 @@ class PartitionTransactions:
         """
         transactions: list[AbortedTransaction] = []
         following: StoredLog | None = log
+        # A transaction can be aborted by a marker in a later segment. It has to be
+        # found there as long as a transaction with records in the range is open.
         while following is not None:
             aborted, still_open = self._read_transactions(view, following)
             transactions.extend(
@@ -85,6 +87,7 @@ class PartitionTransactions:
         known = self._known.get(log.version)
         if known is None:
             with self._guard:  # other threads would read the same segments: they wait
+                # Again under the lock: the thread that held it may have read this segment.
                 known = self._known.get(log.version)
                 if known is None:
                     known = self._known[log.version] = self._read(view, log)
@@ -118,6 +121,7 @@ class PartitionTransactions:
             if noted is not None:
                 state = _by_producer(noted)
                 break
+        # Upwards from the segment whose state is known: each walk needs the state at its beginning.
         for lower in reversed(to_walk):
             self._known[lower.version] = self._walk(lower, state)
             state = self._known[lower.version].still_open

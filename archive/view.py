@@ -139,6 +139,7 @@ def view_of_ours(
     end = watermark.next_offset
     if end is None:
         raise ValueError(f"{where}: Pinterest's watermark")
+    # Equal base and end mean that nothing is archived while a move is under way.
     stored = [log for log in logs if log.base_offset <= watermark.base_offset < end]
     begin = watermark.start_offset
     if begin is not None:

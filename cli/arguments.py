@@ -12,6 +12,7 @@ from sidetier.config.units import parse_size
 from sidetier.segments.names import is_legal_topic
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+# Kafka's protocol has int32 for partitions.
 _MOST_PARTITIONS: Final = 2**31 - 1
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

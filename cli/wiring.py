@@ -154,6 +154,7 @@ class _Places:
     def _at(self, endpoint: StorageEndpoint) -> Place:
         store = self.archive.stores.at(endpoint)
         if id(store) not in self.known:
+            # A note that was there at the start has been compared then.
             admitted = self.seen.get(endpoint) is not None
             admit = _Admission(lambda: self.check(store, endpoint), admitted=admitted)
             archive_writer = ArchiveWriter(
@@ -249,6 +250,7 @@ def daemon(
             places=places.of,
             high_watermarks=high_watermarks or high_watermark_source(config),
             topic_configs=topic_config_source(config),
+            # A backfill, which gives `leadership`, stores no snapshots.
             cluster_state=None if leadership else cluster_state_source(config, abandoned),
             cluster_place=places.default(),
             topics=config.topics,
@@ -408,6 +410,7 @@ def http_server(http: HttpConfig, registry: LabelledRegistry, status: StatusSour
         registry.labels["broker"] = str(snapshot.broker_id)
     token = http.bearer_token
     if token is not None:
+        # Only to fail before the server starts.
         token.resolve()
     application = Application(registry, status, None if token is None else token.resolve)
     return HttpServer(http.host, http.port, application)

@@ -68,6 +68,7 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
     """
     details = error.errors(include_url=False)
     paths = [_path(detail["loc"], values) for detail in details]
+    # An error of a list is left out if one of its items has an error of its own.
     refused_below = {path[:-1] for path in paths if path and isinstance(path[-1], int)}
     problems = []
     for detail, path in zip(details, paths, strict=True):
@@ -98,6 +99,7 @@ def _problem(detail: ErrorDetails, path: SettingPath, values: Mapping[str, Any])
         return Problem(path, f"no setting has this name{_near(path)}")
     if kind == "value_error":
         return Problem(path, str(detail["ctx"]["error"]))
+    # The rest of `loc` names the members of a union that pydantic has tried.
     if len(path) < len(detail["loc"]):
         return Problem(path, _CHOICE)
     if holds_secret(path):

@@ -81,6 +81,7 @@ def _take_origin(merged: Layer, layer: Layer, path: SettingPath) -> None:
 
 def _replace_origins(merged: Layer, layer: Layer, path: SettingPath) -> None:
     depth = len(path)
+    # Also those below the path: they were of the value that is replaced.
     for old in [known for known in merged.origins if known[:depth] == path]:
         del merged.origins[old]
     for new, origin in layer.origins.items():
@@ -118,6 +119,7 @@ def yaml_layer(text: str, name: str) -> Layer:
         ConfigurationError: the text is not YAML, or not a mapping.
     """
     try:
+        # Nodes instead of values, because nodes know their lines.
         loader = yaml.SafeLoader(text)
         return _Reader(loader, name).layer(loader.get_single_node())
     except yaml.MarkedYAMLError as error:

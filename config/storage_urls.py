@@ -32,6 +32,7 @@ def storage_url(value: str) -> str:
         raise ValueError("must name an absolute directory: file:///path/to/archive")
     if parts.scheme in ("s3", "gs", "abfs") and not parts.netloc:
         raise ValueError(f"must name a bucket: {parts.scheme}://bucket/prefix")
+    # `urlsplit` has made the scheme lower-case.
     return f"{parts.scheme}://{value.split('://', 1)[1].rstrip('/')}"
 
 

@@ -37,6 +37,7 @@ def report(state: SubscriptionState, event: ReachedEnd | Gap | Failed) -> None:
     elif isinstance(event.error, NoArchiveError):
         state.store_missing(
             event.tp,
+            # Nothing is known to be missing: the empty range only makes the router search again.
             OffsetRange(event.next_offset, event.next_offset),
             str(event.error),
             below=True,
@@ -139,6 +140,7 @@ def _value_bytes(part: StoreSlice) -> int:
     A null value has no bytes in an Arrow column.
     """
     values = part.piece.records.column("value")
+    # The second buffer of a binary column has its int32 offsets. `cast` needs bytes in between.
     bounds = memoryview(values.buffers()[1]).cast("b").cast("i")
     return int(bounds[values.offset + part.stop] - bounds[values.offset + part.start])
 
@@ -224,6 +226,7 @@ class Feed:
         if self._kafka is None:
             self._serve_at = now + SERVE_EVERY
         elif kafka_flows or now >= self._serve_at:
+            # At least 1: the call is due for its callbacks even if enough messages are held.
             self._take_from_kafka(self._kafka, max(1, ahead - len(self._held)), 0.0)
         if store_flows:
             rows = sum(piece.left for piece in self._stored if isinstance(piece, StoreRecords))
@@ -233,6 +236,7 @@ class Feed:
     def _fetch_waiting(self, most: int, wait: float) -> None:
         kafka_flows, store_flows = self._flowing()
         ahead = READ_AHEAD if most == 1 else most
+        # The answer of a lookup does not end a wait.
         if self._state.router.looking:
             wait = min(wait, SHORT_WAIT)
         if store_flows:
@@ -253,6 +257,7 @@ class Feed:
             raise
         self._held.extend(taken)
         self._serve_at = self._clock() + SERVE_EVERY
+        # Last: the exception of a callback must not lose the messages.
         kafka.callbacks.check()
 
     def _take_from_store(self, most: int, wait: float) -> None:
@@ -294,6 +299,7 @@ class Feed:
                 self._held.popleft()
                 if self._accepts(message):
                     run.append(message)
+            # librdkafka has `auto.offset.reset=error`, so that this error asks for another source.
             elif (
                 error.code() == KafkaError._AUTO_OFFSET_RESET
                 and not self._state.kafka_resets_offsets
@@ -304,6 +310,7 @@ class Feed:
                 break
             else:
                 shares.append([self._held.popleft()])
+                # An error comes alone: nothing else fits into this result.
                 return most
         if run:
             shares.append(run)

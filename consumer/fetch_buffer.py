@@ -44,6 +44,7 @@ class FetchBuffer:
         dropped = _remove(self.messages, lambda item: (item.topic(), item.partition()) == tp)
         if dropped and partition is not None and partition.source is Source.KAFKA:
             partition.behind = True
+            # librdkafka began at the committed offset. The first dropped message shows where.
             if partition.position is None:
                 partition.position = dropped[0].offset()
 

@@ -317,4 +317,5 @@ def _span(low: int | KafkaError, high: int | KafkaError) -> AtKafka:
         return AtKafka(error=high)
     if min(low, high) < 0:
         return AtKafka(error=KafkaError(KafkaError._NO_OFFSET, "the broker knows no such offset"))
+    # The two answers are of different times: after a truncation, the end can be below the start.
     return AtKafka(span=OffsetRange(Offset(low), Offset(max(low, high))))

@@ -103,6 +103,7 @@ class Router:
     def look(self, partition: Partition) -> None:
         """Search the partition's source, after a backoff if earlier tries failed."""
         partition.source, partition.asking = Source.LOOKING, False
+        # The first search after a failure begins at once.
         partition.due = self._clock() + max(0.0, pause_after(partition.tries) - FIRST_PAUSE)
         self._looking[partition.tp] = partition
         self.changes += 1
@@ -151,6 +152,7 @@ class Router:
                 if question is not None:
                     partition.asking = True
                     questions.append(question)
+        # Before the lookups, which can take a second each without a reachable broker.
         self.aim()
         if questions:
             self._lookups.ask(questions)
@@ -321,6 +323,7 @@ def start_now(partition: Partition) -> Start:
 
 
 def _later(partition: Partition, due: float) -> None:
+    # Both sides are asked again then.
     partition.forget()
     partition.due = due
 

@@ -234,6 +234,7 @@ def _store_preferred(reset: Reset, facts: Facts, wanted: int) -> Decision:
         return FromStore(wanted)
     if not facts.refused and not archive.unavailable and (kafka is None or wanted >= kafka.start):
         return FromKafka(wanted)
+    # The store does not answer, or Kafka has refused: only Kafka's bounds help.
     if kafka is None:
         return Ask(kafka=True)
     if archive.unavailable and not facts.refused and kafka.start <= wanted:
@@ -247,6 +248,7 @@ def _store_only(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Dec
         return Ask(store=True)
     if archive.unavailable or archive.span is None:
         return RetryLater("the store does not answer, or has nothing of the partition")
+    # At the archive's end the reader waits for more.
     if archive.holds(wanted) or wanted == archive.span.end:
         return FromStore(wanted)
     if wanted < archive.span.start:

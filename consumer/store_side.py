@@ -170,6 +170,7 @@ def messages_of(tp: TopicPartition, records: pa.RecordBatch) -> list[Message]:
 def headers_of(records: pa.RecordBatch) -> Iterable[Headers | None]:
     """Return the headers of each record as (key, value) pairs; None where it has none."""
     column = records.column("headers")
+    # The second buffer of a list column has its int32 offsets.
     offsets = memoryview(column.buffers()[1]).cast("b").cast("i")
     # Equal first and last offsets: no record of the batch has headers.
     if offsets[column.offset] == offsets[column.offset + len(column)]:
@@ -178,6 +179,8 @@ def headers_of(records: pa.RecordBatch) -> Iterable[Headers | None]:
     keys = entries.field(0).to_pylist()
     values = entries.field(1).to_pylist()
     bounds = column.offsets.to_numpy()
+    # `flatten` returns only the entries of this slice,
+    # but the offsets count from the buffer's start.
     first = int(bounds[0])
     starts, ends = (bounds[:-1] - first).tolist(), (bounds[1:] - first).tolist()
     return [

@@ -77,6 +77,7 @@ class SubscriptionState:
         new = self._new(starts)
         if self._kafka is not None:
             self._kafka.add([self._begin(partition) for partition in new])
+        # librdkafka has checked this already. Without a broker, nobody has.
         for tp in starts:
             if tp in self.partitions:
                 raise already_assigned(tp)
@@ -91,6 +92,7 @@ class SubscriptionState:
         gone = list(tps)
         if self._kafka is not None:
             self._kafka.remove(gone)
+        # As in `add`: this finds an error only without a broker.
         for tp in gone:
             self.partition(tp)
         self._forget(gone)
@@ -137,6 +139,7 @@ class SubscriptionState:
         self.router.changes += 1
         self.buffer.drop(tp, partition)
         if partition.source is Source.STORE and partition.position is not None:
+            # The reader is behind the records that were dropped.
             self._store.seek(tp, partition.position)
             self._store.pause(tp)
         elif partition.source is Source.KAFKA and self._kafka is not None:
@@ -233,6 +236,7 @@ class SubscriptionState:
         self._metrics.missed(Source.STORE)
         _advance(partition, gap.start)
         self._lost(partition)
+        # After `_lost`, which forgets everything that was found out.
         if not below:
             partition.gap, partition.detail = gap, detail
 
@@ -245,6 +249,7 @@ class SubscriptionState:
         if error.passes and self._rules.mode is Mode.TIERED_STORAGE_ONLY:
             return  # the archive reader retries by itself
         self._lost(partition)
+        # After `_lost`, which would forget this, too.
         if self._rules.mode is not Mode.TIERED_STORAGE_ONLY:
             partition.archive = Archive(unavailable=True)
 

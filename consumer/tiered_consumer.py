@@ -136,6 +136,7 @@ class TieredConsumer(GroupApi):
         while True:
             shares = self._shares(max_records, deadline)
             batches = [batch for share in shares for batch in _batches(share)]
+            # Only ends of partitions have come: go on.
             if batches or not shares:
                 return batches
 
@@ -208,6 +209,7 @@ class TieredConsumer(GroupApi):
         self._require_open()
         with self._poll_lock:
             self._answer()
+            # Before the partitions are replaced: their positions would be lost.
             self._flush()
             self._state.assign(_starts(partitions))
 

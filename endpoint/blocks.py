@@ -188,6 +188,7 @@ class BlockCache:
                 key = (log.version, begin, stop)
                 block = self._pin(key, read, log, may_wait=is_needed)
                 if block is None:
+                    # The response is shorter, and the client's next Fetch asks for the rest.
                     break
                 pinned.append((key, block))
                 _check_length(block, key)
@@ -221,6 +222,7 @@ class BlockCache:
                     name: at for name, at in self._active.items() if now - at < _ACTIVE_SECONDS
                 }
             fits = self.memory // self._block_bytes // len(self._active)
+        # One of the blocks that fit is the one that is being sent.
         return None if fits < 1 else min(_AHEAD, fits - 1)
 
     def _pin(
@@ -269,6 +271,7 @@ class BlockCache:
         return self._used + size <= self.memory
 
     def _drop(self, key: BlockKey, block: _Block) -> None:
+        # Another block can have this key by now.
         if self._blocks.get(key) is block:
             del self._blocks[key]
             self._used -= block.size
@@ -279,6 +282,7 @@ class BlockCache:
             block.data = read(log.row, start, end)
         except Exception as error:  # noqa: BLE001 - handed to every thread that waits for it
             block.error = error
+            # Dropped before it is ready, so that the next reader tries again.
             with self._changed:
                 self._drop(key, block)
                 self._changed.notify_all()
@@ -306,6 +310,7 @@ class BlockCache:
         try:
             self._fetchers.submit(load)
         except RuntimeError:  # the cache was closed meanwhile
+            # Another thread may wait for this block already.
             load()
 
     def _unpin(self, block: _Block) -> None:
@@ -318,6 +323,7 @@ class BlockCache:
             for key, block in pinned:
                 block.pins -= 1
                 block.is_passed |= key[2] <= end
+                # A range that does not begin at a block's border was read for one response alone.
                 is_exact = key[1] % self._block_bytes != 0
                 if is_exact and not block.pins:
                     self._drop(key, block)

@@ -111,6 +111,8 @@ class Partition:
     def _batches(self, stored: StoredLog, position: int) -> memoryview:
         topic = self.tp.topic
         data = self._bytes.read(topic, stored, position, _WALK_BYTES)
+        # A batch begins with its base offset (8 bytes)
+        # and its length without these 12 bytes (4 bytes).
         size = LENGTH_PREFIX_BYTES + int.from_bytes(data[8:LENGTH_PREFIX_BYTES])
         if len(data) < size <= stored.size - position:
             data = self._bytes.read(topic, stored, position, size)
@@ -262,6 +264,7 @@ class Catalog:
             except SidetierError as error:
                 # The requests of clients report errors of their partitions; this one is of none.
                 log.warning("endpoint.discovery_failed", error=str(error))
+                # As after a success: the store is not asked again before the interval is over.
                 self._discovered_at = self._clock()
             except RuntimeError:
                 if not self._is_closed:  # the helpers accept no work after `close`
@@ -307,6 +310,7 @@ class Catalog:
                 name: Topic(name, topic_id, numbers[name])
                 for name, topic_id in zip(numbers, ids, strict=True)
             }
+            # Replaced only if it has changed: cached answers to Metadata compare it by identity.
             if topics != self._topics:
                 self._topics = dict(sorted(topics.items()))
                 self._by_id = {topic.topic_id: topic for topic in topics.values()}
@@ -340,6 +344,7 @@ class Catalog:
                 log.warning(
                     "endpoint.refresh_failed", topic=name, partition=number, error=str(error)
                 )
+                # A topic keeps its id while its archive cannot be read.
                 known = self._topics.get(name)
                 if known is not None:
                     return known.topic_id

@@ -33,9 +33,11 @@ from sidetier.wire.protocol import (
     parse_request_header,
 )
 
+# Before each request and response: the number of bytes that follow.
 _SIZE = struct.Struct(">i")
 _PIECE: Final = 1 << 20
 _BUFFERS_PER_CALL: Final = 64
+# C's `struct timeval`: seconds, microseconds.
 _TIMEVAL = struct.Struct("@ll")
 _SHORT_FILE: Final = "a stored file is shorter than it was listed"
 
@@ -148,8 +150,11 @@ class Connection:
         if header.api_key == ApiKey.API_VERSIONS:
             version, response = api_versions_response(self._offered, header.version)
             if api is not None:
+                # Only to refuse malformed bytes: the answer does not depend on the body.
                 decode_request(api, version, frame, position)
             pieces: list[Piece] = [
+                # Always version 0 of the header: the client
+                # does not know our versions yet (KIP-511).
                 encode_response_header(ApiKey.API_VERSIONS, 0, header.correlation_id),
                 encode(response),
             ]
@@ -212,6 +217,7 @@ class Connection:
         # The buffer grows with the bytes that arrive: a size alone reserves no memory.
         received = bytearray()
         while len(received) < size:
+            # A timeout of 0 would make the socket non-blocking.
             left = max(deadline - self._clock(), 0.001)
             part = self._receive(min(size - len(received), _PIECE), left, "slow")
             if not part:
@@ -289,6 +295,7 @@ def _send_file(connection: socket.socket, piece: FilePiece) -> None:
     at, end = piece.start, piece.start + piece.size
     while at < end:
         sent = os.sendfile(connection.fileno(), piece.file.descriptor, at, end - at)
+        # `sendfile` returns 0 at the end of the file.
         if not sent:
             raise ConnectionAbortedError(_SHORT_FILE)
         at += sent

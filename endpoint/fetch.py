@@ -35,6 +35,8 @@ from sidetier.wire.record_requests import AbortedTransaction
 
 log = logger()
 
+# The versions of KIP-482 (flexible fields), KIP-516 (topic ids), KIP-227 (fetch sessions),
+# KIP-107 (log start offset), and KIP-392 (rack and preferred read replica).
 _FIRST_FLEXIBLE: Final = 12
 _FIRST_BY_ID: Final = 13
 _FIRST_WITH_SESSION: Final = 7
@@ -115,6 +117,7 @@ def encode_fetch(  # noqa: C901 - one branch for each field that a version adds
             )
             if version >= _FIRST_WITH_LOG_START:
                 head += _INT64.pack(data.log_start_offset)
+            # A null array is 0 in flexible versions.
             if data.aborted is None:
                 head += b"\0" if flexible else _INT32.pack(-1)
             else:
@@ -305,6 +308,7 @@ class Fetcher:
     ) -> FetchedData:
         view, offset = partition.view(), Offset(asked.fetch_offset)
         if view is None:
+            # A partition without an archive is an empty log that begins at 0.
             is_start = offset == 0
             error = ErrorCode.none if is_start else ErrorCode.offset_out_of_range
             start = Offset(0) if is_start else _NONE
@@ -351,6 +355,7 @@ class Fetcher:
             reached = offset
             for stored in _candidates(view, offset):
                 located = self._positions.first_batch(topic, stored, offset)
+                # From `until` on, the next segment has the records.
                 if located is not None and located[1].base_offset < until:
                     position, header = located
                     if header.base_offset >= limit:
@@ -404,6 +409,7 @@ class Fetcher:
                 return Lease([])  # the client asks again, with this partition first
             size = batch.header.length
         end = min(batch.start + size, stored.size)
+        # The next segment overlaps this one, and has the records from `until` on.
         if partition.transactions.notes(stored).end > batch.until:
             end = min(end, self._positions.end_below(topic, stored, batch.until))
         lease = self._bytes.lend(topic, stored, batch.start, end, batch.header.length)

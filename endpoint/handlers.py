@@ -69,6 +69,7 @@ class RequestHandlers:
             names = tuple((topic.name, getattr(topic, "topic_id", None)) for topic in asked)
             for name, topic_id in names:  # looks for topics that are not known yet
                 self._topic(name, topic_id)
+        # After the look-ups, which may have replaced it.
         topics = self._catalog.topics
         key = (version, names)
         with self._guard:
@@ -123,6 +124,7 @@ class RequestHandlers:
                 listed = self._offsets.list_offset(
                     topic.name, asked.partition_index, asked.timestamp, isolation
                 )
+                # `ErrorCode.none` is 0, and thus false.
                 first_error = first_error or listed.error
                 rows.append(
                     {

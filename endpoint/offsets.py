@@ -31,6 +31,7 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
+# Kafka's number of the isolation level.
 _READ_COMMITTED: Final = 1
 _UNKNOWN: Final = -1
 _INDEX_BYTES: Final = 16 << 20
@@ -141,6 +142,7 @@ class OffsetAnswers:
                 self._times[key] = known
                 if len(self._times) > _MOST_ANSWERS:
                     self._times.popitem(last=False)
+        # Not part of the cached answer: each isolation level has its own limit.
         return known if known.offset < limit else ListedOffset(ErrorCode.none)
 
     def _first_at(self, partition: Partition, view: ArchiveView, timestamp: int) -> ListedOffset:

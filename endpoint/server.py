@@ -94,6 +94,7 @@ class Endpoint:
                 thread = threading.Thread(
                     target=self._run, args=(connection, client), name="endpoint-client", daemon=True
                 )
+                # Before the thread starts: `stop` must find it, and the thread's end removes it.
                 self._connections[connection] = thread
         if is_full:
             connection.close()

@@ -291,6 +291,8 @@ class KafkaTopicConfigs:
             try:
                 answers[resource.name] = topic_config(_values(future.result()))
             except KafkaException as error:
+                # The broker has answered, so asking again would
+                # not help: None is remembered like an answer.
                 if error.args[0].code() in _REFUSED:
                     answers[resource.name] = None
                 elif error.args[0].code() not in _UNKNOWN:
@@ -315,6 +317,7 @@ def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
 def topic_config(values: Mapping[str, str | None]) -> TopicConfig:
     """Return the configuration for archiving from Kafka's settings by name."""
     policy = (values.get("cleanup.policy") or "").split(",")
+    # A topic with `compact` alone is never deleted by time or size, whatever its retention says.
     deletes = "compact" not in policy or "delete" in policy
     retention = _milliseconds(values.get("retention.ms")) if deletes else _INFINITE
     size = values.get("retention.bytes") if deletes else None

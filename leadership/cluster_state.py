@@ -149,6 +149,7 @@ class KafkaClusterState:
         """Yield the items in batches that are spread over `seconds`."""
         batches = [items[start : start + size] for start in range(0, len(items), size)]
         for number, batch in enumerate(batches):
+            # No pause before the first batch.
             if number and self._pause(seconds / len(batches)):
                 raise LeadershipUnavailableError(
                     "the sidecar stopped while it read the cluster's state"
@@ -180,6 +181,8 @@ class KafkaClusterState:
                         continue
                     problems.append(f"{name}: {self._text_of(SnapshotKind.TOPICS, error)}")
                     if known is not None:
+                        # A definition that cannot be read now is not gone: a snapshot
+                        # without it would tell a restore not to create the topic.
                         definitions[name] = known
                     continue
                 if problem is not None:
@@ -222,8 +225,12 @@ class KafkaClusterState:
                 entries = future.result()
             except KafkaException as error:
                 if error.args[0].code() in _REFUSALS:
+                    # Without permission, no broker answers: that
+                    # is a failure of the kind, not of one broker.
                     raise
                 problems.append(f"broker {broker_id}: {error}")
+                # A broker that is down keeps what was read
+                # of it before (`brokers` starts with that).
                 continue
             all_options = [option for entry in entries.values() for option in _with_synonyms(entry)]
             of_broker = [
@@ -263,6 +270,8 @@ class KafkaClusterState:
             if error.args[0].code() == KafkaError.SECURITY_DISABLED:
                 return ReadState(AclBindings((), enabled=False))
             raise
+        # librdkafka shows resource types that it does not
+        # know, such as delegation tokens, as UNKNOWN.
         known = [
             acl
             for acl in listed
@@ -306,6 +315,7 @@ class KafkaClusterState:
             )
             for entry in entries
         ]
+        # Equal states must give equal text: a snapshot is stored only if its checksum has changed.
         quotas.sort(key=lambda quota: str(quota.entity))
         return ReadState(ClientQuotas(tuple(quotas)))
 
@@ -338,6 +348,7 @@ class KafkaClusterState:
         for group, offsets in results:
             if isinstance(offsets, str):
                 problems.append(f"group {group}: {offsets}")
+                # As for topics: offsets that cannot be read now are taken from the snapshot before.
                 offsets = known.get(group, {})  # noqa: PLW2901
             if offsets:
                 offsets_by_group[group] = offsets
@@ -458,6 +469,7 @@ def _without_metadata(
 ) -> dict[str, dict[int, CommittedOffset]]:
     by_topic: dict[str, dict[int, CommittedOffset]] = {}
     for tp in offsets.topic_partitions or ():
+        # Negative offsets are librdkafka's placeholders for "none".
         if tp.error is None and tp.offset >= 0:
             by_topic.setdefault(tp.topic, {})[tp.partition] = CommittedOffset(tp.offset)
     return by_topic

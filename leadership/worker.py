@@ -78,6 +78,7 @@ class Worker:
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread's end; return at once before the start or on the thread itself."""
+        # Before `start` a thread has no ident, and cannot be joined.
         if self._thread.ident is not None and self._thread is not current_thread():
             self._thread.join(timeout)
 

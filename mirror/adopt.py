@@ -190,6 +190,8 @@ def adopt_partition(
             f"{source_log.end}: check the meaning of the committed offset (--committed); or the "
             "topic was created again"
         )
+    # At most the offsets that are committed on the source and
+    # not covered by the old offset are copied a second time.
     behind = Offset(max(source_log.last_stable - committed, 0))
     unverified = AdoptedPartition(copy, committed, committed, Verdict.NOT_COMPARED, 0, behind)
     if compare == 0:

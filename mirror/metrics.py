@@ -73,6 +73,7 @@ class MirrorCollector(Collector):
         self, metric: Metric, value: Callable[[PartitionLag], float]
     ) -> GaugeMetricFamily:
         family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+        # A copy, because the engine changes it meanwhile.
         for tp, lag in list(self._counts.lags.items()):
             family.add_metric([tp.topic, str(tp.partition)], value(lag))
         return family

@@ -220,6 +220,7 @@ class SparkCopy:
         count = len(self.tasks)
         if not count:
             return {}
+        # As many Spark partitions as numbers, so that each Spark task gets one.
         rows = spark.range(0, count, 1, count).mapInArrow(self, _SCHEMA).collect()
         return {
             row.number: TaskOutcome(pickle.loads(row.counts), row.problem)  # noqa: S301 -- our own executors'
@@ -309,6 +310,7 @@ class SparkCopy:
                 limits=self.limits,
                 refresh_seconds=None,
             )
+            # Before the run, so that the work of a copy that is fenced counts, too.
             counted(engine.counts)
             try:
                 engine.run()
@@ -342,6 +344,8 @@ class SparkCopy:
     def _progress(self, task: PartitionTask, cluster: Cluster) -> Offset | None:
         tp = task.copy.target
         try:
+            # Stable offsets would be waited for while a transaction that changes them is open,
+            # and a killed attempt may have left one.
             progress = committed_offsets(cluster, self.names.group, [tp], require_stable=False)
         except BrokerError:
             return None

@@ -7,6 +7,7 @@ def is_exported(buffer: bytearray) -> bool:
     Python refuses to resize a `bytearray` whose memory is exported.
     """
     try:
+        # The only test that Python offers: it resizes the memory and changes no byte.
         buffer.append(buffer.pop())
     except BufferError:
         return True

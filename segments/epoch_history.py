@@ -109,8 +109,12 @@ def with_earlier_epochs(checkpoint: EpochHistory, earlier: EpochHistory) -> Epoc
         return checkpoint
     epoch, start = checkpoint.entries[0]
     before = tuple(entry for entry in earlier.entries if entry[0] <= epoch)
+    # A higher remembered start means that the file now has an earlier
+    # beginning of the same epoch. Then the two files do not describe one log.
     if not before or before[-1][0] != epoch or before[-1][1] > start:
         return checkpoint
+    # The remembered entry of the shared epoch stays, because its start
+    # is the true one: the file's first start moves with the log start.
     return EpochHistory(before + checkpoint.entries[1:])
 
 
@@ -162,7 +166,9 @@ def _two_starts(
     known = dict(stored.entries)
     for epoch, start in local.entries:
         stored_start = known.get(epoch, start)
+        # The history in which the epoch starts later is the one that may have lost its beginning.
         later = local if start > stored_start else stored
+        # Retention raises the start of a first entry only.
         if stored_start == start or epoch == later.entries[0][0]:
             continue
         # Retention had deleted the records in a gap, and raised the epoch's start with them.
@@ -172,6 +178,7 @@ def _two_starts(
 
 def behind(offset: Offset, gaps: Iterable[OffsetRange]) -> Offset:
     """Return the first offset at or above this one that is in none of the gaps."""
+    # Sorted, so that adjacent gaps are passed in one loop.
     for first, end in sorted(gaps):
         if first <= offset < end:
             offset = end
@@ -199,6 +206,7 @@ def extend(
         ContradictionError: In the log, another epoch has written offsets that are archived.
         ArchiveConflictError: As `merge`.
     """
+    # Kept before the next line cuts them off.
     above = [entry for entry in stored.entries if entry[1] >= end]
     stored, local = stored.up_to(committed), local.up_to(end)
     conflict = None if sparse else contradiction(stored, local, committed, gaps)
@@ -269,9 +277,13 @@ def contradiction(
     stored = stored.up_to(committed)
     if not stored.entries or not local.entries:
         return None
+    # The comparison by offset would report a divergence between the
+    # two starts, where compaction has only removed the first records.
     if any(start > stored_start for _, stored_start, start in _two_starts(stored, local, gaps)):
         return None
     first = max(stored.entries[0][1], local.entries[0][1])
+    # The epoch of an offset can only change at a start, and a range can
+    # only leave a gap at the gap's end. No other offset needs a comparison.
     starts = {start for _, start in chain(stored.entries, local.entries)} | {end for _, end in gaps}
     for offset in sorted(start for start in starts if first <= start < committed):
         archived, current = stored.epoch_at(offset), local.epoch_at(offset)

@@ -30,6 +30,7 @@ CONTROL: Final = 0x20
 """Bits of the attributes."""
 
 _HEADER = struct.Struct(">qiiBIhiqqqhii")
+# Length and magic alone, without base offset and leader epoch.
 _BEGINNING = struct.Struct(">8xi4xB")
 _LEAST_LEGACY_LENGTH = 14  # a message of format v0 with neither key nor value
 _READ_AHEAD = 128 * 1024

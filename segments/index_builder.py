@@ -10,6 +10,7 @@ from typing import Final
 from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.offsets import BaseOffset
 
+# The entries as in `segments.indexes`.
 _INDEX_ENTRY = struct.Struct(">II")
 _TIMEINDEX_ENTRY = struct.Struct(">qI")
 _INT_MAX = 2**31 - 1
@@ -40,6 +41,7 @@ class IndexBuilder:
     def __init__(self, name: str, base: BaseOffset, interval: int) -> None:
         self._name, self._base, self._interval = name, base, interval
         self._index, self._timeindex = bytearray(), bytearray()
+        # A segment without timestamps has -1 in every batch, and so no entry.
         self._timestamp = -1
 
     def add(self, last_offset: int, position: int, timestamp: int, timestamp_offset: int) -> int:
@@ -54,6 +56,9 @@ class IndexBuilder:
         Raises:
             DamagedSegmentError: Offset or position do not fit into an entry.
         """
+        # As in the broker's index, the entry has the batch's last offset
+        # and first byte: a lookup takes the last entry at or below an
+        # offset, and so never starts behind the batch that has it.
         self._index += _INDEX_ENTRY.pack(self._relative(last_offset), self._checked(position))
         self._add_time(timestamp, timestamp_offset)
         return position + self._interval
@@ -122,6 +127,8 @@ class IndexCheck:
     def _next(self) -> int:
         if not self._fits:
             return NEVER
+        # The default marks the end. It is also returned after a
+        # damaged piece, for which `_unpacked` has cleared `_fits`.
         offset, position = next(self._entries, (None, NEVER))
         if offset is None:
             return NEVER
@@ -156,6 +163,7 @@ class TimeIndexCheck:
         self._base = base
         self._fits = True
         self._entries = self._unpacked(pieces)
+        # Below every timestamp of 64 bits, so that the first entry ascends.
         self._timestamp, self._offset = -(1 << 63) - 1, -1
         self.next_timestamp = self._next()
         """The timestamp of the next entry; `NO_TIME` after the last one."""
@@ -166,6 +174,8 @@ class TimeIndexCheck:
         Return the new `next_timestamp`.
         """
         offset = self._base + self._offset
+        # A larger maximum has passed without the entry's
+        # timestamp: no batch has it as the largest so far.
         if timestamp != self._timestamp or not base_offset <= offset <= last_offset:
             self._fits = False
         self.next_timestamp = self._next()

@@ -22,7 +22,9 @@ PREALLOCATED_INDEX_BYTES: Final = 10_485_760
 PREALLOCATED_TIMEINDEX_BYTES: Final = 10_485_756
 """Size of the active segment's time index with Kafka's default `segment.index.bytes`."""
 
+# Big-endian, as all of Kafka's file formats: relative offset u32, position u32.
 _INDEX_ENTRY = struct.Struct(">II")
+# Timestamp i64, relative offset u32.
 _TIMEINDEX_ENTRY = struct.Struct(">qI")
 TIMEINDEX_ENTRY_BYTES: Final = _TIMEINDEX_ENTRY.size
 
@@ -162,6 +164,8 @@ def _indexed_tail(
 ) -> SegmentTail:
     index = parse_offset_index(index_bytes, base)
     times = parse_time_index(timeindex_bytes, base)
+    # Without entries, nothing is known about the largest
+    # timestamp of earlier batches: read them all.
     if not index.entries or not times.entries:
         return _walked_tail(read_log, log_size, base)
     offset, position = index.entries[-1]
@@ -186,6 +190,8 @@ def _walked_tail(
             _check_first(header, base, holds)
         max_timestamp = max(max_timestamp, header.max_timestamp)
         last = header
+    # The index belongs to a longer log: the segment
+    # was truncated, or the file is another replica's.
     if holds is not None and (last is None or last.last_offset < holds):
         raise DamagedSegmentError(f"the log does not reach offset {holds}, the index does")
     return SegmentTail(last.next_offset if last else Offset(base), max_timestamp)

@@ -14,11 +14,13 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
+# An MD5 has no more bits.
 MAX_BITS: Final = 128
 OWN_ROOT: Final = "_sidetier"
 """Prefix of all objects that Pinterest's consumer must not see."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
+# The second hyphen is the sign of a broker id of -1.
 _SNAPSHOT = re.compile(r"([0-9]{20})--?[0-9]+\.json")
 _GAP = re.compile(r"([0-9]{20})-([0-9]{20})\.json")
 
@@ -36,6 +38,8 @@ class ArchiveLayout:
     bits: int
 
     def __post_init__(self) -> None:
+        # With `_sidetier` as the cluster's name, partitions and Sidetier's own
+        # records would have the same prefix when there are no entropy bits.
         if not _CLUSTER.fullmatch(self.cluster) or self.cluster in {".", "..", OWN_ROOT}:
             raise ConfigurationError(
                 f"cluster.name {self.cluster!r}: use letters, digits, '.', '_' and '-', "
@@ -180,6 +184,8 @@ def parse_object_key(key: str, partition_prefix: str) -> tuple[BaseOffset, FileK
     if not key.startswith(partition_prefix):
         return None
     parsed = parse_segment_file_name(key.removeprefix(partition_prefix))
+    # The sidecar stores files under their live names,
+    # so a `.deleted` key is no segment of an archive.
     if parsed is None or parsed.deleted:
         return None
     return parsed.base_offset, parsed.kind

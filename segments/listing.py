@@ -75,6 +75,7 @@ def _log_bases(names: Iterable[str]) -> tuple[set[BaseOffset], set[BaseOffset]]:
 def _segments_marked_for_deletion(
     live: set[BaseOffset], marked_for_deletion: set[BaseOffset]
 ) -> list[ClosedSegment]:
+    # The None gives the highest segment no successor: only its bytes show where it ends.
     order: list[BaseOffset | None] = [*sorted(live | marked_for_deletion), None]
     return [
         ClosedSegment(base, following, marked_for_deletion=True)

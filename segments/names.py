@@ -11,8 +11,10 @@ from typing import Final
 
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 
+# A name of 20 digits can be higher than a signed 64-bit offset.
 _MAX_OFFSET = 2**63 - 1
 _MAX_PARTITION = 2**31 - 1
+# Kafka's limit, `Topic.MAX_NAME_LENGTH`.
 _MAX_TOPIC_LENGTH = 249
 
 _SEGMENT_FILE = re.compile(r"([0-9]{20})(\.(?:log|index|timeindex|txnindex|snapshot))(\.deleted)?")

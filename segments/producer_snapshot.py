@@ -48,6 +48,7 @@ def check_snapshot(pieces: Iterable[bytes]) -> int:
     size, crc = len(first), crc32c(memoryview(first)[_CRC_START:])
     for piece in rest:
         size, crc = size + len(piece), crc32c(piece, crc)
+    # The size comes first: a cut file has a wrong CRC as well, and the size is the clearer message.
     if producers < 0 or size != EMPTY_SNAPSHOT_BYTES + producers * _PRODUCER_BYTES:
         raise DamagedSegmentError(f"{size} bytes do not fit a snapshot of {producers} producers")
     if crc != expected:

@@ -66,6 +66,8 @@ def _java_properties(text: str) -> dict[str, str]:
     values: dict[str, str] = {}
     for line in text.splitlines():
         if line.strip() and line.lstrip()[0] not in "#!":
+            # Java's `Properties.store` escapes these characters
+            # with a backslash, in keys and in values.
             key, _, value = re.sub(r"(?<!\\)[=:]", "\0", line, count=1).partition("\0")
             values[key.strip()] = re.sub(r"\\(.)", r"\1", value.strip())
     return values

@@ -36,11 +36,14 @@ from sidetier.segments.offsets import Offset
 
 Header = tuple[str, bytes | None]
 
+# The shift of the tenth byte, the last of a 64-bit varint.
 _MOST_VARINT_BITS: Final = 63
 _64_BITS: Final = (1 << 64) - 1
+# 16 tells zlib to expect gzip's header and trailer, and nothing else.
 _GZIP_ONLY: Final = 16 + zlib.MAX_WBITS
 ABORT_MARKER: Final = 0
 COMMIT_MARKER: Final = 1
+# The key of a marker's record: version i16, type i16.
 _MARKER_KEY: Final = struct.Struct(">hh")
 MOST_BATCH_BYTES: Final = 256 << 20
 """Default limit for the records of one compressed batch, decompressed, in bytes."""

@@ -133,6 +133,8 @@ class BatchWalker:
         self._left = self._crc = self._expected_crc = self._open_at = self._open_base = 0
         self._indexes: IndexBuilder | None = None
         self._check: IndexCheck | None = None
+        # One comparison in the hot loop serves all three cases:
+        # build entries, compare entries, and neither (`NEVER`).
         self._index_behind = NEVER
         self._time_check = None if time_index is None else TimeIndexCheck(time_index, self._base)
         self._next_time = self._time_check.next_timestamp if self._time_check else NO_TIME
@@ -141,6 +143,8 @@ class BatchWalker:
             self._index_behind = index_interval_bytes
         elif index is not None:
             self._check = IndexCheck(index, self._base)
+            # The hot loop asks for "above", and the entry's
+            # batch must begin at that position or later.
             self._index_behind = self._check.next_position - 1
 
     def feed(self, chunk: memoryview) -> None:
@@ -154,6 +158,8 @@ class BatchWalker:
         """
         if self._checksum:
             self._crc64 = crc64nvme(chunk, self._crc64)
+        # Order: the rest of a cut batch, then whole
+        # batches, then the beginning of the next cut one.
         at = self._resume(chunk)
         if at < len(chunk):
             at = self._whole_batches(chunk, at)
@@ -215,6 +221,8 @@ class BatchWalker:
             # The CRC does not cover base offset, length and magic: brokers set them after the
             # producer.
             if magic != MAGIC or length < _MIN_LENGTH or base < floor or delta < 0:
+                # The locals are not written back before an error,
+                # except for the offset that the message names.
                 self._floor = floor
                 self._refuse_header(magic, length, base, delta, start + at)
             end = at + LENGTH_PREFIX_BYTES + length
@@ -241,6 +249,7 @@ class BatchWalker:
             floor = last + 1
             batches += 1
             records += count
+            # The bits of all batches, so that one bit shows whether any was transactional.
             attributes |= flags
             at = end
         self._floor, self._batches, self._records = floor, batches, records
@@ -295,6 +304,7 @@ class BatchWalker:
         self._records += count
         self._attributes |= flags
         self._open_at, self._open_base = position, base
+        # What is left for the CRC: everything from the attributes on.
         self._left = length + LENGTH_PREFIX_BYTES - CRC_START
         self._crc, self._expected_crc = 0, crc
 
@@ -334,6 +344,7 @@ class BatchWalker:
         self, magic: int, length: int, base: int, delta: int, position: int
     ) -> NoReturn:
         with self._told_where(position):
+            # The magic first: with another format, the other fields mean nothing.
             check_magic(magic, length)
         if length < _MIN_LENGTH:
             self._refuse(f"its length field {length} is less than a header's", position, base)

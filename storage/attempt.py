@@ -138,6 +138,8 @@ class AttemptStream(io.RawIOBase):
         return self._position
 
     def _wanted(self, size: int | None) -> int:
+        # Checked when the client asks for bytes: a socket
+        # that blocks is ended by the client's own timeout.
         if self._clock() > self._end:
             self.failure = self.failure or DeadlinePassedError()
             raise DeadlinePassedError
@@ -152,9 +154,11 @@ class AttemptStream(io.RawIOBase):
         except BaseException as error:
             self.failure = error
             raise BodyFailedError from error
+        # The time that the body took is given back: a bandwidth limit must not end the attempt.
         self._end += self._clock() - began
 
     def _advance(self, count: int) -> None:
         if not count:
+            # With fewer bytes than announced, the server would wait for the rest until a timeout.
             raise OSError(f"the body ended after {self._position} of {self._size} bytes")
         self._position += count

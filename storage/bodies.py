@@ -50,6 +50,8 @@ class _OpenFile(io.FileIO):
 
     def take(self, size: int) -> Extent:
         start = self.tell()
+        # The size now: of a file that was truncated,
+        # fewer bytes are left, which the caller reports.
         count = max(0, min(size, os.fstat(self.fileno()).st_size - start))
         self.seek(start + count)
         return Extent(self.fileno(), start, count)

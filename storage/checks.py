@@ -66,6 +66,7 @@ def check_metadata(key: str, metadata: Mapping[str, str] | None) -> dict[str, st
             raise InvalidRequestError(
                 f"{key}: metadata name {name!r} may contain only a-z, 0-9 and -"
             )
+        # HTTP strips spaces around a header's value, so the stored value would differ.
         if not (value.isascii() and value.isprintable()) or value != value.strip():
             raise InvalidRequestError(f"{key}: metadata {name} is not printable ASCII: {value!r}")
     if sum(len(name) + len(value) for name, value in checked.items()) > MOST_METADATA:
@@ -102,4 +103,6 @@ def check_process() -> None:
             "this process was forked from one that had used the object store, and its requests "
             "would hang: start it by spawn or forkserver, or fork before the first request"
         )
+    # From here on a fork loses threads of the client. Making a store is
+    # harmless, so this is set by the first request, not by the import.
     _process["used"] = True

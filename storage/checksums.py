@@ -81,6 +81,7 @@ def to_base64(checksum: Checksum) -> str:
 
 def from_base64(algorithm: ChecksumAlgorithm, text: str | None) -> Checksum | None:
     """Parse a checksum of S3's headers; None if absent or a checksum of checksums (`…-3`)."""
+    # The number of parts follows the hyphen. Such a value cannot be compared with a whole object.
     if not text or "-" in text:
         return None
     return Checksum(algorithm, base64.b64decode(text))

@@ -160,11 +160,13 @@ class Faulty:
             struck = [
                 candidate
                 for candidate in self._faults
+                # Under the lock, because `strikes` counts.
                 if candidate.concerns(request) and candidate.strikes()
             ]
         for fault in struck:
             if fault.gate:
                 fault.gate.wait()
+        # Before the request takes effect; the others after it, as when an answer is lost.
         _raise_first(fault for fault in struck if not fault.after)
         yield
         _raise_first(fault for fault in struck if fault.after)
@@ -173,6 +175,7 @@ class Faulty:
 def _raise_first(faults: Iterator[_Fault]) -> None:
     for fault in faults:
         if fault.error is not None:
+            # A copy: `raise` sets the traceback of the object, and a fault can strike again.
             raise copy(fault.error)
 
 

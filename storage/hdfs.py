@@ -129,6 +129,9 @@ class Versions:
             record = self._stored_record(key, identity)
             if record is not None:
                 return record
+            # No record, and still the same version: another program has
+            # written the file. A record that was only missing because
+            # the version changed in between is read in the next round.
             if self.identity(key) == identity:
                 return undescribed(identity)
         raise StoreUnavailableError(
@@ -178,6 +181,7 @@ class Versions:
         # Until the file is closed, its modification time is the time of its creation.
         wanted = _dated(described, max(opened.modified_ns, _later(present)))
         path = self._record_path(key, wanted.etag)
+        # Another version has this etag: take the next free millisecond.
         if not self._client.close_and_write(temporary, writer, path, encode(key, (wanted,))):
             return self._describe(key, temporary, _dated(wanted, wanted.identity.modified_ns + _MS))
         self._client.set_modified(temporary, wanted.identity.modified_ms)
@@ -195,7 +199,10 @@ class Versions:
         try:
             for _ in range(_MAX_TRIES):
                 present = self.identity(key)
+                # Anew in each round: another writer may have replaced the version since.
                 check_condition(key, condition, None if present is None else etag_of(present))
+                # The version to replace is newer than this file: its
+                # time must move on, because etags consist of it.
                 if record.identity.modified_ns < _later(present):
                     self._forget(key, record.etag)
                     record = self._describe(key, temporary, _dated(record, _later(present)))
@@ -211,6 +218,7 @@ class Versions:
                     check_condition(key, condition, self._etag(key))
                     raise StoreUnavailableError(f"put {key}: another writer was faster")
         except StorageError as error:
+            # After a transient error the version may be published, and its record must stay.
             if not error.retry:
                 self._forget(key, record.etag)
             raise
@@ -224,6 +232,7 @@ class Versions:
                 return
             check_condition(key, condition, etag_of(present))
             slot, mine = self._slot(key, present)
+            # The directory before the comparison, for the reason given in `_swap`.
             self._client.make_directory(f"{mine}/d")
             if self.identity(key) == present and self._claim(mine, slot):
                 self._complete(key, slot, present)
@@ -262,6 +271,8 @@ class Versions:
             self._complete(key, slot, present)
             return True
         with suppress(FileNotFoundError):
+            # Back, for the next round. If the other writer has deleted
+            # it with the swap directory, the body must be sent again.
             self._client.rename(f"{mine}/v", temporary)
         self._help(key, slot, present)
         return False
@@ -286,7 +297,9 @@ class Versions:
             if self._client.exists(f"{slot}/next/d"):
                 with suppress(FileNotFoundError, FileExistsError):
                     self._client.rename(self.path(key), f"{slot}/next/d/gone")
+        # After the rename: until then `next` keeps others from claiming this version.
         self._client.delete(slot, recursive=True)
+        # Last: a reader that has the old identity finds its record as long as possible.
         self._forget(key, etag_of(replaced))
 
     def _describe(self, key: str, temporary: str, record: Record) -> Record:
@@ -436,6 +449,8 @@ class HdfsStorage:
             with self._translated("get", key):
                 opened, identity = self._versions.open(key)
                 record = self._versions.record(key)
+            # Bytes and metadata must be of one version. The record was
+            # read after the file was opened, and may be a later one.
             if record is not None and record.identity == identity:
                 with opened.stream(0, identity.size) as stream:
                     return StoredObject(record.head(key), stream.read())
@@ -540,6 +555,7 @@ class HdfsStorage:
                 described = Record(Identity(len(stream), 0), "", metadata, actual)
                 record = self._versions.close(key, writer, temporary, described)
                 return self._versions.publish(key, temporary, record, condition)
+        # Also after a signal: only this process knows the temporary file's name.
         except BaseException:
             with suppress(StorageError):
                 self._client.delete(temporary)
@@ -561,6 +577,8 @@ class HdfsStorage:
             if name[:shared] != prefix[:shared] or key == f"{RESERVED}/":
                 continue
             if identity is None:
+                # A directory at or before `after` can still
+                # have later keys if `after` is within it.
                 if name > after or after.startswith(name):
                     yield from self._walk(key, prefix, after)
             elif len(name) >= len(prefix) and name > after:
@@ -577,6 +595,7 @@ class HdfsStorage:
     def _check(self, key: str) -> None:
         check_process()
         check_key(key)
+        # The limit on the length applies to the whole path. A key has no leading slash.
         check_key(f"{self._root}/{key}"[1:])
         if ":" in key:
             raise InvalidRequestError(f"key {key!r}: HDFS refuses a colon in a name")
@@ -619,6 +638,7 @@ def _client(url: str, settings: HdfsSettings, deadline: AttemptDeadline) -> Hdfs
         raise ConfigurationError(
             f"storage url {url!r} names a user: set the environment's HADOOP_USER_NAME instead"
         )
+    # With a port there is one NameNode, and nothing to fail over to.
     properties = {_ATTEMPTS: "0" if parts.port else _FAILOVERS, **dict(settings.properties)}
     config_dir = settings.config_dir
     if config_dir is not None and not config_dir.is_dir():

@@ -197,6 +197,7 @@ class HdfsClient:
         try:
             self.rename(source, target)
         except FileNotFoundError as error:
+            # HDFS reports a missing source and a missing parent by the same class.
             if "destination parent" not in str(error):
                 raise
             self.make_directory(target.rpartition("/")[0])
@@ -296,6 +297,7 @@ class HdfsClient:
         try:
             check_process()
         except BaseException:
+            # A coroutine that is never awaited would warn when it is collected.
             awaitable.close()
             raise
         future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), _loop())
@@ -306,11 +308,13 @@ class HdfsClient:
         except Exception as error:
             raise translation(operation, path, error) from error
         except BaseException as error:
+            # A KeyboardInterrupt or SystemExit of a signal handler passes.
             if type(error).__module__ != "pyo3_runtime":
                 raise
             # A panic in hdfs-native's Rust code: a defect there that affects only this call.
             raise StoreUnavailableError(f"{operation} {path}: {error}") from error
         finally:
+            # Also after a timeout: it closes the request. After a result, it does nothing.
             future.cancel()
 
     def read_on(self, path: str, pieces: AsyncIterator[bytes]) -> bytes:
@@ -410,6 +414,7 @@ async def _take_bytes(pieces: AsyncIterator[bytes]) -> bytes:
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
+    # A daemon thread: a call that hangs must not keep the process from ending.
     threading.Thread(target=loop.run_forever, name="sidetier-hdfs", daemon=True).start()
     atexit.register(_end, loop)
     return loop

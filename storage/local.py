@@ -206,6 +206,8 @@ class Tree:
         """Remove the object, then its record, if the condition holds. Missing: no error."""
         path = self.path(key)
         with self.locked(key):
+            # A key that is a directory of other keys is no
+            # object: deleting a missing key is no error.
             if path.is_dir():
                 return
             if condition is not None and (present := self.version(key)) is not None:
@@ -239,6 +241,8 @@ class Tree:
         for _ in range(_MAX_TRIES):
             handle = os.open(path, os.O_RDONLY)
             try:
+                # The open descriptor fixes the version. The record is read after
+                # it, and describes both the present version and the one before.
                 description = describe(key, path, _identity(path, handle))
             except BaseException:
                 os.close(handle)
@@ -312,7 +316,10 @@ def _own_time(handle: int, present: Record | None) -> Identity:
         if present is None or identity != present.identity:
             break
         later = identity.modified_ns + step
+        # Two versions of one size within one tick of the file system's
+        # clock: readers could not tell which of them the record describes.
         os.utime(handle, ns=(later, later))
+        # The identity is in the record, so the time must be as durable as the bytes.
         os.fsync(handle)
         identity = Identity.of(os.fstat(handle))
     return identity
@@ -571,5 +578,6 @@ def _fill(handle: int, stream: AttemptStream, algorithm: ChecksumAlgorithm) -> C
     while piece := stream.read(PIECE):
         running.update(piece)
         write_all(handle, piece)
+    # Before the rename: a file system may make the name durable before the bytes.
     os.fsync(handle)
     return running.result()

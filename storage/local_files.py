@@ -116,6 +116,7 @@ def make_directories(directory: Path, root: Path) -> None:
         missing.append(directory)
         directory = directory.parent
     for made in reversed(missing):
+        # Another writer may create it at the same time.
         made.mkdir(exist_ok=True)
         sync_directory(made.parent)
 
@@ -123,6 +124,8 @@ def make_directories(directory: Path, root: Path) -> None:
 def remove_empty_directories(directory: Path, root: Path) -> None:
     """Remove a directory and its parents below the root, as long as they are empty."""
     with suppress(OSError):
+        # `rmdir` refuses a directory with files, so a writer that uses it at
+        # the same time loses nothing: `move_into_place` creates it again.
         while directory != root:
             directory.rmdir()
             directory = directory.parent
@@ -210,6 +213,7 @@ def sweep(directory: Path, older_than_ns: int) -> int:
 
 
 def _sweep_one(path: Path, older_than_ns: int) -> bool:
+    # The age is checked before the lock: between its creation and its lock a file is young.
     if path.stat().st_mtime_ns >= older_than_ns:
         return False
     handle = os.open(path, os.O_RDWR)

@@ -102,6 +102,8 @@ def gcs_clients(url: str, settings: GcsSettings, deadline: AttemptDeadline) -> O
             prefix=root or None,
             config=config,  # type: ignore[arg-type]
             client_options=_options(settings, deadline, seconds),
+            # obstore would repeat a create whose answer was
+            # lost, and report its own success as a refusal.
             retry_config={"max_retries": 0},
         )
 
@@ -167,6 +169,7 @@ def s3_clients(
                 "pool_idle_timeout": "15s",
                 "pool_max_idle_per_host": str(settings.max_connections),
             },
+            # As in `gcs_clients`.
             retry_config={"max_retries": 0},
             credential_provider=chain,
         )
@@ -258,6 +261,7 @@ def _options(
     if (endpoint or settings.endpoint_url or "").startswith("http://"):
         options["allow_http"] = True
     bundle = settings.ca_bundle
+    # As boto3, so that both clients of an S3 store trust the same CAs.
     if bundle is None and isinstance(settings, S3Settings) and "AWS_CA_BUNDLE" in os.environ:
         bundle = Path(os.environ["AWS_CA_BUNDLE"])
     if bundle is not None:

@@ -142,6 +142,7 @@ def translation(operation: str, place: str, error: Exception) -> StorageError:
     text = str(error)
     message, _, details = text.partition(_DEBUG)
     shown = f"{operation} {place}: {message}{_cause(details)}"
+    # Before the kinds: obstore reports it as a failed connection, and a retry would never succeed.
     if _BAD_CERTIFICATE.search(text):
         return InvalidRequestError(f"{shown}: give the store's CA as ca_bundle")
     if _WRONG_REGION.search(text):
@@ -187,6 +188,8 @@ def _status(text: str) -> int:
 
 def _kind(error: Exception, text: str) -> type[StorageError]:
     code, status = code_of(text), _status(text)
+    # The store's own code first: obstore maps a 409 to AlreadyExistsError,
+    # also where S3 means "try again" (ConditionalRequestConflict).
     if code in BY_CODE:
         return BY_CODE[code]
     for known, kind in _BY_TYPE:

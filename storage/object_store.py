@@ -117,6 +117,7 @@ class _Helper:
                 future.set_exception(error)
             else:
                 future.set_result(result)
+            # Otherwise the thread would keep the last result alive while it waits.
             del work, future
 
 
@@ -220,6 +221,7 @@ class ObjectStorage:
         with self._translated("get", key):
             result = self._get(self._clients.long, key)
             head = self._head(key, result)
+            # The client for long transfers has no limit of its own except for silence.
             latest = self._clock() + self._deadline.seconds(head.size)
             data = bytearray()
             stream = result.stream(min_chunk_size=_PIECE)
@@ -245,6 +247,7 @@ class ObjectStorage:
         """See `RemoteStorage`."""
         self._check(key)
         check_range(key, start, end)
+        # obstore refuses an empty range.
         if end == start:
             check_condition(key, condition, self.head_object(key).etag)
             return io.BytesIO()
@@ -280,6 +283,7 @@ class ObjectStorage:
         for meta in self._rows(prefix, start_after):
             key = meta["path"]
             name = key.encode()
+            # obstore passes the offset on, but Azurite ignores it: rows at or before it can come.
             if name <= first or not name.startswith(wanted) or key.startswith(RESERVED):
                 # Keys come in ascending order: no later key can begin with the prefix.
                 if name > wanted and not name.startswith(wanted):
@@ -333,6 +337,7 @@ class ObjectStorage:
                     target,
                     overwrite=not isinstance(condition, IfAbsent),
                 )
+            # A copy returns no etag.
             return self.head_object(target).etag
         head = self.head_object(source)
         # Neither store has a copy that depends on the target's version, but both have such a put.
@@ -399,6 +404,8 @@ class ObjectStorage:
             raise PreconditionFailedError(
                 f"{key}: etag {condition.etag} was expected, there is no object"
             ) from error
+        # A writer between this check and the put has made
+        # another generation, which the put then refuses.
         check_condition(key, condition, _etag(meta))
         return {"version": meta["version"]}
 
@@ -413,6 +420,8 @@ class ObjectStorage:
                 obstore.copy(self._clients.small, temporary, key, overwrite=False)
             return self._etag_of(key, nonce)
         finally:
+            # The object is complete by now, or the original
+            # error counts. A lifecycle rule removes what stays.
             with suppress(StorageError), self._translated("delete", temporary):
                 obstore.delete(self._clients.small, temporary)
 
@@ -503,6 +512,7 @@ class ObjectStorage:
                 except (BodyFailedError, DeadlinePassedError):
                     self._raise_failure(key, stream)
             expect_checksum(key, checksum, running.result())
+        # obstore has given up reading. That is no failure of the body.
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - the caller of obstore.put raises it
@@ -691,6 +701,8 @@ def _just_before(prefix: str) -> str:
     """Return a key that is less than all keys with the prefix, and close to them."""
     if not prefix or prefix.endswith("/"):
         return ""
+    # The character before the prefix's last one, followed by a very
+    # high one: it sorts after almost all keys that are not wanted.
     last = ord(prefix[-1]) - 1
     if last <= ord("/") or 0xD800 <= last <= 0xDFFF:  # noqa: PLR2004  surrogates
         return ""
@@ -716,6 +728,7 @@ def quoted_etag(etag: str) -> str:
 
 def _milliseconds(meta: "ObjectMeta") -> int:
     milliseconds = round(meta["last_modified"].timestamp() * 1000)
+    # obstore reads a missing header as 1970.
     if not milliseconds:
         raise MissingFieldError("it has no Last-Modified")
     return milliseconds

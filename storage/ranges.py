@@ -65,6 +65,7 @@ def read_into(  # noqa: PLR0913 - three parameters have a default
     while at < len(buffer):
         begin, end = start + at, start + len(buffer)
         count, broken = _read_response(
+            # With the same condition: the rest must be of the same version as the beginning.
             partial(store.get_object_input_stream, key, begin, end, condition=condition),
             _Response(key, begin, buffer[at:], allowed.seconds(end - begin)),
             clock,
@@ -72,6 +73,7 @@ def read_into(  # noqa: PLR0913 - three parameters have a default
         at += count
         if broken is None:
             break
+        # No progress: the store's retry layer has given up for this position.
         if not count:
             raise broken
     return at
@@ -96,6 +98,7 @@ def _read_response(
     """
     at, size = 0, len(response.buffer)
     with begin() as stream:
+        # After the answer has begun: the request itself has its own deadline.
         latest = clock() + response.seconds
         try:
             while at < size and (count := _read_once(stream, response.buffer[at : at + _PIECE])):
@@ -115,6 +118,7 @@ def _read_response(
 def _read_once(stream: BinaryIO, buffer: memoryview) -> int:
     """Read once into `buffer`, without a copy if the stream allows it."""
     if isinstance(stream, io.BufferedReader):
+        # One read of the socket at most, so that the deadline is checked between reads.
         return stream.readinto1(buffer)
     data = stream.read(len(buffer))
     buffer[: len(data)] = data

@@ -117,6 +117,7 @@ class S3Storage(ObjectStorage):
                 self._expect(key, condition)
                 stored = stored_metadata(checked, checksum)
                 return self._boto.put_in_parts(key, body, stored, checksum, condition)
+            # The header with the checksum goes before the body, so the body is read once for it.
             known = checksum or checksum_of_body(body, algorithm)
             return self._boto.put(key, body, stored_metadata(checked, known), known, condition)
         except ObjectNotFoundError as error:
@@ -165,6 +166,8 @@ class S3Storage(ObjectStorage):
         self._check(target)
         head = self._head_by_boto(source)
         if condition is not None and head.size <= _SMALL_COPY:
+            # A small object is cheaper to send again than a copy in
+            # parts, and every store honours the condition of a put.
             stored = self.get_object(source)
             return self.put_object(
                 target,

@@ -243,6 +243,8 @@ class Boto3Requests:
                 Bucket=self._bucket,
                 Key=self._root + key,
                 ChecksumAlgorithm=algorithm.value,
+                # Otherwise S3 stores a checksum of the parts'
+                # checksums, which says nothing about the whole object.
                 ChecksumType="FULL_OBJECT",
                 **self._creation(key, metadata),
             )
@@ -343,6 +345,7 @@ class Boto3Requests:
                     Key=self._root + target,
                     UploadId=upload_id,
                     PartNumber=number,
+                    # Inclusive at both ends, unlike the ranges of the port.
                     CopySourceRange=f"bytes={start}-{start + size - 1}",
                     **self._copy_source(source),
                 )
@@ -357,6 +360,7 @@ class Boto3Requests:
     def _copy_source(self, source: ObjectHead) -> Params:
         return {
             "CopySource": {"Bucket": self._bucket, "Key": self._root + source.key},
+            # A copy in parts must not mix two versions of the source.
             "CopySourceIfMatch": quoted_etag(source.etag),
         }
 
@@ -488,6 +492,8 @@ def failure(where: str, error: BaseException) -> StorageError:
     """Return our error for a request without a response, or with an unreadable one."""
     text = f"{where}: {type(error).__name__}: {error}"
     causes = list(_causes(error))
+    # Before the kinds of botocore, which wraps it as a
+    # failed connection: a retry would never succeed.
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return InvalidRequestError(f"{text}: give the store's CA as ca_bundle")
     if isinstance(error, _TIMEOUTS) or any(isinstance(cause, TimeoutError) for cause in causes):

@@ -98,12 +98,15 @@ def bucket_address(
     if url.scheme not in {"http", "https"} or not url.hostname:
         raise ConfigurationError(f"storage.s3.endpoint_url {endpoint!r} is not a url")
     in_host = (
+        # The rules of boto3's `auto`: a name with dots does not match
+        # the wildcard certificate, and an IP address has no subdomains.
         not settings.path_style
         and _HOST_NAME.fullmatch(bucket) is not None
         and not _is_address(url.hostname)
     )
     if in_host:
         url = url._replace(netloc=f"{bucket}.{url.netloc}")
+    # botocore's name of the global endpoint is not valid in a signature.
     if region == "aws-global":
         region = _DEFAULT_REGION
     return BucketAddress(region, url.geturl(), in_host)

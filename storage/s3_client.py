@@ -49,6 +49,7 @@ def send_body(sock: socket.socket, body: AttemptStream, clock: Clock = monotonic
         BodyFailedError: As `AttemptStream.read`.
         OSError: The connection failed; TimeoutError if it accepts no more bytes.
     """
+    # Not `isinstance`: sendfile on the descriptor of a TLS socket would send plain text.
     if body.in_file and type(sock) is socket.socket:
         _send_file(sock, body, clock)
     else:
@@ -67,6 +68,7 @@ def _send_copied(sock: socket.socket, body: AttemptStream) -> None:
 
 def _send_file(sock: socket.socket, body: AttemptStream, clock: Clock) -> None:
     writable = select.poll()
+    # A socket with a timeout is non-blocking, so sendfile reports a full buffer instead of waiting.
     writable.register(sock, select.POLLOUT)
     while (extent := body.take(SEND_PIECE)).size:
         limit = sock.gettimeout()
@@ -94,6 +96,7 @@ def _send_some(sock: socket.socket, body: AttemptStream, extent: "Extent", sent:
         data = os.pread(extent.descriptor, left, at)
         sock.sendall(data)
         count = len(data)
+    # sendfile returns 0 at the end of the file: it was truncated.
     if not count:
         body.fail(OSError(f"the body's file ends at byte {at}"))
     return count
@@ -131,6 +134,7 @@ class _SendsBodies:
         """Send data like http.client. Do not read a body that the store has already refused."""
         if not isinstance(data, AttemptStream):
             super().send(data)  # type: ignore[misc]
+        # The store has answered before the body: a refusal after `Expect: 100-continue`.
         elif not self._response_received:
             try:
                 send_body(self.sock, data)

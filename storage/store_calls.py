@@ -132,6 +132,8 @@ class StoreCalls:
 
     def try_again(self, call: StoreCall) -> None:
         """Record that an attempt failed and another one follows after a pause."""
+        # Before the number: a reader in between must not
+        # take the old start for that of the new attempt.
         call.attempt_began = self._clock()
         call.attempt += 1
 

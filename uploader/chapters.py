@@ -92,6 +92,7 @@ def write_chapters(archive: LongArchive, is_stopped: Callable[[], bool]) -> int:
     while len(logs) >= SEGMENTS and not is_stopped():
         chapter, logs = logs[:SEGMENTS], logs[SEGMENTS:]
         entries = [entry for entry in _entries(store, chapter, is_stopped) if entry is not None]
+        # After a stop, `entries` may be cut short, and a chapter is never replaced.
         if is_stopped() or not entries:
             break  # segments of Pinterest's uploader have no metadata
         end = max(entry.next_offset for entry in entries)

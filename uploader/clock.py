@@ -34,6 +34,7 @@ class Timers:
     def at(self, when: float, tp: TopicPartition) -> None:
         """Request an examination at `when`, in monotonic seconds, if none is due earlier."""
         if when < self._earliest.get(tp, float("inf")):
+            # An entry of the heap cannot be moved. The outdated entry stays, and `due` skips it.
             self._earliest[tp] = when
             heapq.heappush(self._heap, (when, tp))
 

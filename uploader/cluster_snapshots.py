@@ -126,6 +126,8 @@ class SnapshotWriter:
         if not self._is_our_turn(stored):
             return _as_reader(stored)
         if stored is None or stored.index.nonce != self._nonce:
+            # Claim first, ask the brokers after: two sidecars that see the
+            # same outdated index would otherwise both ask every broker.
             claimed = self._write(stored, stored.index if stored else None)
             if claimed is None:
                 return _as_reader(read_index(self._store, self._layout))
@@ -141,6 +143,8 @@ class SnapshotWriter:
         now, nonce = self._clock.monotonic(), stored.index.nonce
         if self._seen is None or self._seen[0] != nonce:
             self._seen = nonce, now
+        # The index is of this broker's sidecar, before its
+        # restart: there is no other writer to wait for.
         restarted = self._nonce is None and stored.index.broker_id == self._broker_id
         return restarted or now - self._seen[1] >= _TURNS_MISSED * self._config.interval
 
@@ -150,6 +154,8 @@ class SnapshotWriter:
         due = [kind for kind in SnapshotKind if self._is_due(kind)]
         unread = 0
         for kind in due:
+            # Before the request: a kind that fails is asked
+            # again after its interval, not at each turn.
             self._read_at[kind] = self._clock.monotonic()
             before = self._stored_content(kind, snapshots.get(kind))
             problems.pop(kind, None)
@@ -207,7 +213,10 @@ class SnapshotWriter:
         taken_ms = max(now_ms, self._taken_ms(kind, before) + 1)  # the clock may have been set back
         key = self._layout.cluster_snapshot_key(kind, taken_ms, self._broker_id)
         data = encode_snapshot(kind, self._layout.cluster, taken_ms, self._broker_id, text)
+        # Without a condition: the key has the time and
+        # this broker's id, and no other sidecar writes it.
         self._store.put_object(key, BytesBody(data))
+        # After the new one is stored, so that at no moment fewer than `history` snapshots are kept.
         self._remove_old(kind)
         return IndexEntry(key, checksum, now_ms)
 
@@ -221,6 +230,7 @@ class SnapshotWriter:
             return
         keys = list(snapshot_times(self._store, self._layout, kind))
         try:
+            # A lowered `history` can leave thousands to remove: not all in one turn.
             for key in keys[: -self._config.history][:_REMOVED_AT_ONCE]:
                 self._store.delete_object(key)
         except PermanentStorageError as error:

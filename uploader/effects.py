@@ -165,6 +165,7 @@ class Effects:
             case TellUnexpected(what, error, before):
                 self._errors.note(Subject(what, tp), error, before)
             case HoldBack(error):
+                # So that it holds the partition back in the same way as an action that fails.
                 raise error
 
     def _rescue_began(self, tp: TopicPartition, rescue: TellRescue) -> None:

@@ -118,6 +118,7 @@ def pool_sizes(config: UploaderConfig) -> Mapping[str, int]:
     return {
         "upload": config.threads,
         "request": config.request_threads,
+        # One thread each: what hangs there holds up no upload and no commit.
         "high-watermark": 1,
         "topic-config": 1,
         "unresolved": 1,
@@ -190,6 +191,7 @@ class Engine:
             name: new_pool(name, size, self._incoming.put)
             for name, size in pool_sizes(config).items()
         }
+        # Only these two make requests for partitions, and are shared by the stores.
         self._shared = {name: SharedPool(self._pools[name], now) for name in ("upload", "request")}
         self._timers = Timers(now)
         self._errors = errors = UnexpectedErrors(metrics, context.clock)
@@ -311,6 +313,8 @@ class Engine:
         Raises:
             ConfigurationError: the log dirs can never be watched, or the spool cannot be used.
         """
+        # Before the watch: links that an earlier process has left count against the bounds
+        # of pins, and the broker's free disk must be safe before new pins are taken.
         self._open_spool()
         self._watcher.start()
         self.begin_to_follow()
@@ -353,6 +357,7 @@ class Engine:
 
     def is_settled(self) -> bool:
         """Whether every closed segment of the led partitions is stored, or cannot be stored now."""
+        # A touched partition has not decided yet, so it may still begin something.
         if not self._leads.known or self.busy or self._touched:
             return False
         return all(partition.is_settled() for partition in self._leads)
@@ -375,18 +380,23 @@ class Engine:
 
     def drain_step(self, longest: float) -> None:
         """Wait `longest` seconds at most for events, and commit the uploads that have ended."""
+        # No hints and no new uploads. Decisions still run:
+        # they ask for the commits of uploads that have ended.
         self._take_incoming(longest)
         self._decide_anew()
         self._handle_all(self._requests.start_some())
 
     def abandon(self) -> None:
         """Give up uploads and requests under way, and close all files."""
+        # First: it ends the pauses between attempts and the
+        # reads of running uploads, so that the pools can stop.
         self._context.abandoned.set()
         self._requests.abandon()
         self._watcher.stop()
         for pool in self._pools.values():
             pool.stop()
         for partition in self._leads.with_parked():
+            # The links in the spool stay for the next process.
             partition.close(for_good=False)
         self._asker.close()
         self._rules.close()
@@ -448,6 +458,7 @@ class Engine:
         They decide anew first, because the broker may have written its checkpoint since.
         """
         self._next_ask = self._now() + self._config.high_watermark.poll_interval
+        # A copy: `_advance` changes the dict.
         for partition in list(self._asker.waiting.values()):
             self._advance(partition)
         self._asker.ask()
@@ -511,6 +522,7 @@ class Engine:
         If more events of the partition follow, it decides only after the last one: a decision reads
         all of its tracked segments.
         """
+        # Before anything that can raise: a worker that is not released would never get work again.
         self._pools[finished.pool].release()
         admission, error = finished.task.admission, finished.error
         if admission is not None:
@@ -548,6 +560,8 @@ class Engine:
 
         Raises an exception only if the partition cannot handle the event.
         """
+        # The event may have changed what the partition waits
+        # for. If it still waits, `AskBroker` adds it again.
         if self._asker.waiting.get(partition.topic_partition) is partition:
             del self._asker.waiting[partition.topic_partition]
         situation = self._scheduler.situation(partition, decides=decides)
@@ -585,6 +599,7 @@ class Engine:
             self._touch(partition)
             if number % _LED_AT_ONCE == 0:  # the store answers while more directories are listed
                 self._advance_touched()
+        # Partitions decide otherwise while leadership is unknown.
         if self._leads.known != was_known:
             self._touch_all_of([partition.topic_partition for partition in self._leads.all()])
         self._look_at_all_followed()
@@ -614,6 +629,7 @@ class Engine:
     def _take_hint(self, directory: str, moment: float) -> None:
         tp = self._context.log_dirs.resolve(directory)
         partition = self._leads.get(tp) or self._leads.follow_if_new(tp)
+        # The directory of a followed partition may be gone: `is_gone` then stops following it.
         if partition is not None and not self._leads.is_gone(partition):
             self._scheduler.look(partition, rolled=moment)
             self._touch(partition)
@@ -648,6 +664,8 @@ class Engine:
     def _work(self) -> None:
         tells = self._now() >= self._next_told
         if tells:
+            # Before the decisions, so that no partition begins
+            # a request to a store that does not answer.
             self._handle_all(self._hung.check())
         self._advance_touched()
         if tells:

@@ -101,6 +101,7 @@ class HungRequests:
                 self._begins(known.setdefault(call, self._attributed(call)))
         for call in known.keys() - calls:
             self._ends(known[call])
+        # In the order of `hung()`, the oldest first: `reason` names the first.
         self._hung = [known[call] for call in calls]
         return self._changes()
 

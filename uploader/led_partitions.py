@@ -109,6 +109,8 @@ class LedPartitions:
         log.info(
             "leadership.changed", gained=gained, lost=lost, renewed=renewed, leads=len(view.leads)
         )
+        # A view can be ahead of the last listing of the log
+        # dirs: a new leader's directory may be younger than it.
         self._log_dirs.rescan()
         for tp in change.lost:
             self._park(tp)
@@ -148,6 +150,7 @@ class LedPartitions:
         partition.lose()
         tp, topic_ids = partition.topic_partition, self._view.topic_ids
         is_here = self._log_dirs.directory(tp) is not None
+        # A view without topic ids says nothing about deletion.
         is_deleted = bool(topic_ids) and tp.topic not in topic_ids
         is_safe = partition.follows and not partition.at_risk
         if is_here or not (is_deleted or is_safe):
@@ -211,6 +214,8 @@ class LedPartitions:
         """Lead a partition. The archive is read again: another sidecar may have written it."""
         _, parked = self._parked.pop(tp, (0.0, None))
         partition = self._partitions.get(tp) or self._followed.pop(tp, None) or parked
+        # Another topic of the same name: nothing that is
+        # known of the old one applies, its pins included.
         if partition is not None and topic_id not in {None, partition.topic_id}:
             partition.lose()
             self._dropped(partition)
@@ -233,8 +238,11 @@ class LedPartitions:
         partition.refuse_directory(refusal)
         if directory is None:
             return
+        # A Metadata request of librdkafka has no leader
+        # epochs, so the broker's own checkpoint has to tell.
         if self._view.leads.get(tp) == UNKNOWN_EPOCH:
             partition.take_epoch(latest_epoch(directory))
+        # A recreated topic can have the same path. Its directory is another inode.
         inode = _inode(directory)
         moved = directory != partition.directory or inode != partition.directory_inode
         if not moved and partition.identified:

@@ -169,6 +169,8 @@ class PartitionScheduler:
             release(partition.untrack_all())  # the topic must not be archived
             return
         now, directory = self._clock.monotonic(), partition.directory
+        # The time before the listing: a file that is created while it runs makes the
+        # directory younger than what is remembered, and so is seen by the next rescan.
         partition.listing_begins(_modified_ns(directory))
         # The broker drops epochs from its checkpoint, and a later step may need them: the sidecar
         # remembers them. A request or an upload that cannot read the file reports that.
@@ -183,6 +185,8 @@ class PartitionScheduler:
         if partition.follows:
             listing = self._followers.hold(partition, listing)
         self._observe(partition, directory, listing, Timeline(now, rolled))
+        # After `_observe`, which has pinned new segments:
+        # only a pinned file is known to stay the same.
         self._note_committed(partition, listing)
         self._note_cleaned(partition)
         partition.note_marked_for_deletion(self._clock.wall())
@@ -213,6 +217,8 @@ class PartitionScheduler:
         if partition.directory is None:
             return False
         modified = _modified_ns(partition.directory)
+        # The time of a directory has the granularity of the kernel's clock tick, or
+        # worse. A change within the same tick as the last listing would not show.
         fresh = self._clock.wall() - modified / 1e9 < _SETTLED_SECONDS
         waits = bool(partition.gap or partition.tracked) and not partition.follows
         return fresh or waits or modified != partition.directory_ns
@@ -235,6 +241,8 @@ class PartitionScheduler:
             end = tracked.segment.next_base
             if tracked.committed or tracked.pinned is None or end is None:
                 continue
+            # Only while the segment is in the log: a `.deleted` file may come
+            # from truncation, and the epochs of the log say nothing about it.
             if tracked.epochs is None and base in live:
                 tracked.note_epochs(epochs.known.up_to(end))
             if tracked.epochs is None or not tracked.epochs.entries:

@@ -91,6 +91,7 @@ class StatusBoard:
         if partition.follows and not partition.at_risk:
             self.forget(partition.topic_partition)
             return
+        # Computed each time, because the wall clock can be set while the daemon runs.
         since_1970 = self._clock.wall() - self._clock.monotonic()
         known = _describe(partition, deletion, since_1970)
         with self._lock:
@@ -162,6 +163,8 @@ class StatusBoard:
             totals, conditions, death = self._totals, self._conditions, self._death
             tails, unresolved, last_drill = self._tails, self._unresolved, self._last_drill
             cluster_snapshots = self._cluster_snapshots()
+        # Ages are computed outside of the lock, so that a
+        # slow reader does not hold up the daemon's thread.
         now = self._clock.wall()
         partitions = tuple(
             _with_unresolved(_with_tail(_aged(entry, now), tails.get(tp), now), unresolved)
@@ -244,6 +247,7 @@ def _with_tail(status: PartitionStatus, tail: LogTail | None, now: float) -> Par
         start = status.local_closed_end  # no closed segment, so nothing to archive yet
     if tail is None or tail.log_end is None or start is None or status.role is Role.FOLLOWER:
         return status
+    # Measured at another time than the archive's end, so it can be lower.
     log_end = max(tail.log_end, start)
     in_active = log_end > max(start, status.local_closed_end or start)
     since = tail.unarchived_since

@@ -208,8 +208,11 @@ class WorkerPool(Generic[E_co]):
         thread = threading.get_ident()
         try:
             while (task := self._tasks.get()) is not None:
+                # Before the task runs: a request that hangs must be attributable to its partition.
                 self._on_thread[thread] = task
                 finished = run_task(self.name, task)
+                # Before the delivery: a finished task must not
+                # be reported as the one of a hung request.
                 del self._on_thread[thread]
                 self._deliver(finished)
         except BaseException as error:  # noqa: BLE001 - a worker's death ends the process, with its reason

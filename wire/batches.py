@@ -27,6 +27,7 @@ NO_PRODUCER_ID: Final = -1
 
 _BASE_OFFSET = struct.Struct(">q")
 _EPOCH = struct.Struct(">i")
+# Positions in a batch header; see `segments.headers`.
 _EPOCH_AT: Final = 12
 _CRC = struct.Struct(">I")
 _CRC_AT: Final = 17
@@ -94,13 +95,16 @@ def set_producer(
     Raises:
         DamagedSegmentError: The CRC does not match.
     """
+    # Before any change: afterwards, a damaged batch could not be told from a sound one.
     crc = _checked_crc(batch)
+    # A view: `crc32c(covered_header)` differs after the fields below are written.
     covered_header = batch[CRC_START:HEADER_BYTES]
     before = crc32c(covered_header)
     (attributes,) = _ATTRIBUTES.unpack_from(covered_header)
     attributes &= ~(TRANSACTIONAL | _LOG_APPEND_TIME)
     if transactional:
         attributes |= TRANSACTIONAL
+    # The CRC covers the bytes from the attributes on.
     _ATTRIBUTES.pack_into(covered_header, 0, attributes)
     if producer is None:
         _PRODUCER.pack_into(batch, _PRODUCER_AT, NO_PRODUCER_ID, -1, -1)
@@ -110,6 +114,7 @@ def set_producer(
     change = before ^ crc32c(covered_header)
     _CRC.pack_into(batch, _CRC_AT, crc ^ combine_crc32c(change, 0, len(batch) - HEADER_BYTES))
     _BASE_OFFSET.pack_into(batch, 0, 0)  # offsets of a producer's batch begin at 0
+    # The target's leader sets its own epoch.
     set_leader_epoch(batch, -1)
 
 

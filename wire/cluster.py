@@ -199,6 +199,7 @@ class Cluster:
         unknown = {tp.topic for tp in partitions if tp not in self._leaders}
         if unknown:
             metadata = self._ask_metadata(sorted(unknown))
+            # One refused topic fails the call: the caller has asked for all of its partitions.
             if metadata.refused:
                 raise next(iter(metadata.refused.values()))
         led: dict[BrokerId, list[TopicPartition]] = {}
@@ -280,6 +281,7 @@ class Cluster:
         Raises:
             SidetierError: The last error, as `attempt` raised it.
         """
+        # Nested calls share the earliest deadline, so an inner retry cannot outlive the outer one.
         outer, self._deadline = self._deadline, min(self._clock() + timeout, self._deadline)
 
         def is_over(state: tenacity.RetryCallState) -> bool:
@@ -347,6 +349,7 @@ class Cluster:
                 f"the brokers do not know partition {partition}",
             )
         if known.leader == NO_LEADER:
+            # Otherwise the next attempt would read the same answer from the cache.
             del self._leaders[partition]
             raise _refusal(
                 ErrorCode.leader_not_available, f"partition {partition} has no leader now"
@@ -362,6 +365,7 @@ class Cluster:
             AnyBroker(), ApiKey.FIND_COORDINATOR, key=key, key_type=key_type
         )
         broker = BrokerId(coordinator.node_id)
+        # The answer has the coordinator's address, which may be missing in older metadata.
         self._brokers[broker] = Address(coordinator.host, coordinator.port)
         return broker
 
@@ -394,13 +398,16 @@ class Cluster:
             raise _refusal(
                 ErrorCode.broker_not_available,
                 f"the cluster has no broker {broker} now",
+                # Kafka does not mark this code as retriable, but a broker that restarts comes back.
                 retry=True,
             ) from None
 
     def _any_connection(self) -> Connection:
+        # An open connection first: a request for metadata must not open a new one each time.
         for connection in self._connections.values():
             if not connection.is_closed:
                 return connection
+        # The bootstrap servers stay candidates: all brokers of the last metadata may be gone.
         addresses = list(dict.fromkeys([*self.settings.bootstrap_servers, *self._brokers.values()]))
         random.shuffle(addresses)  # distribute the load of many clients
         reasons = []
@@ -436,10 +443,13 @@ def _refusal(code: ErrorCode, text: str, *, retry: bool | None = None) -> KafkaA
 
 def _read_metadata(response: Any, sender: str) -> ClusterMetadata:  # noqa: ANN401 - kio's
     """Convert a response of any version."""
+    # Only newer versions of the response have these fields.
     if code := getattr(response, "error_code", 0):
         raise api_error(f"{sender} refuses Metadata v{response.__version__}", code)
     described, refused = {}, {}
     for topic in response.topics:
+        # LEADER_NOT_AVAILABLE describes the topic all the
+        # same; a part of its partitions has no leader.
         if topic.error_code in {ErrorCode.none, ErrorCode.leader_not_available}:
             described[topic.name] = _read_topic(topic)
         else:

@@ -81,6 +81,7 @@ def _oauthbearer(settings: SaslSettings) -> Exchange:
 Buffer = bytes | bytearray | memoryview
 Clock = Callable[[], float]
 
+# Before each request and response: the number of bytes that follow.
 _SIZE = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _UNSUPPORTED_VERSION: Final = 35
@@ -90,12 +91,14 @@ _BUFFERS_PER_CALL: Final = 512
 """Maximum buffers per system call, below IOV_MAX (1024 on Linux)."""
 _JOINED_BELOW: Final = 16 * 1024
 """Smaller buffers are joined for TLS; otherwise each one would become its own TLS record."""
+# The Java client picks a share from 0.85 to 0.95 at random.
 _LIFETIME_SHARE: Final = 0.85
 """Part of a SASL session's lifetime after which the connection logs in again (KIP-368)."""
 _AHEAD_BYTES: Final = 16 * 1024
 """Bytes to read ahead, so that one system call reads several small responses."""
 _KEPT_FROM: Final = 1 << 20
 """Responses of at least this many bytes reuse buffers."""
+# The first bytes of an alert: its content type (21) and TLS's major version.
 _TLS_ALERT: Final = b"\x15\x03"
 _WITH_SOFTWARE_NAME: Final = 3
 """First version of ApiVersions that contains the client's name (KIP-511)."""
@@ -169,6 +172,7 @@ class Connection:
             self._agree_on_versions(deadline)
             if settings.sasl is not None:
                 self._log_in(deadline)
+        # The caller has no object yet that it could close.
         except BaseException:
             self.close()
             raise
@@ -263,6 +267,8 @@ class Connection:
         if self.in_flight >= self._settings.max_in_flight:
             raise RuntimeError(f"{self.in_flight} requests are in flight: take a response first")
         seconds = self._settings.request_timeout if timeout is None else timeout
+        # Before the request: the broker closes a connection
+        # whose login has expired at the next request.
         if self._clock() >= self._login_again_at:
             self._log_in_again()
         self._send(api, version, body, self._clock() + seconds)
@@ -279,6 +285,8 @@ class Connection:
         try:
             return decode_response(sent.api, sent.version, body, str(self))
         except BaseException as error:
+            # A response that cannot be decoded leaves doubt
+            # about its length, and so about the next one.
             self._fail(error, sent.api.title)
             raise
 
@@ -314,6 +322,7 @@ class Connection:
         self._socket.settimeout(self._left(deadline))
         try:
             self._socket = context.wrap_socket(self._socket, server_hostname=self.address.host)
+        # Subclasses of SSLError, so they come first. The peer hung up, and a retry may help.
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             raise BrokerUnavailableError(f"{self} cut the TLS handshake: {error}") from error
         except ssl.SSLError as error:
@@ -324,10 +333,14 @@ class Connection:
     def _agree_on_versions(self, deadline: float) -> None:
         _, version = known_versions(ApiKey.API_VERSIONS)
         body = self._ask_versions(version, deadline)
+        # The error code is the first field in every version,
+        # so it can be read before the version is known.
         if _ERROR_CODE.unpack_from(body)[0] == _UNSUPPORTED_VERSION:
             # KIP-511: this response always has version 0, and lists the supported versions.
             response: Any = decode_response(ApiKey.API_VERSIONS, 0, body, str(self))
             _, highest = _offered(response).get(ApiKey.API_VERSIONS, (0, 0))
+            # Lower in any case, so that a broker that repeats
+            # the error does not cause an endless exchange.
             version = min(version - 1, highest)
             body = self._ask_versions(version, deadline)
         response = decode_response(ApiKey.API_VERSIONS, version, body, str(self))
@@ -369,11 +382,13 @@ class Connection:
             except BrokerLoginError as error:
                 raise BrokerLoginError(f"{self}: {error}") from error
         lifetime = getattr(answer, "session_lifetime", timedelta(0)).total_seconds()
+        # 0, like a response without the field, means that the login does not expire.
         if lifetime > 0:
             self._login_again_at = self._clock() + lifetime * _LIFETIME_SHARE
 
     def _log_in_again(self) -> None:
         """Log in again, after receiving everything in flight: the broker accepts only the login."""
+        # Received here and kept for `receive`, which returns them first.
         while self._in_flight:
             self._received.append(self._receive_next())
         try:
@@ -390,6 +405,7 @@ class Connection:
 
     def _send(self, api: ApiKey, version: int, body: Sequence[Buffer], deadline: float) -> None:
         correlation_id = self._next_correlation_id
+        # The field is a signed int32.
         self._next_correlation_id = (correlation_id + 1) % 2**31
         header = encode_header(api, version, correlation_id, self._settings.client_id)
         size = len(header) + sum(map(len, body))
@@ -398,6 +414,7 @@ class Connection:
         except BaseException as error:
             self._fail(error, api.title)
             raise
+        # After the write: a request that was sent in part has closed the connection.
         self._in_flight.append(_InFlight(api, version, correlation_id, deadline))
 
     def _receive(self) -> tuple[_InFlight, memoryview]:
@@ -435,6 +452,7 @@ class Connection:
         head = bytearray(_SIZE.size)
         self._read_into(memoryview(head), deadline)
         size: int = _SIZE.unpack(head)[0]
+        # Each response has at least its correlation id.
         if _SIZE.size <= size <= self._max_response_bytes:
             return size
         if head.startswith(_TLS_ALERT) and self._settings.tls is None:
@@ -458,6 +476,7 @@ class Connection:
                     sent = self._socket.sendmsg(rest[:_BUFFERS_PER_CALL])
             except (BlockingIOError, ssl.SSLWantWriteError):
                 self._wait(select.POLLOUT, deadline)
+            # TLS may have to read before it can write, and the other way round (key updates).
             except ssl.SSLWantReadError:
                 self._wait(select.POLLIN, deadline)
             else:
@@ -465,10 +484,12 @@ class Connection:
 
     def _read_into(self, buffer: memoryview, deadline: float) -> None:
         while buffer:
+            # A large part is read straight into its buffer. Reading ahead would copy it.
             if not self._unread and len(buffer) >= _AHEAD_BYTES:
                 buffer = buffer[self._read_some(buffer, deadline) :]
                 continue
             if not self._unread:
+                # A view of `_ahead`, which may be overwritten because nothing is left unread.
                 self._unread = self._ahead[: self._read_some(self._ahead, deadline)]
             size = min(len(buffer), len(self._unread))
             buffer[:size] = self._unread[:size]
@@ -477,6 +498,8 @@ class Connection:
     def _read_some(self, buffer: memoryview, deadline: float) -> int:
         """Read into the buffer; return the number of bytes, at least 1."""
         while True:
+            # Also before a read that succeeds at once: a broker that
+            # sends slowly must not extend the deadline for ever.
             self._left(deadline)
             try:
                 received = self._socket.recv_into(buffer)
@@ -492,6 +515,7 @@ class Connection:
 
     def _wait(self, event: int, deadline: float) -> None:
         """Wait until the socket is ready for `event`, a mask of `select.poll`."""
+        # Not `select.select`, which fails for descriptors from 1024 on.
         poll = select.poll()
         poll.register(self._socket, event)
         if not poll.poll(self._left(deadline) * 1000):
@@ -527,12 +551,14 @@ class Connection:
             self._end(f"{what}: {error}")
             return
         reason = f"{what}: {error}"
+        # The first request already failed: most often the listener expects TLS, or does not.
         if not self._versions:
             reason += "; does security.protocol fit this listener?"
         self._end(reason)
         raise BrokerUnavailableError(f"{self}: {reason}") from error
 
     def _end(self, reason: str) -> None:
+        # The first reason is the cause, and later ones are its consequences.
         if self._closed_because is None:
             self._closed_because = reason
         self._in_flight.clear()

@@ -32,6 +32,7 @@ from sidetier.segments.errors import (
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _CORRELATION_ID = struct.Struct(">i")
+# 0 is equal to False, so it counts, too.
 _UNSET: Final = (None, False, "", -1, ())
 
 
@@ -148,6 +149,8 @@ def build_entity(
     for name, value in values.items():
         if name in known:
             arguments[name] = _convert(known[name], value, lenient=lenient)
+        # A value that the version cannot express must not be
+        # dropped silently: the request would mean something else.
         elif not lenient and value not in _UNSET:
             raise ValueError(f"{entity_type.__name__} v{entity_type.__version__} has no {name}")
     return entity_type(**arguments)
@@ -192,7 +195,9 @@ def _entity_in(annotation: object) -> type[Any] | None:
 def encode_header(api: ApiKey, version: int, correlation_id: int, client_id: str) -> bytes:
     """Return the header of a request, without the size of the frame."""
     name = client_id.encode()
+    # The length of the client id has two bytes in every version, also in flexible headers.
     header = _HEADER.pack(api, version, correlation_id, len(name)) + name
+    # An empty set of tagged fields.
     return header + b"\0" if _has_tagged_header(api, version) else header
 
 
@@ -343,6 +348,7 @@ def skip_tagged_fields(buffer: memoryview, position: int) -> int:
         _, position = read_varint(buffer, position)
         size, position = read_varint(buffer, position)
         position += size
+    # Sizes are not negative, so one check at the end is enough.
     if position > len(buffer):
         raise MalformedResponseError(f"tagged fields end at byte {position} of {len(buffer)}")
     return position
@@ -353,6 +359,7 @@ def api_error(what: str, code: int, detail: str | None = None) -> KafkaApiError:
     try:
         known = ErrorCode(code)
     except ValueError:
+        # A newer broker may send codes that kio does not know.
         name, retry = f"error {code}", False
     else:
         name, retry = known.name.upper(), known.retriable

@@ -33,12 +33,15 @@ _ACKS_ALL: Final = -1
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
+# The versions of KIP-482 (flexible fields), KIP-516 (topic ids), KIP-227 (fetch sessions),
+# KIP-107 (log start offset), and KIP-392 (rack and preferred read replica).
 _FIRST_FLEXIBLE_PRODUCE: Final = 9
 _FIRST_FLEXIBLE_FETCH: Final = 12
 _FIRST_FETCH_BY_ID: Final = 13
 _FIRST_FETCH_WITH_SESSION: Final = 7
 _FIRST_FETCH_WITH_LOG_START: Final = 5
 _FIRST_FETCH_WITH_REPLICA: Final = 11
+# The fields that come first in every version, before those that later versions have added.
 _PARTITION = struct.Struct(">ihqq")  # index, error code, high watermark, last stable offset
 _ABORTED = struct.Struct(">qq")  # producer id, first offset
 _SESSION = struct.Struct(">hi")  # error code, session id
@@ -165,7 +168,10 @@ def encode_produce(
         head += string(topic) + count(len(partitions))
         for partition, batch in partitions.items():
             head += _INT32.pack(partition) + count(len(batch))
+            # The batches stay separate buffers, and everything
+            # between two batches is one small buffer.
             body += [bytes(head), batch]
+            # The tagged fields behind a partition belong to the next small buffer.
             head = bytearray(end)
         head += end
     body.append(bytes(head + end))
@@ -225,11 +231,13 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
     request = build_request(
         ApiKey.FETCH,
         version,
+        # A client. Versions from 15 on have no such field (KIP-903), and -1 counts as unset.
         replica_id=-1,
         max_wait=round(max_wait * 1000),
         min_bytes=min_bytes,
         max_bytes=max_bytes,
         isolation_level=1 if isolation is IsolationLevel.READ_COMMITTED else 0,
+        # No fetch session (KIP-227): every request names all of its partitions.
         session_epoch=-1,
         topics=[
             {

@@ -196,6 +196,7 @@ def add_partitions_to_txn(
         TransactionCoordinator(transactional_id),
         ApiKey.ADD_PARTITIONS_TO_TXN,
         timeout=timeout,
+        # The names of the message definition: from version 4 on, only brokers send this request.
         v3_and_below_transactional_id=transactional_id,
         v3_and_below_producer_id=producer.id,
         v3_and_below_producer_epoch=producer.epoch,
@@ -334,6 +335,7 @@ def list_offsets(
 
     def attempt() -> dict[TopicPartition, ListedOffset]:
         listed: dict[TopicPartition, ListedOffset] = {}
+        # Within the attempt, so that partitions whose leader has moved are grouped anew.
         for broker, led in cluster.leaders(timestamps).items():
             topics = _values_by_topic({tp: timestamps[tp] for tp in led})
             response = cluster.request_once(
@@ -459,6 +461,7 @@ def list_groups(cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT) -> dict[s
 
     def attempt() -> dict[str, ListedGroup]:
         groups = {}
+        # Each broker lists only the groups that it coordinates.
         for broker in cluster.metadata(()).brokers:
             response = cluster.request_once(Broker(broker), ApiKey.LIST_GROUPS)
             for group in response.groups:
@@ -609,6 +612,7 @@ def list_transactions(
 
     def attempt() -> tuple[ListedTransaction, ...]:
         listed = []
+        # Each broker lists only the transactional ids that it coordinates.
         for broker in cluster.metadata(()).brokers:
             response = cluster.request_once(
                 Broker(broker),

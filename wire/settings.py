@@ -13,6 +13,7 @@ PropertyValue = str | int | float | bool
 OauthCallback = Callable[[str], tuple[str, float]]
 """confluent-kafka's `oauth_cb`: takes `sasl.oauthbearer.config`, returns token and expiry time."""
 
+# As in librdkafka.
 _DEFAULT_PORT: Final = 9092
 _PROTOCOLS: Final = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -83,7 +84,9 @@ class TlsSettings:
             ConfigurationError: A file cannot be read; the text names the property.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # As in Kafka's default of `ssl.enabled.protocols`.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # In this order: Python refuses CERT_NONE while the host name is checked.
         context.check_hostname = self.verify and self.check_hostname
         context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
         self._load("ssl.ca.location", self.ca, lambda: self._load_ca(context))
@@ -92,6 +95,7 @@ class TlsSettings:
             self._load(
                 "ssl.certificate.location, ssl.key.location or ssl.key.password",
                 certificate,
+                # With a callback, OpenSSL never asks for the password on the terminal.
                 lambda: context.load_cert_chain(
                     certificate, self.key, lambda: self.key_password or ""
                 ),
@@ -208,6 +212,8 @@ def _sasl(reader: "_Properties") -> SaslSettings:
     if mechanism == "OAUTHBEARER":
         callback = reader.callback("oauth_cb")
         argument = reader.text("sasl.oauthbearer.config") or ""
+        # The expiry time is not needed: each login gets a new token, and the broker's response
+        # tells when the next login is due.
         return SaslSettings(mechanism, token=lambda: callback(argument)[0])
     return SaslSettings(
         mechanism, reader.required("sasl.username"), reader.required("sasl.password")
@@ -227,10 +233,13 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
 
 
 def _address(text: str) -> Address:
+    # librdkafka accepts a protocol in front of the address, and ignores it.
     bare = text.rpartition("://")[2]
     host, colon, port = bare.rpartition(":")
+    # An IPv6 address without a port ends in a bracket.
     if not colon or port.endswith("]"):
         host, port = bare, str(_DEFAULT_PORT)
+    # `isdigit` alone accepts superscripts, which `int` refuses.
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
         raise ConfigurationError(f"bootstrap.servers: {text!r} is not host:port")
     return Address(host.removeprefix("[").removesuffix("]"), int(port))
@@ -259,6 +268,7 @@ class _Properties:
 
     def path(self, name: str) -> Path | None:
         value = self.text(name)
+        # librdkafka's word for the certificates of the system.
         return Path(value) if value and value != "probe" else None
 
     def choice(self, name: str, choices: tuple[str, ...], default: str | None) -> str:
@@ -281,6 +291,7 @@ class _Properties:
         try:
             value = default if text is None else int(text)
         except ValueError:
+            # Refused below, with the same error as a number that is too small.
             value = least - 1
         if value < least:
             raise ConfigurationError(

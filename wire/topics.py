@@ -50,6 +50,7 @@ def create_topic(
             )
         )
     except KafkaApiError as error:
+        # Also after a retry, if the answer to the first attempt was lost.
         if error.name != "TOPIC_ALREADY_EXISTS":
             raise
     _wait_for_leaders(cluster, topic, partitions)
@@ -77,6 +78,7 @@ def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
             )
         )
     except KafkaApiError as error:
+        # Brokers answer so, too, if the topic has that many partitions already.
         if error.name != "INVALID_PARTITIONS":
             raise
         if len(cluster.metadata([topic]).topics[topic].partitions) < partitions:
@@ -139,6 +141,7 @@ def topic_settings(
         result.resource_name: {
             entry.name: entry.value
             for entry in result.configs
+            # Brokers send sensitive settings without a value.
             if entry.value is not None and (not only_set or entry.config_source == _SET_ON_TOPIC)
         }
         for result in response.results

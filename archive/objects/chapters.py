@@ -120,6 +120,7 @@ def _checked(
     base: object, end: object, size: object, etag: object, largest: object, records: object
 ) -> ChapterEntry:
     numbers = (base, end, size, largest or 0, records or 0)
+    # Not `isinstance`: JSON's `true` is an int in Python.
     if not isinstance(etag, str) or not all(type(number) is int for number in numbers):
         raise ValueError(f"segment {base!r} has a field of a wrong type")
     return ChapterEntry(base, end, size, etag, largest, records)  # type: ignore[arg-type]

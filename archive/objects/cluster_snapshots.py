@@ -119,6 +119,7 @@ def encode_snapshot(
             "broker_id": broker_id,
         }
     )
+    # The text is inserted, not encoded again, so that its checksum is that of the stored bytes.
     return f'{head[:-1]}, "content": {content}}}\n'.encode()
 
 
@@ -208,6 +209,7 @@ def snapshot_times(
     rows = (
         (row.key, parse_cluster_snapshot_key(row.key, prefix)) for row in store.list_objects(prefix)
     )
+    # The listing is in the order of the keys, which begin with the time. Dicts keep that order.
     return {key: taken_ms for key, taken_ms in rows if taken_ms is not None}
 
 

@@ -129,6 +129,7 @@ def merged_drill(before: DrillRecord | None, record: DrillRecord) -> DrillRecord
     record = replace(record, problems=record.problems[:_MOST_PROBLEMS])
     ends = [] if before is None else [before.last_successful_ms]
     ends.append(record.finished_ms if record.succeeded else None)
+    # A failed drill must not hide the last success, which the sidecars export.
     latest = max((end for end in ends if end is not None), default=None)
     newest = record if before is None or record.finished_ms >= before.finished_ms else before
     return replace(newest, last_successful_ms=latest)

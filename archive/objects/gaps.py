@@ -38,6 +38,7 @@ def recorded_gaps(
     for row in store.list_objects(shared):
         prefix = row.key[: row.key.rindex("/") + 1]
         gap = parse_gap_key(row.key, prefix)
+        # The prefix that `t-1` and `t-10` share also lists the gaps of `t-11`.
         if gap is not None and prefix in by_prefix:
             by_prefix[prefix].append(gap)
     return gaps_by_partition

@@ -66,6 +66,7 @@ def agree(
         ConfigurationError: The archive has other entropy bits, or belongs to another cluster.
     """
     leave_at_once = seen_none and store.capabilities.conditional_writes
+    # The conditional put finds out about a note that was written since.
     note = None if leave_at_once else read_note(store, layout)
     if note is None:
         note = _leave(store, layout, kafka_cluster_id)
@@ -92,6 +93,7 @@ def check_note(there: LayoutNote, layout: ArchiveLayout, kafka_cluster_id: str |
     Raises:
         ConfigurationError: The archive has other entropy bits, or belongs to another cluster.
     """
+    # Zero and negative numbers mean the same: no entropy component.
     if max(there.bits, 0) != max(layout.bits, 0):
         raise ConfigurationError(
             f"storage.prefix_entropy_bits is {layout.bits}, but the archive of cluster "

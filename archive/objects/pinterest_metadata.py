@@ -147,11 +147,14 @@ def append_segments(data: bytes, segments: Iterable[tuple[BaseOffset, int]]) -> 
         its last entry. Then all entries must be parsed.
     """
     end = _END.fullmatch(data, max(0, data.rfind(b'{"timestamp":', -_LONGEST_END)))
+    # The beginning is checked, too: a document of Pinterest's
+    # uploader can end in the same way, and must be parsed as a whole.
     if end is None or not _FORM.match(data):
         return None
     timestamp, last, size = int(end[1]), int(end[2]), int(end[4])
     added = []
     for base, modified in sorted(segments):
+        # A late segment belongs between the entries.
         if base <= last:
             return None
         last, timestamp = base, max(modified, timestamp)

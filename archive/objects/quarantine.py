@@ -93,6 +93,8 @@ class MovePlan:
         The two are equal if nothing is archived below.
         """
         end = self.next_offset if self.cut is None else Offset(self.cut.base_offset)
+        # Nothing is archived below: base and end are equal,
+        # which only an `offset.wm` with `pending` may have.
         return (BaseOffset(end) if self.kept is None else self.kept), end
 
     @property

@@ -104,6 +104,7 @@ def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, 
     )
 
 
+# An entry of an `.index`: relative offset u32, position u32.
 _ENTRY = struct.Struct(">II")
 _WINDOW_BYTES: Final = 256 * 1024
 _CHUNK_BYTES: Final = 1 << 20
@@ -130,11 +131,14 @@ def read_tail(
     """
     read = _windowed(store, log)
     entry = _last_entry(store, base, index) if index is not None else None
+    # An index can belong to a longer version of the
+    # log: Pinterest's uploader stores segments again.
     if entry is not None and entry[1] < log.size:
         try:
             tail = _walk(read, log, base, entry[1])
         except (DamagedSegmentError, UnsupportedFormatError):
             return _walk(read, log, base, 0)
+        # The walk ended below the entry's offset: the index is another log's.
         if tail.batch.last_offset >= entry[0]:
             return tail
     return _walk(read, log, base, 0)
@@ -152,6 +156,7 @@ def rebuilt_indexes(store: RemoteStorage, log: ObjectSummary) -> RebuiltIndexes:
         while chunk := stream.read(_CHUNK_BYTES):
             walker.feed(memoryview(chunk))
     facts = walker.finish()
+    # A stream that ends early looks like the end of the object.
     if facts.indexes is None or facts.size != log.size:
         raise DamagedSegmentError(f"{log.key}: {facts.size} of {log.size} bytes could be read")
     return facts.indexes
@@ -254,6 +259,7 @@ def noted_records(head: ObjectHead) -> int | None:
 def noted_number(head: ObjectHead, name: str) -> int | None:
     """Return a number in the metadata of an object; None if there is none, or no number."""
     noted = head.metadata.get(name)
+    # `int` also accepts signs, underscores, spaces and digits of other scripts.
     return int(noted) if noted is not None and noted.isascii() and noted.isdecimal() else None
 
 

@@ -100,6 +100,8 @@ def keep_earliest_start(
     except PreconditionFailedError:
         stored = store.get_object(key)
         recorded = _decode(stored.data, key)
+        # Anything else is replaced: a higher start, and a
+        # record of `offset_reset: latest` or of another topic.
         if recorded.tells_earliest_of(topic_id) and recorded.start <= start:
             return recorded.start
         _replace(store, key, record, stored.head.etag)
@@ -162,12 +164,16 @@ class StartRecords:
             if self._clock() - self._since > _LISTING_SECONDS:
                 self._since, self._questions, self._listed = self._clock(), 0, None
             self._questions += 1
+            # Exactly at the 64th question: the threads
+            # that ask in the meantime read single records.
             if self._questions != _LIST_AFTER:
                 return self._listed
             since = self._since
         rows = self._store.list_objects(self._layout.starts_prefix())
         listed = frozenset(row.key for row in rows)
         with self._lock:
+            # Another thread may have begun a new period while the
+            # listing ran. An outdated listing must not answer for it.
             if self._since == since:
                 self._listed = listed
         return listed

@@ -73,8 +73,11 @@ class Assembler:
         if self._carry:
             at = self._complete(data)
             self._check_carried()
+            # The range was too short for the batch: all of it is in `_carry`.
             if self.missing > 0:
                 return
+            # A new `bytearray` for the next batch: Python cannot
+            # resize this one while the view refers to it.
             whole, self._carry = memoryview(self._carry).toreadonly(), bytearray()
             yield from self._scan(whole, 0)
             if self._carry:
@@ -93,10 +96,12 @@ class Assembler:
     def _wanted(self) -> int:
         """Return the number of missing bytes that certainly belong to this batch."""
         if len(self._carry) < _LENGTH_END:
+            # Only up to the length field: more bytes could belong to the next batch.
             return _LENGTH_END - len(self._carry)
         return self._length() - len(self._carry)
 
     def _length(self) -> int:
+        # A negative length is refused by the scan. Until then it must not make `missing` negative.
         return max(int.from_bytes(self._carry[8:12], signed=True), 0) + LENGTH_PREFIX_BYTES
 
     def _scan(self, data: Buffer, at: int) -> Iterator[ScannedBatches]:
@@ -106,6 +111,8 @@ class Assembler:
             headers = self._headers(data, at, start)
         except (DamagedSegmentError, UnsupportedFormatError) as damage:
             error = damage
+            # Records in front of the damage are sound and are returned first,
+            # so that the caller learns exactly which offsets are lost.
             data = data[: _sound_end(data, at, self._floor)]
             headers = self._headers(data, at, start)
         end = headers.next_position

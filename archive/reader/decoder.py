@@ -190,6 +190,8 @@ class Decoder:
         try:
             for scanned in self._assembler.feed(data):
                 damaged = self._add(scanned)
+                # Before `damaged`: a marker above the bound that cannot be
+                # read matters only if a transaction below is still open.
                 if self.is_done:
                     return FeedResult.DONE
                 if damaged is not None:
@@ -224,6 +226,8 @@ class Decoder:
             try:
                 records = self._current.next(most)
             except DamagedBatchError as damaged:
+                # The batches behind the damaged one are dropped, too: the caller
+                # decides whether to read on behind it, and then they are fetched again.
                 self._drop_batches()
                 self.log = damaged.log
                 self._set_stuck(damaged.first, damaged.error, damaged.end, damaged.position)
@@ -238,6 +242,8 @@ class Decoder:
     def _add(self, scanned: ScannedBatches) -> DamagedMarker | None:
         """Process the wanted batches. Return the first marker that cannot be read, if any."""
         rows = scanned.headers.rows
+        # Batches that end below the wanted offset: a
+        # range begins at an index entry, often before it.
         low = int(np.searchsorted(rows["last_offset"], self.offset, side="left"))
         high = int(np.searchsorted(rows["base_offset"], self.until, side="left"))
         batches = Batches(self.log, scanned, self.offset, self.until).rows(slice(low, high))
@@ -249,6 +255,8 @@ class Decoder:
                 batches = batches.rows(slice(0, damaged.row))
             self._decide(batches)
         if damaged is None and high < len(rows):
+            # The batches that follow belong to the segment that is valid
+            # from `until` on, so nothing more is wanted of this one.
             self.offset = self.until
         return damaged
 
@@ -379,6 +387,7 @@ class _BatchesDecoder:
         while self._row is not None and self._row < len(batches.headers):
             row, self._row = self._row, self._row + 1
             header = batches.headers.rows[row]
+            # Returned already, before the piece with the damage failed.
             if not self._decided.keep[row] or header["last_offset"] < self._position:
                 continue
             try:
@@ -393,6 +402,7 @@ class _BatchesDecoder:
                     most_batch_bytes=self._max_batch_bytes,
                 )
             except BatchTooLargeError:
+                # The caller may raise the limit, or give up. The batch is not skipped silently.
                 self._row = row
                 raise
             except (DamagedSegmentError, UnsupportedFormatError) as error:

@@ -120,6 +120,8 @@ class FetchThreads:
 
     def _choose(self) -> tuple[PartitionReader, Action] | None:
         now = self._clock()
+        # The number of active partitions changes with each pause and
+        # assignment, so shares are computed anew for each action.
         self._budget.divide(sum(partition.is_active(now) for partition in self._partitions))
         partitions = sorted(self._partitions, key=PartitionReader.load)
         # If no partition can go on by itself, one must exceed the budget, or all wait for ever.
@@ -158,6 +160,7 @@ class FetchThreads:
         try:
             data = partition.opener.fetch(wanted.log.row, wanted.start, wanted.end)
             self._observer.fetched(partition.tp, len(data))
+        # All other exceptions are bugs. They end the thread, and `take` raises them.
         except SidetierError as failure:
             error = failure
         with self._work:
@@ -172,6 +175,7 @@ class FetchThreads:
         with contextlib.suppress(SidetierError):
             archive.snapshot(action.max_age)
         with self._work:
+            # `latest`, and not the result: after an error it is still the snapshot that is known.
             partition.snapshot_taken(archive.latest, self._clock())
             self._ready.notify_all()
 

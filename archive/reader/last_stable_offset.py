@@ -99,6 +99,7 @@ def _begin(
     store: RemoteStorage, view: ArchiveView
 ) -> tuple[TransactionFilter, tuple[StoredLog, ...]]:
     """Return the transactions that are known at the start, and the segments to read."""
+    # With the snapshot beside the last segment, only that segment has to be read.
     for count in (1, 2):
         logs = view.logs[-count:]
         still_open = open_at_base(store, logs[0])
@@ -121,6 +122,7 @@ def _scan(opener: Opener, log: StoredLog, until: Offset, known: TransactionFilte
                 )
                 known.feed(headers, markers)
                 yield int(headers.rows["max_timestamp"].max())
+            # The rest of this segment is not valid: a later segment begins at `until`.
             if len(headers) < len(scanned.headers):
                 return
 
@@ -134,6 +136,7 @@ def _ranges(opener: Opener, log: StoredLog) -> Iterator[bytes]:
             for start, _ in zip(starts, range(_AHEAD), strict=False)
         ]
         while ahead:
+            # In order, although the requests end in any order.
             yield ahead.pop(0).result()
             start = next(starts, None)
             if start is not None:

@@ -150,6 +150,8 @@ class Opener:
         while isinstance(opening, Opened) and opening.segment_position.position == 0:
             view, log = self._view(opening.snapshot), opening.segment_position.log
             following = view.after(log.base_offset)
+            # The files describe whole segments. Inside of a segment
+            # they would tell of transactions that were read already.
             if following is None or opening.offset > log.base_offset:
                 break
             transactions = transactions_of(self.archive.store, log, following)
@@ -170,6 +172,7 @@ class Opener:
             As `open`.
         """
         noted = self.archive.noted_end(stuck.log)
+        # Without damage, the segment has simply ended before its noted end.
         if stuck.damage is None and noted is not None and noted > stuck.offset:
             # Compaction has removed the last records of the segment: nothing is missing.
             snapshot = self.archive.snapshot(float("inf"))
@@ -193,6 +196,7 @@ class Opener:
         view = self._view(snapshot)
         if offset >= view.end:
             return (
+                # Behind an extract, the archive goes on: only a snapshot shows where.
                 self._open(self.archive.snapshot(), offset)
                 if view.is_part
                 else AtEnd(snapshot, offset)
@@ -219,12 +223,14 @@ class Opener:
             return None
         last = Offset(self.bound.until - 1)
         log = view.holder(last)
+        # Known from the plan, or not needed: the wanted part ends with the segment.
         if log is None or log.version in self.bound.ends or view.until(last) == self.bound.until:
             return None
         extent = self.locator.extent(self.read, log, log.base_offset, last)
         return None if extent is None else (log.version, extent[1])
 
     def _gap(self, snapshot: ArchiveSnapshot, view: ArchiveView, offset: Offset) -> Halted:
+        # Below the start, the reason is known without a request.
         gaps = self.archive.gaps() if offset >= view.start else []
         end = self._wanted(offset, view.start if offset < view.start else view.until(offset))
         missing = first_missing(OffsetRange(offset, end), gaps, view.start)
@@ -240,6 +246,7 @@ class Opener:
             return Failed(self.archive.tp, stuck.offset, error)
         until = view.until(stuck.offset)
         end = stuck.damaged_up_to or (until if noted is None else min(noted, until))
+        # At least one offset, so that a caller that skips the damage makes progress.
         end = max(self._wanted(stuck.offset, end), Offset(stuck.offset + 1))
         missing = OffsetRange(stuck.offset, end)
         damaged = DamagedArchiveError(

@@ -165,6 +165,7 @@ class DecodeRange:
         if fetched.error is not None:
             return None
         data = fetched.data or b""
+        # The range was requested within the listed size, so the object is shorter than its row.
         if len(data) < fetched.size:
             return self.decoder.stop_here(
                 DamagedSegmentError(
@@ -403,6 +404,7 @@ class PartitionReader:
         now: float,
     ) -> None:
         """Take the answer to `Open` or `OpenElsewhere`, and the archive's newest snapshot."""
+        # Also for an outdated ticket: the changes of the archive count in any case.
         self._notice(latest, now)
         if ticket != self._generation:
             return  # a seek, or a change of the archive, has made the request pointless
@@ -425,6 +427,7 @@ class PartitionReader:
         self, fetched: Range, data: Buffer | None, error: SidetierError | None
     ) -> None:
         """Take the bytes of a range, or the error."""
+        # Before the check: a dropped range was under way, too.
         self._under_way -= 1
         self._failing = error is not None and error.retry
         if fetched.dropped:
@@ -443,6 +446,7 @@ class PartitionReader:
         decoder = self._decoder
         if decoder is not None and decoder.has_batches:
             return False
+        # Cleared before it is processed: the calls below may ask anew.
         answer, self._answer, self._asked = self._answer, None, False
         if isinstance(answer, Opened):
             self._go_on(answer, now)
@@ -474,6 +478,8 @@ class PartitionReader:
         if decoder is None or self._answer is not None or not self.takeable():
             return None
         first = self._ranges[0]
+        # Set before `popleft`: a KeyboardInterrupt in between finds the range in
+        # the queue, and `_give_back` then leaves its bytes to `_drop_ranges`.
         self._work = scan = DecodeRange(decoder, first, first.size)
         self._ranges.popleft()
         return scan
@@ -499,6 +505,7 @@ class PartitionReader:
             return
         if isinstance(work, DecodeRange):
             self._give_back(work)
+            # The decoder may have taken a part of the range.
             self.seek(self.position, clock())
         elif isinstance(work, DecodeRecords):
             if self._decoder is work.decoder:  # else the application has called `seek` since
@@ -540,6 +547,7 @@ class PartitionReader:
         if self._decoder is not decoder:
             return None, False
         if decoder.returned_to is not None:
+            # Also without records: batches of which nothing is visible move the position, too.
             self.position = max(self.position, decoder.returned_to)
         if decoder.stuck is not work.stuck and decoder.stuck is not None:
             self._events.clear()  # events of later offsets occur again
@@ -632,6 +640,7 @@ class PartitionReader:
         return self._view is None or not self._view.is_part
 
     def _next_fetch(self, *, may_exceed: bool) -> Fetch | None:
+        # One probe at a time while the store fails. The others would fail as well, and hold memory.
         most = 1 if self._failing else MOST_UNDER_WAY
         at = self._next_segment_position() if self._under_way < most else None
         if at is None or not self._is_wanted(at):
@@ -689,6 +698,8 @@ class PartitionReader:
         at, view = self._planned, self._view
         if at is None or view is None:
             return None
+        # Position 0 also for an empty object, which is
+        # requested once: its end must be seen by the decoder.
         if at.position < at.log.size or at.position == 0:
             return at
         following = view.after(at.log.base_offset)
@@ -724,6 +735,8 @@ class PartitionReader:
         seen = len(latest.changes) if self._changes_seen is None else self._changes_seen
         self._changes_seen = len(latest.changes)
         for change in latest.changes[seen:]:
+            # With a bound, a change anywhere below it counts: the caller has planned that range.
+            # Without one, records above the position were not returned, and are simply read anew.
             if change.message is not None and change.first < max(self.position, self._until or 0):
                 error = ArchiveReplacedError(change.message, change.first)
                 self._events.clear()
@@ -761,6 +774,8 @@ class PartitionReader:
             # The object was deleted or replaced: as if the segment ended here.
             self._fed(decoder, decoder.stop_here(error), now)
         elif error.retry:
+            # The same range again. Ranges behind it are
+            # dropped, because they must be decoded in order.
             self._plan(SegmentPosition(fetched.log, fetched.start))
             self._wait_after(error, now)
         else:
@@ -797,6 +812,8 @@ class PartitionReader:
             self._reach_end(decoder.offset, now)
             return False
         log = view.holder(decoder.offset)
+        # No segment begins at the next offset: the one that
+        # covers it is the same as before, or there is a gap.
         if log is None or int(log.base_offset) != decoder.offset:
             decoder.stop_here(None)
             self._get_stuck()
@@ -928,6 +945,7 @@ class PartitionReader:
     def _plan(self, at: SegmentPosition) -> None:
         """Read from this position on. Keep requested ranges that begin exactly there."""
         head = self._ranges[0] if self._ranges else None
+        # The answer was planned when it came, and ranges may have been fetched since.
         if head is not None and (head.log.version, head.start) == (at.log.version, at.position):
             return
         if head is None and self._planned == at:

@@ -59,6 +59,8 @@ class ArchiveReader:
         self._observer = observer or NullReadingObserver()
         self._clock = clock
         indexes = self._settings.memory_budget // _INDEX_PART
+        # The cache of indexes has its own part, so that a
+        # partition with many segments does not displace ranges.
         self._budget = MemoryBudget(self._settings.memory_budget - indexes)
         self._buffers = buffers or BufferPool()
         self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
@@ -146,6 +148,7 @@ class ArchiveReader:
         """
         opener = self._opener(tp)
         with self._lock:
+            # Kept per partition over calls: the largest timestamp of a version never changes.
             known = self._largest.setdefault(tp, {})
         times = SegmentTimes(self._locator, opener.read, known)
         search = TimeSearch(opener, times, self._settings.max_batch_bytes)
@@ -202,6 +205,7 @@ class ArchiveReader:
         """
         with self._lock:
             partition = self._partitions[tp]
+            # Results that `take` has gathered and not returned belong to the position before.
             self._drop_gathered(tp)
             self._seek(partition, Offset(offset))
             self._work.notify()
@@ -221,6 +225,8 @@ class ArchiveReader:
             KeyError: The partition is not assigned.
         """
         with self._lock:
+            # The position of the first gathered record, not that behind
+            # it: gathered records are dropped, and must be read again.
             position = self.position(tp)
             partition = self._partitions[tp]
             self._drop_gathered(tp)
@@ -259,6 +265,7 @@ class ArchiveReader:
             raise ValueError(f"{max_records} records asked for, at least 1 can be taken")
         end = monotonic() + timeout
         with self._take_lock:
+            # Left over from a `take` that an exception has ended.
             if self._gathered:
                 self._end_interrupted_take(max_records)
             else:
@@ -296,6 +303,7 @@ class ArchiveReader:
         """Drive a partition until it has something to return, and gather that; None if it has
         nothing for now.
         """
+        # Before any work: an exception in between must leave a trace of the partition to repair.
         self._last_taken = partition
         while True:
             with self._lock:
@@ -322,6 +330,8 @@ class ArchiveReader:
         with self._lock:
             records, may_act = partition.records_decoded(work, decoded)
             if records is not None:
+                # Before `work_recorded`: `end_interrupted_work`
+                # has to know whether the records were gathered.
                 self._gathered.append(records)
             partition.work_recorded()
             if may_act:
@@ -409,6 +419,7 @@ class ArchiveReader:
 
     def _hand_on(self, tp: TopicPartition, extract: Extract) -> None:
         first, position = extract.begins
+        # The plan knows the byte position, so that a task needs no index.
         self._locator.found(extract.logs[0], first, position)
         with self._lock:
             self._archives[tp] = PartitionArchive(

@@ -127,6 +127,7 @@ class SegmentTimes:
         try:
             first = 0 if row.size <= _WHOLE else row.size - TIME_ENTRY_BYTES
             last = last_timestamp(self.read(row, first, row.size)[-TIME_ENTRY_BYTES:])
+        # The index was emptied or replaced since the listing: the segment is searched.
         except (ObjectNotFoundError, PreconditionFailedError):
             return _UNKNOWN
         return _UNKNOWN if last is None else last
@@ -200,6 +201,7 @@ class TimeSearch:
                     return FoundRecord(offset, found_timestamp, log, position, rest)
                 if scanned.headers.rows["last_offset"][-1] + 1 >= until:
                     return None
+            # The object is shorter than listed. A reader of these offsets reports it.
             if len(data) < end - start:
                 return None
             start, size = end, min(size * 2, _LARGEST_RANGE)
@@ -235,6 +237,8 @@ class TimeSearch:
                 scanned.data,
                 scanned.headers.where(slice(row, row + 1)),
                 columns=["offset", "timestamp"],
+                # Control and aborted records count, as in ListOffsets.
+                # The default would leave out control batches.
                 keep=np.ones(1, dtype=np.bool_),
                 first=first,
                 end=until,
@@ -260,4 +264,6 @@ def _from(scanned: ScannedBatches, position: int, data: bytes, start: int) -> by
     """
     known = memoryview(scanned.data)
     end = scanned.position + len(known)
+    # A cut batch is in `scanned.data`, joined from two
+    # ranges. What follows it is in the last range only.
     return bytes(known[position - scanned.position :]) + data[max(end - start, 0) :]

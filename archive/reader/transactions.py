@@ -200,5 +200,7 @@ class ReadCommitted:
                 decided = first.rows(slice(0, below))
                 yield DecidedBatches(decided, self._transactions.shown(decided.headers))
             if below < len(bases):
+                # A part of the buffer stays held: its records
+                # come in order, behind the open transaction.
                 self._held.appendleft(first.rows(slice(below, None)) if below else first)
                 return

@@ -323,6 +323,7 @@ class _Retirement:
 
     def _why_not(self, stored: StoredPartition, mark: StoredWatermark | None) -> str | None:
         current = self.identity
+        # A move that was begun is finished in any case.
         is_move_begun = mark is not None and mark.watermark.pending is not None
         if (
             current is None

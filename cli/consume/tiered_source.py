@@ -142,6 +142,8 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
         }
     )
     if settings.storage is not None:
+        # The keys above have only the default URL. The whole
+        # configuration also has overrides and credentials.
         settings = replace(settings, storage=patient.storage)
     try:
         consumer = TieredConsumer.over(settings, open_sides(settings))

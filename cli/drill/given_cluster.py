@@ -178,6 +178,7 @@ def _restore(
             copy = Copy(tp, copies[tp], note, target_id=target_id)
             try:
                 gaps = _copy(archive, target, names, plan, copy)
+            # Of the target, and so of every further partition.
             except (BrokerError, LeadershipError):
                 raise
             except SidetierError as error:

@@ -108,6 +108,7 @@ def run_drill(
     say("starting a temporary broker")
     with TemporaryBroker(directory / "kafka") as broker:
         plan = _prepared(plan, broker)
+        # Segments can be placed only while the broker is stopped. It has created the directories.
         broker.stop()
         say(f"placing {len(sample)} partitions")
         problems = _place(plan, archive, broker.log_dirs)

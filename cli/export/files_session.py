@@ -145,6 +145,7 @@ def _engine(
     store: RemoteStorage,
     counter: Counter,
 ) -> Iterator[Engine]:
+    # A dry run has no tasks, so it starts no Spark session.
     if request.master is None or request.dry_run:
         with LocalEngine(
             archive,

@@ -207,6 +207,7 @@ def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Field
     try:
         request = urllib.request.Request(url + path)  # noqa: S310 -- `checked_url` allows http and https only
         if bearer_token is not None:
+            # Not sent on to another server if this one redirects.
             request.add_unredirected_header("Authorization", f"Bearer {bearer_token}")
         with opener.open(request, timeout=timeout) as response:
             return _parsed(response.read(), url)

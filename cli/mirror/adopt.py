@@ -141,6 +141,7 @@ def _adopted(
     missing = progress_to_write(adopted, progress)
     if missing and not given["dry_run"]:
         require_no_workers(target, names.group)
+        # Again: the old mirror may have been started while the copies were compared.
         require_stopped(groups, given["group"])
         if groups.committed(given["group"]) != committed:
             raise ConfigurationError(

@@ -105,6 +105,7 @@ def copy_on_spark(
         return CopyResult(Counts(), 0.0)
     name = f"sidetier {copy.names.kind} {copy.names.name}"
     with spark_session(master, name, option="--engine spark") as spark:
+        # After the session's start, in which PySpark installs its own handler of SIGINT.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         capped = _capped(copy, spark.sparkContext.defaultParallelism)
@@ -162,6 +163,7 @@ def _run_job(
     except SidetierError as error:
         failures.append(error)
     finally:
+        # Repeated, because a job that starts after the call is not cancelled by it.
         while not ended.wait(_LOOK_SECONDS):
             spark.sparkContext.cancelJobGroup(group)
         thread.join()

@@ -271,6 +271,7 @@ def _copy_on_spark(
     )
     session.wait_until_visible(copies)
     ended = threading.Event()
+    # Set from the start: `run` then takes only the last turn.
     ended.set()
     with _offset_sync(session, lambda: copies, given) as offset_sync:
         offset_sync.run(ended, session.stop)

@@ -220,6 +220,7 @@ class _Session:
         catalog = self._catalog(definitions)
         planned = catalog.plan()
         targets = {topic.source: topic for topic in planned}
+        # By name, so that offsets of an open transaction are waited for: see `committed_offsets`.
         progress = committed_offsets(
             self.target,
             self.names.group,
@@ -476,6 +477,7 @@ class _Session:
             before = progress.get(target)
             note = None if before is None else decode_note(before.metadata)
             start = Offset(course.first)
+            # Without `--from`, a restore that continues keeps the start of its first run.
             if note is not None and self.given["begin"] is None:
                 start = note.start
             view = archive.view(course.tp, _VIEW_SECONDS)

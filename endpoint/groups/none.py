@@ -9,7 +9,9 @@ from kio.schema.errors import ErrorCode
 from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.wire.protocol import ApiKey, build_response, encode
 
+# Kafka's `CoordinatorType`; 1 is a transactional id, 2 a share group.
 _GROUP_KEY: Final = 0
+# KIP-699 put several keys in a request.
 _FIRST_WITH_SEVERAL: Final = 4
 _NO_GROUPS: Final = (
     "this endpoint keeps no consumer groups: use assign() with manual offsets, or start it with "

@@ -159,6 +159,7 @@ class LogFollower:
             raise
         self.due = now + self._intervals.regular
         recovered, self._failing = self._failing, False
+        # After a failure, `CombinedView` needs the state again even if nothing has changed.
         return changed or recovered
 
     def failed(self, now: float) -> None:

@@ -18,6 +18,7 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 
 _INT32 = struct.Struct(">i")
 _UUID_BYTES = 16
+# Five bytes of seven bits hold 32 bits; ten bytes hold 64.
 _VARINT_BITS = 35
 _VARLONG_BITS = 70
 
@@ -97,6 +98,7 @@ class WireReader:
     def skip_compact_array(self, item_bytes: int) -> None:
         """Skip an array of items of fixed size: length plus one as varint, 0 for null."""
         count = self.unsigned_varint() - 1
+        # `take` checks the bounds, so an absurd count is an error and allocates nothing.
         self.take(max(count, 0) * item_bytes)
 
     def tagged_fields(self) -> dict[int, bytes]:
@@ -110,6 +112,7 @@ class WireReader:
 
 _FRAME_VERSION = 1
 _INT32_BYTES = 4
+# The tag of `leader` in `PartitionChangeRecord.json`, and Kafka's `NO_LEADER_CHANGE`.
 _LEADER_TAG = 1
 _LEADER_UNCHANGED = -2
 
@@ -189,10 +192,13 @@ def decode_record(value: bytes) -> MetadataRecord | None:
         raise UnsupportedFormatError(
             f"frame version {frame_version} of a metadata record is not known"
         )
+    # Only the records that describe leadership. New kinds
+    # appear with each Kafka release, and are skipped.
     kind = _KINDS.get(reader.unsigned_varint())
     if kind is None:
         return None
     version = reader.unsigned_varint()
+    # A later version may have moved the fields. To guess would produce wrong leaders.
     if version > kind.max_version:
         raise UnsupportedFormatError(
             f"version {version} of {kind.name} is not known (0 to {kind.max_version} are)"
@@ -205,6 +211,7 @@ def _topic(reader: WireReader) -> TopicRecord:
 
 
 def _partition(reader: WireReader) -> PartitionRecord:
+    # In the order of `PartitionRecord.json`.
     partition, topic_id = reader.int32(), reader.uuid()
     for _ in ("replicas", "isr", "removing", "adding"):
         reader.skip_compact_array(_INT32_BYTES)

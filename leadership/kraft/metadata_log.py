@@ -128,6 +128,7 @@ def _is_whole(data: bytes, position: int, header: BatchHeader) -> bool:
     end = position + header.length
     if crc32c(memoryview(data)[position + CRC_START : end]) == header.crc:
         return True
+    # Half written, or half visible. The next read finds it whole, or it was truncated.
     if end == len(data):
         return False
     raise DamagedSegmentError(
@@ -195,6 +196,8 @@ class MetadataLog:
             try:
                 self._progress.changed = False
                 self._read_forward(self._progress)
+            # Not an error yet: the files may have been truncated,
+            # or deleted behind a snapshot. A full read shows.
             except (_LostTrackError, SegmentError, OSError):
                 self._progress = None
             except Exception:
@@ -225,6 +228,7 @@ class MetadataLog:
         if files.snapshots:
             self._load_snapshot(progress, files.snapshots[-1])
         progress.segment = files.segment_holding(progress.next_offset)
+        # With a snapshot, the log may have no segment yet.
         if progress.segment is None and (files.logs or not files.snapshots):
             raise _LostTrackError(f"no segment contains offset {progress.next_offset}")
         self._read_forward(progress)
@@ -236,10 +240,12 @@ class MetadataLog:
             for batch in self._batches(file.fileno(), 0):
                 _apply(progress, batch.values)
                 position = batch.end
+            # A snapshot gets its name when it is complete, so bytes that are left over mean damage.
             if position != os.fstat(file.fileno()).st_size:
                 raise _LostTrackError(
                     f"snapshot {snapshot.file_name} is cut off at byte {position}"
                 )
+        # From the name: the batches of a snapshot have offsets of their own.
         progress.next_offset = snapshot.end_offset
 
     def _read_forward(self, progress: _Progress) -> None:
@@ -255,6 +261,8 @@ class MetadataLog:
             following = files.segment_after(progress.segment)
             if following is None:
                 return
+            # A closed segment ends at the base of the next one.
+            # Otherwise it was truncated or replaced while it was read.
             if int(following) != progress.next_offset:
                 raise _LostTrackError(
                     f"segment {following} does not follow offset {progress.next_offset}"
@@ -303,6 +311,8 @@ def _take(progress: _Progress, batch: Batch) -> None:
             f"offset {progress.next_offset} is missing before {batch.base_offset}"
         )
     if batch.next_offset > progress.next_offset:
+        # The next offset can be within a batch, after a snapshot. Metadata
+        # logs are not compacted, so values and offsets correspond.
         _apply(progress, batch.values[progress.next_offset - batch.base_offset :])
         progress.next_offset = batch.next_offset
 

@@ -124,6 +124,7 @@ class RequestSchedule:
     def hinted(self, now: float) -> None:
         """Schedule a request shortly after a hint; a burst of hints costs one request."""
         self._misses = 0
+        # Remembered for a request that is under way: its answer may be older than the hint.
         self._hinted = True
         self.due = min(self.due, now + _DEBOUNCE)
 
@@ -218,6 +219,7 @@ class RequestThread:
     def _run(self) -> None:
         try:
             while self._wanted.wait() and not self._stopping:
+                # Before the request, so that an `ask` during it leads to another one.
                 self._wanted.clear()
                 self._on_outcome(self._ask_once())
         except BaseException:

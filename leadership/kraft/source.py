@@ -171,6 +171,7 @@ class KraftLeadership:
             ConfigurationError: Neither source is configured, the log dir does not exist, or
                 librdkafka rejects a property.
         """
+        # Both are opened before a thread starts, so that a wrong setting leaves none behind.
         self._follower, self._request_thread = self._open_follower(), self._open_request_thread()
         if self._follower is None and self._request_thread is None:
             raise ConfigurationError(
@@ -245,6 +246,8 @@ class KraftLeadership:
         now = self._clock()
         outcomes = [message for message in messages if not isinstance(message, _Signal)]
         is_changed = bool(outcomes)
+        # The log is read before the outcomes are taken: a change in it that
+        # is younger than the request must not be confirmed by its answer.
         if self._follower and self._follower.should_read(now, hinted=_Signal.HINT in messages):
             is_changed |= self._read_log(self._follower, now)
         for outcome in outcomes:
@@ -283,6 +286,8 @@ class KraftLeadership:
     def _take_outcome(self, outcome: Outcome, now: float) -> None:
         match outcome:
             case Answered(answer, took):
+                # Before the answer counts: leads of another
+                # cluster would start uploads of the wrong topics.
                 self._check_cluster(answer.cluster_id)
                 self._combined.answered(answer.leads, now)
                 self._schedule.answered(now, took, settled=self._combined.settled())

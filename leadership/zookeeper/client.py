@@ -108,6 +108,8 @@ class KazooTreeClient:
                 on_session(Session.CONNECTED)
             elif state == KazooState.SUSPENDED:
                 on_session(Session.SUSPENDED)
+            # kazoo reports refused credentials as LOST.
+            # Only the client's own state tells them apart.
             elif client.client_state == KeeperState.AUTH_FAILED:
                 on_session(Session.REFUSED)
             else:
@@ -129,6 +131,7 @@ class KazooTreeClient:
                 on_outcome(Data(result.get_nowait()[0]))
 
         if (client := self._client) is not None:  # after `stop` no caller waits for an outcome
+            # The watch is set with the read, so no change in between is missed.
             client.get_async(path, watch=self._fired).rawlink(take)
 
     def read_children(self, path: str, on_outcome: OnOutcome) -> None:
@@ -147,6 +150,7 @@ class KazooTreeClient:
 
     def stop(self) -> None:
         """End the session."""
+        # First, so that a callback of the ending session sends no further read.
         client, self._client = self._client, None
         if client is not None:
             client.stop()
@@ -192,6 +196,7 @@ def _kazoo(settings: ZookeeperSettings) -> KazooClient:
             keyfile=_text(tls.key),
             keyfile_password=tls.key_password,
             verify_certs=tls.verify,
+            # Python refuses a check of the host name without a check of the certificate.
             check_hostname=tls.check_hostname and tls.verify,
         )
     except (KazooException, ValueError, TypeError) as error:

@@ -106,6 +106,7 @@ class ZookeeperLeadership:
             ConfigurationError: The address or the credentials are unusable.
         """
         self._unsure_since = self._clock()
+        # The mailbox keeps what comes before the worker runs.
         self._client.start(self._mailbox.post, lambda path: self._mailbox.post(_Fired(path)))
         self._publisher.open(listener)
         self._worker.start()
@@ -122,6 +123,7 @@ class ZookeeperLeadership:
         """Stop delivering views and end the session."""
         self._publisher.close()
         self._mailbox.close()
+        # Before the client stops: the worker still uses it.
         self._worker.join()
         self._client.stop()
 
@@ -154,6 +156,8 @@ class ZookeeperLeadership:
                 if self._is_of_interest(path):
                     self._pending[path] = None
             case _Read(generation, path, outcome) if generation == self._generation:
+                # A count, not a flag: a watch that fires during
+                # a read leads to a second one for the same node.
                 self._reading[path] -= 1
                 if not self._reading[path]:
                     del self._reading[path]
@@ -178,6 +182,7 @@ class ZookeeperLeadership:
         if self._unsure_since is None:
             self._unsure_since = self._clock()
         if self._connected:
+            # A new tree: nodes that were deleted while the connection was lost fire no watch.
             self._tree = TopicTree(self._settings.broker_id)
             self._pending[CLUSTER_ID_PATH] = None
             self._pending[TOPICS_PATH] = None
@@ -210,6 +215,7 @@ class ZookeeperLeadership:
             return  # a session change follows, after which everything is read again
         try:
             self._take_in(path, outcome)
+        # Another cluster: that concerns more than this node, and ends the source.
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001 - affects only this node; read again later
@@ -271,6 +277,8 @@ class ZookeeperLeadership:
             if now - self._unsure_since >= self._settings.session_timeout:
                 self._publisher.publish(LeadershipView(unreadable=dict(self._unreadable)))
                 self._shown = None
+        # A burst of events (a controlled shutdown moves
+        # thousands of partitions) is shown in a few views.
         elif complete or now - self._shown_at >= _BURST_SECONDS:
             self._show(now)
 

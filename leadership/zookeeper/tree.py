@@ -126,6 +126,7 @@ class TopicTree:
     def topic_read(self, topic: str, node: TopicNode | None) -> list[str]:
         """Take in a topic's node, None if missing; return the paths of new partitions' states."""
         if node is None:
+            # So that `listed` returns the topic again if it is created anew under this name.
             self._topics.discard(topic)
         hosted = self._hosted_partitions(topic, node)
         before = self._hosted.get(topic, set())
@@ -139,6 +140,7 @@ class TopicTree:
 
     def state_read(self, partition: TopicPartition, node: StateNode | None) -> None:
         """Take in a partition's state; None if missing (not elected yet, or deleted)."""
+        # The answer may be older than a reassignment that has moved the replica away.
         if node is not None and node.leader == self._broker and self.hosts(partition):
             self._set_epoch(partition, node.leader_epoch)
         else:

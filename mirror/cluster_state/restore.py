@@ -153,6 +153,7 @@ def restore_group_offsets(
             log = logs.get(tp)
             if log is None:
                 result.skipped.append(f"group {group}: {tp} does not exist on this cluster")
+            # Compared after clamping, so that a second run finds what the first one has committed.
             elif known is not None and known.offset == _clamped(committed.offset, log):
                 result.unchanged += 1
             elif known is not None and not overwrite:

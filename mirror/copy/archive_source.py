@@ -130,6 +130,7 @@ class ArchiveSource:
         view = self._partitions[tp].snapshot(max_age).view
         wanted = topic_id or self._topic_ids.get(tp.topic)
         stored = None if view is None else view.watermark.topic_id
+        # `offset.wm` has the id in Kafka's text form.
         if wanted is not None and stored is not None and stored != print_uuid(wanted.bytes):
             return None
         return view
@@ -163,7 +164,9 @@ class ArchiveSource:
             return self._read(tp, view, log, offset, end)
         except (ObjectNotFoundError, PreconditionFailedError):
             # Lifecycle rules of the store or a quarantine have changed the listed objects since.
+            # The cursor is a position in a version that is gone.
             self._cursors.pop(tp, None)
+            # The snapshot was new already: the caller has to try again later.
             if max_age == 0.0:
                 raise
             return self.read(tp, offset)
@@ -183,7 +186,9 @@ class ArchiveSource:
                 is_transactional |= header.is_transactional
                 has_offset |= header.next_offset > offset
                 reached = max(reached, header.next_offset)
+            # Reading is sequential: the next call continues at this byte without an index.
             self._cursors[tp] = (log.version, reached, position + length)
+            # An index entry is at or before the offset, so the first chunk can end below it.
             if has_offset:
                 break
             if not length or position + length >= log.size:

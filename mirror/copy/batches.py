@@ -119,6 +119,8 @@ def select_batches(
         if start >= until:
             position = max(position, until)
             break
+        # A transaction counts from the batch that has its first offset on.
+        # Batches of the same producer before it are of an earlier transaction.
         while coming and coming[0].first_offset < end:
             aborting.add(coming.popleft().producer_id)
         is_control = header.is_control
@@ -135,6 +137,7 @@ def select_batches(
     return Selection(tuple(taken), position, dropped)
 
 
+# All fields of a batch header, in the order of `segments.headers`.
 _HEADER: Final = struct.Struct(">qiiBIhiqqqhii")
 _CODEC_BITS: Final = 0x07
 _CRC_AT: Final = 17
@@ -148,6 +151,7 @@ refuses dependent blocks. The last byte is the checksum of the two bytes before 
 _LZ4_BLOCK_BYTES: Final = 64 * 1024
 _LZ4_UNCOMPRESSED: Final = 0x80000000
 _XERIAL_HEAD: Final = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+# The default of snappy-java, with which Kafka's Java client compresses.
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
@@ -179,6 +183,7 @@ def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | 
         BatchTooLargeError: Its records have more than `max_bytes`.
         UnsupportedFormatError: The codec is unknown.
     """
+    # Before decoding: `build_batch` computes a new CRC, which would make damaged bytes look sound.
     check_crc(batch.data)
     header = batch.header
     payload = batch.data[HEADER_BYTES:]
@@ -232,6 +237,7 @@ def build_batch(
     payload: bytes, *, record_count: int, attributes: int, base_timestamp: int, max_timestamp: int
 ) -> bytearray:
     """Build a batch with dense offsets from 0 on and without a producer id."""
+    # In the order of `segments.headers`: no leader epoch, a CRC that is set below, no producer.
     header = _HEADER.pack(
         0,
         HEADER_BYTES - LENGTH_PREFIX_BYTES + len(payload),
@@ -271,6 +277,7 @@ def _lz4(data: bytes) -> bytes:
     for at in range(0, len(data), _LZ4_BLOCK_BYTES):
         plain = data[at : at + _LZ4_BLOCK_BYTES]
         block = bytes(cramjam.lz4.compress_block(plain, store_size=False))
+        # A block that does not shrink is stored as it is, with the high bit of its length set.
         if len(block) < len(plain):
             out += struct.pack("<I", len(block)) + block
         else:

@@ -250,6 +250,7 @@ class Engine:
                 self._begin()
                 self._copy()
             except SidetierError as error:
+                # Progress since the last failure: patience and pauses begin anew.
                 if self.counts.transactions > before:
                     committed_at, failures = self._clock(), 0
                 failures += 1
@@ -273,6 +274,7 @@ class Engine:
 
     def _begin(self) -> None:
         """Become the worker's only producer, and read the progress from the target."""
+        # What was read belongs to positions that were not committed.
         self._events.clear()
         self._must_begin = False
         self._open = None
@@ -331,6 +333,7 @@ class Engine:
                 self._take_events()
             except _SourceEndedError as error:
                 source_error = error.reason
+            # The open transaction is committed below, before the worker joins the rebalance.
             if self._workers is not None and self._workers.must_join_again():
                 self._must_begin = True
             is_last = source_error is not None or self._stop.is_set() or self._is_finished()
@@ -369,6 +372,8 @@ class Engine:
             if isinstance(event, Fetched):
                 outgoing += self._prepare(event)
             elif isinstance(event, TopicRecreated):
+                # The batches before it are of the former topic and are
+                # committed. `_begin` then finds out what to copy now.
                 self._must_begin = True
             else:
                 self._step_over(event)
@@ -396,6 +401,7 @@ class Engine:
         lag.newest_timestamp = max(lag.newest_timestamp, newest)
         opened.newest_timestamp = max(opened.newest_timestamp, newest)
         self.counts.dropped_records += selection.dropped_records
+        # Also without a batch: control batches and aborted records move the progress, too.
         opened.progress[fetched.tp] = selection.next_offset
         return outgoing
 

@@ -199,8 +199,11 @@ class OffsetMap:
 def _without_overlaps(runs: Iterable[Run]) -> list[Run]:
     """Sort runs by source offset; a later copy replaces an earlier one."""
     kept: list[Run] = []
+    # Later copies have higher target offsets: runs are added
+    # in this order, and each cuts out what it replaces.
     for run in sorted(runs, key=_TARGET):
         end = run.source + run.length
+        # The usual case: nothing was copied twice.
         if not kept or run.source >= _end(kept[-1]):
             kept.append(run)
             continue
@@ -254,6 +257,7 @@ class OffsetMapWriter:
         """
         chunk = joined([*self._chunks.get(tp, ()), *runs])
         self._chunks[tp] = chunk
+        # The chunk is full: it is written once more, and the next run begins a new one.
         if len(chunk) >= CHUNK_RUNS:
             del self._chunks[tp]
         return encode_map_record(MapChunk(tp, chunk, topic_id))
@@ -331,6 +335,7 @@ def shorter_map(
         )
         for at in range(0, len(runs), CHUNK_RUNS)
     ]
+    # Chunks of a former target topic are in neither list, so they are deleted, too.
     kept = {key for key, _ in newest} | {record.key for record in shortened}
     return shortened + [MapRecord(key, None) for key in chunks if key not in kept]
 

@@ -225,6 +225,7 @@ class _State:
     def put(self, generation: int, fetched: Fetched) -> bool:
         """Queue the result of a read; return False if it has nothing new."""
         with self.changed:
+            # An `assign` has made the request pointless. True, so that the caller does not pause.
             if generation != self.generation:
                 return True
             partition = self.partitions[fetched.tp]
@@ -324,6 +325,7 @@ class KafkaSource:
                 state.buffered = 0
                 state.changed.notify_all()
                 return events
+            # After the queued events: they were read before the failure.
             if state.failure is not None:
                 raise state.failure
             return []
@@ -382,6 +384,7 @@ class KafkaSource:
         with state.changed:
             generation = state.generation
             from_archive = [
+                # Copies, because the requests are made without the lock.
                 replace(partition)
                 for partition in state.partitions.values()
                 if partition.from_archive and not partition.is_done
@@ -506,10 +509,13 @@ class _Fetcher:
                 if not (partition.from_archive or partition.is_done or partition.is_recreated)
             }
             topic_ids = self._state.topic_ids
+        # A partition has one request in flight: its next position is known only from the answer.
         busy = {tp for request in self._in_flight.values() for tp in request.positions}
         for broker, led in self._cluster.leaders([tp for tp in wanted if tp not in busy]).items():
             if broker in self._in_flight:
                 continue
+            # Alone in its request, so that the batches of
+            # other partitions cannot fill the response again.
             starved = [tp for tp in led if wanted[tp][1]]
             to_fetch = starved[:1] or led
             share = max(_FETCH_BYTES // len(to_fetch), _LEAST_PARTITION_BYTES)

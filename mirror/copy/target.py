@@ -202,6 +202,7 @@ class KafkaTarget:
 
     def start(self) -> None:
         """See the port."""
+        # Answers of the former transaction must not be taken for those of the next one.
         self._drop_connections()
         self._queues.clear()
         self._written.clear()
@@ -315,6 +316,8 @@ class KafkaTarget:
         if self._id is None:
             commit_offsets(self._cluster, self._group, progress, membership=self._membership())
             return
+        # First at the transaction coordinator: it has to write its
+        # marker to the group's partition of `__consumer_offsets`, too.
         add_offsets_to_txn(self._cluster, self._id, producer, self._group)
         commit_offsets_in_txn(
             self._cluster,
@@ -325,6 +328,7 @@ class KafkaTarget:
             membership=self._membership(),
         )
         end_txn(self._cluster, self._id, producer, commit=True)
+        # Each transaction names its partitions anew.
         self._added.clear()
 
     def close(self) -> None:
@@ -351,6 +355,7 @@ class KafkaTarget:
         """Send one request with the next batch of each partition, up to `MAX_REQUEST_BYTES`."""
         taken: dict[TopicPartition, OutgoingBatch] = {}
         size = 0
+        # One batch of each partition: brokers refuse two of them in one request (error 87).
         for tp in led:
             queue = self._queues.get(tp)
             if queue is None or (taken and size + len(queue[0].data) > MAX_REQUEST_BYTES):

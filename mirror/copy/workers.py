@@ -57,6 +57,8 @@ class Share:
 
     def owns(self, tp: TopicPartition) -> bool:
         """Whether this worker owns the partition. Workers get a topic's partitions in turn."""
+        # Topics begin at different workers. Otherwise
+        # worker 0 would get partition 0 of every topic.
         return (crc32(tp.topic.encode()) + tp.partition) % self.count == self.index
 
     def encoded(self) -> bytes:
@@ -81,6 +83,7 @@ def decode_share(data: bytes) -> Share:
 
 def group_kind(options: object) -> GroupKind:
     """Return the kind of a group whose workers all have these options, compared by `repr`."""
+    # The coordinator refuses a member that shares no protocol name with the others.
     digest = hashlib.sha256(repr(options).encode()).hexdigest()[:16]
     return GroupKind(_PROTOCOL_TYPE, f"v1-{digest}")
 
@@ -198,6 +201,7 @@ class KafkaWorkerGroup:
                 session_timeout=self._session_timeout,
                 rebalance_timeout=self._rebalance_timeout,
             )
+            # Also if SyncGroup fails: the next JoinGroup names this member id.
             former = joined.membership
             shares = {
                 joined.members[worker]: Share(index, len(joined.members)).encoded()
@@ -235,6 +239,7 @@ class KafkaWorkerGroup:
             ) from error
         if error.code not in _JOIN_AGAIN:
             raise error
+        # The coordinator has removed the member: the next join asks for a new member id.
         if error.code == ErrorCode.unknown_member_id:
             with self._lock:
                 self._membership = NO_MEMBER

@@ -97,6 +97,7 @@ def is_of_drill(
         end_offsets: Log end offset of each partition.
         progress: The committed offsets of the topic's group.
     """
+    # Nothing was ever written to it, so nothing can be lost.
     if not any(end_offsets):
         return True
     notes = {tp.topic: decode_note(committed.metadata) for tp, committed in progress.items()}

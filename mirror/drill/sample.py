@@ -60,6 +60,7 @@ def choose_sample(
     Raises:
         ConfigurationError: No closed segment exists, or each is larger than the limit.
     """
+    # Sorted first: the order of a listing must not decide what a seed chooses.
     order = sorted(stored)
     random.Random(rules.seed).shuffle(order)  # noqa: S311 -- not used for a secret
     chosen: list[PlannedPartition] = []
@@ -229,6 +230,7 @@ def compare_with_live(
             problems, failure = [], error
         if not problems and failure is None:
             return LiveComparison(start)
+        # Retention explains a difference only if the log start has moved since.
         moved = max(plan.start, log_start(plan.topic_partition))
         if moved == start or attempts_left == 0:
             if failure is not None:

@@ -109,10 +109,12 @@ class PlacedBatches:
                         return
                     normalise_epoch(buffer, at)
                     self._follow(header, commits)
+                    # Below the start: the brokers do not return this batch.
                     if header.next_offset <= self.plan.start:
                         begin = at + header.length
                 if begin < len(buffer):
                     yield buffer[begin:] if begin else buffer
+                # A batch below the start can reach into the next chunk.
                 begin = max(begin - len(buffer), 0)
             scanner.finish()
 
@@ -285,6 +287,7 @@ def _difference_of_aborted(
             begun.append(coming.pop())
         begun = [transaction for transaction in begun if transaction.last >= start]
         missing = {(transaction.producer_id, transaction.first) for transaction in begun} - named
+        # From the plan's end on, the transactions are those of producers that have written since.
         unknown = {transaction for transaction in named - known if transaction[1] < placed.plan.end}
         if missing or unknown:
             producer, first = min(missing or unknown)

@@ -25,6 +25,7 @@ from sidetier.storage.settings import AttemptDeadline
 RANGE_BYTES: Final = 8 << 20
 RANGES_AHEAD: Final = 3
 
+# The position in a batch header; see `segments.headers`.
 _EPOCH_AT = 12
 _EPOCH = struct.Struct(">i")
 NORMALISED_EPOCH = 0
@@ -80,6 +81,7 @@ class BatchScanner:
             del buffer[at:]
             self._skip = 0
         else:
+            # The last batch can continue in the next chunk, where its rest is skipped.
             self._carry = b""
             self._skip = at - size
         self._position += len(buffer)
@@ -162,11 +164,13 @@ class RangeReader:
                 read_next()
             while ahead:
                 data = ahead.pop(0).result()
+                # Before the yield, so that the next range arrives while the caller uses this one.
                 read_next()
                 yield data
                 if len(data) == RANGE_BYTES:
                     self._free.append(data)
         finally:
+            # Reads that have begun go on. Their buffers are not used again.
             for future in ahead:
                 future.cancel()
 
@@ -202,6 +206,8 @@ def normalise_epoch(buffer: bytearray, at: int) -> None:
     _EPOCH.pack_into(buffer, at + _EPOCH_AT, NORMALISED_EPOCH)
 
 
+# An entry of Kafka's `.snapshot` version 1: producer id, epoch, last sequence, last
+# offset, offset delta, timestamp, coordinator epoch, first offset of the open transaction.
 _PRODUCER = struct.Struct(">qhiqiqiq")
 _UNKNOWN_COORDINATOR = -1
 _SEQUENCES = 2**31
@@ -253,6 +259,8 @@ class TransactionFollower:
             return
         if not commits:
             others = (producer_left.first.base_offset for producer_left in self._open.values())
+            # The last stable offset behind this marker: the first offset of the oldest
+            # transaction that is still open; otherwise the offset after the marker.
             stable = min(others, default=Offset(header.base_offset + 1))
             self._aborted.append(
                 AbortedTxn(
@@ -267,6 +275,7 @@ def _row(producer: _OpenProducer) -> bytes:
     return _PRODUCER.pack(
         last.producer_id,
         last.producer_epoch,
+        # Sequence numbers continue with 0 after 2^31 - 1.
         (last.base_sequence + delta) % _SEQUENCES,
         last.last_offset,
         delta,

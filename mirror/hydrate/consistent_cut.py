@@ -240,6 +240,7 @@ def _parts(tp: TopicPartition, known: PartitionTransactions) -> Iterator[_Part]:
         if first is not None:
             yield _Part(tp, (batch.producer_id, first.epoch), first.offset, batch)
         elif not known.is_from_start:  # its records are further back, where nothing was read
+            # As in transactions v2: the marker's epoch is one above that of the records.
             yield _Part(tp, (batch.producer_id, batch.epoch - 1), batch.offset, batch)
     for first in begun.values():
         yield _Part(tp, (first.producer_id, first.epoch), first.offset, None)
@@ -284,6 +285,7 @@ class _Cut:
             for part in _parts(tp, known):
                 if part.marker is None:
                     cut.parts.setdefault(part.key, []).append(part)
+                # Aborted transactions are aborted everywhere, so none can be half restored.
                 elif part.marker.commits:
                     kind = cut.version_1 if part.is_version_1 else cut.parts
                     kind.setdefault(part.key, []).append(part)
@@ -336,6 +338,7 @@ class _Cut:
         self.reasons[tp] = LoweredEnd(str(tp), self.requested[tp], marker, *key, str(where))
         committed = self.committed[tp]
         for offset, other in committed[bisect_left(committed, (marker, key)) :]:
+            # These were cut off already, when the end was lowered before.
             if offset >= before:
                 return
             yield other, tp
@@ -353,6 +356,7 @@ class _Cut:
         for kind in (self.parts, self.version_1):
             for key, parts in kind.items():
                 wrote_to = self.latest_epochs[key[0]]
+                # Sorted by time, so `next` takes the earliest of these last markers.
                 others = (time for time, tp in last_markers if tp not in wrote_to)
                 shown_until = next(others, None)
                 if shown_until is not None and any(

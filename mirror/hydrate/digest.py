@@ -17,6 +17,7 @@ from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 """The columns that a digest covers."""
+# Offset, timestamp, timestamp type.
 _FIXED = struct.Struct(">qqb")
 _LENGTH = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
@@ -54,6 +55,8 @@ class Digest:
             if self.records.bit_count() == 1:  # after 1, 2, 4, 8, ... records
                 self.timestamps.append(timestamp)
             self.records += 1
+            # A sum, so that batches of any size give the same. Each hash
+            # includes the offset, so records that changed places are found.
             self.checksum += _hashed(offset, timestamp, kind, key, value, headers)
         self.checksum %= 1 << 64
 

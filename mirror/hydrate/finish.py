@@ -288,6 +288,7 @@ def pass_producer_ids(
         ConfigurationError: There are too many ids to use up.
     """
     used = 0
+    # Each broker assigns ids from blocks of its own, so every one has to pass.
     for broker in sorted(brokers):
         while True:
             response = cluster.request(

@@ -206,4 +206,5 @@ def update_offsets(file: Path, changes: Mapping[TopicPartition, int]) -> None:
         return
     rows: dict[TopicPartition, int] = {**read_offsets(file), **changes}
     text = "".join(f"{tp.topic} {tp.partition} {offset}\n" for tp, offset in sorted(rows.items()))
+    # Kafka's form: version 0, the number of rows, and a line for each row.
     replace_file(file, f"0\n{len(rows)}\n{text}".encode())

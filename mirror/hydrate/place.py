@@ -231,6 +231,7 @@ def _check_space(todo: Iterable[Destination], plan_id: str) -> None:
         needed[path] = needed.get(path, 0) + max(0, destination.plan.size - staged_bytes)
     for path, size in needed.items():
         free = shutil.disk_usage(path).free
+        # A plan of a few MB need not leave a whole GiB free.
         if free < size + min(size, _FREE_BYTES):
             raise ConfigurationError(
                 f"{path}: {size:,} bytes are to be placed, but only {free:,} are free"
@@ -274,6 +275,8 @@ def staging_directory(log_dir: LogDir, tp: TopicPartition, plan_id: str) -> Path
 
 def _beside(log_dir: LogDir, tp: TopicPartition, seed: str) -> Path:
     """Return a directory name that Kafka takes for a deleted partition."""
+    # Kafka's form is `<topic>-<partition>.<32 hex digits>-delete`. The
+    # digits come from the plan, so that the next run finds the directory.
     digest = hashlib.md5(seed.encode(), usedforsecurity=False).hexdigest()
     suffix = f"-{tp.partition}.{digest}-delete"
     return log_dir.path / (tp.topic[: _LONGEST_NAME - len(suffix)] + suffix)
@@ -323,6 +326,7 @@ class _Placement:
             self.journal.forget(name)  # a broker was started meanwhile, and deleted what was staged
         if self._live.is_dir():
             self._check_live()
+            # The live directory is what the plan wants: a log that is empty and begins at 0.
             if self._partition.end == 0:
                 self.journal.note_placed(name)
                 return
@@ -365,9 +369,11 @@ class _Placement:
             end = self._stage_segment(segment, end, follower)
         self._step("stage: the files beside the segments")
         self._write_beside(follower)
+        # A broker that runs as another user must be able to write to the files.
         if os.geteuid() == 0:
             for path in (self._staged, *self._staged.iterdir()):
                 os.chown(path, live.st_uid, live.st_gid)
+        # Before the directory is switched in: its names must be durable, too.
         sync_directory(self._staged)
 
     def _write_beside(self, follower: TransactionFollower) -> None:
@@ -382,6 +388,7 @@ class _Placement:
         _write_durably(staged / _file_name(end, FileKind.SNAPSHOT), follower.producer_snapshot())
         epochs: tuple[tuple[LeaderEpoch, Offset], ...] = ()
         if partition.segments:
+            # One epoch for all records: the leader epochs of all placed batches are set to it.
             epochs = ((LeaderEpoch(NORMALISED_EPOCH), Offset(partition.segments[0].base_offset)),)
         _write_durably(
             staged / _CHECKPOINT, encode_leader_epoch_checkpoint(EpochHistory(epochs)).encode()
@@ -396,6 +403,7 @@ class _Placement:
     ) -> Offset:
         """Write one segment unless it is there; return its end offset, exclusive."""
         path = self._staged / _log_name(segment.base_offset)
+        # Only a whole segment has this name, with its indexes beside it.
         if path.exists():
             return self._follow_staged(path, segment, follower)
         self._step("stage: a segment")
@@ -449,6 +457,7 @@ class _Placement:
                 self.settings.written(len(ours), 0)
                 if cut < len(buffer):
                     break
+            # Not after a cut: the bytes behind it were not read.
             else:
                 scanner.finish()
             file.flush()
@@ -459,6 +468,7 @@ class _Placement:
         if facts.indexes is None:
             raise DamagedSegmentError(f"{segment.key}: no index could be built")
         stem = self._staged / name.removesuffix(FileKind.LOG.value)
+        # Before the `.part` file is renamed, which says that the indexes are there, too.
         _write_durably(stem.with_suffix(FileKind.INDEX.value), facts.indexes.index)
         _write_durably(stem.with_suffix(FileKind.TIMEINDEX.value), facts.indexes.timeindex)
         aborted = follower.take_aborted()

@@ -282,10 +282,12 @@ def replace_file(path: Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
+            # `mkstemp` has made it readable for its owner only.
             os.fchmod(file.fileno(), 0o644)
             if os.geteuid() == 0:
                 owner = path.parent.stat()
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+            # Before the rename, which could become durable before the bytes.
             os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:

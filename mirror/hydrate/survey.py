@@ -79,6 +79,7 @@ def archived_partitions(archive: ArchiveAccess) -> list[TopicPartition]:
             partitions |= {
                 tp
                 for tp in stored_partitions(store, archive.layout, prefix)
+                # Objects of a topic on a store that is not its own do not count.
                 if archive.store(tp.topic) is store
             }
     return sorted(partitions)
@@ -234,6 +235,7 @@ def first_batch_at(
     times = SegmentTimes(locator, range_reader(archive, tp.topic), {})
     for log in times.not_below(view, timestamp_ms):
         for header in headers_of(archive, tp, [log]):
+            # Batches below the log start are in the first segment, but were deleted.
             if header.max_timestamp >= timestamp_ms and header.next_offset > view.start:
                 return header.base_offset
     return None
@@ -419,6 +421,8 @@ def find_consistent_cut(
         unknown = [readers[tp] for tp, time in needed.items() if time is None]
         if _read(pool, unknown, methodcaller("read_back", None)):
             continue
+        # A partition that was read to its start without a
+        # marker sets no limit: the others are read whole.
         until_ms = min((time or 0 for time in needed.values()), default=0)
         until_ms -= CLOCK_DIFFERENCE_MS + LONGEST_TRANSACTION_MS
         if not _read(pool, readers.values(), methodcaller("read_back", until_ms)):
@@ -431,6 +435,7 @@ def _read(
     read: Callable[[_TransactionReader], bool],
 ) -> bool:
     """Call `read` for all readers; return whether any of them has read something."""
+    # A list first: `any` alone would return while other readers still change.
     return any(list(pool.map(read, readers)))
 
 

@@ -25,6 +25,7 @@ SAFE_CONFIGS: Final[Mapping[str, str]] = {
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "cleanup.policy": "delete",
+    # Until `replicate`, each partition has one replica.
     "min.insync.replicas": "1",
 }
 """With any other retention, the broker deletes old segments within seconds of its start."""
@@ -197,6 +198,7 @@ class TopicAdmin:
             sleep=tenacity.sleep_using_event(self._stop),
             reraise=True,
         )
+        # The start first: it only rises, so that it is not above an end that is read later.
         starts, ends = (
             self._ask(
                 lambda end=end: trying(all_offsets, self._client, wanted, end, _TIMEOUT)  # type: ignore[misc]

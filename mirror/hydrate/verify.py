@@ -272,7 +272,9 @@ class BrokerSide:
                 **self._properties,
                 "group.id": _GROUP,
                 "enable.auto.commit": False,
+                # The last offsets can be markers, for which no message comes.
                 "enable.partition.eof": True,
+                # A deleted offset must be an error, not a jump.
                 "auto.offset.reset": "error",
                 "check.crcs": True,
                 "isolation.level": isolation.value,
@@ -436,6 +438,7 @@ def verify_partition(plan: PlannedPartition, archive: ArchiveSide, brokers: Brok
 def _differences_of_times(
     plan: PlannedPartition, timestamps: Iterable[int], archive: ArchiveSide, brokers: BrokerSide
 ) -> list[str]:
+    # Negative timestamps have other meanings in ListOffsets.
     wanted = sorted({time for time in timestamps if time >= 0})
     problems = []
     for timestamp, offset in zip(wanted, brokers.offsets_for_times(plan, wanted), strict=True):

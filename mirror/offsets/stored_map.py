@@ -76,6 +76,7 @@ class MapStore:
         try:
             answer = self._store.get_object(key)
         except ObjectNotFoundError:
+            # The next write then requires that there is no object.
             self._etags.pop(target, None)
             return None
         self._etags[target] = answer.head.etag

@@ -167,6 +167,7 @@ class OffsetMapReader:
         if record.key is None:
             return None
         if record.value is None:
+            # A tombstone does not say of which partition it is.
             for known in self._chunks.values():
                 known.pop(record.key, None)
             return None
@@ -176,6 +177,7 @@ class OffsetMapReader:
             return None
         known = self._chunks.setdefault(chunk.partition, {})
         # One run is enough to sort the chunks; all runs are in the map.
+        # A chunk of a former topic is noted, too, so that `shortened` deletes it.
         known[record.key] = chunk._replace(runs=chunk.runs[:1])
         return chunk if chunk.is_of(topic_id) else None
 
@@ -239,6 +241,7 @@ def with_stored_map(partition: MirroredPartition, stored: StoredMap | None) -> M
     if not runs:
         mirrored_to = min(partition.mirrored_to, stored.mirrored_to)
         return replace(partition, mirrored_to=mirrored_to, map=stored.map)
+    # The topic's map reaches as far back.
     if runs[0].source <= stored.map.runs[0].source:
         return partition
     # Runs between the two maps may be missing if the topic was lost before they were stored.
@@ -389,6 +392,7 @@ class GroupTranslator:
         Raises:
             BrokerError: A broker refuses, or none answers.
         """
+        # A member can join after this call. The broker then refuses the commit.
         members = self._target.names()
         targets = [partition.target for partition in partitions]
         done = []

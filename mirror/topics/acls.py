@@ -103,4 +103,5 @@ class AclCopier:
             log.error("mirror.acl_refused", acl=repr(binding), reason=reason)
         for binding in missing - refused.keys():
             log.info("mirror.acl_created", acl=repr(binding))
+        # Last, so that after an error the next call tries again.
         self._targets, self._copied_at = dict(targets), now

@@ -177,6 +177,7 @@ class Catalog:
         }
         if refused and self._is_first:
             raise ConfigurationError("\n".join(refused.values()))
+        # `_apply` adds those topics to `refused` whose change the brokers refuse.
         sound = [planned for planned in plans if self._apply(planned, refused)]
         self.refused = refused
         self.source_ids = {
@@ -245,6 +246,7 @@ class Catalog:
                 if error.retry or self._is_first:
                     raise
                 problem = refused[planned.source] = str(error)
+        # `self.refused` is still that of the last call: each problem is logged once.
         if problem is not None and planned.source not in self.refused:
             log.error("mirror.topic_refused", topic=planned.source, reason=problem)
         return problem is None

@@ -179,6 +179,7 @@ def is_doubtful(before: Position, after: Position) -> bool:
     rows = after.epoch_history.entries
     if not rows or not before.epoch_history.entries or after.is_bounded:
         return False
+    # The rows were cut off above all epochs of `before`: they cannot be compared.
     if len(rows) == _MOST and before.bounds[-1][0] < rows[0][0]:
         return True
     return truncated(_NOWHERE, before, after.epoch_history) is not None

@@ -198,6 +198,7 @@ class ExportRun(ABC, Generic[RemainingT, PlanT]):
         """
         gone = self.source.truncated(state.positions)
         if gone:
+            # First, because a recreated topic looks truncated, too.
             self.require_same_topics(state, state.next_offsets)
             if not self.terms.reread:
                 raise LogTruncatedError(gone, remedy)
@@ -314,6 +315,8 @@ def should_retry(
     if not is_replaced and not isinstance(error, _CHANGED_ARCHIVE):
         return error.retry
     try:
+        # Before `renew`, which forgets the replaced archives: after an error here, the next call
+        # must still see them.
         blind = offsets_without_epoch()
         replaced = planner.renew()
     except SidetierError as failure:

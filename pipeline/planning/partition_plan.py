@@ -29,6 +29,7 @@ def logs_for(view: ArchiveView, wanted: OffsetRange) -> list[StoredLog]:
         lambda log: log.base_offset < wanted.end,
         (log for log in view.logs if log.base_offset >= wanted.start),
     )
+    # `below` has the highest base offset first.
     return [*reversed(below), *within]
 
 

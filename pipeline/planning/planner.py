@@ -67,6 +67,7 @@ class RangePlanner:
 
     def ends_within(self, ranges: _Ranges, most: int) -> dict[TopicPartition, Offset]:
         """See `Planner.ends_within`."""
+        # Only stored bytes count here, so the last stable offsets need not be read.
         planners = self._planners(ranges, ranges, IsolationLevel.READ_UNCOMMITTED)
         sizes = self._pool.of_each(lambda tp: planners[tp].size(ranges[tp]), planners)
         parts = shares(sizes, most)

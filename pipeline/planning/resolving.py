@@ -61,6 +61,7 @@ class Resolver:
         if not isinstance(limit, AtTimes):
             return _at(tp, limit, edges)
         offset = self.first_at(tp, limit.of(tp))
+        # The record can be above `latest`, where transactions are still undecided.
         return edges.latest if offset is None else min(offset, edges.latest)
 
 

@@ -95,6 +95,7 @@ _NARROWED: Final[Mapping[tuple[str, str], Callable[[Filters, Any], Filters]]] = 
     ("GreaterThan", "offset"): lambda filters, value: _from_offset(filters, value + 1),
     ("LessThan", "offset"): _until_offset,
     ("LessThanOrEqual", "offset"): lambda filters, value: _until_offset(filters, value + 1),
+    # Segments are excluded by their largest timestamp, so upper bounds do not help.
     ("EqualTo", "timestamp"): _since,
     ("GreaterThanOrEqual", "timestamp"): _since,
     ("GreaterThan", "timestamp"): _since,

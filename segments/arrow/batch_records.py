@@ -63,6 +63,8 @@ def records_of(payload: Payload, wanted: Wanted, place: Place) -> pa.RecordBatch
 def from_headers(batches: HeaderTable, wanted: Wanted) -> pa.RecordBatch:
     """Return the wanted records of batches whose `headers_suffice`, without reading their bytes."""
     counts = counts_of(batches)
+    # The row of each batch's first record. Offsets are
+    # dense here: `headers_suffice` was checked first.
     firsts = np.cumsum(counts) - counts
     offsets = np.arange(counts.sum()) + np.repeat(batches.column("base_offset") - firsts, counts)
     records = _Known(batches, counts, offsets)
@@ -92,6 +94,8 @@ class _Known:
 
     def each(self, values: npt.NDArray[Any], rows: slice) -> npt.NDArray[Any]:
         """Repeat a value per batch for each of its records."""
+        # The common case: one producer, one leader epoch.
+        # A fill is cheaper than a repeat and a slice.
         if (values == values[0]).all():
             return np.full(rows.stop - rows.start, values[0])
         return np.repeat(values, self.counts)[rows]
@@ -126,6 +130,7 @@ class _Records(_Known):
         """
         if sound.all():
             return
+        # `argmin` of flags is the position of the first False.
         row = first_row + int(np.argmin(sound))
         batch = int(np.searchsorted(self.firsts, row, side="right")) - 1
         number = row - int(self.firsts[batch])
@@ -143,17 +148,24 @@ def _read(payload: Payload, place: Place, *, contents: bool) -> _Records:
         starts = record_starts(payload.data, payload.begins, payload.ends, counts)
     except NoRecordsError as error:
         raise batches.damaged(place, error.row, str(error)) from None
+    # A batch without records (compaction keeps the headers of some) has no first or last row.
+    # Its row in `firsts` is that of the next batch, so all indexing by `firsts` needs this mask.
     filled = counts > 0
     lasts = (firsts + counts - 1)[filled]
     ends = np.empty_like(starts)
+    # A record ends where the next one begins, except for the last one of each batch.
     ends[:-1] = starts[1:]
     ends[lasts] = payload.ends[filled]
     fields = read_fields(payload.data, starts, ends, contents=contents)
     offsets = np.repeat(batches.column("base_offset"), counts) + fields.offset_deltas
     records = _Records(batches, counts, offsets, payload, place, firsts, starts, ends, fields)
+    # First the form of the records, then their offsets: an offset
+    # delta that was read from bytes that are no record means nothing.
     records.refuse_unless(fields.sound, "is none")
     rising = np.ones(len(offsets), dtype=np.bool_)
     np.greater(offsets[1:], offsets[:-1], out=rising[1:])
+    # The first record is also compared with the last record of the batch before it, by
+    # the line above: batches do not overlap, so a correct record passes both comparisons.
     rising[firsts[filled]] &= offsets[firsts[filled]] >= batches.column("base_offset")[filled]
     rising[lasts] &= offsets[lasts] <= batches.column("last_offset")[filled]
     records.refuse_unless(rising, "has an offset that does not rise, or is none of the batch's")

@@ -15,8 +15,10 @@ from sidetier.segments.arrow.arrays import Bytes
 from sidetier.segments.headers import Compression
 
 _XERIAL: Final = b"\x82SNAPPY\0"
+# The magic of 8 bytes, then the version and the lowest compatible version, both int32.
 _XERIAL_HEAD_BYTES: Final = 16
 _BLOCK_LENGTH = struct.Struct(">i")
+# cramjam has no error class for this case.
 _FULL: Final = (
     "failed to write whole buffer"  # the message of Rust's standard library for a full output
 )
@@ -48,6 +50,9 @@ def decompress_into(codec: Compression, source: memoryview, room: Bytes) -> int:
 
 
 def _snappy(source: memoryview, room: memoryview) -> int:
+    # The first byte of xerial's magic, 0x82, could also begin a raw
+    # block. A raw block begins with its decompressed length as a varint;
+    # that eight bytes agree by chance does not happen in practice.
     if source[: len(_XERIAL)].tobytes() != _XERIAL:
         return _raw_snappy(source, room)
     at, used = _XERIAL_HEAD_BYTES, 0
@@ -65,6 +70,7 @@ def _snappy(source: memoryview, room: memoryview) -> int:
 
 def _raw_snappy(source: memoryview, room: memoryview) -> int:
     """Decompress one block."""
+    # Raw snappy states its length first, so it can be checked before anything is written.
     if cramjam.snappy.decompress_raw_len(source) > len(room):
         raise NoRoomError
     return cramjam.snappy.decompress_raw_into(source, room)

@@ -35,6 +35,7 @@ def binary_column(data: Bytes, spans: Spans) -> pa.Array:
     count = len(lengths)
     null = lengths < 0
     nulls = int(np.count_nonzero(null))
+    # Also the case of no rows, in which `begins[0]` below does not exist.
     if nulls == count:
         return pa.nulls(count, pa.binary())
     sizes = np.maximum(lengths, 0) if nulls else lengths
@@ -42,6 +43,7 @@ def binary_column(data: Bytes, spans: Spans) -> pa.Array:
         raise ValueError("two GiB and more in one column: decode in pieces")
     # The bytes between two strings count as strings, too. Then every second string is taken.
     first, last = int(spans.begins[0]), int(spans.begins[-1] + sizes[-1])
+    # The strings themselves fit, but the keys between two values count, too.
     wide = last - first > MOST_COLUMN_BYTES
     cuts = np.empty(2 * count, dtype=np.int64 if wide else np.int32)
     np.subtract(spans.begins, first, out=cuts[0::2], casting="unsafe")
@@ -51,6 +53,7 @@ def binary_column(data: Bytes, spans: Spans) -> pa.Array:
         2 * count - 1,
         [None, pa.py_buffer(cuts), pa.py_buffer(data[first:last])],
     )
+    # A masked index becomes a null in the result, whatever the string at that position is.
     every_second = pa.array(np.arange(0, 2 * count, 2), mask=null if nulls else None)
     taken = strings.take(every_second)
     return taken.cast(pa.binary()) if wide else taken
@@ -86,5 +89,7 @@ def no_headers(count: int) -> pa.Array:
 def _texts(keys: pa.Array) -> pa.Array:
     try:
         return keys.cast(pa.string())
+    # Rare: the bytes of a key are not UTF-8. The cast of the
+    # whole column fails then, so it is repeated key by key.
     except pa.ArrowInvalid:
         return pa.array([key.decode(errors="replace") for key in keys.to_pylist()], pa.string())

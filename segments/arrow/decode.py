@@ -102,6 +102,7 @@ def decode_batches(  # noqa: PLR0913 - all but two are named and have a default
     reader = PayloadReader(data, Place(name, position), check_crc, most_batch_bytes)
     pieces = list(_pieces(reader, _chosen(headers, keep, wanted), wanted, None))
     if len(pieces) == 1:
+        # `concat_batches` would copy the only piece.
         return pieces[0]
     return pa.concat_batches(pieces) if pieces else wanted.nothing
 
@@ -136,6 +137,8 @@ def decode_in_pieces(  # noqa: PLR0913 - see decode_batches
 def _pieces(
     reader: PayloadReader, batches: HeaderTable, wanted: Wanted, piece_bytes: int | None
 ) -> Iterator[pa.RecordBatch]:
+    # `can_be` comes before the rows are made: a header that states
+    # two billion records would otherwise allocate memory for them.
     if headers_suffice(batches, wanted.schema.names) and reader.can_be(batches):
         for chosen in cuts(counts_of(batches) * _ROW_BYTES, piece_bytes):
             piece_batches = batches.where(chosen)
@@ -151,6 +154,7 @@ def _chosen(headers: HeaderTable, keep: Flags | None, wanted: Wanted) -> HeaderT
     chosen = ~headers.is_control if keep is None else np.asarray(keep, dtype=np.bool_)
     if len(chosen) != len(headers):
         raise ValueError(f"keep has {len(chosen)} flags, there are {len(headers)} batches")
+    # Not in place: `keep` belongs to the caller.
     chosen = chosen & (headers.column("last_offset") >= wanted.first)
     if wanted.end is not None:
         chosen &= headers.column("base_offset") < wanted.end

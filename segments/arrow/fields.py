@@ -71,6 +71,7 @@ def read_fields(data: Bytes, starts: Longs, ends: Longs, *, contents: bool) -> F
     read = _read_whole if contents else _read_beginning
     blocks = [
         read(data, starts[row : row + _BLOCK], ends[row : row + _BLOCK])
+        # At least one block, also without records: `concatenate` refuses an empty list.
         for row in range(0, max(1, len(starts)), _BLOCK)
     ]
     sound, timestamps, offsets, *rest = (
@@ -88,6 +89,7 @@ def read_fields(data: Bytes, starts: Longs, ends: Longs, *, contents: bool) -> F
 def _read_beginning(data: Bytes, starts: Longs, ends: Longs) -> tuple[npt.NDArray[Any], ...]:
     """Return whether records are sound, their timestamps and their offsets."""
     sound, timestamps, offsets, at = _read_front(data, starts, ends)
+    # At least one byte of the key's length must be left within the record.
     return sound & (at < ends), timestamps, offsets
 
 
@@ -111,6 +113,7 @@ def _read_front(data: Bytes, starts: Longs, ends: Longs) -> tuple[Flags, Longs, 
     """Return whether the length is right, timestamp and offset, and the position after them."""
     size, at = read_varints(data, starts)
     sound: Flags = (ends > starts) & (at + size == ends)
+    # Plus one skips the attributes byte, which Kafka does not use.
     timestamps, at = read_varints(data, at + 1)
     offsets, at = read_varints(data, at)
     return sound, timestamps, offsets, at

@@ -21,6 +21,7 @@ from sidetier.segments.headers import (
 )
 from sidetier.segments.offsets import Offset, next_offset
 
+# In the order of the bytes of a batch header, without padding: 61 bytes.
 _ON_DISK: Final = np.dtype(
     [
         ("base_offset", ">i8"),
@@ -63,9 +64,11 @@ of the whole batch in bytes; the other fields are as in `BatchHeader`.
 _AS_ON_DISK: Final = tuple(
     name for name in HEADER_DTYPE.names or () if name in (_ON_DISK.names or ())
 )
+# Skips the base offset and the leader epoch: the scan needs two fields only.
 _LENGTH_AND_MAGIC = struct.Struct(">8xi4xB")
 _BASE_OFFSET = struct.Struct(">q")
 _LEAST_LENGTH: Final = HEADER_BYTES - LENGTH_PREFIX_BYTES
+# Its next offset would not fit into 64 bits.
 _LAST_OFFSET: Final = 2**63 - 1
 
 
@@ -179,8 +182,11 @@ def _follow(view: memoryview, at: int, place: Place) -> tuple[Longs, int]:
     unpack, size = _LENGTH_AND_MAGIC.unpack_from, len(view)
     last_header = size - HEADER_BYTES
     positions = []
+    # The only loop over batches in Python. Everything that numpy
+    # can do later for all headers together is left out of it.
     while at <= last_header:
         length, magic = unpack(view, at)
+        # Without the check of the length, a length of -12 would never move `at`.
         if magic != MAGIC or length < _LEAST_LENGTH:
             _refuse(view, at, place)
         end = at + LENGTH_PREFIX_BYTES + length
@@ -210,8 +216,11 @@ def _rows(view: memoryview, positions: Longs) -> npt.NDArray[np.void]:
     rows = np.zeros(len(positions), dtype=HEADER_DTYPE)
     if not len(positions):
         return rows
+    # A view with a stride of one byte has a header at every position of the buffer.
+    # Indexing it by the positions copies only the real headers, without a loop.
     anywhere = len(view) - HEADER_BYTES + 1
     on_disk = np.ndarray((anywhere,), _ON_DISK, bytes_of(view), strides=(1,))[positions]
+    # Field by field: numpy converts byte order and width in the assignment.
     for field in _AS_ON_DISK:
         rows[field] = on_disk[field]
     rows["position"] = positions
@@ -227,6 +236,8 @@ def _check_offsets(rows: npt.NDArray[np.void], floor: int, place: Place) -> None
     bases, lasts = rows["base_offset"], rows["last_offset"]
     floors = np.full(len(rows), max(floor, 0), dtype=np.int64)
     floors[1:] = lasts[:-1] + 1
+    # `last_offset` was added in 64 bits and can have overflowed to a
+    # negative number, which the comparison with the base offset detects.
     bad = np.flatnonzero((bases < floors) | (lasts < bases) | (lasts == _LAST_OFFSET))
     if len(bad):
         row = int(bad[0])

@@ -72,6 +72,7 @@ def read_markers(
             decompressed, than any that a broker writes.
     """
     markers = np.full(len(headers), Marker.NONE, dtype=np.int8)
+    # Compaction can leave an empty control batch: there is no key to read.
     filled = headers.is_control & (headers.column("record_count") > 0)
     rows = np.flatnonzero(filled)
     if not len(rows):
@@ -94,6 +95,7 @@ def read_markers(
         ) from None
     counts = control.column("record_count").astype(np.int64)
     firsts = (np.cumsum(counts) - counts).tolist()
+    # The type is in the key of the marker's first record; a marker has only one.
     for row, first in enumerate(firsts):
         key = keys[first].as_py()
         if key is None or len(key) < _KEY_BYTES:
@@ -154,9 +156,13 @@ class TransactionFilter:
         rows = np.flatnonzero(wanted)
         producers, offsets = headers.column("producer_id"), headers.column("base_offset")
         control = headers.is_control
+        # Between two markers, all batches of a producer after the first
+        # are of the same transaction and change nothing. A loop over the
+        # events only keeps a segment with millions of small batches fast.
         for row in rows[_is_event(producers[rows], control[rows])].tolist():
             producer, offset = int(producers[row]), int(offsets[row])
             if not control[row]:
+                # The first batch counts: a transaction begins at its first offset.
                 self._open.setdefault(producer, offset)
             elif markers[row] != Marker.NONE:
                 self._decide(producer, offset, Marker(int(markers[row])))
@@ -164,6 +170,8 @@ class TransactionFilter:
             self._known_below = max(self._known_below, headers.next_offset)
 
     def _decide(self, producer: int, offset: int, marker: Marker) -> None:
+        # A marker without an open transaction is normal: its
+        # batches are below `start`, or compaction has removed them.
         first = self._open.pop(producer, None)
         if first is not None and marker is Marker.ABORT:
             self._aborted.append((producer, first, offset))
@@ -187,8 +195,11 @@ class TransactionFilter:
         self._aborted += [
             (txn.producer_id, int(txn.first_offset), int(txn.last_offset))
             for txn in aborted
+            # Markers below `known_below` were processed before.
             if self._known_below <= txn.last_offset < below
         ]
+        # Replaced, not merged: the snapshot has all transactions that
+        # are open at its offset, also those that were open before.
         self._open = {txn.producer_id: int(txn.first_offset) for txn in open_transactions}
         self._known_below = Offset(below)
 
@@ -204,9 +215,12 @@ class TransactionFilter:
             headers.column("base_offset")[rows],
         )
         lowest, highest = int(offsets[0]), int(offsets[-1])
+        # The batches are in order of offsets, so two
+        # comparisons exclude most transactions before the sort.
         aborted = [txn for txn in self._aborted if txn[2] >= lowest and txn[1] <= highest]
         undecided = [(producer, first, _OPEN_END) for producer, first in self._open.items()]
         fates[rows[_within(producers, offsets, aborted)]] = Fate.ABORTED
+        # A batch at or above `known_below` may belong to a transaction that was not fed yet.
         is_open = _within(producers, offsets, undecided) | (offsets >= self._known_below)
         fates[rows[is_open]] = Fate.UNDECIDED
         return fates
@@ -223,6 +237,7 @@ def _is_event(producers: Longs, is_control: Flags) -> Flags:
 
     The first batch of each producer counts, too: the batches before these are not known here.
     """
+    # A stable sort keeps the batches of each producer in order of offsets.
     order = np.argsort(producers, kind="stable")
     by_producer, control = producers[order], is_control[order]
     event = np.ones(len(order), dtype=np.bool_)
@@ -246,6 +261,8 @@ def _within(producers: Longs, offsets: Longs, spans: list[tuple[int, int, int]])
     names = np.unique(np.concatenate([producers, table[:, 0]]), return_inverse=True)[1]
     numbers = names.astype(np.int64) * (len(ranks) + 1) + ranks
     count = len(offsets)
+    # The last span that begins at or below the batch, in the order of (producer, first offset).
+    # It can belong to another producer, which the comparison of producers below excludes.
     nearest = np.searchsorted(numbers[count:], numbers[:count], side="right") - 1
     span = table[np.maximum(nearest, 0)]
     within: Flags = (nearest >= 0) & (span[:, 0] == producers) & (offsets < span[:, 2])

@@ -109,6 +109,9 @@ class PayloadReader:
     def _decompressed(self, batches: HeaderTable, piece_bytes: int) -> Iterator[Payload]:
         # The kernel allocates pages when they are written to: a large buffer costs nothing.
         longest = int(batches.column("length").max())
+        # A piece ends with the batch that brings it to `piece_bytes`, so the
+        # last batch begins below that limit and needs its own maximum behind it.
+        # An uncompressed batch can be longer than the limit for compressed ones.
         room = np.empty(piece_bytes + max(self.most_batch_bytes, longest), dtype=np.uint8)
         codecs = [Compression(codec) for codec in batches.codecs.tolist()]
         borders, first = [0], 0
@@ -127,6 +130,7 @@ class PayloadReader:
 
     def _fill(self, room: Bytes, codec: Compression, source: memoryview) -> int:
         """Write a batch's records to the buffer. Return their size in bytes."""
+        # Only the output of a codec is limited. An uncompressed batch is as large as it was stored.
         if codec is not Compression.NONE:
             return decompress_into(codec, source, room[: self.most_batch_bytes])
         room[: len(source)] = bytes_of(source)
@@ -150,6 +154,7 @@ class PayloadReader:
         them.
         """
         counts, sizes = payload.counts, payload.ends - payload.begins
+        # A batch with bytes and without records is damage too: no broker writes one.
         bad = (counts < 0) | (counts * LEAST_RECORD_BYTES > sizes) | ((counts == 0) & (sizes > 0))
         if bad.any():
             row = int(np.argmax(bad))

@@ -40,9 +40,12 @@ def read_record_headers(
     one.
     """
     rows = np.flatnonzero(counts)
+    # Records with the most headers first: those that still have a header
+    # left are then always a prefix, and each step works on a slice.
     rows = rows[np.argsort(-counts[rows], kind="stable")]
     reader = _Reader(data, int(counts.sum()))
     left, place = counts[rows], at[rows]
+    # Slots stay in the order of the records, whatever the order in which they are read.
     slot = (np.cumsum(counts) - counts)[rows]
     done = 0
     while len(rows) and (going_on := int(np.count_nonzero(left > done))) > few:
@@ -53,10 +56,12 @@ def read_record_headers(
         slots = range(first + done, first + int(left[row]))
         place[row] = reader.walk(int(place[row]), int(ends[rows[row]]), slots)
     sound = np.ones(len(counts), dtype=np.bool_)
+    # The headers must end exactly where the record ends.
     sound[rows] = place == ends[rows]
     owners = np.repeat(np.arange(len(counts)), counts)
     values_end = reader.value_begins + np.maximum(reader.value_lengths, 0)
     inside = (reader.key_lengths >= 0) & (values_end <= ends[owners])
+    # The first key begins behind the length at `at`. A slot that a failed walk left at 0 does not.
     inside &= reader.key_begins > at[owners]
     inside &= reader.key_begins + reader.key_lengths < reader.value_begins
     sound[owners[~inside]] = False
@@ -85,6 +90,7 @@ class _Reader:
         """Read consecutive headers from `begin`. Return where they end, or -1 if they are
         invalid.
         """
+        # Bytes are several times faster to index than a numpy array.
         bytes_ = self._data[begin:end].tobytes()
         spans: list[tuple[int, int, int, int]] = []
         at = 0

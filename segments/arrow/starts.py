@@ -89,6 +89,7 @@ def record_starts(
     filled = np.flatnonzero(counts)
     at, limits, most = begins[filled], ends[filled], counts[filled]
     owners = np.arange(len(filled))
+    # With many batches, there are enough stretches for lock-step without guesses.
     guessed = guess and len(filled) <= _MANY * few
     if guessed:
         anchors = guess_anchors(data, at, limits, most)
@@ -97,18 +98,24 @@ def record_starts(
         owners = np.searchsorted(begins[filled], at, side="right") - 1
         limits, most = limits[owners], most[owners]
         within = owners[1:] == owners[:-1]
+        # Within a batch, a stretch ends at the next guess.
+        # The last stretch of a batch keeps the batch's end.
         limits[:-1][within] = at[1:][within]
     followed = _follow(data, at, limits, most, few)
+    # A batch is right if the stretches together have its number
+    # of records, and each one has reached its limit exactly.
     totals = np.bincount(owners, followed.lengths, len(filled)).astype(np.int64)
     wrong = totals != counts[filled]
     wrong[owners[followed.reached != limits]] = True
     if not wrong.any():
         return followed.starts
+    # Not an error yet: the wrong guess may be the decoder's own, in a value that contains batches.
     if guessed:
         return record_starts(data, begins, ends, counts, few=few, guess=False)
     row = int(np.argmax(wrong))
     batch = int(filled[row])
     size = int(ends[batch] - begins[batch])
+    # A length that leads nowhere gives `FAR`, which says nothing to the reader of the error.
     reached = min(int(followed.reached[row] - begins[batch]), size)
     raise NoRecordsError(
         batch,
@@ -125,6 +132,8 @@ def _follow(data: Bytes, at: Longs, limits: Longs, most: Longs, few: int) -> _Fo
     while len(rows) > few:
         steps.append((rows, at))
         at = _behind(data, at)
+        # A stretch that has passed its limit is out, too.
+        # `record_starts` then sees that `reached` is not the limit.
         going_on = at < until
         if np.count_nonzero(going_on) < len(going_on):
             over = rows[~going_on]
@@ -132,6 +141,8 @@ def _follow(data: Bytes, at: Longs, limits: Longs, most: Longs, few: int) -> _Fo
             rows, at, until = rows[going_on], at[going_on], until[going_on]
     lengths[rows] = len(steps)
     walked = []
+    # Few stretches are left. A numpy call costs about the same
+    # for one as for a hundred, so each is walked in Python.
     for row, begin in zip(rows.tolist(), at.tolist(), strict=True):
         starts, reached[row] = walk(data, begin, int(limits[row]), int(most[row]))
         lengths[row] += len(starts)
@@ -157,9 +168,13 @@ def _in_order(
 
 def _behind(data: Bytes, at: Longs) -> Longs:
     """Return where the records at these positions end; always above `at`."""
+    # Clipping keeps positions beyond the buffer harmless: they read
+    # the last byte, and the checks of the caller refuse the result.
     first = data.take(at, mode="clip")
     longer = np.count_nonzero(first > 0x7F)  # noqa: PLR2004 - the continuation bit
     if not longer:
+        # Zigzag of a length that is not negative: half of the raw value. A negative
+        # length has bit 0 set, and the shift still moves forwards, so the loop ends.
         return at + (first >> 1) + 1
     second = data.take(at + 1, mode="clip")
     if longer == len(at) and not np.count_nonzero(second > 0x7F):  # noqa: PLR2004
@@ -168,9 +183,12 @@ def _behind(data: Bytes, at: Longs) -> Longs:
         behind <<= 6
         behind += first >> 1
         behind += at
+        # The continuation bit of the first byte adds 64 after the shift
+        # (128 >> 1), and the varint itself has two bytes: 64 - 2.
         behind -= 62
         return behind
     size, behind = read_varints(data, at)
+    # A negative length would move backwards, and the loop might not end.
     return behind + np.clip(size, 0, FAR)
 
 
@@ -211,6 +229,8 @@ def _walk_some(payload: bytes | memoryview, at: int, most: int) -> tuple[list[in
             else:
                 at = _behind_long(payload, at)
     except IndexError:
+        # A length that is cut off by the end of the
+        # batch, or reaches beyond it, leads to no record.
         at = FAR
     return starts, at
 
@@ -245,6 +265,7 @@ def guess_anchors(data: Bytes, begins: Longs, ends: Longs, counts: Longs) -> Lon
     average = int((ends - begins)[large].sum() // counts[large].sum()) + 1
     span, window = _ANCHOR_RECORDS * average, _WINDOW_RECORDS * average
     borders = zip(begins[large].tolist(), ends[large].tolist(), strict=True)
+    # The last window must not read beyond the batch, which can end where the data ends.
     by_batch = [np.arange(begin + span, end - window - _PREFIX, span) for begin, end in borders]
     places = np.concatenate(by_batch)
     if not len(places):
@@ -254,6 +275,7 @@ def guess_anchors(data: Bytes, begins: Longs, ends: Longs, counts: Longs) -> Lon
     rows, columns = np.nonzero(_could_begin(windows, window))
     candidates = places[rows] + columns
     good = _has_successors(data, candidates, ends_of_batches[rows])
+    # One guess per window, the first good one.
     return candidates[good][np.unique(rows[good], return_index=True)[1]]
 
 
@@ -264,6 +286,7 @@ def _could_begin(windows: npt.NDArray[np.uint8], window: int) -> Flags:
     one_byte = ~long_ & (first >= _LEAST_LENGTH) & (second == 0)
     two_bytes = long_ & ~longer & (third == 0)
     three_bytes = long_ & longer & (third < 0x80) & (fourth == 0)  # noqa: PLR2004
+    # Zigzag numbers that are not negative are even.
     candidates: Flags = (one_byte | two_bytes | three_bytes) & ((first & 1) == 0)
     return candidates
 

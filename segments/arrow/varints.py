@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sidetier.segments.arrow.arrays import FAR, Bytes, Longs
 
+# The shift of the tenth byte, the last of a 64-bit varint.
 _MOST_SHIFT: Final = 63
 _SPARSE: Final = 4
 """If less than 1/4 of the varints continue, only these are read on."""
@@ -28,8 +29,11 @@ def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
     first = data.take(at, mode="clip")
     behind = at + 1
     more = first >> np.uint8(7)
+    # All varints have one byte: deltas and lengths of small records.
     if not np.count_nonzero(more):
         return _signed(first), behind
+    # The multiplication clears the second byte of
+    # varints that have ended, so that no mask is needed.
     second = data.take(behind, mode="clip") * more
     behind += more
     raw = (first & 0x7F) | (second & 0x7F).astype(np.uint16) << np.uint16(7)
@@ -41,6 +45,8 @@ def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
 
 def _signed(raw: npt.NDArray[Any]) -> Longs:
     """Decode the zigzag encoding of raw values of any width."""
+    # Unsigned arithmetic wraps around. The view as
+    # signed below gives the right number in every width.
     values = (raw >> 1) ^ -(raw & 1)
     return values.view(f"i{raw.itemsize}").astype(np.int64, copy=False)
 
@@ -48,6 +54,7 @@ def _signed(raw: npt.NDArray[Any]) -> Longs:
 def _read_on(data: Bytes, raw: _Raw, behind: Longs, more: Bytes) -> _Raw:
     """Read from the third byte on. Advances `behind`, and completes `raw`."""
     shift, left = 14, int(np.count_nonzero(more))
+    # While many varints continue, whole arrays are cheaper than indexing by rows.
     while left * _SPARSE > len(raw) and shift <= _MOST_SHIFT:
         byte = data.take(behind, mode="clip") * more
         raw |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
@@ -57,6 +64,7 @@ def _read_on(data: Bytes, raw: _Raw, behind: Longs, more: Bytes) -> _Raw:
         left = int(np.count_nonzero(more))
     rows = np.flatnonzero(more)
     while len(rows):
+        # More than ten bytes. `FAR` cannot be within a record, so the record is refused.
         if shift > _MOST_SHIFT:
             behind[rows] = FAR
             break

@@ -105,6 +105,7 @@ def follow_on(
     """
     chosen: list[StoredSegment] = []
     for segment in whole:
+        # A gap: what lies behind it is uploaded, or adopted once the gap is closed.
         if segment.base_offset > start:
             break
         head = store.head_object(segment.log.key)
@@ -155,6 +156,8 @@ def stored_within(
         DivergedError: the leader's log has another history there.
     """
     prefix = layout.partition_prefix(tp)
+    # `.txnindex` sorts last among the files of a segment,
+    # so the listing begins with the next segment.
     start = layout.object_key(tp, watermark.base_offset, FileKind.TXNINDEX) if watermark else ""
     rows = store.list_objects(prefix, start_after=start)
     for segment in whole_segments(_up_to(rows, prefix, gap.end), prefix):
@@ -171,6 +174,8 @@ def stored_within(
 
 
 def _up_to(rows: Iterable[ObjectSummary], prefix: str, end: Offset) -> Iterator[ObjectSummary]:
+    # Keys sort by base offset. `_metadata` and the other objects that are not of
+    # a segment sort behind all segments, so the first of them ends the listing.
     for row in rows:
         parsed = parse_object_key(row.key, prefix)
         if parsed is None or parsed[0] >= end:
@@ -196,6 +201,7 @@ def _epoch_history_of(
 ) -> EpochHistory:
     """Return the log's epoch history if it covers the segment, else the one in its metadata."""
     local = epoch_history() if epoch_history is not None else NO_EPOCHS
+    # Retention may have dropped the epochs of an old segment from the broker's checkpoint.
     if local.epoch_at(base) is not None:
         return local
     return parse_runs(head.metadata.get(EPOCHS_KEY, ""))

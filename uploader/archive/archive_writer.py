@@ -104,6 +104,7 @@ class ArchiveWriter:
         self._admit()
         archive = self._watermarks.read(tp, leader)
         if archive.watermark is None:
+            # A follower's sidecar, or an earlier run, may have recorded where the archive begins.
             kept = self._starts.read_earliest(tp, leader.topic_id)
             return replace(archive, kept_start=kept)
         if not archive.is_pinterest or not derive:
@@ -142,6 +143,8 @@ class ArchiveWriter:
         watermark = archive.watermark
         report = takeover.run(watermark.base_offset if watermark is not None else None)
         if report.last is None or report.next_offset is None:
+            # No watermark, but the etag of Pinterest's `offset.wm`: the first
+            # commit must replace that object, and only this version of it.
             return ArchiveState(etag=archive.etag), report
         if watermark is not None:
             watermark = replace(watermark, start_offset=report.start)
@@ -212,9 +215,13 @@ class ArchiveWriter:
         """
         after, start = archive.watermark, ""
         if after is not None:
+            # Only what the archive end offset does not cover: the files of the segment
+            # that `offset.wm` names are committed. Its `.txnindex` sorts last among them.
             start = self._layout.object_key(tp, after.base_offset, FileKind.TXNINDEX)
         prefix = self._layout.partition_prefix(tp)
         rows = list(self._store.list_objects(prefix, start_after=start))
+        # The listing has shown whether the object exists,
+        # so a new partition costs no request for it.
         self._metadata.load(tp, there=any(row.key == self._layout.metadata_key(tp) for row in rows))
         if after is None and not (unmarked or archive.recorded):
             self._check_unmarked(tp, rows, prefix, leader)
@@ -225,6 +232,7 @@ class ArchiveWriter:
             adopted = follow_on(self._store, whole, archive.next_offset, leader.leader_epoch, ours)
             if adopted:
                 archive = self.commit(tp, archive, adopted, leader)
+        # Uploads create keys that are not in it with If-None-Match, without a request before.
         return replace(archive, present=frozenset(row.key for row in rows))
 
     def compare(
@@ -319,9 +327,13 @@ class ArchiveWriter:
                 again; or archive and segments have different histories.
         """
         new = archive.watermark is None
+        # Epochs before `_metadata` before `offset.wm`: each object describes at least what
+        # the next one makes visible. The other way round, a kill would leave committed
+        # records without their epochs, or segments that Pinterest's consumer skips.
         epoch_history = self._epoch_histories.below(archive.watermark).cover(
             tp,
             archive.epoch_history or (NOT_STORED if new else None),
+            # A new archive has committed nothing, so no stored epoch is believed.
             Offset(0) if new or archive.next_offset is None else archive.next_offset,
             stored,
             leader.leader_epoch,
@@ -337,6 +349,8 @@ class ArchiveWriter:
         # the segments were uploaded.
         if new and archive.start:
             self._expect_no_lower_start(tp, archive.start, leader)
+        # The commit. Everything before it can be repeated;
+        # nothing after it is needed for correctness.
         archive = self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
         count = self._metadata.entries(tp)
         if self._long_archives is not None and count is not None:
@@ -382,6 +396,8 @@ class ArchiveWriter:
         """
         if archive.watermark is None or local is None:
             return archive
+        # A segment without bytes stands for the gap,
+        # because epochs are stored for ranges of segments.
         lost = StoredSegment(BaseOffset(gap.start), gap.end, 0, 0, 0, local())
         epoch = leader.leader_epoch
         epoch_histories = self._epoch_histories.below(archive.watermark)
@@ -415,12 +431,16 @@ class ArchiveWriter:
             ArchiveConflictError: as `commit`.
         """
         ours = OurLog(epoch_history, leader.topic_id)
+        # Another sidecar may have stored a part of these offsets since the archive was read.
+        # Such records are not missing, so the store is asked before the gap is recorded.
         stored = list(stored_within(self._store, self._layout, tp, gap, archive.watermark, ours))
         adopted = contiguous(stored, gap.start)
         if adopted:
             return self.commit(tp, archive, adopted, leader)
         if stored:
             gap = OffsetRange(gap.start, Offset(stored[0].base_offset))
+        # The record comes before `offset.wm`: the archive end offset must
+        # never pass offsets that are neither stored nor recorded as a gap.
         write_gap(
             self._store,
             self._layout,

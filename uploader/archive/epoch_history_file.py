@@ -121,12 +121,15 @@ def _rebuilt(segments: Iterable[_Noted], beside: EpochHistory) -> EpochHistory:
         if expected is None:
             if not runs:
                 continue
+            # Below the first segment with noted epochs, only the stored history knows them.
             entries.extend(beside.up_to(runs[0][1]).entries)
             expected = runs[0][1]
         elif not runs and segment.last == UNKNOWN_EPOCH:
             return beside
         runs = runs or _guessed(segment, expected, beside)
         for (epoch, start), (_, stop) in pairwise((*runs, (UNKNOWN_EPOCH, segment.end))):
+            # Segments can overlap. The earlier one keeps its offsets, so a run that ends
+            # within it is passed, and one that reaches beyond it counts from there.
             if stop > expected and (not entries or epoch > entries[-1][0]):
                 entries.append((epoch, max(start, expected)))
         expected = max(expected, segment.end)
@@ -197,6 +200,7 @@ class EpochHistoryFile:
     def below(self, watermark: Watermark | None) -> "EpochHistoryFile":
         """Return a reader for an archive with this `offset.wm`, whose checksum must match."""
         same = EpochHistoryFile(self._store, self._layout, watermark)
+        # Shared: it remembers per partition, not per `offset.wm`.
         same._asked = self._asked
         return same
 
@@ -212,6 +216,8 @@ class EpochHistoryFile:
         stored, watermark = read_epoch_history(self._store, self._layout, tp), self._watermark
         if watermark is None or stored.etag is None or is_noted(watermark, stored.epoch_history):
             return stored
+        # These two versions were compared with the segments
+        # before: asking again would give the same answer.
         if self._asked.get(tp) == (stored.etag, watermark):
             return stored
         noted = noted_epoch_history(self._store, self._layout, tp, watermark, stored.epoch_history)
@@ -292,6 +298,7 @@ class EpochHistoryFile:
         key = self._layout.epoch_checkpoint_key(tp)
         gaps: Sequence[OffsetRange] | None = None
         for _ in range(_TRIES):
+            # None after a refusal, so that the next round starts from the stored version.
             known = known or self.read(tp)
             try:
                 _require_latest(key, known.epoch_history, committed, segments, leader_epoch)

@@ -207,11 +207,15 @@ class Histories:
             ArchiveConflictError: another sidecar is writing the archive.
             SegmentGoneError: the partition's directory is gone.
         """
+        # Each round ends with a move of objects, after which the archive must be read
+        # again. More than a few rounds means that other processes move them, too.
         for _ in range(_ROUNDS):
             archive = self._read(place, check)
             watermark = archive.watermark
             if watermark is None or archive.next_offset is None:
                 return archive
+            # Before the comparison with the log: an archive in the middle of a move has
+            # an archive end offset that says nothing about what is stored above it.
             if watermark.pending is not None:
                 self._finish(place, check, archive, watermark.pending)
                 continue
@@ -289,6 +293,8 @@ class Histories:
             latest = min(latest, contradiction.offset)
             written = (
                 contradiction.newest
+                # Archived records of an epoch newer than ours show that
+                # this sidecar is the late one. `why_unproven` refuses then.
                 if contradiction.newest > check.leader.leader_epoch
                 else contradiction.archived
             )
@@ -343,6 +349,7 @@ class Histories:
         leader_epoch = check.leader.leader_epoch if check.epoch_from_cluster else _NO_EPOCH
         doubt = why_unproven(epoch if written is None else written, leader_epoch, suspected.local)
         if doubt is not None:
+            # A later sighting must be confirmed from the start, with proof at both sightings.
             sightings.pop(check.topic_partition, None)
             raise DivergedError(f"{suspected.reason}; nothing is moved: {doubt}")
         why = suspected.reason if sightings is self._sightings_beyond else ""
@@ -383,6 +390,7 @@ class Histories:
                 divergence_offset=suspected.latest,
                 leader_epoch=check.leader.leader_epoch,
             )
+        # The lowest of all sightings: retention can only have raised the start of an epoch since.
         first = replace(first, latest=min(first.latest, suspected.latest))
         sightings[check.topic_partition] = first
         # An upload under way could store an object behind the listing of the move.
@@ -458,6 +466,8 @@ class Histories:
             tp, context, mark = (
                 check.topic_partition,
                 MoveContext(place.store, place.layout),
+                # The version on which the decision is based. `retire` moves only this one:
+                # another sidecar may retire the archive and begin a new one in the meantime.
                 error.mark,
             )
             self._retire(tp, lambda: retire(context, tp, mark, _TAKEN_PLACE))
@@ -473,7 +483,10 @@ class Histories:
         created = _created_ms(check)
         if created is None:
             return False
+        # Both times must be of one clock. `offset.wm` has the
+        # store's time, `partition.metadata` that of this machine.
         ahead = store_clock_ahead_ms(place.store, place.layout, check.topic_partition, self._wall)
+        # The lower bound makes the topic look older, never newer: in doubt nothing is retired.
         return created + ahead > error.mark.modified_ms
 
     def _retire(self, tp: TopicPartition, move: Callable[[], MovePlan | None]) -> None:
@@ -518,6 +531,7 @@ def _created_ms(check: HistoryCheck) -> int | None:
         return None
     path = os.path.join(check.directory, "partition.metadata")
     try:
+        # A file of another topic id would give the creation time of another topic.
         identified = parse_partition_metadata(read_text(path), path) == check.leader.topic_id
         return os.stat(path).st_mtime_ns // 1_000_000 if identified else None
     except OSError:
@@ -536,6 +550,7 @@ def store_clock_ahead_ms(
     """
     key = layout.clock_key(tp)
     store.put_object(key, BytesBody(b"{}"))
+    # Read after the answer, so that `written - answered` is too low and never too high.
     answered_ms = int(wall() * 1000)
     written_ms = store.head_object(key).modified_ms
     store.delete_object(key)

@@ -127,6 +127,8 @@ class MetadataEditor:
                 later.
         """
         cached = self._cache.get(tp) or self._read(tp) or _ABSENT
+        # A new `_metadata` lists every committed segment:
+        # Pinterest's consumer skips a segment without an entry.
         version = self._begin(tp, stored()) if cached is _ABSENT else cached
         key = self._layout.metadata_key(tp)
 
@@ -172,6 +174,7 @@ class MetadataEditor:
         key = self._layout.metadata_key(tp)
         for _ in range(_TRIES):
             changed = change(version)
+            # An object that is not stored yet is written even if nothing has changed.
             if version.etag is not None and changed.data == version.data:
                 self._cache.put(tp, version)
                 return
@@ -183,6 +186,7 @@ class MetadataEditor:
             else:
                 self._cache.put(tp, changed._replace(etag=etag))
                 return
+        # The next call reads the stored version.
         self._cache.put(tp, None)
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 

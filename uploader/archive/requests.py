@@ -106,6 +106,7 @@ class RequestWork:
 
         def follow() -> ArchiveState:
             archive = read_only(place.archive_writer, tp, leader)
+            # A follower only compares. What to do about a divergence is the leader's decision.
             if archive.watermark and archive.next_offset is not None and directory:
                 epoch_history = epochs.read(directory)
                 check_same_epoch_history(
@@ -182,10 +183,13 @@ class RequestWork:
                 return archive_writer.prepare(tp, compared(archive), leader, epoch_history)
             except UnmarkedPinterestError:
                 if follows:
+                    # A follower's sidecar takes nothing over and moves nothing.
                     raise
                 taken, report = archive_writer.take_over(tp, archive, leader, local())
                 if report.last is not None or report.set_aside:
                     reports.append(report)
+                # No segment was accepted: the archive begins as
+                # a new one, and uploads replace what differs.
                 following = archive if taken.watermark is None else taken
                 return archive_writer.prepare(tp, following, leader, epoch_history, unmarked=True)
             except DivergedError as error:
@@ -320,6 +324,7 @@ class Requests:
         events: list[tuple[Partition, Event]] = []
         while (wanted := self._next()) is not None:
             _, (partition, request) = wanted.popitem(last=False)
+            # It was queued before the partition was lost, or before an earlier request hung.
             if partition.lost or partition.unanswered is not None:
                 partition.end_request()
             elif (event := self._start(partition, request)) is not None:
@@ -351,6 +356,8 @@ class Requests:
             return RequestFailed(begun, error)
 
     def _begin(self, partition: Partition, request: Request) -> Event | None:
+        # The request is built only when its turn comes, from the state of
+        # that moment: what was stored while it waited is committed with it.
         begun = asked(partition, request)
         place = self._place_of(partition.topic_partition.topic)
         work = None if begun is None else self._work.of(partition, begun, place)

@@ -181,6 +181,8 @@ def at_once(work: Callable[[T], R], items: Sequence[T]) -> Iterable[R]:
 
     With 16 items or more, and while no other call does so, it uses `HELPERS` threads.
     """
+    # Not waiting: a scan without helpers is slower, but a scan that waits
+    # would hold its request thread for as long as another archive is long.
     if len(items) < _FEW or not _helping.acquire(blocking=False):
         return [work(item) for item in items]
     try:
@@ -250,9 +252,11 @@ def decide(spans: Iterable[Span], named: BaseOffset | None, log_start: Offset | 
         if span.same is False:
             continue
         above = named is None or span.base > named
+        # The log still has these records, so they are uploaded from it, after the usual checks.
         if above and not _is_gone(span.base, log_start):
             break
         if position is not None and span.base > position:
+            # The log can fill this gap, or a part of it: the archive continues here by uploads.
             if log_start is None or span.base > log_start:
                 break
             gaps.append(OffsetRange(position, Offset(span.base)))
@@ -424,6 +428,8 @@ class Takeover:
         copies = []
         for kind, row in sorted(segment.files.items(), key=lambda item: item[0] != FileKind.LOG):
             copy = target + segment_file_name(segment.base_offset, kind)
+            # Gone or changed since the scan: the object
+            # that is there now was not compared, and stays.
             with contextlib.suppress(ObjectNotFoundError, PreconditionFailedError):
                 with contextlib.suppress(
                     PreconditionFailedError

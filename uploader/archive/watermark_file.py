@@ -54,6 +54,8 @@ class WatermarkFile:
         _check_writer(key, mark, leader)
         if mark.watermark.next_offset is not None:
             self._ours.add(tp)
+        # Without this memory, the sidecar would take the partition over again,
+        # Pinterest's uploader would overwrite it again, and both would lose records.
         elif tp in self._ours:
             raise _overwritten_by_pinterest(key, mark.watermark)
         return ArchiveState(mark.watermark, mark.etag, mark.watermark.next_offset)
@@ -87,6 +89,7 @@ class WatermarkFile:
             leader_epoch=leader.leader_epoch,
             broker_id=leader.broker_id,
             topic_id=leader.topic_id,
+            # The start never changes after the first write.
             start_offset=archive.watermark.start_offset if archive.watermark else archive.start,
             epoch_history=checksum_below(beside.epoch_history, next_offset) if beside else None,
         )

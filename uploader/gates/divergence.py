@@ -80,6 +80,8 @@ def read_history(
         OSError: its active segment is gone.
     """
     end = None
+    # The log ends above the active segment's base. Only if that
+    # base is below the archive end offset can the log end below it.
     if active is not None and active < next_offset:
         # The broker may have rolled a new segment since the listing: `active` is not the last then.
         end = log_end_offset(directory, _newest_segment(directory, active))
@@ -124,6 +126,8 @@ def latest_divergence(
 
     None where `offset.wm` and the log show no divergence.
     """
+    # Two independent signs: a later epoch that begins too low, and
+    # a log that is too short. The lower one is the safer bound.
     offsets = [divergence_offset(watermark, next_offset, local.epoch_history), local.log_end]
     return min((offset for offset in offsets if offset is not None), default=None)
 
@@ -144,6 +148,8 @@ def why_unproven(
             f"this broker leads in epoch {leader_epoch}, but its leader-epoch-checkpoint ends with "
             f"{last}"
         )
+    # An election that discards records makes a later epoch. Without one,
+    # the log has lost them in another way, or this sidecar is the late one.
     if watermark_epoch >= leader_epoch:
         return f"no leader was elected since the watermark was written (epoch {watermark_epoch})"
     return None

@@ -167,6 +167,7 @@ class CommittedGate:
 
     def _checkpoint(self, log_dir: str) -> _Checkpoint:
         known = self._checkpoints.get(log_dir, _Checkpoint())
+        # One stat per 50 ms and log dir, however many partitions ask.
         if self._now() - known.read_at < _READ_AGAIN_SECONDS:
             return known
         path = os.path.join(log_dir, CHECKPOINT_NAME)

@@ -147,6 +147,7 @@ class TopicRules:
             for topic, config in answers.items()
             if not self.is_known(topic, ids[topic]) or self._known[topic] != config
         ]
+        # After `changed` was computed, which compares with the earlier answers.
         self._known.update(answers)
         asked_ids = {topic: ids[topic] for topic in answers}
         self._asked_of.update(
@@ -219,6 +220,8 @@ class CleanerCheckpoints:
         known = self._known.get(log_dir, _Checkpoint())
         if self._now() - known.read_at >= _READ_AGAIN_SECONDS:
             known = self._known[log_dir] = self._read(log_dir, known)
+        # The checkpoint names the first offset that is not cleaned yet. If
+        # the log start has passed it, nothing that was compacted is left.
         return known.offsets.get(tp, Offset(0)) > log_start
 
     def _read(self, log_dir: str, known: _Checkpoint) -> _Checkpoint:

@@ -202,6 +202,8 @@ class Spool:
                 if kind in pinned.descriptors:
                     _link_unless_obsolete(kind, pinned.descriptors[kind], spooled.path(kind))
         except OSError as error:
+            # Links that are only a part of the segment would look,
+            # after a restart, like those that a kill has interrupted.
             spooled.remove()
             log.warning("spool.failed", path=spooled.path(FileKind.LOG), error=str(error))
             return None

@@ -132,6 +132,7 @@ def begin(spool: Spool, log_dirs: Iterable[str]) -> None:
     on_disk = _topic_ids(log_dirs)
     for home in spool.homes:
         for tp, place, topic_id in _places(home):
+            # In doubt the links stay: they are what a restart is meant to save.
             wanted = on_disk is None or bool(on_disk.get(str(tp), set()) & {None, topic_id})
             try:
                 if wanted:

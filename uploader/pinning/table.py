@@ -60,6 +60,7 @@ class PinTable:
     """Opens the files of closed segments; only of the most urgent if there are too many."""
 
     def __init__(self, max_files: int) -> None:
+        # At least one segment, or nothing could ever be uploaded.
         self._max_files = max(len(REQUIRED_KINDS), max_files)
         self._most = self._max_files // len(REQUIRED_KINDS)
         self._count = self._files = self._bytes = 0
@@ -184,6 +185,8 @@ class PinTable:
                 row = (HeldPin(tp, base, tracked.size, tracked.pin_priority), tracked)
                 where = device(_directory(partition, tracked)) if short else None
                 held.setdefault(where, []).append(row)
+        # First each disk that is short of space, because only links and
+        # pins on that disk can free it; then the limit over all disks.
         released = [
             pin for where, rows in held.items() for pin in _let_go(rows, short.get(where or 0, 0))
         ]

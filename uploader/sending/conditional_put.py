@@ -100,10 +100,12 @@ class FileToStore:
 
 def compare(head: ObjectHead, ours: FileToStore) -> Existing:
     """Compare a stored object with the file to be written. Both are above `offset.wm`."""
+    # Size first: the checksum may be missing, and equal checksums of different sizes mean nothing.
     if head.size == ours.body.size and _crc64nvme(head) == ours.crc64nvme:
         return Existing.GOOD
     if WRITER_EPOCH_KEY not in head.metadata:
         return Existing.REPLACEABLE
+    # After the comparison of bytes: equal bytes are good, whichever leader wrote them.
     if _writer_epoch(head) > ours.writer_epoch and not _is_of_another_topic(head, ours):
         return Existing.STAND_DOWN
     if ours.may_be_empty:
@@ -186,6 +188,7 @@ def _settle(
             _check_undecided(store, ours, there)
         wanted = _instead(ours, there, verdict)
         try:
+            # Never unconditional: the version that was judged is the one that is replaced.
             put_file(store, wanted, IfMatch(there.etag))
         except PreconditionFailedError:
             there = store.head_object(ours.key, with_checksum=True)

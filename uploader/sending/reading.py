@@ -183,6 +183,8 @@ class ColdPages:
         """Drop the pages that were cold from the page cache, and return their number."""
         for pages in self._cold:
             position, length = pages.start * PAGE_BYTES, len(pages) * PAGE_BYTES
+            # Only pages that this upload has loaded: those that were in the cache before
+            # belong to the broker or its consumers. Dirty pages are not dropped by the kernel.
             os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
         total = sum(map(len, self._cold))
         self._cold.clear()

@@ -41,6 +41,8 @@ class Throttle:
         # have reserved later times.
         with self._lock:
             now = self._now()
+            # Unused time counts for at most the burst, so
+            # that a pause does not allow a later flood.
             self._paid_until = max(self._paid_until, now - _BURST_SECONDS) + size / self._rate
             delay = self._paid_until - now
         if delay > 0:

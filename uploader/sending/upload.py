@@ -123,6 +123,8 @@ def _txn_index(
     """
     pieces = SummedPieces(descriptor, WHOLE_ABORTED_TXNS_BYTES)
     below = above = 0
+    # The first pass checks the whole file and counts. Entries ascend by marker, so
+    # those of the slice are a suffix, and a second pass sums up that suffix alone.
     for entry in read_txn_index(pieces, segment, stored.end):
         if entry.last_offset < stored.base:
             below += 1
@@ -246,6 +248,7 @@ class Uploader:
             # change since the verification.
             pinned.check_unchanged()
         finally:
+            # Also after a failure: the pages were loaded for it all the same.
             pages.give_back()
         return StoredSegment(
             verified.base_offset,

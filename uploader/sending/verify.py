@@ -154,6 +154,8 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
         SegmentGoneError: the partition's directory is gone.
         UnsupportedFormatError: message format v0 or v1.
     """
+    # Before and after the reading: a pin keeps the bytes of a deleted file,
+    # but not those of a file that truncation or recovery rewrites in place.
     _check_identity(pinned, reading)
     if reading.compacted:
         _check_not_merged(pinned, planned, reading.directory or pinned.directory)
@@ -202,6 +204,7 @@ def _epoch_history_from(
     """
     if epoch_history.epoch_at(base) is not None:
         return epoch_history
+    # A round trip through the text form gives an empty history if the runs do not ascend.
     return parse_runs(encode_runs(facts.epochs))
 
 
@@ -275,6 +278,8 @@ def _walk(
     name = segment_file_name(window.base_offset, FileKind.LOG)
     path = os.path.join(pinned.directory, name)
     index, time_index = indexes
+    # The path has the base offset of the stored keys, to which entries of rebuilt
+    # indexes are relative: for a slice, it is not the name of the broker's file.
     walker = BatchWalker(path, rebuild_indexes=rebuild, index=index, time_index=time_index)
     start, end, pages = window.start, window.end, reading.pages
     for chunk in chunks(pages, start, end, reading.buffer, reading.before_walk):
@@ -340,6 +345,7 @@ def _check_epoch_history(
         raise DamagedSegmentError(
             f"{pinned.name}: not of this partition's epoch history: {violation}"
         )
+    # `violation` has refused an empty history.
     first_epoch, first_start = epoch_history.entries[0]
     dropped = facts.epochs[0][0] < first_epoch
     if dropped and not (reading.committed or is_live(directory, pinned)):

@@ -73,6 +73,8 @@ class Rules:
 
     def patience_of(self, tp: TopicPartition) -> float:
         """Return the patience as a follower: different on each broker, so that one goes first."""
+        # Deterministic, and up to a quarter longer. Without it, the sidecars
+        # of all followers would upload the same segment at the same time.
         spread = crc32(f"{self.broker_id} {tp}".encode()) % 256 / 1024
         return (self.rescue_patience or 0.0) * (1 + spread)
 
@@ -132,15 +134,19 @@ def lead(partition: "Partition", situation: Situation) -> list[Action]:
     now, rules = situation.now, situation.rules
     if not rules.from_latest:
         partition.begin_with_log()
+    # Before the uploads are offered: it may return stored segments to CLOSED.
     partition.plan_again()
     actions: list[Action] = []
     if partition.may_upload():
+        # Only the first segments of the plan: the queue of one partition must
+        # not keep the threads from segments of others that are deleted sooner.
         for planned in storable(partition, rules.window):
             actions += offer(partition, planned, situation)
     actions += mind_gap(partition, situation)
     if partition.moving is not None and not partition.requesting:
         # Nothing is quarantined before a broker has named this one as the leader once more.
         actions.append(AskBroker())
+    # After the uploads and the gap, because both change what the partition needs from the store.
     request = next_request(partition, now, from_latest=rules.from_latest)
     if request is not None:
         partition.schedule_reading(now + _reading_pause(partition))
@@ -153,12 +159,14 @@ def lead(partition: "Partition", situation: Situation) -> list[Action]:
 def offer(partition: "Partition", planned: PlannedSegment, situation: Situation) -> list[Action]:
     """Upload a segment if it is committed. Otherwise, or if it is held back, examine it later."""
     segment = partition.tracked[planned.segment.base_offset]
+    # Queued, or under way.
     if segment.stage is not SegmentState.CLOSED:
         return []
     if situation.now < segment.hold.until:
         return [LookAt(segment.hold.until)]
     if situation.is_committed(segment):
         return [Upload(segment, planned)]
+    # Not known to be committed yet. The checkpoint of the broker is read again with each decision.
     return [AskBroker()]
 
 
@@ -238,6 +246,7 @@ def follow(partition: "Partition", situation: Situation) -> Iterator[Action]:
     are uploaded under the same conditions as by a leader: two sidecars that do so at once disturb
     each other, and do no harm.
     """
+    # Counted anew below, so that a return in between leaves no outdated number.
     partition.note_risk(0)
     stall = partition.watermark_stall
     if partition.config is None or partition.unsure or stall is None:
@@ -308,6 +317,7 @@ def _rescue(partition: "Partition", situation: Situation, risk: Risk) -> list[Ac
         # Another replica's log may begin lower than ours, or than the record: its sidecar lowers
         # the record.
         return [*actions, AskStore(Request.START)]
+    # Before further uploads: objects above the archive end offset are in the way of a slow leader.
     if stored_prefix(partition):
         return [*actions, AskStore(Request.COMMIT)]
     wanted = storable(partition, _RESCUED_AT_ONCE)
@@ -344,6 +354,8 @@ def stored_prefix(partition: "Partition") -> list[StoredSegment]:
         tracked = partition.tracked[planned.segment.base_offset]
         if tracked.stage is not SegmentState.STORED or tracked.stored is None:
             break
+        # Stored for another plan: from another offset, or up to another
+        # end. A commit over it would pass offsets that are not stored.
         if not tracked.is_as_planned(planned):
             break
         prefix.append(tracked.stored)
@@ -371,11 +383,16 @@ def next_request(partition: "Partition", now: float, *, from_latest: bool) -> Re
 
 def _next_write(partition: "Partition", archive: ArchiveState) -> Request | None:
     kept_higher = archive.kept_start is not None and archive.watermark is None
+    # The start must be on the store before a gap at the beginning is recorded, or before
+    # the first `offset.wm`: after a kill, the archive would otherwise begin at the log
+    # start of that time, and the records before it would be missing without a gap record.
     if (partition.gap is not None or kept_higher) and not archive.start_is_kept:
         return Request.START
     if stored_prefix(partition):
         return Request.COMMIT
     if partition.plan().segments:
+        # Uploads need the listing of what is above `offset.wm`. With
+        # it, there is nothing to ask for until an upload has ended.
         return Request.PREPARE if archive.present is None else None
     if not (partition.gap_is_confirmed() and partition.gap_vouched):
         return None
@@ -407,6 +424,8 @@ def asked(partition: "Partition", request: Request) -> Asked | None:
     if request is not Request.LOAD and archive is None:
         return None
     if request is Request.COMMIT:
+        # Computed when the request begins, not when it was queued: one
+        # commit covers all segments that were stored while it waited.
         stored = tuple(stored_prefix(partition))
         if not stored:
             return None

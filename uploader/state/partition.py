@@ -266,6 +266,8 @@ class Partition:
             self.first_active = listing.active
         self.local_start = first_base(listing.closed, listing.active)
         self.listed_at = now
+        # Files that are open or linked can be stored
+        # although the listing does not show them any more.
         kept = [t.segment for t in self.tracked.values() if t.pinned or t.spooled]
         there = available(listing, kept)
         if self.first_start is None:
@@ -401,9 +403,13 @@ class Partition:
         """Begin a new generation: the archive must be read again, another sidecar may have written
         it.
         """
+        # The only place where it changes. All outcomes
+        # that were begun before are outdated from here on.
         self.generation += 1
         self.archive = None
         self.gap = None
+        # Uploads under way stay UPLOADING: their threads read from
+        # the descriptors. The result is dropped by its generation.
         for tracked in self.tracked.values():
             if tracked.stage in {SegmentState.QUEUED, SegmentState.STORED}:
                 tracked.stage = SegmentState.CLOSED
@@ -416,6 +422,7 @@ class Partition:
             Segments whose files the caller releases.
         """
         self.reset()
+        # Leader epochs of another topic mean nothing for this one.
         self.topic_id, self.spool, self.epochs = topic_id, None, RememberedEpochs()
         self.first_active = self.first_start = self.listed_at = None
         self.watermark_stall = WatermarkStall() if self.follows else None
@@ -550,6 +557,8 @@ class Partition:
         if limit is None:
             return
         behind = active_size
+        # From the newest back: Kafka deletes a segment while
+        # those behind it still have `retention.bytes`.
         for _, tracked in sorted(self.tracked.items(), reverse=True):
             if tracked.segment.marked_for_deletion:
                 continue
@@ -645,6 +654,8 @@ class Partition:
         Returns:
             Actions in the order in which they are carried out.
         """
+        # The event counts in any case, also for a partition that
+        # is lost or held back: it frees a segment or a request.
         actions = self._apply(event, situation)
         if self.lost or not situation.decides:
             return actions
@@ -684,6 +695,7 @@ class Partition:
             # that no request of its own has failed.
             self.outages = outages
             self._wait_anew(now)
+        # Whatever the generation: the request has ended, and another one may begin.
         self.requesting = self.moving = None
         is_current = self.generation == asked.generation  # or else the archive must be read anew
         if is_current:
@@ -691,6 +703,7 @@ class Partition:
             self.parted = False
             self._take_over(asked.request, event.archive)
         actions = self._taken_over(event.takeovers)
+        # Reported whatever the generation: `offset.wm` has moved.
         if asked.request is Request.COMMIT:
             actions.append(TellCommitted(asked.stored, self._timelines(asked), asked.follows, now))
         elif asked.request is Request.GAP:
@@ -835,6 +848,7 @@ class Partition:
         show it again.
         """
         step = self.plan()
+        # Segments that can be stored come first. A gap behind them counts once they are committed.
         gap = step.gap if not step.segments else None
         if gap == self.gap:
             return False

@@ -116,6 +116,7 @@ def plan(
     there = None if active is None else Offset(active)
     for segment in segments:
         base = _first_to_follow(segment, expected, conflicts.get(segment.base_offset))
+        # Archived already, or its end is not known: without an end, nothing can follow it.
         if segment.next_base is None or segment.next_base <= accounted:
             continue
         if base > accounted:

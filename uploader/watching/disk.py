@@ -83,6 +83,7 @@ def read_log_dir(
     device = os.stat(log_dir).st_dev
     with os.scandir(log_dir) as entries:
         for entry in entries:
+            # The name first: most entries need no further system call.
             tp = live_partition(entry.name)
             if tp is None or not wanted(tp.topic):
                 continue
@@ -140,6 +141,8 @@ def _check_identity(log_dir: str, expected: MetaProperties) -> None:
     """Check that the directory is not an empty mount point or the disk of another broker."""
     path = os.path.join(log_dir, META_PROPERTIES)
     actual = parse_meta_properties(read_text(path), path)
+    # An unmounted disk leaves an empty directory. Without this check, all of
+    # its partitions would count as deleted, and their pins would be released.
     if (actual.broker_id, actual.cluster_id) != (expected.broker_id, expected.cluster_id):
         raise SegmentError(
             f"{path} is that of broker {actual.broker_id} of cluster {actual.cluster_id}, not of "

@@ -79,6 +79,7 @@ class LogDirs:
         """
         directories: dict[TopicPartition, str] = {}
         refused: dict[TopicPartition, str] = {}
+        # Unreadable log dirs first, so that `update` lets the readable ones win.
         for path in sorted(self.paths, key=lambda path: path not in self._unreadable):
             directories.update(self._by_log_dir[path].directories)
             refused.update(self._by_log_dir[path].refused)

@@ -86,6 +86,7 @@ class HintBoard:
     def take(self) -> Hints:
         """Return all hints since the last call."""
         with self._lock:
+            # A new dict, not a cleared one: the caller keeps the old one.
             hints = Hints(self._directories, self._everything)
             self._directories = {}
             self._everything = False
@@ -184,6 +185,8 @@ def check_room(directory: str) -> None:
     watchdog raises if a log dir gets no watch, but silently skips a partition directory that gets
     none. If the limit is reached, it has skipped one, or will skip the next one.
     """
+    # A separate inotify instance: the limits are per user,
+    # so this one shows whether watchdog's could still grow.
     library = ctypes.CDLL(None, use_errno=True)
     instance = library.inotify_init1(os.O_CLOEXEC)
     if instance < 0:
@@ -234,6 +237,7 @@ class InotifyWatch:
     def _add(self, observer: OverflowObserver, log_dir: str) -> bool:
         """Return False if the log dir cannot be read. Raises OSError at inotify's limits."""
         try:
+            # Recursive: the files of a segment are in the partition directories.
             observer.schedule(self._handler, log_dir, recursive=True, event_filter=_EVENTS)
         except OSError as error:
             if limit_reached(error):

@@ -81,6 +81,7 @@ class AvroDecoder:
             raise
         except Exception as error:  # noqa: BLE001 -- fastavro raises errors of many types
             raise ValueError(f"value does not fit its Avro schema: {_shown(error)}") from None
+        # fastavro stops where the schema ends.
         if stream.read(1):
             raise ValueError("value is longer than its Avro schema says")
         return converted
@@ -104,6 +105,7 @@ def _reader(*, is_deep: bool) -> Callable[..., object]:
     """
     from fastavro import _read_py, read  # noqa: PLC0415 -- an extra; it has no public name
 
+    # Each process has to do this: the registry is a global of fastavro.
     for kind in MARKED_TYPES:
         read.LOGICAL_READERS[f"{kind}-{MARK}"] = _mark
     read_schemaless: Callable[..., object] = (

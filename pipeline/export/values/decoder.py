@@ -65,6 +65,7 @@ class StringDecoder:
         """See `ValueDecoder.decode`."""
         try:
             return DecodedValues(values.cast(pa.string()))
+        # Not to fail: each value is decoded alone, to find out which ones do not fit.
         except pa.ArrowInvalid:
             return decode_each(values, self.type, bytes.decode)
 
@@ -98,6 +99,7 @@ def build(rows: Sequence[object], kind: pa.DataType) -> tuple[pa.Array, list[Mis
     """Build an array. Values that Arrow refuses become null and misfits."""
     try:
         return pa.array(rows, type=kind), []
+    # Arrow does not say which value it refuses, so each is tried alone.
     except BUILD_ERRORS:
         misfits = list(_refused(rows, kind))
         bad = {misfit.row for misfit in misfits}

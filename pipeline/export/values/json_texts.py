@@ -171,6 +171,7 @@ def _quoted(parts: pa.Array) -> pa.Array:
 def _escaped(values: pa.Array) -> pa.Array:
     """Escape special characters. Only those that occur in the column are searched in each value."""
     data = np.frombuffer(content(values), dtype=np.uint8)
+    # Backslashes first: the other escapes begin with one.
     for byte, escape in ((0x5C, b"\\\\"), (0x22, b'\\"')):
         if (data == byte).any():
             values = pc.replace_substring(values, bytes([byte]), escape)

@@ -69,8 +69,10 @@ class JsonDecoder:
     def _parse(self, data: bytes) -> object:
         if self._framing is not None:
             number, data = self._framing.split(data)
+            # Only to refuse a schema that the registry does not know: the value needs none.
             self._framing.parsed(number, str)
         try:
+            # As `json.loads` decodes bytes.
             text = data.decode(json.detect_encoding(data), "surrogatepass")
             _require_shallow(text)
             parsed = _DECODER.decode(text)
@@ -83,6 +85,7 @@ class JsonDecoder:
 
 
 def _require_shallow(text: str) -> None:
+    # The usual case: so few brackets cannot be nested deeper.
     if text.count("[") + text.count("{") <= MOST_NESTED:
         return
     depth = 0
@@ -208,6 +211,7 @@ def _string(value: Any) -> str:  # noqa: ANN401 -- any JSON value
 
 
 def _integer(value: Any) -> int:  # noqa: ANN401
+    # In JSON Schema, 1.0 is an integer. In Python, True is one.
     if type(value) is not int and not (isinstance(value, float) and value == value // 1):
         _wrong("an integer", value)
     return int(value) if _LEAST <= value <= _MOST else _wrong("an integer of 64 bits", value)

@@ -120,6 +120,7 @@ class _Files:
         Raises:
             ValueError: there is no message at these indexes.
         """
+        # Python would count a negative index from the end.
         if min(indexes, default=0) < 0:
             raise ValueError("value names no message of its schema")
         try:
@@ -285,6 +286,7 @@ def _field(field: "FieldDescriptor", around: tuple[str, ...]) -> Column:
         key, key_convert = _scalar(message.fields_by_name["key"])
         value, convert = _one(message.fields_by_name["value"], around)
         text = key if pa.types.is_string(key) else pa.string()
+        # Sorted, because Protobuf's maps have no order, and equal values must give equal rows.
         return pa.map_(text, value), lambda items: [
             (str(key_convert(name)), convert(item)) for name, item in sorted(items.items())
         ]

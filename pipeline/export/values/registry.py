@@ -161,6 +161,7 @@ class SchemaRegistry:
             try:
                 self._texts[number] = self._text(number)
             except UnusableSchemaError as error:
+                # Remembered, because the schema of an id never changes. Other errors may pass.
                 self._texts[number] = error
         text = self._texts[number]
         if isinstance(text, UnusableSchemaError):
@@ -180,6 +181,7 @@ class SchemaRegistry:
             ConfigurationError: there is no such subject, or the registry refuses the request.
         """
         request = f"subject {subject}"
+        # The client would answer from its cache, whatever was registered since.
         self._client.clear_latest_caches()
         registered: RegisteredSchema | None = self._asked(
             request, lambda: self._client.get_latest_version(subject, fmt=self._format)

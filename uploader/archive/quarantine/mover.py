@@ -91,6 +91,8 @@ class PieceReader:
         if at < 0 or at + length > len(self._piece):
             end = min(self.size, position + max(length, PIECE))
             with self.store.get_object_input_stream(self.key, position, end) as stream:
+                # The walk over batch headers jumps ahead. A jump beyond the
+                # piece costs one request, and the bytes in between are not read.
                 self._piece = stream.read()
             self._start, at = position, 0
         return self._piece[at : at + length]
@@ -197,6 +199,8 @@ class _Mover:
         self._store, self._layout, self._plan = context.store, context.layout, plan
         self._tp = plan.topic_partition
         self._prefix = context.layout.partition_prefix(self._tp)
+        # Every write of `offset.wm` during the move names the plan, so that a
+        # kill at any step leaves an archive whose next reader continues the move.
         self._mark = replace(before, pending=plan.target)
         self._claim = Claim(context.store, context.layout, self._tp, etag)
         self._relocation = Relocation(
@@ -205,24 +209,36 @@ class _Mover:
 
     def run(self) -> None:
         plan = self._plan
+        # The first write makes this process the owner:
+        # the etag of all others is outdated from here on.
         self._claim.write(self._mark)
         base, end = plan.moved_to
         # `offset.wm` must end below the divergence before an object is removed: otherwise a reader
         # would look for records that are gone. If it already does, an earlier attempt of this move
         # was interrupted after its copies.
         if (self._mark.base_offset, self._mark.next_offset) != (base, end):
+            # Copies before the archive end offset moves back: from then on, readers do
+            # not look for these records in the archive, and the objects may be removed.
             self._relocation.copy(self._everything())
             if not plan.whole:
+                # The record of a gap that reaches beyond the divergence moves
+                # away later. The part below gets a record of its own first.
                 shorten_gap(self._store, self._layout, self._tp, plan.next_offset)
             self._claim.write(replace(self._mark, base_offset=base, next_offset=end))
         if not plan.whole:
+            # Entries before objects: Pinterest's consumer
+            # must never be sent to a segment that is gone.
             self._name_segments(plan.kept, None)
         if plan.cut is not None:
+            # Cut before the removals, from the quarantined copy:
+            # a kill leaves either the whole or the cut object.
             store_cut(self._store, self._layout, plan, plan.cut, self._claim)
         self._relocation.remove(self._going())
         self._relocation.remove(self._gaps())
         if plan.whole:
             self._relocation.remove(self._start())
+            # `offset.wm` goes last. As long as it exists,
+            # another sidecar finds the plan in it and continues.
             self._claim.remove()
             return
         self._cut_epoch_history()
@@ -274,6 +290,8 @@ class _Mover:
             return False
         parsed = parse_object_key(row.key, self._prefix)
         if parsed is None:
+            # `_metadata` and `leader-epoch-checkpoint`: a quarantine copies
+            # them, because it changes them, and leaves them in place.
             return self._plan.whole or also_changed
         cut = self._plan.cut
         changed = also_changed and cut is not None and parsed[0] == cut.base_offset
@@ -321,6 +339,8 @@ class _Mover:
         entries = () if before is None else before.metadata.entries
         times = {entry.base_offset: entry.timestamp for entry in entries}
         log = self._layout.object_key(self._tp, cut.base_offset, FileKind.LOG)
+        # The former time keeps the order of times in `_metadata`: the cut object's own
+        # modification time is that of now, later than those of the segments behind it.
         return times.get(cut.base_offset) or self._store.head_object(log).modified_ms
 
     def _cut_epoch_history(self) -> None:
@@ -334,6 +354,8 @@ class _Mover:
 
     def _replace(self, key: str, data: bytes, etag: str) -> None:
         """Replace an object if the move is still ours and the object was not written meanwhile."""
+        # The condition alone does not suffice: another process may have finished
+        # the move and begun to archive again, with the same bytes in this object.
         self._claim.check()
         try:
             self._store.put_object(key, BytesBody(data), condition=IfMatch(etag))
@@ -356,13 +378,16 @@ def store_cut(
     """
     source = plan.target + segment_file_name(cut.base_offset, FileKind.LOG)
     walker = BatchWalker(source, rebuild_indexes=True)
+    # From the copy: the object in the archive may be cut already by an earlier attempt.
     for piece in pieces(store, source, cut.size):
         walker.feed(piece)
     facts = walker.finish()
     before = store.head_object(source).metadata
+    # A snapshot is the state at the segment's first offset, which a cut does not change.
     stay = (NOTE_KEYS[FileKind.SNAPSHOT], TOPIC_ID_KEY)
     kept = {name: before[name] for name in stay if name in before}
     notes = kept | _cut_transactions(store, layout, plan, cut, claim, before)
+    # The indexes come before the `.log`, as in an upload.
     for file in _files(layout, plan, cut, BeginningOf(store, source, cut.size), facts, notes):
         _store(store, file, claim)
 
@@ -443,6 +468,7 @@ def _cut_transactions(
         entries = parse_txn_index(whole, name)
     except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
         return {note: NONE} if noted == NONE else {}
+    # The stored index is not the one that belongs to this `.log`, so nothing is claimed about it.
     if noted != f"{crc64nvme(whole):016x}":
         return {}
     data = encode_txn_index(e for e in entries if e.last_offset < plan.next_offset)

@@ -117,8 +117,12 @@ class _Finder:
         while at >= 0:
             border = self._border(bases[at], latest)
             proof = border.header or proof
+            # The segment begins with a common batch, so
+            # everything before this segment is common too.
             if border.position > 0:
                 return self._divergence(bases, at, border, latest, proof)
+            # Not even the first batch is common: the divergence
+            # is at the segment's beginning or below.
             latest = min(latest, Offset(bases[at]))
             at -= 1
         return Divergence(latest, None, None, proof)
@@ -142,6 +146,8 @@ class _Finder:
         size = self.store.head_object(key).size
         reader = PieceReader(self.store, key, size)
         for position, header in walk_headers(reader, size):
+            # A batch that contains `latest` is discarded
+            # whole: the log cannot hold a part of a batch.
             if header.next_offset > latest or self.local.has_another_at(header):
                 return _Border(position, size, header)
         return _Border(size, size, None)
@@ -242,6 +248,8 @@ def quarantine(
     """
     pending = archive.watermark is not None and archive.watermark.pending == plan.target
     if not pending:
+        # Before the first write: a move that can copy but not delete
+        # would leave the archive cut back, with the objects in place.
         probe_removal(context.store, plan)
         plan = write_plan(context.store, plan)
     carry_out(context, plan, _in_name_of(leader, plan, archive), archive.etag)

@@ -115,6 +115,7 @@ class Relocation:
 
     def _copy_beside(self, move: Move) -> None:
         """Check a copy of an earlier attempt. If it is of another version, keep both versions."""
+        # A kill after a copy leaves it, and the next attempt arrives here.
         copied = self.store.head_object(move.target, with_checksum=True)
         original = self._head(move)
         if original is None or _same(original, copied):
@@ -142,7 +143,10 @@ class Relocation:
             pass
 
     def _remove(self, move: Move) -> None:
+        # Usually a look into `_copied`. After a restart of the process, it
+        # compares the object with its copy again before the object goes.
         self._copy(move)
+        # Right before the delete, and for each object: some stores ignore If-Match on deletes.
         self.claim.check()
         try:
             self.store.delete_object(move.row.key, condition=IfMatch(move.row.etag))
@@ -161,4 +165,6 @@ def _same(first: ObjectHead, second: ObjectHead) -> bool:
     noted = first.metadata.get(CHECKSUM_KEY)
     if noted is not None:
         return noted == second.metadata.get(CHECKSUM_KEY)
+    # A copy need not keep the etag of an object that was uploaded in parts, so this
+    # comparison can fail for equal objects. They are then kept twice, which loses nothing.
     return first.etag == second.etag or first.size == 0

@@ -170,8 +170,11 @@ def _named(
     """
     starts = {partition: span.first for partition, span in run.spans.items()}
     if len(manifest.files) + len(new) <= MOST_FILES:
+        # An entry that exists stays: `files` has all files since then.
         return {"files": manifest.files + new, "named_from": {**starts, **manifest.named_from}}
     if len(new) <= MOST_FILES:
+        # The older files are named no more: the names begin with this
+        # run, and for other partitions with what they export next.
         return {"files": new, "named_from": {**manifest.next_offsets, **starts}}
     return {"files": (), "named_from": {**manifest.next_offsets, **ends}}
 
@@ -190,6 +193,7 @@ def with_whole_files(manifest: Manifest, ends: Mapping[int, int]) -> Manifest:
     run = manifest.pending
     if run is None:
         raise ValueError("no run is under way")
+    # A partition without a whole file leaves the run.
     reached = {
         partition: end for partition, end in ends.items() if end > run.spans[partition].first
     }

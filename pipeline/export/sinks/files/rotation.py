@@ -140,6 +140,8 @@ class Router:
             yield from self._stretch((offsets, times, codes), names, start, end)
             start = end
             if start < len(codes) and self._is_full(names[codes[start]]):
+                # Always the file with the lowest first offset:
+                # a repeated task has to close the same one.
                 yield self._close(min(self._open.values(), key=lambda state: state.file.start))
 
     def finish(self) -> Iterator[Step]:
@@ -201,6 +203,7 @@ def _fitting(codes: Codes, names: Sequence[str], is_open: Iterable[str], most: i
 
 def _in_order(codes: Codes) -> list[int]:
     """Return the distinct codes in order of their first rows."""
+    # The usual case, which needs no sort.
     if len(codes) and codes[0] == codes[-1] and (codes == codes[0]).all():
         return [int(codes[0])]
     distinct, first = np.unique(codes, return_index=True)

@@ -51,8 +51,10 @@ def times_of(
     The time of a misfit is -1.
     """
     column = timestamps if path is None else _as_milliseconds(field_of(values, path))
+    # A null becomes a time that is never valid.
     times = pc.fill_null(column, EARLIEST_MS - 1).to_numpy(zero_copy_only=False).astype(np.int64)
     source = "timestamp" if path is None else f"field {path}"
+    # A record's timestamp of -1 means that it has none. A field can be a time before 1970.
     least = 0 if path is None else EARLIEST_MS
     bad = np.flatnonzero((times < least) | (times > LATEST_MS))
     misfits = tuple(Misfit(int(row), _reason(source, int(times[row]))) for row in bad)
@@ -65,6 +67,7 @@ def times_of(
 def _as_milliseconds(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_timestamp(kind):
+        # A safe cast refuses to cut off microseconds.
         milliseconds = column.cast(pa.timestamp("ms", tz=kind.tz), safe=False)
         return milliseconds.view(pa.int64())
     if pa.types.is_date(kind):
@@ -179,6 +182,7 @@ class RowMaker:
             misfits |= {
                 misfit.row: Misfit(misfit.row, f"key: {misfit.reason}") for misfit in keys.misfits
             }
+        # Last, because the last reason of a record wins: that of its value.
         misfits |= {misfit.row: misfit for misfit in decoded.misfits}
         keep = np.ones(batch.num_rows, dtype=np.bool_)
         keep[list(misfits)] = False

@@ -119,6 +119,7 @@ class Sweep:
                     continue
                 if name.tp.partition in self.waiting:
                     continue
+                # Below this offset, a file that is not named can be part of the output.
                 if name.start >= self.named_from.get(name.tp.partition, 0):
                     yield row.key
 
@@ -327,6 +328,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
             isolation=IsolationLevel(run.options.isolation),
             fail_on_data_loss=refuse and run.options.fail_on_data_loss,
         )
+        # After the plan: `topic_ids` gives those of the snapshots that it has read.
         known = {} if run.topic_id is None else {self.topic: run.topic_id}
         require_same_topics(known, self.source.topic_ids(plan.ranges), self.output)
         return plan

@@ -224,6 +224,7 @@ class FileSet:
     def _close(self, file: FileId) -> None:
         finished = self._files[file]
         self._flush(finished)
+        # First: if closing fails, `abandon` must not close the writer a second time.
         del self._files[file]
         with closing(finished.scratch):
             finished.writer.close()

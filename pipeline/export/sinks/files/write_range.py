@@ -181,6 +181,7 @@ def write_range(  # noqa: PLR0913 -- a parameter class would have one user
         kind = _WholeFiles if options.whole_files else _Step
         files = partial(FileSet, tp=tp, send=sink.put, memory=memory)
         step = kind(tp, options, files, schemas, registry)
+        # Also on success: `_WholeFiles` leaves the files of an unfinished group open.
         stack.callback(step.abandon)
         for batch in records:
             step.take(batch)
@@ -256,8 +257,10 @@ class _Step:
         if wanted != self._decoders:
             self._change(Offset(batch.column("offset")[0].as_py()))
             self._decoders = wanted
+            # After `_change`, which sends the last of these files, and counts them itself.
             self._sent += self._files.sent
             self._maker, self._files = self._opened()
+        # After `_change`, which stores the schemas of the rows before.
         self._schemas = schemas
         decoded = self._values.decode(batch.column("value"), wanted[0])
         keys = None
@@ -277,6 +280,7 @@ class _Step:
         """Add the rows of a batch and its dead letters to the open files."""
         dead = 0 if letters is None else len(letters.offsets)
         self._dead += dead
+        # Records without a value become neither a row nor a dead letter.
         self._skipped += batch.num_rows - len(rows.offsets) - dead
         if letters is not None and self._letters is not None and dead:
             self._letters.add(letters)
@@ -338,6 +342,7 @@ class _WholeFiles(_Step):
 
     def _rules(self, options: FilesOptions) -> tuple[Rules, Rules]:
         del options
+        # No file ends by itself: `_add` ends all files of a group at once.
         by_groups = Rules(sys.maxsize, max_open=sys.maxsize)
         return by_groups, by_groups
 

@@ -344,6 +344,8 @@ def last_progress(
     newest = last[0]
     if isinstance(newest, Progress):
         return newest
+    # `ours` continues behind the commits that were compared above.
+    # It leaves out commits of others, which `age` does not count.
     for progress in islice(chain(last, ours), 1, newest.age + 1):
         if isinstance(progress, Progress) and progress.commit == newest.whole_commit:
             return newest.on(progress)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _Names = dict[str, None]
+# As in the names of segments: the keys of a partition sort by offset.
 _DIGITS: Final = 20
 
 

@@ -112,6 +112,8 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
     keys, values = pairs.field(0).cast(pa.string()), pairs.field(1).cast(pa.binary())
     fields = [HEADERS_TYPE.value_type.field(index) for index in range(2)]
     structs = pa.StructArray.from_arrays([keys, values], fields=fields)
+    # Built from the lengths: `flatten` leaves out what is under null lists
+    # and outside of the slice, so the column's own offsets do not fit.
     ends = pc.cumulative_sum(column.value_lengths().fill_null(0))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
     mask = column.is_null() if column.null_count else None

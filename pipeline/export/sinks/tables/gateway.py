@@ -68,6 +68,7 @@ def require_class(spark: SparkSession, name: str, jar: TableJar) -> None:
     Raises:
         MissingJarsError: it does not. The message names the jar's coordinates.
     """
+    # Without a loader, Java would take that of py4j, which does not have the jars of `--packages`.
     loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
     try:
         jvm(spark).java.lang.Class.forName(name, False, loader)  # noqa: FBT003 - a Java call has no keywords

@@ -59,6 +59,7 @@ KEPT_COMMITS: Final = "hoodie.keep.min.commits"
 """Name of the option for the smallest number of commits that stay in the active timeline."""
 
 DEFAULT_INTERVAL: Final = 60.0
+# Hudi's own default of `KEPT_COMMITS`.
 _DEFAULT_KEPT: Final = 20
 _WHOLE_STATE_EVERY: Final = 10
 _OPERATIONS: Final = ("insert", "bulk_insert", "upsert")
@@ -348,6 +349,7 @@ class HudiTable:
 
     def recover(self) -> None:
         """Roll back the pending commits of dead writers. See `Table.recover`."""
+        # Without the lease, the pending commit may be that of a live writer.
         self._lease.require()
         if not self._timeline.exists() or not self._timeline.has_pending():
             return
@@ -373,6 +375,7 @@ class HudiTable:
         """See `Table.write`."""
         if not is_at(self.progress, progress.since):
             raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
+        # After the offsets were read, which may have taken long.
         self._lease.require()
         context = self._spark.sparkContext
         with cancel_jobs_after(context, seconds, self._why_to_stop) as watch:

@@ -204,6 +204,7 @@ class IcebergMetadata:
             if _summary(snapshot).get(COMMIT_KEY) == whole
         )
         snapshot_id = next(named, None)
+        # If the history has lost the snapshot, the tag still has it.
         if snapshot_id is None or (tag is not None and tag.snapshotId() == snapshot_id):
             return builder
         reference = jvm(self._spark).org.apache.iceberg.SnapshotRef.tagBuilder(snapshot_id).build()
@@ -374,6 +375,7 @@ class IcebergTable:
         writer = frame.writeTo(self.name).options(**self._options.write)
         for name, value in to_properties(progress).items():
             writer = writer.option(f"snapshot-property.{name}", value)
+        # This setting is the session's: left set, it would stage all other writes of the session.
         before = self._spark.conf.get(_STAGE_AS, None)
         self._spark.conf.set(_STAGE_AS, progress.commit)
         try:
@@ -388,6 +390,7 @@ class IcebergTable:
         """Add null columns for fields of the table that the newest schema does not have
         any more.
         """
+        # Spark compares column names without case by default.
         known = {name.lower() for name in frame.columns}
         missing = {
             column.name: lit(None).cast(column.dataType)
@@ -426,6 +429,7 @@ def _require_one_step(spark: SparkSession, table: str) -> None:
         return spark.conf.get(name, None)
 
     named = catalog_of(table)
+    # If the first part of a name is no catalog, it is a namespace of the current catalog.
     is_catalog = setting(catalog_settings(named)) is not None
     catalog = named if is_catalog else spark.catalog.currentCatalog()
     require_one_step(catalog, setting, default_scheme(spark))
