@@ -176,10 +176,15 @@ class Router:
         if not self._aims or self._kafka is None:
             return
         aims, self._aims = self._aims, {}
-        starts = [start_now(partition) for partition in aims.values()]
-        everything = (start_now(partition) for partition in self.partitions.values())
-        if self._kafka.aim(starts, everything):
-            self._store_again(self._kafka)
+        try:
+            starts = [start_now(partition) for partition in aims.values()]
+            everything = (start_now(partition) for partition in self.partitions.values())
+            if self._kafka.aim(starts, everything):
+                self._store_again(self._kafka)
+        except BaseException:
+            # The application may catch it and poll again: the consumer has not moved yet.
+            self._aims = aims | self._aims
+            raise
         for partition in aims.values():
             partition.behind = False
 

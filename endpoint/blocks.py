@@ -156,7 +156,8 @@ class BlockCache:
 
     def close(self) -> None:
         """Stop fetching ahead."""
-        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        # Queued fetches are not cancelled: connections may wait for their blocks.
+        self._fetchers.shutdown(wait=False)
 
     def borrow(self, read: ReadRange, log: StoredLog, start: int, end: int, need: int) -> Lease:
         """Return the bytes [`start`, `end`) of a segment; fewer if memory is short.

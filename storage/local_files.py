@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -109,16 +110,23 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+_making_directories: dict[Path, threading.Lock] = {}
+"""Locks by the root of a store: a file system that hangs must not delay other stores."""
+
+
 def make_directories(directory: Path, root: Path) -> None:
     """Create a directory below the root with its missing parents, durably."""
-    missing = []
-    while directory != root and not directory.is_dir():
-        missing.append(directory)
-        directory = directory.parent
-    for made in reversed(missing):
-        # Another writer may create it at the same time.
-        made.mkdir(exist_ok=True)
-        sync_directory(made.parent)
+    # A thread that finds a directory must not go on before the thread that has created it has made
+    # it durable: a power loss would take the file that was acknowledged in it.
+    with _making_directories.setdefault(root, threading.Lock()):
+        missing = []
+        while directory != root and not directory.is_dir():
+            missing.append(directory)
+            directory = directory.parent
+        for made in reversed(missing):
+            # Another process may create it at the same time.
+            made.mkdir(exist_ok=True)
+            sync_directory(made.parent)
 
 
 def remove_empty_directories(directory: Path, root: Path) -> None:

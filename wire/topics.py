@@ -81,7 +81,8 @@ def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
         # Brokers answer so, too, if the topic has that many partitions already.
         if error.name != "INVALID_PARTITIONS":
             raise
-        if len(cluster.metadata([topic]).topics[topic].partitions) < partitions:
+        known = cluster.metadata([topic]).topics.get(topic)
+        if known is None or len(known.partitions) < partitions:
             raise
     _wait_for_leaders(cluster, topic, partitions)
 

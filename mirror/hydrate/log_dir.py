@@ -73,13 +73,12 @@ def _locked(path: Path) -> Iterator[None]:
             raise ConfigurationError(
                 f"{path}: a broker, or another hydrate, uses this log dir: stop it first"
             ) from None
-        try:
-            if os.geteuid() == 0:  # a kill leaves the file, and the broker must be able to open it
-                owner = path.stat()
-                os.fchown(handle, owner.st_uid, owner.st_gid)
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+        # The file stays, as a killed broker leaves it: a broker that had opened it just before its
+        # removal would lock a file that nobody else can find.
+        if os.geteuid() == 0:  # the broker must be able to open it
+            owner = path.stat()
+            os.fchown(handle, owner.st_uid, owner.st_gid)
+        yield
     finally:
         os.close(handle)
 

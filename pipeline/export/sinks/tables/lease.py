@@ -85,6 +85,7 @@ def _started(proc: Path, pid: int) -> int | None:
 
 
 VERSION: Final = 1
+_RENEWALS: Final = 3
 _SAFE: Final = 2 / 3
 """Part of `ttl` without a renewal after which the holder counts the lease as lost."""
 
@@ -130,6 +131,8 @@ class Lease:
         self._name = uuid4().hex
         self._etag = ""
         self._confirmed = 0.0
+        self._unconfirmed: float | None = None
+        """Begin of the first write since `_confirmed` whose outcome is not known."""
         self._taken = False
         self._stop = threading.Event()
         self._renewer: threading.Thread | None = None
@@ -204,19 +207,24 @@ class Lease:
             if held is None or held.lease != self._name:
                 self._taken = False
             else:
-                self._etag = held.etag
+                self._recognize(held)
 
     def _keep(self) -> None:
-        while self._taken and not self._stop.wait(self._times.ttl / 3):
+        pause = self._times.ttl / _RENEWALS
+        while self._taken and not self._stop.wait(pause):
             try:
                 self.renew()
+                pause = self._times.ttl / _RENEWALS
             except (StorageError, MalformedObjectError):
-                continue  # if this goes on, `lost` becomes True
+                # If this goes on, `lost` becomes True. The write may have succeeded without its
+                # answer, so ask again well before that.
+                pause = self._times.ttl / _RENEWALS / 4
 
     def _try(self, seen: _Held | None, since: float) -> bool:
         held = self._read()
         if held is not None and held.lease == self._name:
-            self._etag, self._taken = held.etag, True
+            self._recognize(held)
+            self._taken = True
             return True
         try:
             if held is None:
@@ -237,6 +245,15 @@ class Lease:
         lapsed = seen is not None and seen.etag == held.etag
         return lapsed and self._clock() - since >= self._times.ttl
 
+    def _recognize(self, held: _Held) -> None:
+        """Take over the ETag of a write of ours whose answer was lost.
+
+        It may be any write since the last answer. The lease counts from the earliest of them.
+        """
+        self._etag = held.etag
+        if self._unconfirmed is not None:
+            self._confirmed, self._unconfirmed = self._unconfirmed, None
+
     def _read(self) -> _Held | None:
         try:
             stored = self._store.get_object(self._key)
@@ -248,6 +265,7 @@ class Lease:
         # The lease counts from before the request: the store may have written it long before its
         # answer arrives, and others count from the write.
         began = self._clock()
+        self._unconfirmed = began if self._unconfirmed is None else self._unconfirmed
         text = json.dumps(
             {
                 "version": VERSION,
@@ -258,7 +276,7 @@ class Lease:
         )
         body = BytesBody(text.encode())
         self._etag = self._store.put_object(self._key, body, condition=condition)
-        self._confirmed = began
+        self._confirmed, self._unconfirmed = began, None
 
 
 def _parse(data: bytes, key: str) -> _Held:

@@ -58,11 +58,11 @@ class Host:
             self.create(tp)
 
     def contents(self) -> dict[str, bytes]:
-        """Every file except the journal, by its path below the log dir."""
+        """Every file except the journal and the lock, by its path below the log dir."""
         return {
             str(path.relative_to(self.log_dir)): path.read_bytes()
             for path in sorted(self.log_dir.rglob("*"))
-            if path.is_file() and not path.name.startswith("sidetier-hydrate")
+            if path.is_file() and not path.name.startswith(("sidetier-hydrate", ".lock"))
         }
 
 

@@ -17,6 +17,7 @@ from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
+from tests.harness.intercepted_store import InterceptedStore, StoreCall
 from tests.harness.waiting import wait_until
 
 KEY = "_sidetier/orders.lease"
@@ -110,13 +111,40 @@ def test_long_store_outage_loses_the_lease(store: FakeStorage) -> None:
     assert held.lost
 
 
-def test_renewal_with_a_lost_answer_is_recognised_as_our_own(store: FakeStorage) -> None:
-    held = lease(store)
+class LosesAnswers(InterceptedStore):
+    """Carries out the next puts, and loses their answers."""
+
+    lost = 0
+
+    def intercept(self, call: StoreCall) -> object:
+        answer = super().intercept(call)
+        if call.operation == "put" and self.lost:
+            self.lost -= 1
+            raise StoreUnavailableError("the answer was lost")
+        return answer
+
+
+def test_acquisition_with_a_lost_answer_is_recognized_and_counts(store: FakeStorage) -> None:
+    losing, clock = LosesAnswers(store), Clock()
+    held = Lease(losing, KEY, LeaseTimes(ttl=10, wait=15, look=0.001), process_here(), clock)
+    losing.lost = 1
+    with pytest.raises(StoreUnavailableError):
+        held.acquire()
     held.acquire()
-    old_etag = store.head_object(KEY).etag
-    held.renew()
-    assert store.head_object(KEY).etag != old_etag
-    held._etag = old_etag  # as after an answer that did not come
+    assert not held.lost
+    clock.now += 10
+    assert held.lost, "the lease counts from the write"
+
+
+def test_renewal_with_a_lost_answer_is_recognized_and_counts(store: FakeStorage) -> None:
+    losing, clock = LosesAnswers(store), Clock()
+    held = Lease(losing, KEY, LeaseTimes(ttl=10, wait=15, look=0.001), process_here(), clock)
+    held.acquire()
+    clock.now += 5
+    losing.lost = 1
+    with pytest.raises(StoreUnavailableError):
+        held.renew()
+    clock.now += 3  # more than 2/3 of ttl since the acquisition, less than that since the renewal
     held.renew()
     assert not held.lost
     held.renew()
