@@ -11,7 +11,9 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from threading import BoundedSemaphore
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -47,6 +49,11 @@ _SIZE = struct.Struct(">i")
 _PIECE: Final = 1 << 20
 _BUFFERS_PER_CALL: Final = 64
 _TIMEVAL = struct.Struct("@ll")
+_LARGE: Final = 64 << 10
+LARGE_REQUESTS: Final = 32
+"""Number of large requests at the same time: all requests together take at most 64 MiB, and 64 KiB
+for each connection.
+"""
 LEAST_TIMEOUT: Final = 0.001
 """A timeout of 0 would make a socket non-blocking."""
 _TLS_RECORD: Final = bytes((HANDSHAKE, 3))
@@ -103,6 +110,7 @@ class Service:
         groups: Answers the requests of groups.
         logins: The users that may log in; None if no login is needed.
         bucket: The cap of all clients together, in bytes per second; None for no cap.
+        large_requests: Taken by each request above 64 KiB while it is received and answered.
     """
 
     handlers: RequestHandlers
@@ -110,6 +118,9 @@ class Service:
     groups: Groups
     logins: Logins | None = None
     bucket: TokenBucket | None = None
+    large_requests: BoundedSemaphore = field(
+        default_factory=lambda: BoundedSemaphore(LARGE_REQUESTS)
+    )
 
     @property
     def offered(self) -> Offered:
@@ -162,19 +173,20 @@ class Connection:
             DropError, MalformedRequestError: The connection must be closed.
             OSError: The connection is lost.
         """
-        frame = self._read_frame()
-        if frame is None:
-            return False
+        with ExitStack() as held:
+            frame = self._read_frame(held)
+            if frame is not None:
+                self._answer(frame)
+        return frame is not None
+
+    def _answer(self, frame: memoryview) -> None:
         began = self._clock()
-        if self._login is not None and self._login.takes_raw_tokens:
-            self._answer_token(self._login, frame, began)
-            return True
         header, position = parse_request_header(frame)
         if self._login is not None:
             self._require_login(self._login, header.api_key)
         if header.api_key == ApiKey.API_VERSIONS:
             self._answer_api_versions(header, frame, position, began)
-            return True
+            return
         api = offered_api(self._offered, header.api_key, header.version)
         if api is None:
             # As brokers do: there is no answer that a client of another version could read.
@@ -193,7 +205,6 @@ class Connection:
             answer = handlers.answer(request, self._session)
             pieces = [] if answer.body is None else [prefix, answer.body]
             self._send(api, pieces, began, answer.error)
-        return True
 
     def _answer_api_versions(
         self, header: RequestHeader, frame: memoryview, position: int, began: float
@@ -249,23 +260,11 @@ class Connection:
     def _answer_login(self, login: Login, request: Request, prefix: bytes, began: float) -> None:
         answer = login.answer(request)
         assert answer.body is not None  # noqa: S101 - for mypy: each of these requests has one
-        self._delay_failure(login)
-        self._send(request.api, [prefix, answer.body], began, answer.error)
-        self._drop_failure(login)
-
-    def _answer_token(self, login: Login, frame: memoryview, began: float) -> None:
-        token = login.answer_raw(bytes(frame))
-        self._delay_failure(login)
-        self._drop_failure(login)
-        self._send(ApiKey.SASL_AUTHENTICATE, [token], began, ErrorCode.none)
-
-    def _delay_failure(self, login: Login) -> None:
-        # As brokers do (`connection.failed.authentication.delay.ms`): a client that tries again at
-        # once, or one that guesses passwords, costs less.
         if login.failure is not None:
+            # As brokers do (`connection.failed.authentication.delay.ms`): a client that tries again
+            # at once, or one that guesses passwords, costs less.
             self._wait(self._settings.failed_login_delay)
-
-    def _drop_failure(self, login: Login) -> None:
+        self._send(request.api, [prefix, answer.body], began, answer.error)
         if login.failure is not None:
             raise DropError("login", login.failure)
 
@@ -287,8 +286,12 @@ class Connection:
                 raise DropError("slow", f"took no bytes for {self._settings.stall:.0f} s") from None
         self._metrics.answered(api, error, self._clock() - began, size, record_bytes)
 
-    def _read_frame(self) -> memoryview | None:
-        """Return the next request without its size; None if the client has closed."""
+    def _read_frame(self, held: ExitStack) -> memoryview | None:
+        """Return the next request without its size; None if the client has closed.
+
+        Args:
+            held: Gets what must be released after the request is answered.
+        """
         settings = self._settings
         if self._login is not None and not self._login.is_complete:
             most, reason, deadline = MOST_BYTES_BEFORE_LOGIN, "login", self._login_by
@@ -305,6 +308,11 @@ class Connection:
         (size,) = _SIZE.unpack(start)
         if not 0 < size <= most:
             raise MalformedRequestError(f"a request of {size} bytes; at most {most} are accepted")
+        if size > _LARGE:
+            large = self._service.large_requests
+            if not large.acquire(timeout=self._left(deadline)):
+                raise DropError("busy", f"no room for a request of {size} bytes in time")
+            held.callback(large.release)
         return memoryview(self._receive_all(size, deadline, reason))
 
     def _left(self, deadline: float) -> float:
@@ -377,6 +385,8 @@ def send_pieces(connection: socket.socket, pieces: Sequence[Piece], stall: float
 
 def _send_buffers(connection: socket.socket, buffers: list[memoryview], flags: int) -> None:
     if isinstance(connection, ssl.SSLSocket):  # it has no sendmsg
+        if sum(map(len, buffers)) <= _TLS_PIECE:
+            buffers = [memoryview(b"".join(buffers))]  # else each one becomes its own TLS record
         for buffer in buffers:
             for start in range(0, len(buffer), _TLS_PIECE):
                 connection.sendall(buffer[start : start + _TLS_PIECE])

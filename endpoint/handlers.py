@@ -68,7 +68,10 @@ class RequestHandlers:
             asked = None  # version 0 has no null: an empty list means all topics
         names = None
         if asked is not None:
-            names = tuple((topic.name, getattr(topic, "topic_id", None)) for topic in asked)
+            # Each topic once, as brokers do: 2 MiB of one name would ask for gigabytes.
+            names = tuple(
+                dict.fromkeys((topic.name, getattr(topic, "topic_id", None)) for topic in asked)
+            )
             self._look_for(names, access)
         topics = self._catalog.topics
         key = (version, names, access)  # users with other permissions get other answers

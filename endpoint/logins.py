@@ -25,9 +25,11 @@ log = logger()
 
 PLAIN: Final = "PLAIN"
 SASL_REQUESTS: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
-    {ApiKey.SASL_HANDSHAKE: (0, 1), ApiKey.SASL_AUTHENTICATE: (0, 2)}
+    {ApiKey.SASL_HANDSHAKE: (1, 1), ApiKey.SASL_AUTHENTICATE: (0, 2)}
 )
-"""librdkafka uses no SaslHandshake at all unless version 0 is listed."""
+"""SaslHandshake v0 is for clients older than Kafka 1.0: tokens follow it without requests around
+them. Java's clients, librdkafka, kafka-python and aiokafka work without it.
+"""
 BEFORE_LOGIN: Final = frozenset(
     {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
 )
@@ -87,8 +89,6 @@ class Login:
 
     Attributes:
         is_complete: Whether the client has logged in.
-        takes_raw_tokens: After SaslHandshake v0, the next frames are SASL tokens without a request
-            around them.
         failure: Why the connection must be closed, after the answer is sent; None if it need not.
     """
 
@@ -101,7 +101,6 @@ class Login:
         self._has_sasl_login = False
         session.access = Access()  # nothing before the login
         self.is_complete = False
-        self.takes_raw_tokens = False
         self.failure: str | None = None
         if session.principal != ANONYMOUS:
             user = logins.users.current().get(session.principal)
@@ -128,21 +127,12 @@ class Login:
             return self._answer_handshake(request)
         return self._answer_authenticate(request)
 
-    def answer_raw(self, token: bytes) -> bytes:
-        """Answer a token after SaslHandshake v0. After a failure there is no answer to send."""
-        try:
-            return self._step(token)
-        except _RefusedError as error:
-            self._fail(str(error))
-            return b""
-
     def _answer_handshake(self, request: Request) -> Answer:
         asked: Any = request.decode()
         error = ErrorCode.none
         if asked.mechanism in self._logins.mechanisms:
             self._mechanism = asked.mechanism
             self._exchange = _Exchange(asked.mechanism)
-            self.takes_raw_tokens = request.version == 0
         else:
             error = ErrorCode.unsupported_sasl_mechanism
             self._fail(f"mechanism {_shown(asked.mechanism)} is not offered")
@@ -195,7 +185,6 @@ class Login:
         if not self.refresh():
             raise _RefusedError(_REFUSED)  # removed from the file since the first message
         self._exchange = None
-        self.takes_raw_tokens = False
         self.is_complete = self._has_sasl_login = True
         self._logins.metrics.logins.labels(self._mechanism, "success").inc()
 

@@ -41,22 +41,22 @@ class EndpointSettings:
         listen: Host and port to listen at; port 0 lets the system choose.
         advertised: Host and port that clients are told; None for `listen`.
         memory: Memory for blocks of segments, in bytes. Not used for `file://` stores.
+        server: Bounds on what clients can ask.
+        catalog: How often the store is asked.
         tls: Certificates of the listener; None for connections without TLS.
         users: The users file; None if clients need no login.
         bytes_per_second: Cap on the record bytes that are sent to all clients together; None for no
             cap.
-        server: Bounds on what clients can ask.
-        catalog: How often the store is asked.
     """
 
     listen: tuple[str, int]
     advertised: tuple[str, int] | None = None
     memory: int = DEFAULT_MEMORY
+    server: ServerSettings = field(default_factory=ServerSettings)
+    catalog: CatalogSettings = field(default_factory=CatalogSettings)
     tls: TlsFiles | None = None
     users: Path | None = None
     bytes_per_second: int | None = None
-    server: ServerSettings = field(default_factory=ServerSettings)
-    catalog: CatalogSettings = field(default_factory=CatalogSettings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from sidetier.endpoint.blocks import FilePiece, OpenFile
-from sidetier.endpoint.connection import ServerSettings, send_pieces
+from sidetier.endpoint.connection import LARGE_REQUESTS, ServerSettings, send_pieces
 from sidetier.endpoint.server import open_listener
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.segments.errors import ConfigurationError
@@ -151,6 +151,53 @@ def test_further_connections_are_closed_at_once() -> None:
         with RawClient(endpoint.address) as second:
             assert second.is_closed()
         first.request(ApiKey.API_VERSIONS, 0)
+        assert registry.get_sample_value("sidetier_endpoint_refused_connections_total") == 1
+
+
+def test_large_requests_at_the_same_time_are_bounded() -> None:
+    """Without a login, each connection could otherwise hold 2 MiB that it never completes."""
+    with running() as endpoint, ExitStack() as clients:
+        large = [clients.enter_context(RawClient(endpoint.address)) for _ in range(LARGE_REQUESTS)]
+        for client in large:
+            client.socket.sendall(struct.pack(">i", 1 << 20) + b"x")
+        slots = endpoint.server._service.large_requests
+        wait_until(lambda: slots._value == 0, 10, "all of them to be read")
+        further = clients.enter_context(RawClient(endpoint.address))
+        topics = [{"name": f"topic-{number}"} for number in range(9000)]
+        further.socket.sendall(frame(ApiKey.METADATA, 1, topics=topics))
+        small = clients.enter_context(RawClient(endpoint.address))
+        small.request(ApiKey.API_VERSIONS, 0)  # is answered all the same
+        further.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            further.socket.recv(1)
+        further.socket.settimeout(30)
+        for client in large:
+            client.socket.close()
+        assert b"topic-8999" in further.receive()
+        wait_until(lambda: slots._value == LARGE_REQUESTS, 10, "the release")
+
+
+def test_connections_of_one_host_are_bounded() -> None:
+    registry = CollectorRegistry()
+    with (
+        running(registry=registry, max_connections=9, max_connections_per_host=2) as endpoint,
+        ExitStack() as clients,
+    ):
+        kept = [clients.enter_context(RawClient(endpoint.address)) for _ in range(2)]
+        for client in kept:
+            client.request(ApiKey.API_VERSIONS, 0)
+        with capture_logs() as logs, RawClient(endpoint.address) as third:
+            assert third.is_closed()
+        assert [row["bound"] for row in logs if row["event"] == "endpoint.connections_full"] == [
+            "--max-connections-per-host 2"
+        ]
+        with socket.create_connection(endpoint.address, 5, ("127.0.0.2", 0)) as elsewhere:
+            elsewhere.sendall(frame(ApiKey.API_VERSIONS, 0))
+            assert elsewhere.recv(4)
+        kept[0].socket.close()
+        wait_until(lambda: endpoint.server.open_connections == 1, 5, "the end of two")
+        with RawClient(endpoint.address) as again:
+            again.request(ApiKey.API_VERSIONS, 0)
         assert registry.get_sample_value("sidetier_endpoint_refused_connections_total") == 1
 
 
