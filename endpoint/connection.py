@@ -10,10 +10,10 @@ import os
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from threading import BoundedSemaphore
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -24,7 +24,6 @@ from sidetier.endpoint.groups.none import Groups
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.logins import (
     BEFORE_LOGIN,
-    MOST_BYTES_BEFORE_LOGIN,
     SASL_REQUESTS,
     Login,
     Logins,
@@ -49,10 +48,10 @@ _SIZE = struct.Struct(">i")
 _PIECE: Final = 1 << 20
 _BUFFERS_PER_CALL: Final = 64
 _TIMEVAL = struct.Struct("@ll")
-_LARGE: Final = 64 << 10
-LARGE_REQUESTS: Final = 32
-"""Number of large requests at the same time: all requests together take at most 64 MiB, and 64 KiB
-for each connection.
+SMALL_REQUEST: Final = 64 << 10
+REQUEST_MEMORY: Final = 64 << 20
+"""Memory for all requests above `SMALL_REQUEST` together. Without it, 1000 connections could hold
+2 GB.
 """
 LEAST_TIMEOUT: Final = 0.001
 """A timeout of 0 would make a socket non-blocking."""
@@ -100,6 +99,32 @@ class DropError(Exception):
         self.reason = reason
 
 
+class RequestMemory:
+    """A budget of bytes that connections share. Thread-safe.
+
+    Args:
+        size: The budget, in bytes; at least the largest request.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+        self._changed = threading.Condition()
+
+    def acquire(self, size: int, timeout: float) -> bool:
+        """Take bytes; return False if there are too few for `timeout` seconds."""
+        with self._changed:
+            has_room = self._changed.wait_for(lambda: self.left >= size, timeout)
+            if has_room:
+                self.left -= size
+            return has_room
+
+    def release(self, size: int) -> None:
+        """Return bytes."""
+        with self._changed:
+            self.left += size
+            self._changed.notify_all()
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """What answers the requests of all connections.
@@ -110,7 +135,7 @@ class Service:
         groups: Answers the requests of groups.
         logins: The users that may log in; None if no login is needed.
         bucket: The cap of all clients together, in bytes per second; None for no cap.
-        large_requests: Taken by each request above 64 KiB while it is received and answered.
+        request_memory: For requests above 64 KiB, while they are received and answered.
     """
 
     handlers: RequestHandlers
@@ -118,9 +143,7 @@ class Service:
     groups: Groups
     logins: Logins | None = None
     bucket: TokenBucket | None = None
-    large_requests: BoundedSemaphore = field(
-        default_factory=lambda: BoundedSemaphore(LARGE_REQUESTS)
-    )
+    request_memory: RequestMemory = field(default_factory=lambda: RequestMemory(REQUEST_MEMORY))
 
     @property
     def offered(self) -> Offered:
@@ -279,11 +302,14 @@ class Connection:
         record_bytes: int = 0,
     ) -> None:
         size = sum(map(size_of, pieces))
+        stall = self._settings.stall
+        if self._login is not None and not self._login.is_complete:
+            stall = min(stall, self._settings.login)
         if pieces:
             try:
-                send_pieces(self._socket, [_SIZE.pack(size), *pieces], self._settings.stall)
+                send_pieces(self._socket, [_SIZE.pack(size), *pieces], stall)
             except TimeoutError:
-                raise DropError("slow", f"took no bytes for {self._settings.stall:.0f} s") from None
+                raise DropError("slow", f"took no bytes for {stall:.0f} s") from None
         self._metrics.answered(api, error, self._clock() - began, size, record_bytes)
 
     def _read_frame(self, held: ExitStack) -> memoryview | None:
@@ -294,7 +320,7 @@ class Connection:
         """
         settings = self._settings
         if self._login is not None and not self._login.is_complete:
-            most, reason, deadline = MOST_BYTES_BEFORE_LOGIN, "login", self._login_by
+            most, reason, deadline = SMALL_REQUEST, "login", self._login_by
             first = self._receive(_SIZE.size, self._left(deadline), reason)
         else:
             most, reason = settings.max_frame_bytes, "slow"
@@ -308,11 +334,11 @@ class Connection:
         (size,) = _SIZE.unpack(start)
         if not 0 < size <= most:
             raise MalformedRequestError(f"a request of {size} bytes; at most {most} are accepted")
-        if size > _LARGE:
-            large = self._service.large_requests
-            if not large.acquire(timeout=self._left(deadline)):
-                raise DropError("busy", f"no room for a request of {size} bytes in time")
-            held.callback(large.release)
+        if size > SMALL_REQUEST:
+            memory = self._service.request_memory
+            if not memory.acquire(size, self._left(deadline)):
+                raise DropError("busy", f"no memory for a request of {size} bytes in time")
+            held.callback(memory.release, size)
         return memoryview(self._receive_all(size, deadline, reason))
 
     def _left(self, deadline: float) -> float:

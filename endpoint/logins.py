@@ -34,7 +34,6 @@ BEFORE_LOGIN: Final = frozenset(
     {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
 )
 """The requests that are answered before a login."""
-MOST_BYTES_BEFORE_LOGIN: Final = 64 << 10
 _MOST_LOGGED: Final = 100
 
 

@@ -20,8 +20,8 @@ CLOSED: Final = Metric(
     _PREFIX + "dropped_connections_total",
     Kind.COUNTER,
     "Connections that the endpoint closed, by reason: idle, slow, malformed, unsupported, tls (no "
-    "completed TLS handshake), login (none in time, or a failed one), busy (too many large "
-    "requests at the same time), failed.",
+    "completed TLS handshake), login (none in time, or a failed one), busy (no memory for a "
+    "request above 64 KiB in time), failed.",
     ("reason",),
 )
 LOGINS: Final = Metric(

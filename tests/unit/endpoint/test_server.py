@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from sidetier.endpoint.blocks import FilePiece, OpenFile
-from sidetier.endpoint.connection import LARGE_REQUESTS, ServerSettings, send_pieces
+from sidetier.endpoint.connection import REQUEST_MEMORY, ServerSettings, send_pieces
 from sidetier.endpoint.server import open_listener
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.segments.errors import ConfigurationError
@@ -154,14 +154,14 @@ def test_further_connections_are_closed_at_once() -> None:
         assert registry.get_sample_value("sidetier_endpoint_refused_connections_total") == 1
 
 
-def test_large_requests_at_the_same_time_are_bounded() -> None:
+def test_memory_for_large_requests_is_bounded() -> None:
     """Without a login, each connection could otherwise hold 2 MiB that it never completes."""
     with running() as endpoint, ExitStack() as clients:
-        large = [clients.enter_context(RawClient(endpoint.address)) for _ in range(LARGE_REQUESTS)]
+        large = [clients.enter_context(RawClient(endpoint.address)) for _ in range(32)]
         for client in large:
-            client.socket.sendall(struct.pack(">i", 1 << 20) + b"x")
-        slots = endpoint.server._service.large_requests
-        wait_until(lambda: slots._value == 0, 10, "all of them to be read")
+            client.socket.sendall(struct.pack(">i", REQUEST_MEMORY // 32) + b"x")
+        memory = endpoint.server._service.request_memory
+        wait_until(lambda: memory.left == 0, 10, "all of them to be read")
         further = clients.enter_context(RawClient(endpoint.address))
         topics = [{"name": f"topic-{number}"} for number in range(9000)]
         further.socket.sendall(frame(ApiKey.METADATA, 1, topics=topics))
@@ -174,7 +174,17 @@ def test_large_requests_at_the_same_time_are_bounded() -> None:
         for client in large:
             client.socket.close()
         assert b"topic-8999" in further.receive()
-        wait_until(lambda: slots._value == LARGE_REQUESTS, 10, "the release")
+        wait_until(lambda: memory.left == REQUEST_MEMORY, 10, "the release")
+
+
+def test_a_request_that_gets_no_memory_in_time_is_dropped() -> None:
+    registry = CollectorRegistry()
+    with running(registry=registry, frame=0.2) as endpoint, RawClient(endpoint.address) as client:
+        assert endpoint.server._service.request_memory.acquire(REQUEST_MEMORY, 0.0)
+        client.socket.sendall(struct.pack(">i", 1 << 20))
+        assert client.is_closed()
+        name = "sidetier_endpoint_dropped_connections_total"
+        wait_until(lambda: registry.get_sample_value(name, {"reason": "busy"}) == 1, 5, "the count")
 
 
 def test_connections_of_one_host_are_bounded() -> None:
