@@ -276,7 +276,8 @@ class Connection:
     def _require_login(self, login: Login, api_key: int) -> None:
         if not login.is_complete:
             if api_key not in BEFORE_LOGIN:
-                raise DropError("login", f"sent request {api_key} before a login")
+                name = self._session.principal
+                raise DropError("login", f"{name} sent request {api_key} before a login")
         elif not login.refresh():
             raise DropError("login", f"user {self._session.principal} was removed")
 

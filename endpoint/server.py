@@ -4,7 +4,7 @@ import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -83,16 +83,24 @@ class Endpoint:
         self._stopping.set()
         wake()
         with self._guard:
-            connections = dict(self._connections)
+            # A thread that has not started yet ends by itself, and cannot be joined.
+            connections = {
+                thread: connection
+                for thread, connection in self._connections.items()
+                if thread.ident is not None
+            }
         for connection in connections.values():
             _shut_down(connection, socket.SHUT_RD)  # a thread that waits for a request ends
-        deadline = self._clock() + self._settings.drain
-        for thread in connections:
-            thread.join(max(deadline - self._clock(), 0.0))
+        self._join(connections, self._settings.drain)
         for connection in connections.values():
             _shut_down(connection, socket.SHUT_RDWR)
-        for thread in connections:
-            thread.join(1.0)
+        self._join(connections, 1.0)
+
+    def _join(self, threads: Iterable[threading.Thread], timeout: float) -> None:
+        """Wait for all threads, for up to `timeout` seconds together."""
+        deadline = self._clock() + timeout
+        for thread in threads:
+            thread.join(max(deadline - self._clock(), 0.0))
 
     @property
     def open_connections(self) -> int:

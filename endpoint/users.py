@@ -8,7 +8,9 @@ import base64
 import binascii
 import hashlib
 import hmac
+import os
 import secrets
+import threading
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +30,10 @@ LEAST_ITERATIONS: Final = 4096
 """RFC 7677 and Kafka require at least this many."""
 MOST_ITERATIONS: Final = 100_000
 """With PLAIN, the endpoint computes them for each login: about 0.1 s of a core."""
+_DERIVATIONS: Final = threading.BoundedSemaphore(max((os.cpu_count() or 1) // 2, 1))
+"""Bounds the logins with PLAIN that are computed at the same time. Guesses of passwords then leave
+half of the cores to the clients that read.
+"""
 _LEAST_SALT: Final = 12
 _SALT: Final = 20
 _SECRET: Final = secrets.token_bytes(32)
@@ -168,7 +174,8 @@ class Users:
         mechanisms = (user.credentials if user is not None else {}) or self._typical
         mechanism = next(iter(mechanisms), SCRAM_MECHANISMS[0])
         known = self.credential(name, mechanism)
-        derived = derive(mechanism, password, known.iterations, known.salt)
+        with _DERIVATIONS:
+            derived = derive(mechanism, password, known.iterations, known.salt)
         return hmac.compare_digest(derived.stored_key, known.stored_key)
 
     def _impossible(self, name: str, mechanism: str) -> Credential:

@@ -234,19 +234,28 @@ def test_clients_share_the_cap() -> None:
 
 
 def test_a_stop_does_not_wait_for_the_cap() -> None:
-    service, _ = capped(1)
+    service, _ = capped(1)  # one byte per second: the first batch takes minutes
     with ExitStack() as stack:
         endpoint = stack.enter_context(service)
-        client = stack.enter_context(RawClient(endpoint.address))
-        reader = threading.Thread(
-            target=lambda: client.request(ApiKey.FETCH, 11, **fetch_of("orders", 0)), daemon=True
-        )
-        reader.start()
-        wait_until(lambda: endpoint.server.open_connections == 1, 5, "the connection")
-        reader.join(0.5)
-        assert reader.is_alive()  # one byte per second: the first batch takes minutes
+        answers: list[Any] = []
+
+        def read(client: RawClient) -> None:
+            answers.append(client.request(ApiKey.FETCH, 11, **fetch_of("orders", 0)))
+
+        readers = [
+            threading.Thread(
+                target=read, args=(stack.enter_context(RawClient(endpoint.address)),), daemon=True
+            )
+            for _ in range(5)
+        ]
+        for reader in readers:
+            reader.start()
+        wait_until(lambda: endpoint.server.open_connections == 5, 5, "the connections")
+        readers[0].join(0.5)
+        assert not answers
         began = monotonic()
         endpoint.stop()
         assert monotonic() - began < 4
-        reader.join(5)
-        assert not reader.is_alive()
+        for reader in readers:
+            reader.join(5)
+        assert len(answers) == 5  # a stop drops no answer

@@ -163,8 +163,9 @@ def test_memory_for_large_requests_is_bounded() -> None:
         memory = endpoint.server._service.request_memory
         wait_until(lambda: memory.left == 0, 10, "all of them to be read")
         further = clients.enter_context(RawClient(endpoint.address))
-        topics = [{"name": f"topic-{number}"} for number in range(9000)]
-        further.socket.sendall(frame(ApiKey.METADATA, 1, topics=topics))
+        asked = [{"partition_index": number, "timestamp": -1} for number in range(9000)]
+        topics = [{"name": "orders", "partitions": asked}]
+        further.socket.sendall(frame(ApiKey.LIST_OFFSETS, 1, replica_id=-1, topics=topics))
         small = clients.enter_context(RawClient(endpoint.address))
         small.request(ApiKey.API_VERSIONS, 0)  # is answered all the same
         further.socket.settimeout(0.2)
@@ -173,7 +174,7 @@ def test_memory_for_large_requests_is_bounded() -> None:
         further.socket.settimeout(30)
         for client in large:
             client.socket.close()
-        assert b"topic-8999" in further.receive()
+        assert len(further.receive()) > 9000 * 22  # an answer for each of them
         wait_until(lambda: memory.left == REQUEST_MEMORY, 10, "the release")
 
 
