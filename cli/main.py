@@ -24,6 +24,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "locate": "Print the URI of a partition on the store.",
     "consume": "Read the records of a topic from the store, or from Kafka and the store.",
     "serve": "Serve the archived topics to Kafka clients, read-only, without any broker.",
+    "scram-credential": "Derive a user's entry for `sidetier serve --users` from a password.",
     "mirror": "Copy topics into another cluster, each record exactly once.",
     "restore": "Copy an archive into topics of a running cluster, each record exactly once.",
     "export": "Write archived records to files and tables, each exactly once.",

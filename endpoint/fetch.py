@@ -19,6 +19,7 @@ from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import Lease, Piece, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
 from sidetier.endpoint.positions import Positions
+from sidetier.endpoint.users import EVERYTHING, Access
 from sidetier.segments.errors import (
     BatchTooLargeError,
     DamagedSegmentError,
@@ -216,8 +217,14 @@ class Fetcher:
         self._clock = clock
         self._reported: dict[tuple[TopicPartition, int], None] = {}
 
-    def fetch(self, request: Any, version: int) -> FetchAnswer:  # noqa: ANN401 - kio's
-        """Return the batches that a request asks for.
+    def fetch(
+        self,
+        request: Any,  # noqa: ANN401 - kio's
+        version: int,
+        access: Access = EVERYTHING,
+        most_bytes: int = MOST_BYTES,
+    ) -> FetchAnswer:
+        """Return the batches that a request asks for; at most `most_bytes`, but one batch whole.
 
         If there are none, wait for up to `max_wait` until one of the archives has grown. A response
         with fewer bytes than `min_bytes` is not held back: a broker does not cross the end of a
@@ -229,7 +236,7 @@ class Fetcher:
             return FetchAnswer(encode_fetch(version, (), error), [], error)
         deadline = self._clock() + min(max(request.max_wait.total_seconds(), 0.0), MOST_WAIT)
         while True:
-            topics, seen = self._read(request, version)
+            topics, seen = self._read(request, version, access, most_bytes)
             answer = FetchAnswer([], topics)
             # Java's last Fetch before it closes names no partition.
             is_final = not seen or answer.record_bytes or answer.first_error is not ErrorCode.none
@@ -242,8 +249,10 @@ class Fetcher:
         self,
         request: Any,  # noqa: ANN401 - kio's
         version: int,
+        access: Access,
+        most_bytes: int,
     ) -> tuple[list[FetchedTopic], dict[TopicPartition, State]]:
-        room = _Room(min(request.max_bytes, MOST_BYTES))
+        room = _Room(min(request.max_bytes, most_bytes))
         isolated = request.isolation_level == _READ_COMMITTED
         topics: list[FetchedTopic] = []
         seen: dict[TopicPartition, State] = {}
@@ -252,7 +261,7 @@ class Fetcher:
                 topic = self._fetched_topic(wanted, version)
                 topics.append(topic)
                 for asked in wanted.partitions:
-                    data = self._partition(topic, asked, room, isolated=isolated)
+                    data = self._partition(topic, asked, room, access, isolated=isolated)
                     topic.partitions.append(data)
                     seen[TopicPartition(topic.name, asked.partition)] = data.state
         except BaseException:
@@ -271,12 +280,15 @@ class Fetcher:
         topic: FetchedTopic,
         asked: Any,  # noqa: ANN401 - kio's
         room: _Room,
+        access: Access,
         *,
         isolated: bool,
     ) -> FetchedData:
         index = asked.partition
         if topic.topic_id is not None and not topic.name:
             return FetchedData(index, ErrorCode.unknown_topic_id)
+        if not access.can_read(topic.name):
+            return FetchedData(index, ErrorCode.topic_authorization_failed)
         partition = self._catalog.partition(topic.name, index)
         if partition is None:
             return FetchedData(index, ErrorCode.unknown_topic_or_partition)

@@ -2,14 +2,16 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.catalog import Catalog, Topic
-from sidetier.endpoint.offsets import OffsetAnswers
+from sidetier.endpoint.offsets import EpochEnd, ListedOffset, OffsetAnswers
 from sidetier.endpoint.session import Answer, Request, Session
+from sidetier.endpoint.users import Access
 from sidetier.wire.protocol import ApiKey, build_response, encode
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ _READ_ONLY: Final = "this endpoint is read-only"
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _MOST_METADATA: Final = 64
 _FIRST_NULL_FOR_ALL: Final = 1
+_MetadataKey = tuple[int, tuple[object, ...] | None, Access]
+"""Version, names and ids that were asked for (None: all topics), and what the client may read."""
 
 
 class RequestHandlers:
@@ -41,10 +45,8 @@ class RequestHandlers:
         self._offsets = offsets
         self._host, self._port = advertised
         self._guard = threading.Lock()
-        self._metadata: OrderedDict[tuple[int, tuple[object, ...] | None], tuple[object, bytes]] = (
-            OrderedDict()
-        )
-        self._handlers: Mapping[ApiKey, Callable[[Any, int], Answer]] = {
+        self._metadata: OrderedDict[_MetadataKey, tuple[object, bytes]] = OrderedDict()
+        self._handlers: Mapping[ApiKey, Callable[[Any, int, Access], Answer]] = {
             ApiKey.METADATA: self._answer_metadata,
             ApiKey.LIST_OFFSETS: self._answer_list_offsets,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._answer_epoch_ends,
@@ -54,32 +56,35 @@ class RequestHandlers:
             ApiKey.INIT_PRODUCER_ID: self._refuse_producer_id,
         }
 
-    def answer(self, request: Request, _session: Session) -> Answer:
+    def answer(self, request: Request, session: Session) -> Answer:
         """Answer one request."""
-        return self._handlers[request.api](request.decode(), request.version)
+        return self._handlers[request.api](request.decode(), request.version, session.access)
 
     # Metadata
 
-    def _answer_metadata(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+    def _answer_metadata(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
         asked = request.topics
         if asked is not None and not asked and version < _FIRST_NULL_FOR_ALL:
             asked = None  # version 0 has no null: an empty list means all topics
         names = None
         if asked is not None:
-            names = tuple((topic.name, getattr(topic, "topic_id", None)) for topic in asked)
-            for name, topic_id in names:  # looks for topics that are not known yet
-                self._topic(name, topic_id)
+            # Each topic once, as brokers do: 2 MiB of one name would ask for gigabytes.
+            names = tuple(
+                dict.fromkeys((topic.name, getattr(topic, "topic_id", None)) for topic in asked)
+            )
+            self._look_for(names, access)
         # After the look-ups, which may have replaced it.
         topics = self._catalog.topics
-        key = (version, names)
+        key = (version, names, access)  # users with other permissions get other answers
         with self._guard:
             known = self._metadata.get(key)
         if known is not None and known[0] is topics:
             return Answer(known[1])
         if names is None:
-            rows = [_metadata_row(topic) for topic in topics.values()]
+            readable = (topic for name, topic in topics.items() if access.can_read(name))
+            rows = [_metadata_row(topic) for topic in readable]
         else:
-            rows = [self._asked_row(name, topic_id) for name, topic_id in names]
+            rows = [self._asked_row(name, topic_id, access) for name, topic_id in names]
         response = build_response(
             ApiKey.METADATA,
             version,
@@ -100,30 +105,45 @@ class RequestHandlers:
                     self._metadata.popitem(last=False)
         return Answer(body, error)
 
+    def _look_for(self, names: Iterable[tuple[str | None, UUID | None]], access: Access) -> None:
+        """List the topics again if one of these is not known."""
+        for name, topic_id in names:
+            if name is None or access.can_read(name):
+                self._topic(name, topic_id)
+
     def _topic(self, name: str | None, topic_id: UUID | None) -> Topic | None:
         if name is None:
             return None if topic_id is None else self._catalog.topic_of_id(topic_id)
         return self._catalog.topic(name)
 
-    def _asked_row(self, name: str | None, topic_id: UUID | None) -> dict[str, Any]:
+    def _asked_row(self, name: str | None, topic_id: UUID | None, access: Access) -> dict[str, Any]:
+        if name is not None and not access.can_read(name):
+            # The same for topics that do not exist, and without the id, as brokers do.
+            return _error_row(ErrorCode.topic_authorization_failed, name, None)
         topic = self._topic(name, topic_id)
-        if topic is not None:
-            return _metadata_row(topic)
-        error = ErrorCode.unknown_topic_id if name is None else ErrorCode.unknown_topic_or_partition
-        return {"error_code": error, "name": name, "topic_id": topic_id, "partitions": ()}
+        if topic is None:
+            is_id = name is None
+            error = ErrorCode.unknown_topic_id if is_id else ErrorCode.unknown_topic_or_partition
+            return _error_row(error, name, topic_id)
+        if not access.can_read(topic.name):
+            # As brokers do: the id is no secret, but the name is.
+            return _error_row(ErrorCode.topic_authorization_failed, None, topic_id)
+        return _metadata_row(topic)
 
     # Offsets
 
-    def _answer_list_offsets(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+    def _answer_list_offsets(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
         isolation = getattr(request, "isolation_level", 0)
         first_error = ErrorCode.none
         topics = []
         for topic in request.topics:
             rows = []
             for asked in topic.partitions:
-                listed = self._offsets.list_offset(
-                    topic.name, asked.partition_index, asked.timestamp, isolation
-                )
+                listed = ListedOffset(ErrorCode.topic_authorization_failed)
+                if access.can_read(topic.name):
+                    listed = self._offsets.list_offset(
+                        topic.name, asked.partition_index, asked.timestamp, isolation
+                    )
                 # `ErrorCode.none` is 0, and thus false.
                 first_error = first_error or listed.error
                 rows.append(
@@ -139,13 +159,15 @@ class RequestHandlers:
         response = build_response(ApiKey.LIST_OFFSETS, version, throttle_time=0, topics=topics)
         return Answer(encode(response), first_error)
 
-    def _answer_epoch_ends(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+    def _answer_epoch_ends(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
         first_error = ErrorCode.none
         topics = []
         for topic in request.topics:
             rows = []
             for asked in topic.partitions:
-                end = self._offsets.epoch_end(topic.topic, asked.partition, asked.leader_epoch)
+                end = EpochEnd(ErrorCode.topic_authorization_failed)
+                if access.can_read(topic.topic):
+                    end = self._offsets.epoch_end(topic.topic, asked.partition, asked.leader_epoch)
                 first_error = first_error or end.error
                 rows.append(
                     {
@@ -163,7 +185,7 @@ class RequestHandlers:
 
     # The cluster
 
-    def _answer_cluster(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+    def _answer_cluster(self, request: Any, version: int, _access: Access) -> Answer:  # noqa: ANN401 - kio's
         response = build_response(
             ApiKey.DESCRIBE_CLUSTER,
             version,
@@ -179,16 +201,14 @@ class RequestHandlers:
         )
         return Answer(encode(response))
 
-    def _answer_configs(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+    def _answer_configs(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
         """Return no setting: the archive does not have those of topics."""
         first_error = ErrorCode.none
         results = []
         for asked in request.resources:
-            is_unknown = (
-                asked.resource_type == _TOPIC_RESOURCE
-                and self._catalog.topic(asked.resource_name) is None
-            )
-            error = ErrorCode.unknown_topic_or_partition if is_unknown else ErrorCode.none
+            error = ErrorCode.none
+            if asked.resource_type == _TOPIC_RESOURCE:
+                error = self._topic_error(asked.resource_name, access)
             first_error = first_error or error
             results.append(
                 {
@@ -204,9 +224,15 @@ class RequestHandlers:
         )
         return Answer(encode(response), first_error)
 
+    def _topic_error(self, name: str, access: Access) -> ErrorCode:
+        if not access.can_read(name):
+            return ErrorCode.topic_authorization_failed
+        is_unknown = self._catalog.topic(name) is None
+        return ErrorCode.unknown_topic_or_partition if is_unknown else ErrorCode.none
+
     # What the endpoint refuses
 
-    def _refuse_produce(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+    def _refuse_produce(self, request: Any, version: int, _access: Access) -> Answer:  # noqa: ANN401 - kio's
         error = ErrorCode.topic_authorization_failed
         if request.acks == 0:
             return Answer(None, error)
@@ -230,7 +256,7 @@ class RequestHandlers:
         response = build_response(ApiKey.PRODUCE, version, responses=responses, throttle_time=0)
         return Answer(encode(response), error)
 
-    def _refuse_producer_id(self, _request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+    def _refuse_producer_id(self, _request: Any, version: int, _access: Access) -> Answer:  # noqa: ANN401 - kio's
         error = ErrorCode.cluster_authorization_failed
         response = build_response(
             ApiKey.INIT_PRODUCER_ID,
@@ -241,6 +267,10 @@ class RequestHandlers:
             producer_epoch=-1,
         )
         return Answer(encode(response), error)
+
+
+def _error_row(error: ErrorCode, name: str | None, topic_id: UUID | None) -> dict[str, Any]:
+    return {"error_code": error, "name": name, "topic_id": topic_id, "partitions": ()}
 
 
 def _metadata_row(topic: Topic) -> dict[str, Any]:

@@ -29,6 +29,8 @@ class EndpointMetrics:
         self.accepted = counter(catalogue.ACCEPTED)
         self.refused = counter(catalogue.REFUSED)
         self.dropped = counter(catalogue.CLOSED)
+        self.reload_failures = counter(catalogue.RELOAD_FAILURES)
+        self.logins = counter(catalogue.LOGINS)
         self._requests = counter(catalogue.REQUESTS)
         seconds = catalogue.REQUEST_SECONDS
         self._seconds = Histogram(
@@ -36,6 +38,7 @@ class EndpointMetrics:
         )
         self._sent = counter(catalogue.SENT_BYTES)
         self._records = counter(catalogue.RECORD_BYTES)
+        self.throttled = counter(catalogue.THROTTLED_SECONDS)
         gauge(catalogue.BLOCK_BYTES).set_function(block_bytes)
 
     def answered(

@@ -3,12 +3,22 @@
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from sidetier.endpoint.connection import Connection, DropError, ServerSettings, Service
+from sidetier.endpoint.connection import (
+    LEAST_TIMEOUT,
+    Connection,
+    DropError,
+    ServerSettings,
+    Service,
+)
 from sidetier.endpoint.metrics import EndpointMetrics
+from sidetier.endpoint.reloading import Reloaded
+from sidetier.endpoint.session import ANONYMOUS, Session
+from sidetier.endpoint.tls import TlsHandshakeError, begins_with_tls, shake_hands
 from sidetier.segments.errors import ConfigurationError, MalformedRequestError
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
@@ -25,6 +35,7 @@ class Endpoint:
         service: Answers the requests.
         metrics: Counts.
         settings: Bounds.
+        tls: The certificates of the listener; None for connections without TLS.
         clock: Returns monotonic seconds.
     """
 
@@ -33,14 +44,17 @@ class Endpoint:
         service: Service,
         metrics: EndpointMetrics,
         settings: ServerSettings | None = None,
+        tls: Reloaded[ssl.SSLContext] | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._service = service
         self._metrics = metrics
         self._settings = settings or ServerSettings()
+        self._tls = tls
         self._clock = clock
         self._guard = threading.Lock()
-        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._connections: dict[threading.Thread, socket.socket] = {}
+        self._hosts: Counter[str] = Counter()
         self._stopping = threading.Event()
         self._refused_since_log = 0
 
@@ -58,7 +72,7 @@ class Endpoint:
                     log.warning("endpoint.accept_failed", error=str(error))
                     self._stopping.wait(0.5)
                     continue
-                self._admit(connection, f"{address[0]}:{address[1]}")
+                self._admit(connection, address[0], address[1])
 
     def stop(self, wake: Callable[[], object] = lambda: None) -> None:
         """Stop: accept nothing more, finish the answers that are being sent, close all.
@@ -69,40 +83,49 @@ class Endpoint:
         self._stopping.set()
         wake()
         with self._guard:
-            connections = dict(self._connections)
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)  # a thread that waits for a request ends
-        deadline = self._clock() + self._settings.drain
-        for thread in connections.values():
+            # A thread that has not started yet ends by itself, and cannot be joined.
+            connections = {
+                thread: connection
+                for thread, connection in self._connections.items()
+                if thread.ident is not None
+            }
+        for connection in connections.values():
+            _shut_down(connection, socket.SHUT_RD)  # a thread that waits for a request ends
+        self._join(connections, self._settings.drain)
+        for connection in connections.values():
+            _shut_down(connection, socket.SHUT_RDWR)
+        self._join(connections, 1.0)
+
+    def _join(self, threads: Iterable[threading.Thread], timeout: float) -> None:
+        """Wait for all threads, for up to `timeout` seconds together."""
+        deadline = self._clock() + timeout
+        for thread in threads:
             thread.join(max(deadline - self._clock(), 0.0))
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in connections.values():
-            thread.join(1.0)
 
     @property
     def open_connections(self) -> int:
         """Number of connections that are open now."""
         return len(self._connections)
 
-    def _admit(self, connection: socket.socket, client: str) -> None:
+    def _admit(self, connection: socket.socket, host: str, port: int) -> None:
+        client = f"{host}:{port}"
         with self._guard:
-            is_full = len(self._connections) >= self._settings.max_connections
-            if not is_full:
+            bound = self._bound_reached(host)
+            if bound is None:
                 thread = threading.Thread(
-                    target=self._run, args=(connection, client), name="endpoint-client", daemon=True
+                    target=self._run,
+                    args=(connection, host, client),
+                    name="endpoint-client",
+                    daemon=True,
                 )
                 # Before the thread starts: `stop` must find it, and the thread's end removes it.
-                self._connections[connection] = thread
-        if is_full:
+                self._connections[thread] = connection
+                self._hosts[host] += 1
+        if bound is not None:
             connection.close()
             self._metrics.refused.inc()
             if not self._refused_since_log:
-                log.warning(
-                    "endpoint.connections_full", client=client, most=self._settings.max_connections
-                )
+                log.warning("endpoint.connections_full", client=client, bound=bound)
             self._refused_since_log += 1
             return
         self._refused_since_log = 0
@@ -112,26 +135,35 @@ class Endpoint:
             thread.start()
         except RuntimeError as error:  # the system allows no more threads
             log.warning("endpoint.accept_failed", client=client, error=str(error))
-            self._forget(connection)
+            self._forget(thread, host)
 
-    def _forget(self, connection: socket.socket) -> None:
+    def _bound_reached(self, host: str) -> str | None:
+        settings = self._settings
+        if len(self._connections) >= settings.max_connections:
+            return f"--max-connections {settings.max_connections}"
+        if self._hosts[host] >= settings.max_connections_per_host:
+            return f"--max-connections-per-host {settings.max_connections_per_host}"
+        return None
+
+    def _forget(self, thread: threading.Thread, host: str) -> None:
         with self._guard:
-            del self._connections[connection]
+            connection = self._connections.pop(thread)
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
         self._metrics.connections.dec()
         connection.close()
 
-    def _run(self, client_socket: socket.socket, client: str) -> None:
-        connection = Connection(
-            client_socket, client, self._service, self._metrics, self._settings, self._clock
-        )
+    def _run(self, client_socket: socket.socket, host: str, client: str) -> None:
+        session = Session(client)
         try:
-            client_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while not self._stopping.is_set() and connection.serve_one():
-                pass
+            self._serve(client_socket, session)
         except DropError as error:
             self._dropped(error.reason, client, error)
         except MalformedRequestError as error:
             self._dropped("malformed", client, error)
+        except TlsHandshakeError as error:
+            self._dropped("tls", client, error)
         except (ConnectionError, ssl.SSLError) as error:
             log.debug("endpoint.connection_lost", client=client, error=str(error))
         except OSError as error:
@@ -141,12 +173,52 @@ class Endpoint:
             self._metrics.dropped.labels("failed").inc()
             log.exception("endpoint.request_failed", client=client)
         finally:
-            connection.close()
-            self._forget(client_socket)
+            session.closing.close()
+            self._forget(threading.current_thread(), host)
+
+    def _serve(self, client_socket: socket.socket, session: Session) -> None:
+        login_by = self._clock() + self._settings.login
+        client_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is not None:
+            if not begins_with_tls(client_socket, self._settings.login):
+                return
+            client_socket = self._encrypted(client_socket, self._tls.current())
+            left = max(login_by - self._clock(), LEAST_TIMEOUT)
+            session.principal = shake_hands(client_socket, left) or ANONYMOUS
+        connection = Connection(
+            client_socket,
+            session,
+            self._service,
+            self._metrics,
+            self._settings,
+            login_by=login_by,
+            wait=self._stopping.wait,
+            clock=self._clock,
+        )
+        while not self._stopping.is_set() and connection.serve_one():
+            pass
+
+    def _encrypted(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+        """Return the socket that takes the place of `plain`, before its handshake."""
+        with self._guard:
+            # `stop` either finds the new socket, or has set the event before.
+            encrypted = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+            self._connections[threading.current_thread()] = encrypted
+        if self._stopping.is_set():
+            raise ConnectionAbortedError("the endpoint stops")
+        return encrypted
 
     def _dropped(self, reason: str, client: str, error: Exception) -> None:
         self._metrics.dropped.labels(reason).inc()
         log.info("endpoint.connection_dropped", client=client, reason=reason, detail=str(error))
+
+
+def _shut_down(connection: socket.socket, how: int) -> None:
+    """Shut down one or both directions of a socket that another thread uses."""
+    with suppress(OSError):
+        # `SSLSocket.shutdown` also drops the encryption: the thread that sends an answer would send
+        # the rest of it as plain text.
+        socket.socket.shutdown(connection, how)
 
 
 def open_listener(host: str, port: int) -> socket.socket:

@@ -1,9 +1,11 @@
 """The parts of one endpoint, from its start to its end."""
 
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -14,10 +16,16 @@ from sidetier.endpoint.connection import ServerSettings, Service
 from sidetier.endpoint.fetch import Fetcher
 from sidetier.endpoint.groups.none import Groups, NoGroups
 from sidetier.endpoint.handlers import RequestHandlers
+from sidetier.endpoint.logins import Logins
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
+from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.server import Endpoint, open_listener
+from sidetier.endpoint.tls import TlsFiles
+from sidetier.endpoint.users import read_users
+from sidetier.storage.attempt import monotonic
+from sidetier.storage.token_bucket import TokenBucket
 from sidetier.telemetry.logs import logger
 
 log = logger()
@@ -35,6 +43,10 @@ class EndpointSettings:
         memory: Memory for blocks of segments, in bytes. Not used for `file://` stores.
         server: Bounds on what clients can ask.
         catalog: How often the store is asked.
+        tls: Certificates of the listener; None for connections without TLS.
+        users: The users file; None if clients need no login.
+        bytes_per_second: Cap on the record bytes that are sent to all clients together; None for no
+            cap.
     """
 
     listen: tuple[str, int]
@@ -42,6 +54,9 @@ class EndpointSettings:
     memory: int = DEFAULT_MEMORY
     server: ServerSettings = field(default_factory=ServerSettings)
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
+    tls: TlsFiles | None = None
+    users: Path | None = None
+    bytes_per_second: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +95,17 @@ def serving(
     """Serve the topics of an archive until the block ends.
 
     Raises:
-        ConfigurationError: The address cannot be listened at.
+        ConfigurationError: The address cannot be listened at, or a certificate or the users file
+            cannot be loaded.
         ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
     """
     blocks = BlockCache(settings.memory)
+    metrics = EndpointMetrics(registry or CollectorRegistry(), lambda: blocks.used)
+    tls = None if settings.tls is None else _reloaded_tls(settings.tls, metrics)
+    logins = None
+    if settings.users is not None:
+        logins = _logins(settings.users, metrics, encrypted=tls is not None)
+    rate = settings.bytes_per_second
     segment_bytes = SegmentBytes(archive, blocks)
     catalog = Catalog(archive, segment_bytes, settings.catalog)
     listener = open_listener(*settings.listen)
@@ -103,15 +125,24 @@ def serving(
             ),
             Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes)),
             groups,
+            logins,
+            None if rate is None else TokenBucket(rate, monotonic),
         ),
-        EndpointMetrics(registry or CollectorRegistry(), lambda: blocks.used),
+        metrics,
         settings.server,
+        tls,
     )
     acceptor = threading.Thread(
         target=server.serve, args=(listener,), name="endpoint-accept", daemon=True
     )
     acceptor.start()
-    log.info("endpoint.listening", host=host, port=port, topics=len(catalog.topics))
+    log.info(
+        "endpoint.listening",
+        host=host,
+        port=port,
+        topics=len(catalog.topics),
+        security_protocol=_security_protocol(settings),
+    )
     running = RunningEndpoint((host, port), server, blocks, catalog, groups)
     try:
         yield running
@@ -120,3 +151,20 @@ def serving(
         running.stop()
         acceptor.join()
         blocks.close()
+
+
+def _reloaded_tls(files: TlsFiles, metrics: EndpointMetrics) -> Reloaded[ssl.SSLContext]:
+    failures = metrics.reload_failures.labels("certificate")
+    return Reloaded(files.paths, files.context, failures.inc)
+
+
+def _logins(path: Path, metrics: EndpointMetrics, *, encrypted: bool) -> Logins:
+    failures = metrics.reload_failures.labels("users")
+    users = Reloaded((path,), lambda: read_users(path), failures.inc)
+    return Logins(users, metrics, encrypted=encrypted)
+
+
+def _security_protocol(settings: EndpointSettings) -> str:
+    """Return the value of `security.protocol` that clients need."""
+    transport = "PLAINTEXT" if settings.tls is None else "SSL"
+    return transport if settings.users is None else f"SASL_{transport}"

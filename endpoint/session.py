@@ -6,6 +6,8 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from sidetier.endpoint.users import EVERYTHING, Access
+from sidetier.storage.token_bucket import TokenBucket
 from sidetier.wire.protocol import ApiKey, decode_request
 
 ANONYMOUS = "ANONYMOUS"
@@ -18,12 +20,16 @@ class Session:
 
     Attributes:
         client: Address of the client, as `host:port`.
-        principal: Name with which it has logged in.
+        principal: Name with which it has logged in, or that of its certificate.
+        access: The topics and groups that it may use.
+        bucket: The cap of its user, in bytes per second.
         closing: What to close with the connection.
     """
 
     client: str
     principal: str = ANONYMOUS
+    access: Access = EVERYTHING
+    bucket: TokenBucket | None = None
     closing: ExitStack = field(default_factory=ExitStack)
 
 

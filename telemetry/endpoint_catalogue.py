@@ -13,13 +13,29 @@ ACCEPTED: Final = Metric(
 REFUSED: Final = Metric(
     _PREFIX + "refused_connections_total",
     Kind.COUNTER,
-    "Connections that were closed at once, because --max-connections were open.",
+    "Connections that were closed at once, because --max-connections or --max-connections-per-host "
+    "were open.",
 )
 CLOSED: Final = Metric(
     _PREFIX + "dropped_connections_total",
     Kind.COUNTER,
-    "Connections that the endpoint closed, by reason: idle, slow, malformed, unsupported, failed.",
+    "Connections that the endpoint closed, by reason: idle, slow, malformed, unsupported, tls (no "
+    "completed TLS handshake), login (none in time, or a failed one), busy (no memory for a "
+    "request above 64 KiB in time), failed.",
     ("reason",),
+)
+LOGINS: Final = Metric(
+    _PREFIX + "logins_total",
+    Kind.COUNTER,
+    "Logins by SASL, by mechanism and result: success, failure.",
+    ("mechanism", "result"),
+)
+RELOAD_FAILURES: Final = Metric(
+    _PREFIX + "reload_failures_total",
+    Kind.COUNTER,
+    "Changed files that could not be loaded; the earlier version stays in use. By file: "
+    "certificate, users.",
+    ("file",),
 )
 REQUESTS: Final = Metric(
     _PREFIX + "requests_total",
@@ -40,6 +56,12 @@ SENT_BYTES: Final = Metric(
 )
 RECORD_BYTES: Final = Metric(
     _PREFIX + "record_bytes_total", Kind.COUNTER, "Bytes of record batches sent to clients."
+)
+THROTTLED_SECONDS: Final = Metric(
+    _PREFIX + "throttled_seconds_total",
+    Kind.COUNTER,
+    "Time for which answers were held back by --max-bytes-per-second or a user's cap, summed over "
+    "connections.",
 )
 BLOCK_BYTES: Final = Metric(
     _PREFIX + "block_bytes",

@@ -1,6 +1,7 @@
 """`sidetier serve`: serve the archive to Kafka clients."""
 
 import ipaddress
+from pathlib import Path
 from typing import Final
 
 import click
@@ -13,6 +14,7 @@ Address = tuple[str, int]
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 _LEAST_MEMORY: Final = 16 << 20
 _MOST_PORT: Final = 65535
+_FILE: Final = click.Path(path_type=Path)
 
 
 def parse_address(text: str) -> Address:
@@ -51,14 +53,46 @@ def _address(
         raise click.BadParameter(str(error)) from None
 
 
-def _memory(_context: click.Context, _option: click.Parameter, given: str) -> int:
+def _size(given: str) -> int:
     try:
-        size = parse_size(given)
+        return parse_size(given)
     except ValueError as error:
         raise click.BadParameter(f"{given!r} is no size: {error}") from None
+
+
+def _memory(_context: click.Context, _option: click.Parameter, given: str) -> int:
+    size = _size(given)
     if size < _LEAST_MEMORY:
         raise click.BadParameter(f"at least {_LEAST_MEMORY >> 20} MiB are needed")
     return size
+
+
+def _rate(_context: click.Context, _option: click.Parameter, given: str | None) -> int | None:
+    rate = None if given is None else _size(given)
+    if rate == 0:
+        raise click.BadParameter("at least 1 byte is needed; leave the option out for no cap")
+    return rate
+
+
+def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca: bool) -> None:
+    """Refuse what needs `--insecure`.
+
+    Raises:
+        UsageError: Other hosts could read records without a login or unencrypted, or logins would
+            be sent unencrypted.
+    """
+    if has_users and not has_tls:
+        raise click.UsageError(
+            "--users without --tls-certificate: logins and records would be sent unencrypted; "
+            "add --tls-certificate, or --insecure if the network is trusted"
+        )
+    if is_loopback(host) or (has_tls and (has_users or has_client_ca)):
+        return
+    lacking = "without a login" if has_tls else "without a login and unencrypted"
+    raise click.UsageError(
+        f"--listen {host}: other hosts could read every topic, {lacking}; add --tls-certificate "
+        "and --users, or listen at 127.0.0.1, or add --insecure if the network is trusted"
+    )
 
 
 @click.command(name="serve")
@@ -93,10 +127,49 @@ def _memory(_context: click.Context, _option: click.Parameter, given: str) -> in
     help="Most open connections; further ones are closed at once.",
 )
 @click.option(
+    "--max-connections-per-host",
+    type=click.IntRange(1),
+    help="The same for the connections from one address.  [default: 80 % of --max-connections]",
+)
+@click.option(
+    "--max-bytes-per-second",
+    metavar="SIZE",
+    callback=_rate,
+    help="Most bytes of records that are sent per second to all clients together, such as 50MB. "
+    "The users file can have a cap for each user.  [default: no cap]",
+)
+@click.option(
+    "--tls-certificate",
+    metavar="FILE",
+    type=_FILE,
+    help="Certificate of the endpoint in PEM form, with its intermediate certificates. Turns TLS "
+    "on. Renewed files are used without a restart.",
+)
+@click.option(
+    "--tls-key",
+    metavar="FILE",
+    type=_FILE,
+    help="Private key of the certificate.  [default: in the file of --tls-certificate]",
+)
+@click.option(
+    "--tls-client-ca",
+    metavar="FILE",
+    type=_FILE,
+    help="Require client certificates, and accept those that an authority in this PEM file issued.",
+)
+@click.option(
+    "--users",
+    metavar="FILE",
+    type=_FILE,
+    help="YAML file with the users, and the topics and groups that each may use. Turns logins on: "
+    "SASL with SCRAM-SHA-256 or SCRAM-SHA-512, and PLAIN over TLS. A changed file is used without "
+    "a restart. `sidetier scram-credential` makes entries.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
-    help="Allow a --listen address that other hosts can reach, although every client that connects "
-    "can read all topics, and records are sent unencrypted.",
+    help="Allow what is safe in a trusted network only: a --listen address that other hosts can "
+    "reach without both TLS and logins (--users or --tls-client-ca), and logins without TLS.",
 )
 @click.option(
     "--metrics-port",
@@ -112,6 +185,12 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     advertise: Address | None,
     memory: int,
     max_connections: int,
+    max_connections_per_host: int | None,
+    max_bytes_per_second: int | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    users: Path | None,
     insecure: bool,
     metrics_port: int | None,
 ) -> None:
@@ -129,10 +208,14 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 stopped by a signal; 1 the archive cannot be read; 2 a setting or an argument is
     wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    if not insecure and not is_loopback(listen[0]):
-        raise click.UsageError(
-            f"--listen {listen[0]}: other hosts could read every topic, without a login and "
-            "unencrypted; listen at 127.0.0.1, or add --insecure if the network is trusted"
+    if tls_certificate is None and (tls_key is not None or tls_client_ca is not None):
+        raise click.UsageError("--tls-key and --tls-client-ca need --tls-certificate")
+    if not insecure:
+        refuse_insecure(
+            listen[0],
+            has_tls=tls_certificate is not None,
+            has_users=users is not None,
+            has_client_ca=tls_client_ca is not None,
         )
     if advertise is None and listen[0] in {"0.0.0.0", "::"}:  # noqa: S104 -- refused, not bound
         raise click.UsageError(
@@ -143,6 +226,18 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     def run() -> int:
         from sidetier.cli.serve import serve  # noqa: PLC0415 -- `--help` must not load the libraries
 
-        return serve(loaded, listen, advertise, memory, max_connections, metrics_port)
+        return serve(
+            loaded,
+            listen,
+            advertise,
+            memory=memory,
+            max_connections=max_connections,
+            # Four fifths, rounded up: one host cannot keep all others out.
+            max_connections_per_host=max_connections_per_host or -(-max_connections * 4 // 5),
+            bytes_per_second=max_bytes_per_second,
+            tls_files=(tls_certificate, tls_key, tls_client_ca),
+            users=users,
+            metrics_port=metrics_port,
+        )
 
     context.exit(from_extra(run, "sidetier serve", _EXTRA, "consumer"))

@@ -1,14 +1,19 @@
 """Parts of a Kafka endpoint over handmade archives, and a client that sends raw requests."""
 
 import socket
+import ssl
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, Self
 
+import yaml
+from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
+from scramp import ScramClient  # type: ignore[import-untyped]  # ships no types
 
 from sidetier.endpoint.blocks import BlockCache, FilePiece, Piece, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, CatalogSettings
@@ -17,6 +22,7 @@ from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import Answer, Request, Session
+from sidetier.endpoint.users import EVERYTHING, SCRAM_MECHANISMS, Access, derive, entry_of
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.port import RemoteStorage
 from sidetier.wire.protocol import (
@@ -55,8 +61,12 @@ class Parts:
 
     def fetch(self, version: int = 11, **values: Any) -> Any:  # noqa: ANN401 - kio's
         """Return the decoded answer to a Fetch of all given topics."""
+        return self.fetch_as(EVERYTHING, version, **values)
+
+    def fetch_as(self, access: Access, version: int, **values: Any) -> Any:  # noqa: ANN401 - kio's
+        """Return the decoded answer to a Fetch of a client with these permissions."""
         request = build_request(ApiKey.FETCH, version, **values)
-        answer = self.fetcher.fetch(request, version)
+        answer = self.fetcher.fetch(request, version, access)
         try:
             body = joined(answer.pieces)
         finally:
@@ -75,7 +85,18 @@ def ask(
     **values: Any,  # noqa: ANN401 - kio's
 ) -> Any:  # noqa: ANN401 - kio's
     """Return the decoded answer to a request other than Fetch."""
-    answer = answering.answer(request_of(api, version, **values), Session("test:1"))
+    return ask_as(Session("test:1"), answering, api, version, **values)
+
+
+def ask_as(
+    session: Session,
+    answering: AnswersRequests,
+    api: ApiKey,
+    version: int,
+    **values: Any,  # noqa: ANN401 - kio's
+) -> Any:  # noqa: ANN401 - kio's
+    """Return the decoded answer to a request of one client."""
+    answer = answering.answer(request_of(api, version, **values), session)
     assert answer.body is not None
     return decode_response(api, version, memoryview(answer.body), "endpoint")
 
@@ -146,11 +167,31 @@ def endpoint_over(
         blocks.close()
 
 
+def write_users(path: Path, users: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write a users file. In each entry, `password` is replaced by credentials."""
+    entries = {}
+    for name, given in users.items():
+        entry = dict(given)
+        if "password" in entry:
+            password = entry.pop("password")
+            credentials = {each: derive(each, password) for each in SCRAM_MECHANISMS}
+            entry = {**entry_of(credentials), **entry}
+        entries[name] = entry
+    path.write_text(yaml.safe_dump({"users": entries}))
+
+
 class RawClient:
     """Sends requests one by one, or any bytes."""
 
-    def __init__(self, address: tuple[str, int], timeout: float = 20.0) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        timeout: float = 20.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.socket = socket.create_connection(address, timeout)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self._correlation_id = 0
 
     def __enter__(self) -> Self:
@@ -170,6 +211,27 @@ class RawClient:
         start = 5 if response_header_is_flexible(api, version) else 4
         return decode_response(api, version, memoryview(answer)[start:], "endpoint")
 
+    def log_in(self, mechanism: str, user: str, password: str, version: int = 2) -> Any:  # noqa: ANN401
+        """Log in; return the last answer of the endpoint."""
+        handshake: Any = self.request(ApiKey.SASL_HANDSHAKE, 1, mechanism=mechanism)
+        if handshake.error_code is not ErrorCode.none:
+            return handshake
+        if mechanism == "PLAIN":
+            return self.authenticate(f"\0{user}\0{password}".encode(), version)
+        scram = ScramClient([mechanism], user, password)
+        first = self.authenticate(scram.get_client_first().encode(), version)
+        if first.error_code is not ErrorCode.none:
+            return first
+        scram.set_server_first(first.auth_bytes.decode())
+        last = self.authenticate(scram.get_client_final().encode(), version)
+        if last.error_code is ErrorCode.none:
+            scram.set_server_final(last.auth_bytes.decode())
+        return last
+
+    def authenticate(self, token: bytes, version: int = 2) -> Any:  # noqa: ANN401 - kio's
+        """Return the answer to SaslAuthenticate."""
+        return self.request(ApiKey.SASL_AUTHENTICATE, version, auth_bytes=token)
+
     def receive(self) -> bytes:
         """Return the next frame without its size; empty if the endpoint has closed."""
         size = self._exactly(4)
@@ -180,7 +242,7 @@ class RawClient:
         try:
             while self.socket.recv(1 << 16):
                 pass
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLError):
             return True
         return True
 

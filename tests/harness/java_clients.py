@@ -5,7 +5,7 @@ does neither.
 """
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from sidetier.brokers.kafka import KAFKA_4_3, java_command
 from tests.harness.ci import STALL_SECONDS
 
 _GROUP_READER = Path(__file__).with_name("java") / "GroupReader.java"
+_PARTITION_READER = Path(__file__).with_name("java") / "PartitionReader.java"
 _TRANSACTION_WRITER = Path(__file__).with_name("java") / "TransactionWriter.java"
 
 
@@ -49,6 +50,24 @@ def read_with_java(
         elif words[:1] == ["committed"]:
             committed[int(words[1])] = (int(words[2]), int(words[3]))
     return GroupRead(offsets, committed)
+
+
+def read_partition_with_java(
+    properties: Mapping[str, str], topic: str, partition: int, directory: Path
+) -> tuple[list[int], str | None]:
+    """Read a partition without a group; return the offsets, and the error that ended it, if any."""
+    file = directory / "consumer.properties"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    arguments = [_PARTITION_READER, file, topic, partition]
+    line = [*java_command(KAFKA_4_3, directory), *map(str, arguments)]
+    seconds = 120 + STALL_SECONDS
+    done = subprocess.run(line, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    offsets = [int(each.split()[1]) for each in lines if each.startswith("record ")]
+    failures = [each.removeprefix("failed ") for each in lines if each.startswith("failed ")]
+    return offsets, failures[0] if failures else None
 
 
 def write_transactions_with_java(

@@ -4,12 +4,11 @@ import threading
 from collections.abc import Callable
 
 from sidetier.segments.errors import SidetierError
-
-_BURST_SECONDS = 0.25
+from sidetier.storage.token_bucket import TokenBucket
 
 
 class Throttle:
-    """A token bucket.
+    """A token bucket that waits.
 
     Args:
         bytes_per_second: The cap; None for no cap.
@@ -26,25 +25,13 @@ class Throttle:
         wait: Callable[[float], bool],
         waited: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self._rate = bytes_per_second
-        self._now = now
+        self._bucket = None if bytes_per_second is None else TokenBucket(bytes_per_second, now)
         self._wait = wait
         self._waited = waited
-        self._lock = threading.Lock()
-        self._paid_until = now()
 
     def acquire(self, size: int) -> None:
         """Block until `size` more bytes may be read, or the daemon stops."""
-        if self._rate is None:
-            return
-        # The lock covers only the computation: a thread that waits must not block the others, which
-        # have reserved later times.
-        with self._lock:
-            now = self._now()
-            # Unused time counts for at most the burst, so
-            # that a pause does not allow a later flood.
-            self._paid_until = max(self._paid_until, now - _BURST_SECONDS) + size / self._rate
-            delay = self._paid_until - now
+        delay = 0.0 if self._bucket is None else self._bucket.reserve(size)
         if delay > 0:
             self._waited(delay)
             self._wait(delay)

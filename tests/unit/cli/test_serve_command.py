@@ -1,8 +1,9 @@
 """`sidetier serve`: its options, and what it refuses before it listens."""
 
+import click
 import pytest
 
-from sidetier.cli.commands.serve import is_loopback, parse_address
+from sidetier.cli.commands.serve import is_loopback, parse_address, refuse_insecure
 from tests.harness.command_line import CommandLine
 
 
@@ -47,11 +48,51 @@ def test_loopback_addresses(host: str, is_local: bool) -> None:  # noqa: FBT001
         (("--listen", "10.0.0.1:9092"), "--insecure"),
         (("--listen", "0.0.0.0:9092", "--insecure"), "--advertise"),
         (("--listen", "nothing"), "HOST:PORT"),
+        (("--listen", "10.0.0.1:9092", "--tls-certificate", "x"), "without a login; add"),
+        (("--tls-key", "x"), "--tls-certificate"),
+        (("--tls-client-ca", "x"), "--tls-certificate"),
+        (("--users", "x"), "unencrypted"),
+        (("--tls-certificate", "/no/such/file"), "/no/such/file: cannot be read"),
+        (("--users", "/no/such/file", "--insecure"), "/no/such/file"),
+        (("--max-bytes-per-second", "fast"), "no size"),
+        (("--max-bytes-per-second", "0"), "at least 1"),
+        (("--max-connections-per-host", "0"), "--max-connections-per-host"),
         (("--memory", "much"), "no size"),
         (("--memory", "1MiB"), "at least 16 MiB"),
         (("--max-connections", "0"), "--max-connections"),
     ],
 )
 def test_wrong_options_are_refused(cli: CommandLine, options: tuple[str, ...], text: str) -> None:
+    cli.store.mkdir(parents=True)
     assert cli.run("serve", *options) == 2
     assert text in cli.err
+
+
+@pytest.mark.parametrize(
+    ("host", "has", "allowed"),
+    [
+        ("127.0.0.1", "", True),
+        ("127.0.0.1", "tls", True),
+        ("127.0.0.1", "users", False),
+        ("127.0.0.1", "tls users", True),
+        ("0.0.0.0", "", False),  # noqa: S104 - checked only
+        ("0.0.0.0", "tls", False),  # noqa: S104 - checked only
+        ("0.0.0.0", "users", False),  # noqa: S104 - checked only
+        ("0.0.0.0", "tls users", True),  # noqa: S104 - checked only
+        ("0.0.0.0", "tls client_ca", True),  # noqa: S104 - checked only
+    ],
+)
+def test_what_needs_insecure(host: str, has: str, allowed: bool) -> None:  # noqa: FBT001
+    def check() -> None:
+        refuse_insecure(
+            host,
+            has_tls="tls" in has,
+            has_users="users" in has,
+            has_client_ca="client_ca" in has,
+        )
+
+    if allowed:
+        check()
+    else:
+        with pytest.raises(click.UsageError, match="--insecure"):
+            check()

@@ -79,6 +79,12 @@ def test_metadata_of_no_topic_and_of_unknown_ones(parts: Parts) -> None:
     ]
 
 
+def test_a_topic_that_is_named_twice_is_answered_once(parts: Parts) -> None:
+    asked = [{"name": "clicks", "topic_id": None}] * 3
+    rows = ask(parts.handlers, ApiKey.METADATA, 12, **METADATA, topics=asked).topics
+    assert [row.name for row in rows] == ["clicks"]
+
+
 def test_topic_ids_are_stable_over_restarts(store: FakeStorage) -> None:
     ids = []
     for _ in range(2):

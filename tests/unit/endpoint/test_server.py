@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from sidetier.endpoint.blocks import FilePiece, OpenFile
-from sidetier.endpoint.connection import ServerSettings, send_pieces
+from sidetier.endpoint.connection import REQUEST_MEMORY, ServerSettings, send_pieces
 from sidetier.endpoint.server import open_listener
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.segments.errors import ConfigurationError
@@ -151,6 +151,64 @@ def test_further_connections_are_closed_at_once() -> None:
         with RawClient(endpoint.address) as second:
             assert second.is_closed()
         first.request(ApiKey.API_VERSIONS, 0)
+        assert registry.get_sample_value("sidetier_endpoint_refused_connections_total") == 1
+
+
+def test_memory_for_large_requests_is_bounded() -> None:
+    """Without a login, each connection could otherwise hold 2 MiB that it never completes."""
+    with running() as endpoint, ExitStack() as clients:
+        large = [clients.enter_context(RawClient(endpoint.address)) for _ in range(32)]
+        for client in large:
+            client.socket.sendall(struct.pack(">i", REQUEST_MEMORY // 32) + b"x")
+        memory = endpoint.server._service.request_memory
+        wait_until(lambda: memory.left == 0, 10, "all of them to be read")
+        further = clients.enter_context(RawClient(endpoint.address))
+        asked = [{"partition_index": number, "timestamp": -1} for number in range(9000)]
+        topics = [{"name": "orders", "partitions": asked}]
+        further.socket.sendall(frame(ApiKey.LIST_OFFSETS, 1, replica_id=-1, topics=topics))
+        small = clients.enter_context(RawClient(endpoint.address))
+        small.request(ApiKey.API_VERSIONS, 0)  # is answered all the same
+        further.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            further.socket.recv(1)
+        further.socket.settimeout(30)
+        for client in large:
+            client.socket.close()
+        assert len(further.receive()) > 9000 * 22  # an answer for each of them
+        wait_until(lambda: memory.left == REQUEST_MEMORY, 10, "the release")
+
+
+def test_a_request_that_gets_no_memory_in_time_is_dropped() -> None:
+    registry = CollectorRegistry()
+    with running(registry=registry, frame=0.2) as endpoint, RawClient(endpoint.address) as client:
+        assert endpoint.server._service.request_memory.acquire(REQUEST_MEMORY, 0.0)
+        client.socket.sendall(struct.pack(">i", 1 << 20))
+        assert client.is_closed()
+        name = "sidetier_endpoint_dropped_connections_total"
+        wait_until(lambda: registry.get_sample_value(name, {"reason": "busy"}) == 1, 5, "the count")
+
+
+def test_connections_of_one_host_are_bounded() -> None:
+    registry = CollectorRegistry()
+    with (
+        running(registry=registry, max_connections=9, max_connections_per_host=2) as endpoint,
+        ExitStack() as clients,
+    ):
+        kept = [clients.enter_context(RawClient(endpoint.address)) for _ in range(2)]
+        for client in kept:
+            client.request(ApiKey.API_VERSIONS, 0)
+        with capture_logs() as logs, RawClient(endpoint.address) as third:
+            assert third.is_closed()
+        assert [row["bound"] for row in logs if row["event"] == "endpoint.connections_full"] == [
+            "--max-connections-per-host 2"
+        ]
+        with socket.create_connection(endpoint.address, 5, ("127.0.0.2", 0)) as elsewhere:
+            elsewhere.sendall(frame(ApiKey.API_VERSIONS, 0))
+            assert elsewhere.recv(4)
+        kept[0].socket.close()
+        wait_until(lambda: endpoint.server.open_connections == 1, 5, "the end of two")
+        with RawClient(endpoint.address) as again:
+            again.request(ApiKey.API_VERSIONS, 0)
         assert registry.get_sample_value("sidetier_endpoint_refused_connections_total") == 1
 
 

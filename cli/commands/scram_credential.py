@@ -1,0 +1,71 @@
+"""`sidetier scram-credential`: derive a user's entry for the users file from a password."""
+
+import sys
+from typing import Final
+
+import click
+
+_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+_LEAST_ITERATIONS: Final = 4096
+_MOST_ITERATIONS: Final = 100_000
+
+
+def read_password() -> str:
+    """Ask for the password on a terminal, or read the first line of standard input.
+
+    Raises:
+        UsageError: It is empty.
+    """
+    if sys.stdin.isatty():
+        # To standard error: the output may be redirected into a file.
+        password = str(
+            click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        )
+    else:
+        password = sys.stdin.readline().removesuffix("\n").removesuffix("\r")
+    if not password:
+        raise click.UsageError("the password is empty: type it, or pass it on standard input")
+    return password
+
+
+@click.command(name="scram-credential")
+@click.argument("user")
+@click.option(
+    "--mechanism",
+    "mechanisms",
+    type=click.Choice(_MECHANISMS),
+    multiple=True,
+    default=("SCRAM-SHA-512",),
+    show_default=True,
+    help="Mechanism with which the user can log in, besides PLAIN. May be given twice.",
+)
+@click.option(
+    "--iterations",
+    type=click.IntRange(_LEAST_ITERATIONS, _MOST_ITERATIONS),
+    default=_LEAST_ITERATIONS,
+    show_default=True,
+    help="Iterations of the derivation. More of them slow down attempts to find the password from "
+    "the file, and each login. Use the same number for all users.",
+)
+def command(user: str, mechanisms: tuple[str, ...], iterations: int) -> None:
+    """Derive a user's entry for `sidetier serve --users` from a password, and print it as YAML.
+
+    The password is read from a prompt, or from the first line of standard input, and is not part of
+    the entry.
+
+    \b
+    Example:
+      sidetier scram-credential alice >> users.yaml
+    """  # noqa: D301 -- \b is click's marker and must be one character
+    import yaml  # noqa: PLC0415 -- `--help` must not load the libraries
+
+    from sidetier.endpoint.users import derive, entry_of  # noqa: PLC0415
+
+    password = read_password()
+    credentials = {
+        mechanism: derive(mechanism, password, iterations) for mechanism in sorted(set(mechanisms))
+    }
+    entry = {user: {**entry_of(credentials), "topics": [], "groups": []}}
+    text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=1000)
+    click.echo("# An entry below `users:`. Add names to topics and groups; `orders-*` is a prefix.")
+    click.echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)

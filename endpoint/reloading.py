@@ -1,0 +1,95 @@
+"""A value that is loaded from files, and loaded again when the files change."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from sidetier.segments.errors import ConfigurationError
+from sidetier.storage.attempt import Clock, monotonic
+from sidetier.telemetry.logs import logger
+
+log = logger()
+
+Value = TypeVar("Value")
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+CHECK_SECONDS: Final = 5.0
+"""Least time between two looks at the files."""
+
+
+class Reloaded(Generic[Value]):
+    """The latest value that could be loaded. Thread-safe.
+
+    Kubernetes and cert-manager replace mounted files in place, and one after the other: a new
+    certificate is for a moment beside the old key. A version that cannot be loaded changes nothing
+    and is tried again at the next look.
+
+    Args:
+        paths: The files. A change of one of them causes a load.
+        load: Loads the value.
+        failed: Called after each load that failed, except the first one.
+        clock: Returns monotonic seconds.
+        interval: Least time between two looks at the files, in seconds.
+
+    Raises:
+        ConfigurationError: The first load failed.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        load: Callable[[], Value],
+        failed: Callable[[], object] = lambda: None,
+        clock: Clock = monotonic,
+        interval: float = CHECK_SECONDS,
+    ) -> None:
+        self._paths = tuple(paths)
+        self._load = load
+        self._failed = failed
+        self._clock = clock
+        self._interval = interval
+        self._guard = threading.Lock()
+        self._loaded = self._stamp()
+        self._value = load()
+        self._next_look = clock() + interval
+        self._logged: tuple[_Stamp, str] | None = None
+
+    def current(self) -> Value:
+        """Return the value, after a look at the files if the last one was long enough ago."""
+        # One thread looks; the others do not wait for it.
+        if self._clock() >= self._next_look and self._guard.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._next_look = self._clock() + self._interval
+                self._guard.release()
+        return self._value
+
+    def _look(self) -> None:
+        stamp = self._stamp()  # before the load: a change during the load is noticed later
+        if stamp == self._loaded:
+            return
+        names = [str(path) for path in self._paths]
+        try:
+            self._value = self._load()
+        except ConfigurationError as error:
+            self._failed()
+            if self._logged != (stamp, str(error)):
+                self._logged = (stamp, str(error))
+                log.error(  # noqa: TRY400 - the message names the file; a traceback does not help
+                    "endpoint.reload_failed", files=names, error=str(error)
+                )
+            return
+        self._loaded = stamp
+        log.info("endpoint.reloaded", files=names)
+
+    def _stamp(self) -> _Stamp:
+        return tuple(_stamp(path) for path in self._paths)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

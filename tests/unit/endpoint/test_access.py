@@ -1,0 +1,261 @@
+"""What each user sees of each topic, by request; and the caps on bytes per second."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import pytest
+from kio.schema.errors import ErrorCode
+from prometheus_client import CollectorRegistry
+
+from sidetier.endpoint.connection import ServerSettings
+from sidetier.endpoint.service import EndpointSettings, serving
+from sidetier.endpoint.session import Session
+from sidetier.endpoint.users import EVERYTHING, Access, Names
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.token_bucket import TokenBucket
+from sidetier.wire.protocol import ApiKey
+from tests.harness.endpoint import EAGER, Parts, RawClient, ask_as, endpoint_over, fetch_of
+from tests.harness.made_archive import MadeArchive, access_to, batches
+from tests.harness.waiting import wait_until
+
+TOPICS = ("orders", "orders-eu", "clicks")
+USERS: Mapping[str, Access] = {
+    "everything": EVERYTHING,
+    "nothing": Access(),
+    "exact": Access(Names(frozenset({"orders"}))),
+    "prefix": Access(Names(prefixes=("orders",))),
+}
+READABLE = {
+    "everything": {"orders", "orders-eu", "clicks"},
+    "nothing": set[str](),
+    "exact": {"orders"},
+    "prefix": {"orders", "orders-eu"},
+}
+NONE, DENIED = ErrorCode.none, ErrorCode.topic_authorization_failed
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[Parts]:
+    store = FakeStorage()
+    for topic in TOPICS:
+        MadeArchive(store, tp=TopicPartition(topic, 0)).segments(0, 20)
+    with endpoint_over(store) as made:
+        yield made
+
+
+def session_of(user: str) -> Session:
+    return Session("test:1", user, USERS[user])
+
+
+def metadata(parts: Parts, user: str, topics: Any) -> Any:  # noqa: ANN401 - kio's
+    values = {"topics": topics, "include_topic_authorized_operations": False}
+    return ask_as(session_of(user), parts.handlers, ApiKey.METADATA, 12, **values).topics
+
+
+def in_metadata(parts: Parts, user: str, topic: str) -> ErrorCode:
+    (row,) = metadata(parts, user, [{"name": topic, "topic_id": None}])
+    if row.error_code is DENIED:
+        assert row.name == topic
+        assert row.topic_id in {None, UUID(int=0)}
+        assert row.partitions == ()
+    code: ErrorCode = row.error_code
+    return code
+
+
+def by_id_in_metadata(parts: Parts, user: str, topic: str) -> ErrorCode:
+    topic_id = parts.catalog.topics[topic].topic_id
+    (row,) = metadata(parts, user, [{"name": None, "topic_id": topic_id}])
+    if row.error_code is DENIED:
+        assert row.name is None
+        assert row.topic_id == topic_id
+    code: ErrorCode = row.error_code
+    return code
+
+
+def in_fetch(parts: Parts, user: str, topic: str) -> ErrorCode:
+    answer = parts.fetch_as(USERS[user], 11, **fetch_of(topic, 0))
+    (data,) = answer.responses[0].partitions
+    assert bool(data.records) is (data.error_code is NONE)
+    assert data.high_watermark == (20 if data.error_code is NONE else -1)
+    code: ErrorCode = data.error_code
+    return code
+
+
+def by_id_in_fetch(parts: Parts, user: str, topic: str) -> ErrorCode:
+    values = fetch_of(topic, 0)
+    del values["topics"][0]["topic"], values["replica_id"]
+    values["topics"][0]["topic_id"] = parts.catalog.topics[topic].topic_id
+    (data,) = parts.fetch_as(USERS[user], 17, **values).responses[0].partitions
+    assert bool(data.records) is (data.error_code is NONE)
+    code: ErrorCode = data.error_code
+    return code
+
+
+def in_list_offsets(parts: Parts, user: str, topic: str) -> ErrorCode:
+    asked = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+    values = {"replica_id": -1, "isolation_level": 0, "topics": asked}
+    answer = ask_as(session_of(user), parts.handlers, ApiKey.LIST_OFFSETS, 5, **values)
+    (row,) = answer.topics[0].partitions
+    assert row.offset == (20 if row.error_code is NONE else -1)
+    code: ErrorCode = row.error_code
+    return code
+
+
+def in_epoch_ends(parts: Parts, user: str, topic: str) -> ErrorCode:
+    asked = [{"topic": topic, "partitions": [{"partition": 0, "leader_epoch": 0}]}]
+    answer = ask_as(
+        session_of(user), parts.handlers, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, topics=asked
+    )
+    (row,) = answer.topics[0].partitions
+    code: ErrorCode = row.error_code
+    if code is DENIED:
+        assert row.end_offset == -1
+    return code
+
+
+def in_configs(parts: Parts, user: str, topic: str) -> ErrorCode:
+    resource = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
+    values = {"resources": [resource], "include_documentation": False}
+    answer = ask_as(session_of(user), parts.handlers, ApiKey.DESCRIBE_CONFIGS, 3, **values)
+    code: ErrorCode = answer.results[0].error_code
+    return code
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        in_metadata, by_id_in_metadata, in_fetch, by_id_in_fetch, in_list_offsets, in_epoch_ends,
+        in_configs,
+    ],
+)  # fmt: skip
+def test_each_request(
+    parts: Parts, ask: Callable[[Parts, str, str], ErrorCode], user: str, topic: str
+) -> None:
+    assert ask(parts, user, topic) is (NONE if topic in READABLE[user] else DENIED)
+
+
+@pytest.mark.parametrize("ask", [in_metadata, in_fetch, in_list_offsets, in_epoch_ends, in_configs])
+def test_topics_that_do_not_exist_look_like_others(
+    parts: Parts, ask: Callable[[Parts, str, str], ErrorCode]
+) -> None:
+    assert ask(parts, "exact", "secret") is DENIED
+    assert ask(parts, "exact", "clicks") is DENIED
+
+
+@pytest.mark.parametrize("_turn", range(2), ids=["first", "cached"])
+@pytest.mark.parametrize("user", USERS)
+def test_all_topics(parts: Parts, user: str, _turn: int) -> None:
+    assert {row.name for row in metadata(parts, user, None)} == READABLE[user]
+
+
+def test_one_answer_has_both(parts: Parts) -> None:
+    asked = [{"name": name, "topic_id": None} for name in TOPICS]
+    assert [row.error_code for row in metadata(parts, "exact", asked)] == [NONE, DENIED, DENIED]
+    assert [row.error_code for row in metadata(parts, "everything", asked)] == [NONE] * 3
+
+
+# Bytes per second
+
+
+def test_a_bucket_hands_out_bytes_at_its_rate() -> None:
+    now = [50.0]
+    bucket = TokenBucket(1000, lambda: now[0])
+    now[0] += 3600
+    assert bucket.burst == 250
+    assert bucket.reserve(250) == 0  # an idle hour is no credit beyond the burst
+    assert bucket.reserve(500) == pytest.approx(0.5)
+    assert bucket.reserve(500) == pytest.approx(1.0)
+    now[0] += 1
+    assert bucket.reserve(0) == pytest.approx(0)
+
+
+def capped(rate: int, **bounds: Any) -> Any:  # noqa: ANN401 - a context manager
+    store = FakeStorage()
+    archive = MadeArchive(store)
+    archive.segment(0, batches(0, 2000, each=10))
+    archive.mark(0, 2000)
+    registry = CollectorRegistry()
+    settings = EndpointSettings(
+        ("127.0.0.1", 0),
+        bytes_per_second=rate,
+        server=ServerSettings(**bounds),
+        catalog=EAGER,
+    )
+    return serving(access_to(store), settings, registry), registry
+
+
+def read_all(address: tuple[str, int]) -> int:
+    size = offset = 0
+    with RawClient(address) as client:
+        while offset < 2000:
+            answer: Any = client.request(ApiKey.FETCH, 11, **fetch_of("orders", offset))
+            records = bytes(answer.responses[0].partitions[0].records)
+            size += len(records)
+            offset += _records(records)
+    return size
+
+
+def _records(data: bytes) -> int:
+    """Return the number of offsets in whole batches."""
+    position = count = 0
+    while position + 12 <= len(data):
+        length = int.from_bytes(data[position + 8 : position + 12])
+        if position + 12 + length > len(data):
+            break
+        count += int.from_bytes(data[position + 23 : position + 27]) + 1
+        position += 12 + length
+    return count
+
+
+def test_clients_share_the_cap() -> None:
+    service, registry = capped(20_000)
+    with service as endpoint:
+        sizes: list[int] = []
+        began = monotonic()
+        threads = [
+            threading.Thread(target=lambda: sizes.append(read_all(endpoint.address)), daemon=True)
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        took = monotonic() - began
+    assert len(sizes) == 2
+    assert took >= sum(sizes) / 20_000 - 0.5
+    assert (registry.get_sample_value("sidetier_endpoint_throttled_seconds_total") or 0) > 0
+
+
+def test_a_stop_does_not_wait_for_the_cap() -> None:
+    service, _ = capped(1)  # one byte per second: the first batch takes minutes
+    with ExitStack() as stack:
+        endpoint = stack.enter_context(service)
+        answers: list[Any] = []
+
+        def read(client: RawClient) -> None:
+            answers.append(client.request(ApiKey.FETCH, 11, **fetch_of("orders", 0)))
+
+        readers = [
+            threading.Thread(
+                target=read, args=(stack.enter_context(RawClient(endpoint.address)),), daemon=True
+            )
+            for _ in range(5)
+        ]
+        for reader in readers:
+            reader.start()
+        wait_until(lambda: endpoint.server.open_connections == 5, 5, "the connections")
+        readers[0].join(0.5)
+        assert not answers
+        began = monotonic()
+        endpoint.stop()
+        assert monotonic() - began < 4
+        for reader in readers:
+            reader.join(5)
+        assert len(answers) == 5  # a stop drops no answer
