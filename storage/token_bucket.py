@@ -33,7 +33,7 @@ class TokenBucket:
         """
         with self._lock:
             now = self._now()
-            # Unused time counts for at most the burst, so that a pause does not allow a later flood.
+            # Unused time counts for at most the burst: a pause does not allow a later flood.
             earliest = max(self._paid_until, now - _BURST_SECONDS)
             self._paid_until = earliest + size / self.bytes_per_second
             return max(self._paid_until - now, 0.0)
