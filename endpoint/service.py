@@ -2,8 +2,12 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from socket import gethostname
+from typing import Final, Literal
+from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
 
@@ -12,17 +16,24 @@ from sidetier.endpoint.blocks import BlockCache, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, CatalogSettings
 from sidetier.endpoint.connection import ServerSettings, Service
 from sidetier.endpoint.fetch import Fetcher
+from sidetier.endpoint.groups.coordinator import GroupCoordinator
+from sidetier.endpoint.groups.local import LocalGroups
 from sidetier.endpoint.groups.none import Groups, NoGroups
+from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
-from sidetier.endpoint.metrics import EndpointMetrics
+from sidetier.endpoint.metrics import EndpointMetrics, GroupMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.server import Endpoint, open_listener
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.logs import logger
 
 log = logger()
 
 DEFAULT_MEMORY = 256 << 20
+_GROUP_WRITERS: Final = 8
+"""Groups whose offsets are read or written at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,7 @@ class EndpointSettings:
         advertised: Host and port that clients are told; None for `listen`.
         memory: Memory for blocks of segments, in bytes. Not used for `file://` stores.
         server: Bounds on what clients can ask.
+        groups: Consumer groups: none, or an own coordinator.
         catalog: How often the store is asked.
     """
 
@@ -41,6 +53,7 @@ class EndpointSettings:
     advertised: tuple[str, int] | None = None
     memory: int = DEFAULT_MEMORY
     server: ServerSettings = field(default_factory=ServerSettings)
+    groups: Literal["none", "local"] = "none"
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
 
 
@@ -80,7 +93,8 @@ def serving(
     """Serve the topics of an archive until the block ends.
 
     Raises:
-        ConfigurationError: The address cannot be listened at.
+        ConfigurationError: The address cannot be listened at, or the store does not allow these
+            groups.
         ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
     """
     blocks = BlockCache(settings.memory)
@@ -88,23 +102,23 @@ def serving(
     catalog = Catalog(archive, segment_bytes, settings.catalog)
     listener = open_listener(*settings.listen)
     host, port = listener.getsockname()[:2]
+    advertised = settings.advertised or (host, port)
+    registry = registry or CollectorRegistry()
     try:
+        groups = _groups(settings, archive, catalog, advertised, GroupMetrics(registry))
         catalog.start()
     except BaseException:
         listener.close()
         catalog.close()
         blocks.close()
         raise
-    groups = NoGroups()
     server = Endpoint(
         Service(
-            RequestHandlers(
-                catalog, OffsetAnswers(catalog, segment_bytes), settings.advertised or (host, port)
-            ),
+            RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes), advertised),
             Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes)),
             groups,
         ),
-        EndpointMetrics(registry or CollectorRegistry(), lambda: blocks.used),
+        EndpointMetrics(registry, lambda: blocks.used),
         settings.server,
     )
     acceptor = threading.Thread(
@@ -120,3 +134,34 @@ def serving(
         running.stop()
         acceptor.join()
         blocks.close()
+
+
+def _groups(
+    settings: EndpointSettings,
+    archive: ArchiveAccess,
+    catalog: Catalog,
+    advertised: tuple[str, int],
+    metrics: GroupMetrics,
+) -> Groups:
+    if settings.groups == "none":
+        return NoGroups()
+    store = archive.default_store
+    if not store.capabilities.conditional_writes:
+        raise ConfigurationError(
+            "--groups local: this store has no conditional writes, so two endpoints could "
+            "overwrite each other's committed offsets; use --groups relay, or another store"
+        )
+    objects = GroupObjects(
+        store,
+        archive.layout,
+        uuid4().hex,
+        gethostname(),
+        ThreadPoolExecutor(_GROUP_WRITERS, thread_name_prefix="endpoint-groups"),
+        metrics.writes.inc,
+    )
+
+    def has_partition(tp: TopicPartition) -> bool:
+        topic = catalog.topic(tp.topic)
+        return topic is not None and 0 <= tp.partition < topic.partitions
+
+    return LocalGroups(GroupCoordinator(objects, metrics), has_partition, advertised)

@@ -337,6 +337,11 @@ class ClassicGroup:
         """Return the answer of a ticket, once; None while there is none."""
         return self._answers.pop(ticket, None)
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether there are answers that were not taken."""
+        return bool(self._answers)
+
     def next_deadline(self) -> float:
         """Return the time of the next deadline; infinity if there is none."""
         return min(

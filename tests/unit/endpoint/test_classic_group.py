@@ -342,7 +342,7 @@ def test_a_new_member_that_has_given_up_is_removed() -> None:
 # Static members
 
 
-def with_static_member(**options: bool) -> tuple[Script, JoinAnswer]:
+def with_static_member(*, can_skip: bool = True) -> tuple[Script, JoinAnswer]:
     """Return a group of the static members i (leader) and j, after a restart of i."""
     script = Script()
     first = script.join("a", instance="i")
@@ -352,7 +352,7 @@ def with_static_member(**options: bool) -> tuple[Script, JoinAnswer]:
     assert script.joined(second).member_id == "j-2"
     script.sync("j-2", 1)
     script.sync("i-1", 1, i_1=b"0", j_2=b"1")
-    answer = script.joined(script.join("a", instance="i", **options))
+    answer = script.joined(script.join("a", instance="i", can_skip=can_skip))
     return script, answer
 
 
