@@ -3,17 +3,24 @@
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol, Self
 
 from kio.static.protocol import ResponsePayload
+from prometheus_client import CollectorRegistry
 
 from sidetier.endpoint.blocks import BlockCache, FilePiece, Piece, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, CatalogSettings
 from sidetier.endpoint.fetch import Fetcher
+from sidetier.endpoint.groups.classic_group import GroupLimits
+from sidetier.endpoint.groups.coordinator import CoordinatorSettings, GroupCoordinator
+from sidetier.endpoint.groups.local import LocalGroups
+from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
+from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import Answer, Request, Session
@@ -192,3 +199,24 @@ class RawClient:
                 return b""
             data += part
         return data
+
+
+def local_groups(
+    store: RemoteStorage,
+    owner: str = "one",
+    *,
+    settings: CoordinatorSettings | None = None,
+    partitions: int = 3,
+    metrics: GroupMetrics | None = None,
+) -> LocalGroups:
+    """Return a coordinator over a store, for an archive with the topic `orders`."""
+    objects = GroupObjects(store, LAYOUT, owner, f"host-{owner}", ThreadPoolExecutor(4))
+    return LocalGroups(
+        GroupCoordinator(
+            objects,
+            metrics or GroupMetrics(CollectorRegistry()),
+            settings or CoordinatorSettings(group=GroupLimits(initial_delay=0.05)),
+        ),
+        lambda tp: tp.topic == "orders" and 0 <= tp.partition < partitions,
+        ("kafka.example", 9092),
+    )
