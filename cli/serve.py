@@ -1,40 +1,54 @@
 """One call of `sidetier serve`, from the configuration to the exit code."""
 
 import threading
+from pathlib import Path
+from typing import Literal, cast
 
 from prometheus_client import CollectorRegistry, start_http_server
 
 from sidetier.cli import exits
+from sidetier.cli.commands.serve import RELAY
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.loading import LoadedConfig
+from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.connection import ServerSettings
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.telemetry.logs import configure_logs
+from sidetier.wire.settings import ClientSettings
 
 _CONNECTIONS = 32
 """Most requests to one store at the same time."""
 
 
-def serve(
+def serve(  # noqa: PLR0913 -- one parameter for each option
     loaded: LoadedConfig,
     listen: tuple[str, int],
     advertise: tuple[str, int] | None,
     memory: int,
     max_connections: int,
     metrics_port: int | None,
+    *,
+    groups: str,
+    groups_properties: Path | None,
 ) -> int:
     """Serve clients until a signal, and return the exit code.
 
     Raises:
-        ConfigurationError: The address cannot be listened at, or a store does not exist.
+        ConfigurationError: The address cannot be listened at, a store does not exist, or a property
+            of the groups' client is wrong.
+        BrokerError: The live cluster of the groups refuses the login.
         SidetierError: The archive cannot be read.
     """
     config = loaded.config
     configure_logs(config.log.format, config.log.level)
     require_directory(config.storage.url)
     settings = EndpointSettings(
-        listen, advertise, memory, ServerSettings(max_connections=max_connections)
+        listen,
+        advertise,
+        memory,
+        ServerSettings(max_connections=max_connections),
+        _groups(groups, groups_properties),
     )
     registry = CollectorRegistry()
     stop = threading.Event()
@@ -51,3 +65,12 @@ def serve(
             server.server_close()
             thread.join()
     return exits.OK
+
+
+def _groups(given: str, file: Path | None) -> Literal["none", "local"] | ClientSettings:
+    """Return the mode of --groups, or the settings of the client of the cluster that it names."""
+    if given in {"none", "local"}:
+        return cast('Literal["none", "local"]', given)
+    properties = {} if file is None else read_properties(file, "--groups-properties")
+    servers = given.removeprefix(RELAY)
+    return ClientSettings.from_properties({**properties, "bootstrap.servers": servers})

@@ -63,14 +63,6 @@ class ServerSettings:
     drain: float = 5.0
 
 
-class _DropError(Exception):
-    """The connection must be closed. `reason` is a label of the metric."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
 class DropError(Exception):
     """The connection must be closed. `reason` is a label of the metric."""
 
@@ -171,8 +163,7 @@ class Connection:
             finally:
                 fetched.release()
             return True
-        is_of_groups = api in self._service.groups.offered
-        handlers = self._service.groups if is_of_groups else self._service.handlers
+        handlers = self._service.handlers if api in OFFERED else self._service.groups
         answer = handlers.answer(request, self._session)
         pieces = [] if answer.body is None else [prefix, answer.body]
         self._send(api, pieces, began, answer.error)

@@ -19,6 +19,7 @@ from sidetier.endpoint.fetch import Fetcher
 from sidetier.endpoint.groups.coordinator import GroupCoordinator
 from sidetier.endpoint.groups.local import LocalGroups
 from sidetier.endpoint.groups.none import Groups, NoGroups
+from sidetier.endpoint.groups.relay import RelayGroups
 from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.metrics import EndpointMetrics, GroupMetrics
@@ -28,6 +29,7 @@ from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.logs import logger
+from sidetier.wire.settings import ClientSettings
 
 log = logger()
 
@@ -45,7 +47,8 @@ class EndpointSettings:
         advertised: Host and port that clients are told; None for `listen`.
         memory: Memory for blocks of segments, in bytes. Not used for `file://` stores.
         server: Bounds on what clients can ask.
-        groups: Consumer groups: none, or an own coordinator.
+        groups: Consumer groups: none, those of an own coordinator, or those of the cluster with
+            these client settings.
         catalog: How often the store is asked.
     """
 
@@ -53,7 +56,7 @@ class EndpointSettings:
     advertised: tuple[str, int] | None = None
     memory: int = DEFAULT_MEMORY
     server: ServerSettings = field(default_factory=ServerSettings)
-    groups: Literal["none", "local"] = "none"
+    groups: Literal["none", "local"] | ClientSettings = "none"
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
 
 
@@ -96,6 +99,7 @@ def serving(
         ConfigurationError: The address cannot be listened at, or the store does not allow these
             groups.
         ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
+        BrokerError: The live cluster of the groups refuses the login.
     """
     blocks = BlockCache(settings.memory)
     segment_bytes = SegmentBytes(archive, blocks)
@@ -105,8 +109,8 @@ def serving(
     advertised = settings.advertised or (host, port)
     registry = registry or CollectorRegistry()
     try:
-        groups = _groups(settings, archive, catalog, advertised, GroupMetrics(registry))
         catalog.start()
+        groups = _groups(settings, archive, catalog, advertised, GroupMetrics(registry))
     except BaseException:
         listener.close()
         catalog.close()
@@ -145,6 +149,15 @@ def _groups(
 ) -> Groups:
     if settings.groups == "none":
         return NoGroups()
+    if isinstance(settings.groups, ClientSettings):
+        relay = RelayGroups(
+            settings.groups,
+            advertised,
+            lambda topic_id: catalog.topic_of_id(topic_id) is not None,
+            metrics,
+        )
+        relay.start()
+        return relay
     store = archive.default_store
     if not store.capabilities.conditional_writes:
         raise ConfigurationError(

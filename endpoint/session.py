@@ -6,7 +6,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from sidetier.wire.protocol import ApiKey, decode_request
+from sidetier.wire.protocol import ApiKey, decode_request, request_body
 
 ANONYMOUS = "ANONYMOUS"
 """Name of a client without a login, as in Kafka's logs and ACLs."""
@@ -54,6 +54,14 @@ class Request:
             MalformedRequestError: The bytes are not a request of this kind and version.
         """
         return decode_request(self.api, self.version, self.frame, self.position)
+
+    def body(self) -> memoryview:
+        """Return the bytes of the body.
+
+        Raises:
+            MalformedRequestError: The tagged fields of the header do not end within the frame.
+        """
+        return request_body(self.api, self.version, self.frame, self.position)
 
 
 @dataclass(frozen=True, slots=True)

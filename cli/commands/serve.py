@@ -1,6 +1,7 @@
 """`sidetier serve`: serve the archive to Kafka clients."""
 
 import ipaddress
+from pathlib import Path
 from typing import Final
 
 import click
@@ -10,6 +11,8 @@ from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.config.units import parse_size
 
 Address = tuple[str, int]
+RELAY: Final = "relay="
+"""Prefix of the value of --groups that names a live cluster."""
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 _LEAST_MEMORY: Final = 16 << 20
 _MOST_PORT: Final = 65535
@@ -61,6 +64,12 @@ def _memory(_context: click.Context, _option: click.Parameter, given: str) -> in
     return size
 
 
+def _groups(_context: click.Context, _option: click.Parameter, given: str) -> str:
+    if given in {"none", "local"} or (given.startswith(RELAY) and given != RELAY):
+        return given
+    raise click.BadParameter(f"{given!r} is not none, local or relay=HOST:PORT[,HOST:PORT]")
+
+
 @click.command(name="serve")
 @click.option(
     "--listen",
@@ -99,6 +108,24 @@ def _memory(_context: click.Context, _option: click.Parameter, given: str) -> in
     "can read all topics, and records are sent unencrypted.",
 )
 @click.option(
+    "--groups",
+    metavar="none|local|relay=BOOTSTRAP",
+    default="none",
+    show_default=True,
+    callback=_groups,
+    help="Who keeps consumer groups. none: nobody, clients assign partitions themselves. local: "
+    "this endpoint, for the classic protocol; it writes committed offsets to the store, and must "
+    "be the only endpoint of the archive that does. relay=HOST:PORT[,HOST:PORT]: a live cluster; "
+    "the endpoint passes the requests of groups on to it.",
+)
+@click.option(
+    "--groups-properties",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Properties file of the client of the cluster of --groups relay, such as "
+    "security.protocol and sasl.username.",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
     help="Serve Prometheus metrics on this port.  [default: none]",
@@ -113,13 +140,15 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     memory: int,
     max_connections: int,
     insecure: bool,
+    groups: str,
+    groups_properties: Path | None,
     metrics_port: int | None,
 ) -> None:
     """Serve the archived topics to Kafka clients, read-only, without any broker.
 
     Clients read the archive as they read a cluster: topics, partitions, offsets, timestamps and
-    transactions are those of the archived cluster. Producers are refused. There are no consumer
-    groups yet: clients assign partitions themselves. The endpoint runs until SIGTERM or Ctrl-C.
+    transactions are those of the archived cluster. Producers are refused. Consumer groups need
+    --groups. The endpoint runs until SIGTERM or Ctrl-C.
 
     \b
     Example:
@@ -138,11 +167,22 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         raise click.UsageError(
             f"--listen {listen[0]} is no address that clients can connect to: add --advertise"
         )
+    if groups_properties is not None and not groups.startswith(RELAY):
+        raise click.UsageError("--groups-properties is for --groups relay=HOST:PORT")
     loaded = invocation(context).load()
 
     def run() -> int:
         from sidetier.cli.serve import serve  # noqa: PLC0415 -- `--help` must not load the libraries
 
-        return serve(loaded, listen, advertise, memory, max_connections, metrics_port)
+        return serve(
+            loaded,
+            listen,
+            advertise,
+            memory,
+            max_connections,
+            metrics_port,
+            groups=groups,
+            groups_properties=groups_properties,
+        )
 
     context.exit(from_extra(run, "sidetier serve", _EXTRA, "consumer"))
