@@ -338,9 +338,9 @@ class ClassicGroup:
         return self._answers.pop(ticket, None)
 
     @property
-    def has_answers(self) -> bool:
-        """Whether there are answers that were not taken."""
-        return bool(self._answers)
+    def untaken(self) -> int:
+        """Number of answers that were not taken."""
+        return len(self._answers)
 
     def next_deadline(self) -> float:
         """Return the time of the next deadline; infinity if there is none."""

@@ -133,8 +133,8 @@ class GroupCoordinator:
         with self._using(name) as group:
             self._own(group)
             with group.changed:
-                ticket = group.machine.join(join, self._clock())
-                return cast("JoinAnswer", self._wait(group, ticket))
+                answer = self._wait(group, lambda: group.machine.join(join, self._clock()))
+                return cast("JoinAnswer", answer)
 
     def sync(
         self,
@@ -153,8 +153,13 @@ class GroupCoordinator:
         if group is None:
             return SyncAnswer(ErrorCode.unknown_member_id)
         with group.changed:
-            ticket = group.machine.sync(member, assignments, self._clock(), protocol_type, protocol)
-            return cast("SyncAnswer", self._wait(group, ticket))
+            answer = self._wait(
+                group,
+                lambda: group.machine.sync(
+                    member, assignments, self._clock(), protocol_type, protocol
+                ),
+            )
+            return cast("SyncAnswer", answer)
 
     def heartbeat(self, name: str, member: MemberId) -> ErrorCode:
         """Keep a member's session."""
@@ -283,26 +288,40 @@ class GroupCoordinator:
     @contextmanager
     def _at_once(self, group: _Group) -> Iterator[ClassicGroup]:
         """Yield the group's state machine, with all deadlines up to now processed."""
-        with group.changed:
+        with group.changed, self._waking(group):
             group.machine.advance(self._clock())
             yield group.machine
-            if group.machine.has_answers:
-                group.changed.notify_all()
 
-    def _wait(self, group: _Group, ticket: int) -> JoinAnswer | SyncAnswer:
-        """Wait for the answer of a ticket. The caller holds `changed`."""
+    def _wait(self, group: _Group, ask: Callable[[], int]) -> JoinAnswer | SyncAnswer:
+        """Hand a request to the group, and wait for the answer of its ticket.
+
+        Args:
+            group: The group; the caller holds `changed`.
+            ask: Hands the request over, and returns its ticket.
+        """
         machine = group.machine
+        with self._waking(group):
+            ticket = ask()
         while (answer := machine.take(ticket)) is None:
             if self._closing:
                 raise RefusedError(ErrorCode.coordinator_not_available)
-            # Another thread may wait for a deadline that is not the next one any more.
-            group.changed.notify_all()
             left = machine.next_deadline() - self._clock()
             group.changed.wait(max(min(left, threading.TIMEOUT_MAX), 0.0))
-            machine.advance(self._clock())
-        if machine.has_answers:
-            group.changed.notify_all()
+            with self._waking(group):
+                machine.advance(self._clock())
         return answer
+
+    @contextmanager
+    def _waking(self, group: _Group) -> Iterator[None]:
+        """Wake the requests that wait if the block gives one an answer, or an earlier deadline.
+
+        Not after each event: the requests that wait would wake each other all the time.
+        """
+        machine = group.machine
+        untaken, deadline = machine.untaken, machine.next_deadline()
+        yield
+        if machine.untaken > untaken or machine.next_deadline() < deadline:
+            group.changed.notify_all()
 
     # The store
 

@@ -1,7 +1,4 @@
-"""Consumer groups that the endpoint keeps itself (`--groups local`): the requests of groups.
-
-Only the classic protocol: ConsumerGroupHeartbeat is not offered.
-"""
+"""Consumer groups that the endpoint keeps itself (`--groups local`): the requests of groups."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -37,12 +34,16 @@ OFFERED_LOCAL: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
         ApiKey.SYNC_GROUP: (0, 5),
         ApiKey.DESCRIBE_GROUPS: (0, 6),
         ApiKey.LIST_GROUPS: (0, 5),
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: (0, 1),
     }
 )
-"""Version 10 of OffsetCommit and OffsetFetch names topics by id; all clients know version 9 too."""
+"""ConsumerGroupHeartbeat is listed to be refused: from a server without it, librdkafka with
+`group.protocol=consumer` reads nothing and reports nothing. Version 10 of OffsetCommit and
+OffsetFetch names topics by id; all clients know version 9 too."""
 
 MAX_METADATA: Final = 4096
 """Most bytes of the metadata of a committed offset (`offset.metadata.max.bytes`)."""
+_CLASSIC_ONLY: Final = "this endpoint keeps groups with group.protocol=classic only"
 _MEMBER_ID_REQUIRED_FROM: Final = 4
 _SKIP_ASSIGNMENT_FROM: Final = 9
 _NULL_PROTOCOL_FROM: Final = 7
@@ -81,6 +82,7 @@ class LocalGroups:
             ApiKey.OFFSET_FETCH: self._fetch_offsets,
             ApiKey.DESCRIBE_GROUPS: self._describe,
             ApiKey.LIST_GROUPS: self._list,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT: self._refuse_consumer_protocol,
         }
 
     def answer(self, request: Request, session: Session) -> Answer:
@@ -182,6 +184,12 @@ class LocalGroups:
                 for (member_id, instance_id), error in zip(leaving, errors, strict=True)
             ],
         )
+
+    def _refuse_consumer_protocol(
+        self, request: Request, decoded: Decoded, _session: Session
+    ) -> Answer:
+        # The error of a broker whose consumer protocol is switched off.
+        return error_answer(request, decoded, ErrorCode.unsupported_version, _CLASSIC_ONLY)
 
     # Offsets
 

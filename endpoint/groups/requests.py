@@ -98,10 +98,13 @@ def error_answer(
         return coordinator_answer(
             request.version, [Coordinator(key, error, message) for key in keys]
         )
-    return Answer(encode(error_response(request.api, request.version, decoded, error)), error)
+    response = error_response(request.api, request.version, decoded, error, message)
+    return Answer(encode(response), error)
 
 
-def error_response(api: ApiKey, version: int, request: Decoded, error: ErrorCode) -> Any:  # noqa: ANN401 - kio's
+def error_response(
+    api: ApiKey, version: int, request: Decoded, error: ErrorCode, message: str | None = None
+) -> Any:  # noqa: ANN401 - kio's
     """Return the response of `error_answer` as an entity; not for FindCoordinator."""
     values: dict[str, Any] = {"error_code": error, "members": (), "groups": ()}
     match api:
@@ -128,7 +131,7 @@ def error_response(api: ApiKey, version: int, request: Decoded, error: ErrorCode
             values["groups"] = [_undescribed(name, error) for name in groups_of(api, request)]
         case ApiKey.CONSUMER_GROUP_HEARTBEAT:
             values |= {
-                "error_message": None,
+                "error_message": message,
                 "member_id": request.member_id,
                 "member_epoch": request.member_epoch,
                 "heartbeat_interval": 0,

@@ -28,7 +28,7 @@ from tests.harness.clusters import kraft_factory
 from tests.harness.java_clients import subscribe_with_java
 from tests.harness.made_archive import MadeArchive
 from tests.harness.serve_process import LAYOUT, ServeProcess, serve_process
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -147,8 +147,36 @@ def test_local_offsets_resume(local: ServeProcess) -> None:
     use_in_turn(local, "resume")
 
 
-def test_local_members_rebalance(local: ServeProcess) -> None:
-    rebalance(local, "rebalance")
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_local_members_rebalance(local: ServeProcess, strategy: str) -> None:
+    rebalance(local, strategy, **{"partition.assignment.strategy": strategy})
+
+
+def test_local_offsets_are_reset_by_an_administrator(local: ServeProcess) -> None:
+    admin = AdminClient({"bootstrap.servers": local.bootstrap})
+    wanted = ConsumerGroupTopicPartitions(
+        "reset", [TopicPartition("orders", number, 30 + number) for number in range(PARTITIONS)]
+    )
+    (answer,) = admin.alter_consumer_group_offsets([wanted]).values()
+    answer.result(20)
+    member = local.member("reset")
+    member.subscribe(["orders"])
+    assert set(read(member, 27)) == {each for each in ALL if each[1] >= 30 + each[0]}
+    member.close()
+
+
+def test_local_groups_have_no_consumer_protocol(local: ServeProcess) -> None:
+    """The member gets a fatal error: with an unlisted request, librdkafka would wait for ever."""
+    member = local.member("new", **{"group.protocol": "consumer"})
+    try:
+        member.subscribe(["orders"])
+        message = wait_for(lambda: member.poll(0.2), 20, "an error")
+        error = message.error()
+        assert error is not None
+        assert error.code() == KafkaError._FATAL
+        assert "API version not supported" in error.str()
+    finally:
+        member.close()
 
 
 def test_local_with_java(local: ServeProcess, tmp_path: Path) -> None:

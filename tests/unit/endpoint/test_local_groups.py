@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from time import process_time
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.wire.protocol import ApiKey
 from tests.harness.endpoint import ask, local_groups
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import holds_for, wait_until
 
 NONE = ErrorCode.none
 QUICK = CoordinatorSettings(
@@ -132,6 +133,11 @@ def fetched(
         for topic in response.topics
         for row in topic.partitions
     }
+
+
+def described(groups: LocalGroups, version: int = 6) -> Any:  # noqa: ANN401
+    values = {"include_authorized_operations": False} if version >= 3 else {}
+    return ask(groups, ApiKey.DESCRIBE_GROUPS, version, groups=("g",), **values).groups[0]
 
 
 # One member, in each version
@@ -261,6 +267,16 @@ def test_list_in_each_version(groups: LocalGroups, version: int) -> None:
     if version >= 5:
         assert names(types_filter=("consumer",)) == []
         assert names(types_filter=("Classic",)) == ["g", "stored"]
+
+
+@every_version(ApiKey.CONSUMER_GROUP_HEARTBEAT)
+def test_the_consumer_protocol_gets_a_clear_error(groups: LocalGroups, version: int) -> None:
+    answer = ask(
+        groups, ApiKey.CONSUMER_GROUP_HEARTBEAT, version,
+        group_id="g", member_id="m", member_epoch=0, topic_partitions=None,
+    )  # fmt: skip
+    assert answer.error_code is ErrorCode.unsupported_version
+    assert "group.protocol=classic" in answer.error_message
 
 
 # What is refused
@@ -452,3 +468,17 @@ def test_a_damaged_object_is_named_and_not_replaced(store: FakeStorage) -> None:
     assert commit(groups, 2) is ErrorCode.coordinator_not_available
     assert store.contents()[key] == damaged
     groups.close()
+
+
+def test_members_that_wait_use_no_cpu_time(store: FakeStorage, clients: ThreadPoolExecutor) -> None:
+    """Four members wait for a fifth that does not join again."""
+    groups = local_groups(store)
+    first = joined(groups)
+    sync(groups, first, {})
+    waiting = [clients.submit(joined, groups) for _ in range(4)]
+    wait_until(lambda: len(described(groups).members) == 5, 10, "the members to wait for the first")
+    before = process_time()
+    holds_for(lambda: not any(each.done() for each in waiting), 0.5, "all members wait")
+    assert process_time() - before < 0.25
+    groups.close()
+    assert all(each.result(5).error_code is not NONE for each in waiting)

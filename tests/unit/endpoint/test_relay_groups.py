@@ -82,8 +82,12 @@ def relay_to(
     client = ClientSettings(addresses, **settings)
     relay = RelayGroups(client, ADVERTISED, KNOWN_ID.__eq__, metrics)
     relay.start()
-    yield relay
-    relay.close()
+    try:
+        yield relay
+    finally:
+        relay.close()
+        for session in list(relay._upstreams):
+            session.closing.close()
 
 
 class Client:
@@ -108,9 +112,7 @@ class Client:
 @pytest.fixture
 def client(broker: FakeBroker) -> Iterator[Client]:
     with relay_to(broker.address) as relay:
-        made = Client(relay)
-        with made.session.closing:
-            yield made
+        yield Client(relay)
 
 
 def beats(broker: FakeBroker, *errors: ErrorCode) -> None:
@@ -208,7 +210,6 @@ def test_each_client_has_its_own_connection_which_ends_with_it(broker: FakeBroke
         assert broker.connections - before == 2
         clients[0].session.closing.close()
         assert clients[1].ask(ApiKey.HEARTBEAT, 4, **BEAT).error_code is NONE
-        clients[1].session.closing.close()
 
 
 def test_a_stop_ends_a_join_that_waits(broker: FakeBroker, client: Client) -> None:
@@ -239,7 +240,6 @@ def test_a_coordinator_that_moves() -> None:
             assert ApiKey.HEARTBEAT not in second.apis()
             assert client.ask(ApiKey.HEARTBEAT, 4, **BEAT).error_code is NONE
             assert ApiKey.HEARTBEAT in second.apis()
-            client.session.closing.close()
 
 
 def test_a_connection_that_is_lost(broker: FakeBroker, client: Client) -> None:
@@ -320,7 +320,6 @@ def test_a_cluster_that_comes_back(broker: FakeBroker) -> None:
         client = Client(relay)
         assert client.find("g") == [NONE]
         assert client.ask(ApiKey.HEARTBEAT, 4, **BEAT).error_code is NONE
-        client.session.closing.close()
     events = [entry["event"] for entry in logs]
     assert events == ["endpoint.relay_unavailable", "endpoint.relay_available"]
 
@@ -333,9 +332,7 @@ def two_brokers(groups: Mapping[str, int]) -> Iterator[tuple[FakeBroker, FakeBro
     with ExitStack() as stack:
         first, second = (stack.enter_context(fake_broker(VERSIONS)) for _ in range(2))
         coordinated(first, second, groups=groups)
-        client = Client(stack.enter_context(relay_to(first.address)))
-        stack.enter_context(client.session.closing)
-        yield first, second, client
+        yield first, second, Client(stack.enter_context(relay_to(first.address)))
 
 
 def with_offsets(broker: FakeBroker, offset: int) -> None:
