@@ -113,10 +113,10 @@ def _groups(_context: click.Context, _option: click.Parameter, given: str) -> st
     default="none",
     show_default=True,
     callback=_groups,
-    help="Who keeps consumer groups. none: nobody, clients assign partitions themselves. local: "
-    "this endpoint, for the classic protocol; it writes committed offsets to the store, and must "
-    "be the only endpoint of the archive that does. relay=HOST:PORT[,HOST:PORT]: a live cluster; "
-    "the endpoint passes the requests of groups on to it.",
+    help="Coordinator of consumer groups. none: there is none, and clients assign partitions "
+    "themselves. local: this endpoint, for the classic protocol; it writes committed offsets to "
+    "the store, and must be the only endpoint of the archive that does. "
+    "relay=HOST:PORT[,HOST:PORT]: a live cluster, to which the endpoint passes the requests on.",
 )
 @click.option(
     "--groups-properties",
@@ -155,7 +155,8 @@ def command(  # noqa: PLR0913 -- one parameter for each option
       sidetier serve --listen 127.0.0.1:9092 --config /etc/sidetier/sidetier.yaml
       kcat -b 127.0.0.1:9092 -C -t orders -o beginning
 
-    Exit codes: 0 stopped by a signal; 1 the archive cannot be read; 2 a setting or an argument is
+    Exit codes: 0 stopped by a signal; 1 the archive cannot be read, or the cluster of
+    --groups refuses the login; 2 a setting or an argument is
     wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
     if not insecure and not is_loopback(listen[0]):

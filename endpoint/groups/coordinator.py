@@ -375,9 +375,11 @@ class GroupCoordinator:
 
     def _from_store(self, work: Callable[[], _T]) -> _T:
         """Return the result of a request to the store that takes no group."""
+        result = self._submit(work)
         try:
-            return self._submit(work).result(self._settings.store_wait)
+            return result.result(self._settings.store_wait)
         except (TimeoutError, SidetierError) as error:
+            result.cancel()  # the client asks again: requests must not queue up meanwhile
             log.warning("endpoint.groups_not_read", error=str(error) or "timed out")
             raise RefusedError(ErrorCode.coordinator_load_in_progress) from None
 

@@ -72,6 +72,7 @@ _LOCATE_TIMEOUT: Final = 2.0
 _REQUEST_TIMEOUT: Final = 10.0
 """Less than the request timeout of clients (30 s), so that they get an answer."""
 _REBALANCE_TIMEOUT: Final = 300.0
+_AWAY: Final = "the endpoint cannot reach the live cluster that keeps its groups"
 _MOST_WARNINGS: Final = 1000
 _SEVERAL: Final[Mapping[ApiKey, tuple[str, str]]] = MappingProxyType(
     {
@@ -267,23 +268,24 @@ class RelayGroups:
         """Ask the live cluster first: it creates `__consumer_offsets`, and names the broker."""
         if not is_for_groups(decoded):
             return refused_transactions(request.version, decoded)
-        return coordinator_answer(
-            request.version,
-            [self._coordinator(upstream, key) for key in coordinator_keys(decoded)],
-        )
-
-    def _coordinator(self, upstream: _Upstream, group: str) -> Coordinator:
-        upstream.cluster.forget_coordinator(group)
-        try:
-            self._connection(upstream, group)
-        except KafkaApiError as error:
-            self._metrics.relay_failures.inc()
-            return Coordinator(group, ErrorCode(error.code), str(error))
-        except BrokerError as error:
-            self._note_away(error)
-            message = "the endpoint cannot reach the live cluster that keeps its groups"
-            return Coordinator(group, ErrorCode.coordinator_not_available, message)
-        return Coordinator(group, address=self._advertised)
+        found: list[Coordinator] = []
+        away: BrokerError | None = None
+        for key in coordinator_keys(decoded):
+            upstream.cluster.forget_coordinator(key)
+            try:
+                if away is not None:  # one wait for the cluster, not one for each key
+                    raise away
+                self._connection(upstream, key)
+            except KafkaApiError as error:
+                self._metrics.relay_failures.inc()
+                found.append(Coordinator(key, ErrorCode(error.code), str(error)))
+            except BrokerError as error:
+                away = error
+                self._note_away(error)
+                found.append(Coordinator(key, ErrorCode.coordinator_not_available, _AWAY))
+            else:
+                found.append(Coordinator(key, address=self._advertised))
+        return coordinator_answer(request.version, found)
 
     def _relay(self, upstream: _Upstream, request: Request, decoded: Decoded) -> Answer:
         names = groups_of(request.api, decoded)
@@ -301,7 +303,10 @@ class RelayGroups:
         """
         parts: dict[Connection | None, list[str]] = {}
         for name in names:
-            parts.setdefault(self._connection_if_any(upstream, name), []).append(name)
+            # One wait for the cluster, not one for each group.
+            is_away = None in parts
+            connection = None if is_away else self._connection_if_any(upstream, name)
+            parts.setdefault(connection, []).append(name)
         only = next(iter(parts)) if len(parts) == 1 else None
         if only is not None:
             return self._relay_frame(upstream, only, request, decoded, names)

@@ -5,7 +5,7 @@ The topics of the live cluster are empty: every record that a client gets is fro
 
 import base64
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -22,9 +22,9 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from devtools.sandbox.kafka import KraftCluster
+from sidetier.brokers.ports import HOST, free_port
 from sidetier.segments import offsets as archived
 from sidetier.storage.local import LocalStorage
-from tests.harness.clusters import kraft_factory
 from tests.harness.java_clients import subscribe_with_java
 from tests.harness.made_archive import MadeArchive
 from tests.harness.serve_process import LAYOUT, ServeProcess, serve_process
@@ -224,21 +224,45 @@ def test_local_group_after_a_kill_of_the_endpoint(tmp_path: Path) -> None:
 # A live cluster
 
 
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A live cluster: its listener with a login, and the properties of a client of it."""
+
+    kafka: KraftCluster
+    login: str
+    properties: Path
+
+
 @pytest.fixture(scope="module")
-def cluster(
+def live(
     java: object,  # noqa: ARG001 - without Java the tests are skipped
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[KraftCluster]:
-    with ExitStack() as stack:
-        yield kraft_factory(tmp_path_factory.mktemp("live"), stack)()
+) -> Iterator[Live]:
+    """A broker with a second listener that requires a login, as the relay uses it."""
+    port = free_port()
+    properties = {
+        "listeners": f"LOGIN://{HOST}:{port}",
+        "advertised.listeners": f"LOGIN://{HOST}:{port}",
+        "listener.security.protocol.map": "LOGIN:SASL_PLAINTEXT",
+        "listener.name.login.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.login.plain.sasl.jaas.config": (
+            "org.apache.kafka.common.security.plain.PlainLoginModule required "
+            'user_endpoint="endpoint-secret";'
+        ),
+    }
+    directory = tmp_path_factory.mktemp("live")
+    with KraftCluster(directory, properties=properties) as kafka:
+        (directory / "client.properties").write_text(
+            "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\n"
+            "sasl.username=endpoint\nsasl.password=endpoint-secret\n"
+        )
+        yield Live(kafka, f"{HOST}:{port}", directory / "client.properties")
 
 
 @pytest.fixture(scope="module")
-def relay(
-    cluster: KraftCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServeProcess]:
+def relay(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """An archive of `orders`, with its topic id, and of `archived`, which is not live any more."""
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": live.kafka.bootstrap_servers})
     admin.create_topics([NewTopic("orders", PARTITIONS, 1)])["orders"].result(20)
     (described,) = admin.describe_topics(TopicCollection(["orders"])).values()
     topic_id = described.result(20).topic_id
@@ -247,17 +271,18 @@ def relay(
     raw += topic_id.get_least_significant_bits().to_bytes(8, signed=True)
     store_topic(root, "orders", base64.urlsafe_b64encode(raw).decode().rstrip("="))
     store_topic(root, "archived")
-    with serve_process(root, "--groups", f"relay={cluster.bootstrap_servers}") as running:
+    options = ("--groups", f"relay={live.login}", "--groups-properties", str(live.properties))
+    with serve_process(root, *options) as running:
         yield running
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_relayed_offsets_resume_and_are_in_the_live_cluster(
-    relay: ServeProcess, cluster: KraftCluster, protocol: str
+    relay: ServeProcess, live: Live, protocol: str
 ) -> None:
     group = f"resume-{protocol}"
     use_in_turn(relay, group, **{"group.protocol": protocol})
-    assert committed(cluster.bootstrap_servers, group) == dict.fromkeys(range(PARTITIONS), END)
+    assert committed(live.kafka.bootstrap_servers, group) == dict.fromkeys(range(PARTITIONS), END)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -286,7 +311,7 @@ def test_a_topic_that_is_not_live_is_read_but_not_committed(relay: ServeProcess)
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_restart_of_the_broker_in_the_middle_of_a_group(
-    relay: ServeProcess, cluster: KraftCluster, protocol: str
+    relay: ServeProcess, live: Live, protocol: str
 ) -> None:
     group = f"restart-{protocol}"
     member = relay.member(group, **{"group.protocol": protocol})
@@ -294,9 +319,9 @@ def test_a_restart_of_the_broker_in_the_middle_of_a_group(
     before = read(member, 60)
     commit(member)
     done = committed(relay.bootstrap, group)
-    cluster.kill_broker(1)
+    live.kafka.kill_broker(1)
     wait_until(lambda: _fails_to_commit(member), 20, "a commit that fails")
-    cluster.start_broker(1)
+    live.kafka.start_broker(1)
     rest = read(member, 60, seconds=90)
     commit(member)
     assert set(before + rest) == ALL

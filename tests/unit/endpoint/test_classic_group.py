@@ -1,4 +1,4 @@
-"""The state machine of a classic group: who gets which answer, and when."""
+"""The state machine of a classic group: which request gets which answer, and when."""
 
 from itertools import count
 
@@ -163,7 +163,7 @@ def test_a_rebalance_waits_for_a_member_that_has_its_id_but_not_beyond_its_sessi
         ({"member_id": "a-1", "instance": "i"}, ErrorCode.unknown_member_id),
     ],
 )
-def test_who_cannot_join(case: dict[str, object], error: ErrorCode) -> None:
+def test_joins_that_are_refused(case: dict[str, object], error: ErrorCode) -> None:
     script = stable("a", "b", metadata_bytes=200)
     assert script.joined(script.join("x", **case)).error is error  # type: ignore[arg-type]
     assert script.group.state is GroupState.STABLE

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -309,6 +310,18 @@ def test_each_request_gets_a_retriable_error_while_the_cluster_is_away() -> None
     failures = registry.get_sample_value("sidetier_endpoint_relay_failures_total")
     assert failures is not None
     assert failures >= len(CASES)
+
+
+def test_many_keys_wait_once_for_a_cluster_that_is_away() -> None:
+    with fake_broker(VERSIONS) as gone:
+        address = gone.address
+    names = [f"g{number}" for number in range(100)]
+    began = monotonic()
+    with relay_to(address) as relay:
+        client = Client(relay)
+        assert set(client.find(*names)) == {ErrorCode.coordinator_not_available}
+        assert set(offsets_of(client, *names).values()) == {ErrorCode.not_coordinator}
+    assert monotonic() - began < 30
 
 
 def test_a_cluster_that_comes_back(broker: FakeBroker) -> None:
