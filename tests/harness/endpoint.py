@@ -210,11 +210,13 @@ def local_groups(
     metrics: GroupMetrics | None = None,
 ) -> LocalGroups:
     """Return a coordinator over a store, for an archive with the topic `orders`."""
-    objects = GroupObjects(store, LAYOUT, owner, f"host-{owner}", ThreadPoolExecutor(4))
+    metrics = metrics or GroupMetrics(CollectorRegistry())
+    executor = ThreadPoolExecutor(4)
+    objects = GroupObjects(store, LAYOUT, owner, f"host-{owner}", executor, metrics.writes.inc)
     return LocalGroups(
         GroupCoordinator(
             objects,
-            metrics or GroupMetrics(CollectorRegistry()),
+            metrics,
             settings or CoordinatorSettings(group=GroupLimits(initial_delay=0.05)),
         ),
         lambda tp: tp.topic == "orders" and 0 <= tp.partition < partitions,
