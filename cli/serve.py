@@ -2,17 +2,21 @@
 
 import threading
 from pathlib import Path
+from typing import Literal, cast
 
 from prometheus_client import CollectorRegistry, start_http_server
 
 from sidetier.cli import exits
+from sidetier.cli.commands.serve import RELAY
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.loading import LoadedConfig
+from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.connection import ServerSettings
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.endpoint.tls import TlsFiles
 from sidetier.telemetry.logs import configure_logs
+from sidetier.wire.settings import ClientSettings
 
 _CONNECTIONS = 32
 """Most requests to one store at the same time."""
@@ -29,13 +33,16 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     bytes_per_second: int | None,
     tls_files: tuple[Path | None, Path | None, Path | None],
     users: Path | None,
+    groups: str,
+    groups_properties: Path | None,
     metrics_port: int | None,
 ) -> int:
     """Serve clients until a signal, and return the exit code.
 
     Raises:
-        ConfigurationError: The address cannot be listened at, a store does not exist, or a
-            certificate or the users file cannot be loaded.
+        ConfigurationError: The address cannot be listened at, a store does not exist, a certificate
+            or the users file cannot be loaded, or a property of the groups' client is wrong.
+        BrokerError: The live cluster of the groups refuses the login.
         SidetierError: The archive cannot be read.
     """
     config = loaded.config
@@ -46,6 +53,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         listen,
         advertise,
         memory,
+        groups=_groups(groups, groups_properties),
         tls=None if certificate is None else TlsFiles(certificate, key, client_ca),
         users=users,
         bytes_per_second=bytes_per_second,
@@ -68,3 +76,12 @@ def serve(  # noqa: PLR0913 - one parameter for each option
             server.server_close()
             thread.join()
     return exits.OK
+
+
+def _groups(given: str, file: Path | None) -> Literal["none", "local"] | ClientSettings:
+    """Return the mode of --groups, or the settings of the client of the cluster that it names."""
+    if given in {"none", "local"}:
+        return cast('Literal["none", "local"]', given)
+    properties = {} if file is None else read_properties(file, "--groups-properties")
+    servers = given.removeprefix(RELAY)
+    return ClientSettings.from_properties({**properties, "bootstrap.servers": servers})

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sidetier.segments.errors import ConfigurationError
@@ -35,6 +36,19 @@ def parse_properties(text: str, name: str) -> tuple[Property, ...]:
         ConfigurationError: a `\u` without four hexadecimal digits.
     """
     return tuple(_property(line, number, name) for number, line in _logical_lines(text))
+
+
+def read_properties(file: Path, option: str) -> dict[str, str]:
+    """Return the properties of a file that an option of the command line names.
+
+    Raises:
+        ConfigurationError: It cannot be read; the text names the option.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{option} {file}: cannot be read: {error}") from None
+    return {entry.key: entry.value for entry in parse_properties(text, str(file))}
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -225,8 +225,7 @@ class Connection:
         elif api in SASL_REQUESTS and self._login is not None:
             self._answer_login(self._login, request, prefix, began)
         else:
-            is_of_groups = api in self._service.groups.offered
-            handlers = self._service.groups if is_of_groups else self._service.handlers
+            handlers = self._service.handlers if api in OFFERED else self._service.groups
             answer = handlers.answer(request, self._session)
             pieces = [] if answer.body is None else [prefix, answer.body]
             self._send(api, pieces, began, answer.error)

@@ -49,3 +49,29 @@ class EndpointMetrics:
         self._seconds.labels(api.title).observe(seconds)
         self._sent.inc(sent)
         self._records.inc(records)
+
+
+class GroupMetrics:
+    """Metrics of the endpoint's consumer groups. Thread-safe.
+
+    Args:
+        registry: The registry that they are registered in.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(metric: Metric) -> Counter:
+            return Counter(metric.name, metric.help, metric.labels, registry=registry)
+
+        self._groups, self._members = (
+            Gauge(metric.name, metric.help, metric.labels, registry=registry)
+            for metric in (catalogue.GROUPS, catalogue.GROUP_MEMBERS)
+        )
+        self.commits = counter(catalogue.OFFSET_COMMITS)
+        self.writes = counter(catalogue.GROUP_WRITES)
+        self.lost = counter(catalogue.LOST_GROUPS)
+        self.relay_failures = counter(catalogue.RELAY_FAILURES)
+
+    def watch(self, groups: Callable[[], int], members: Callable[[], int]) -> None:
+        """Take the numbers of groups and members from these functions."""
+        self._groups.set_function(groups)
+        self._members.set_function(members)

@@ -3,9 +3,13 @@
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import gethostname
+from typing import Final, Literal
+from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
 
@@ -14,23 +18,33 @@ from sidetier.endpoint.blocks import BlockCache, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, CatalogSettings
 from sidetier.endpoint.connection import ServerSettings, Service
 from sidetier.endpoint.fetch import Fetcher
+from sidetier.endpoint.groups.coordinator import GroupCoordinator
+from sidetier.endpoint.groups.local import LocalGroups
 from sidetier.endpoint.groups.none import Groups, NoGroups
+from sidetier.endpoint.groups.permissions import PermittedGroups
+from sidetier.endpoint.groups.relay import RelayGroups
+from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.logins import Logins
-from sidetier.endpoint.metrics import EndpointMetrics
+from sidetier.endpoint.metrics import EndpointMetrics, GroupMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.endpoint.tls import TlsFiles
 from sidetier.endpoint.users import read_users
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.telemetry.logs import logger
+from sidetier.wire.settings import ClientSettings
 
 log = logger()
 
 DEFAULT_MEMORY = 256 << 20
+_GROUP_WRITERS: Final = 8
+"""Groups whose offsets are read or written at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,8 @@ class EndpointSettings:
         advertised: Host and port that clients are told; None for `listen`.
         memory: Memory for blocks of segments, in bytes. Not used for `file://` stores.
         server: Bounds on what clients can ask.
+        groups: Consumer groups: none, those of an own coordinator, or those of the cluster with
+            these client settings.
         catalog: How often the store is asked.
         tls: Certificates of the listener; None for connections without TLS.
         users: The users file; None if clients need no login.
@@ -53,6 +69,7 @@ class EndpointSettings:
     advertised: tuple[str, int] | None = None
     memory: int = DEFAULT_MEMORY
     server: ServerSettings = field(default_factory=ServerSettings)
+    groups: Literal["none", "local"] | ClientSettings = "none"
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
     tls: TlsFiles | None = None
     users: Path | None = None
@@ -95,12 +112,14 @@ def serving(
     """Serve the topics of an archive until the block ends.
 
     Raises:
-        ConfigurationError: The address cannot be listened at, or a certificate or the users file
-            cannot be loaded.
+        ConfigurationError: The address cannot be listened at, a certificate or the users file
+            cannot be loaded, or the store does not allow these groups.
         ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
+        BrokerError: The live cluster of the groups refuses the login.
     """
     blocks = BlockCache(settings.memory)
-    metrics = EndpointMetrics(registry or CollectorRegistry(), lambda: blocks.used)
+    registry = registry or CollectorRegistry()
+    metrics = EndpointMetrics(registry, lambda: blocks.used)
     tls = None if settings.tls is None else _reloaded_tls(settings.tls, metrics)
     logins = None
     if settings.users is not None:
@@ -110,19 +129,20 @@ def serving(
     catalog = Catalog(archive, segment_bytes, settings.catalog)
     listener = open_listener(*settings.listen)
     host, port = listener.getsockname()[:2]
+    advertised = settings.advertised or (host, port)
     try:
         catalog.start()
+        groups = _groups(settings, archive, catalog, advertised, GroupMetrics(registry))
+        if logins is not None:
+            groups = PermittedGroups(groups)
     except BaseException:
         listener.close()
         catalog.close()
         blocks.close()
         raise
-    groups = NoGroups()
     server = Endpoint(
         Service(
-            RequestHandlers(
-                catalog, OffsetAnswers(catalog, segment_bytes), settings.advertised or (host, port)
-            ),
+            RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes), advertised),
             Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes)),
             groups,
             logins,
@@ -168,3 +188,43 @@ def _security_protocol(settings: EndpointSettings) -> str:
     """Return the value of `security.protocol` that clients need."""
     transport = "PLAINTEXT" if settings.tls is None else "SSL"
     return transport if settings.users is None else f"SASL_{transport}"
+
+
+def _groups(
+    settings: EndpointSettings,
+    archive: ArchiveAccess,
+    catalog: Catalog,
+    advertised: tuple[str, int],
+    metrics: GroupMetrics,
+) -> Groups:
+    if settings.groups == "none":
+        return NoGroups()
+    if isinstance(settings.groups, ClientSettings):
+        relay = RelayGroups(
+            settings.groups,
+            advertised,
+            lambda topic_id: catalog.topic_of_id(topic_id) is not None,
+            metrics,
+        )
+        relay.start()
+        return relay
+    store = archive.default_store
+    if not store.capabilities.conditional_writes:
+        raise ConfigurationError(
+            "--groups local: this store has no conditional writes, so two endpoints could "
+            "overwrite each other's committed offsets; use --groups relay, or another store"
+        )
+    objects = GroupObjects(
+        store,
+        archive.layout,
+        uuid4().hex,
+        gethostname(),
+        ThreadPoolExecutor(_GROUP_WRITERS, thread_name_prefix="endpoint-groups"),
+        metrics.writes.inc,
+    )
+
+    def has_partition(tp: TopicPartition) -> bool:
+        topic = catalog.topic(tp.topic)
+        return topic is not None and 0 <= tp.partition < topic.partitions
+
+    return LocalGroups(GroupCoordinator(objects, metrics), has_partition, advertised)

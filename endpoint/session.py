@@ -1,14 +1,20 @@
 """A request as a client sent it, the client's session, and the answer."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.users import EVERYTHING, Access
 from sidetier.storage.token_bucket import TokenBucket
-from sidetier.wire.protocol import ApiKey, decode_request
+from sidetier.wire.protocol import (
+    ApiKey,
+    decode_request,
+    encode_header,
+    parse_request_header,
+    request_body,
+)
 
 ANONYMOUS = "ANONYMOUS"
 """Name of a client without a login, as in Kafka's logs and ACLs."""
@@ -60,6 +66,20 @@ class Request:
             MalformedRequestError: The bytes are not a request of this kind and version.
         """
         return decode_request(self.api, self.version, self.frame, self.position)
+
+    def body(self) -> memoryview:
+        """Return the bytes of the body.
+
+        Raises:
+            MalformedRequestError: The tagged fields of the header do not end within the frame.
+        """
+        return request_body(self.api, self.version, self.frame, self.position)
+
+    def with_body(self, body: bytes) -> "Request":
+        """Return the same request with other bytes as its body."""
+        header = encode_header(self.api, self.version, self.correlation_id, self.client_id or "")
+        frame = memoryview(header + body)
+        return replace(self, frame=frame, position=parse_request_header(frame)[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote, unquote
 
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
@@ -18,6 +19,9 @@ from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPart
 MAX_BITS: Final = 128
 OWN_ROOT: Final = "_sidetier"
 """Prefix of all objects that Pinterest's consumer must not see."""
+
+_MOST_GROUP_NAME: Final = 200
+"""Longest encoded name of a group: file systems limit a name to 255 bytes."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 # The second hyphen is the sign of a broker id of -1.
@@ -171,6 +175,21 @@ class ArchiveLayout:
         """Return the key of a mirror's stored offset map of one target partition."""
         return f"{self.mirror_maps_prefix(mirror)}{target}.json"
 
+    def groups_prefix(self) -> str:
+        """Return the prefix of the keys of the consumer groups that `sidetier serve` keeps. It ends
+        with a slash.
+        """
+        return f"{OWN_ROOT}/{self.cluster}/groups/"
+
+    def group_key(self, group: str) -> str | None:
+        """Return the key of the offsets of a consumer group; None if its name is too long.
+
+        All characters but letters, digits, '.', '_' and '-' are percent-encoded as UTF-8: the name
+        of a group can be any text.
+        """
+        name = quote(group, safe="").replace("~", "%7E")
+        return f"{self.groups_prefix()}{name}.json" if len(name) <= _MOST_GROUP_NAME else None
+
     def _entropy(self, tp: TopicPartition) -> str:
         # MD5 is not for security here: Pinterest's readers compute the same prefix.
         digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()
@@ -195,6 +214,14 @@ def parse_gap_key(key: str, gap_prefix: str) -> OffsetRange | None:
     """Return the gap that a key below a partition's gap prefix names; None for another key."""
     match = _GAP.fullmatch(key.removeprefix(gap_prefix)) if key.startswith(gap_prefix) else None
     return None if match is None else OffsetRange(Offset(int(match[1])), Offset(int(match[2])))
+
+
+def parse_group_key(key: str, prefix: str) -> str | None:
+    """Return the group that a key below `groups_prefix` names; None for another key."""
+    name = key.removeprefix(prefix)
+    if not key.startswith(prefix) or "/" in name or not name.endswith(".json"):
+        return None
+    return unquote(name.removesuffix(".json"))
 
 
 def parse_chapter_key(key: str, prefix: str) -> OffsetRange | None:

@@ -68,6 +68,35 @@ BLOCK_BYTES: Final = Metric(
     Kind.GAUGE,
     "Bytes of segments that are held for clients or being fetched; at most --memory.",
 )
+GROUPS: Final = Metric(
+    _PREFIX + "groups", Kind.GAUGE, "Consumer groups in memory, with --groups local."
+)
+GROUP_MEMBERS: Final = Metric(
+    _PREFIX + "group_members", Kind.GAUGE, "Members of all consumer groups, with --groups local."
+)
+OFFSET_COMMITS: Final = Metric(
+    _PREFIX + "offset_commits_total",
+    Kind.COUNTER,
+    "OffsetCommit requests with offsets to store, with --groups local.",
+)
+GROUP_WRITES: Final = Metric(
+    _PREFIX + "group_writes_total",
+    Kind.COUNTER,
+    "Writes of committed offsets to the store, with --groups local. Commits that arrive during a "
+    "write share the next one, and offsets that are stored already are not written again.",
+)
+LOST_GROUPS: Final = Metric(
+    _PREFIX + "lost_groups_total",
+    Kind.COUNTER,
+    "Consumer groups that another endpoint has taken over, with --groups local. Only one endpoint "
+    "with --groups local may serve an archive.",
+)
+RELAY_FAILURES: Final = Metric(
+    _PREFIX + "relay_failures_total",
+    Kind.COUNTER,
+    "Group requests that got a retriable error, because the live cluster could not be reached or "
+    "has no coordinator, with --groups relay.",
+)
 
 ENDPOINT_METRICS: Final[tuple[Metric, ...]] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)

@@ -1,6 +1,7 @@
 """A cluster: its brokers, leaders and coordinators, and requests that are routed to them."""
 
 import random
+import ssl
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ class Cluster:
         *,
         clock: Clock = time.monotonic,
         stop: Event | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         """Create the client; it connects with the first request.
 
@@ -137,6 +139,8 @@ class Cluster:
             settings: Settings of the client.
             clock: Returns monotonic seconds.
             stop: Once set, no further attempt begins, and pauses end.
+            context: Result of `settings.tls.context()`, to load certificates once for many
+                clients.
 
         Raises:
             ConfigurationError: A certificate cannot be loaded.
@@ -144,7 +148,9 @@ class Cluster:
         self.settings = settings
         self._clock = clock
         self._stop = stop or Event()
-        self._context = settings.tls.context() if settings.tls is not None else None
+        self._context = context
+        if context is None and settings.tls is not None:
+            self._context = settings.tls.context()
         self._connections: dict[Address, Connection] = {}
         self._brokers: dict[BrokerId, Address] = {}
         self._leaders: dict[TopicPartition, PartitionMetadata] = {}
@@ -164,6 +170,11 @@ class Cluster:
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
+
+    def interrupt(self) -> None:
+        """Make a request in flight fail soon. From any thread."""
+        for connection in list(self._connections.values()):
+            connection.interrupt()
 
     def connect(self, broker: BrokerId) -> Connection:
         """Open a connection that belongs to the caller, for pipelines of raw batches.
@@ -216,6 +227,10 @@ class Cluster:
         """Drop leaders from the cache after a broker reported that it is not the leader."""
         for tp in partitions:
             self._leaders.pop(tp, None)
+
+    def forget_coordinator(self, group: str) -> None:
+        """Drop a group's coordinator from the cache after a broker reported that it is not."""
+        self._coordinators.pop(GroupCoordinator(group), None)
 
     def request(
         self,

@@ -222,6 +222,10 @@ class Connection:
             )
         return best
 
+    def offered(self, api: ApiKey) -> tuple[int, int] | None:
+        """Return the lowest and highest version of a request that the broker supports, if any."""
+        return self._versions.get(api)
+
     def build(self, api: ApiKey, /, **values: object) -> RequestPayload:
         """Return a request in the version of `version`; see `protocol.build_request`."""
         version = self.version(api)
@@ -301,6 +305,12 @@ class Connection:
     def close(self) -> None:
         """Close the connection; responses in flight are lost. May be called twice."""
         self._end("it was closed")
+
+    def interrupt(self) -> None:
+        """Make the request in flight fail soon, with BrokerUnavailableError. From any thread."""
+        with suppress(OSError):
+            # Not SSLSocket.shutdown: it would change the state that the other thread is using.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _connect(self, deadline: float) -> socket.socket:
         try:

@@ -50,6 +50,7 @@ class ApiKey(IntEnum):
     HEARTBEAT = 12
     LEAVE_GROUP = 13
     SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
     SASL_HANDSHAKE = 17
     API_VERSIONS = 18
@@ -77,6 +78,8 @@ class ApiKey(IntEnum):
     DESCRIBE_PRODUCERS = 61
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
+    CONSUMER_GROUP_HEARTBEAT = 68
+    CONSUMER_GROUP_DESCRIBE = 69
 
     @property
     def title(self) -> str:
@@ -282,16 +285,31 @@ def decode_request(api: ApiKey, version: int, frame: memoryview, position: int) 
     Raises:
         MalformedRequestError: The bytes are not a request of this kind and version.
     """
+    body = request_body(api, version, frame, position)
     try:
-        if _has_tagged_header(api, version):
-            position = skip_tagged_fields(frame, position)
         reader = entity_reader(_request_type(api, version))
         # Bytes behind the request are ignored, as brokers do: librdkafka 2.16 sends three of them
         # in a Metadata request for all topics.
-        request, _ = reader(frame[position:].toreadonly(), 0)
-    except (SerialError, ValueError, OverflowError, MalformedResponseError) as error:
+        request, _ = reader(body.toreadonly(), 0)
+    except (SerialError, ValueError, OverflowError) as error:
         raise MalformedRequestError(f"{api.title} v{version} cannot be decoded: {error}") from error
     return request
+
+
+def request_body(api: ApiKey, version: int, frame: memoryview, position: int) -> memoryview:
+    """Return the bytes of a request that follow its header, of which its tagged fields are a part.
+
+    The arguments are those of `decode_request`.
+
+    Raises:
+        MalformedRequestError: The tagged fields of the header do not end within the frame.
+    """
+    if not _has_tagged_header(api, version):
+        return frame[position:]
+    try:
+        return frame[skip_tagged_fields(frame, position) :]
+    except MalformedResponseError as error:
+        raise MalformedRequestError(f"{api.title} v{version} cannot be decoded: {error}") from error
 
 
 def encode_response_header(api: ApiKey, version: int, correlation_id: int) -> bytes:

@@ -11,6 +11,8 @@ from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.config.units import parse_size
 
 Address = tuple[str, int]
+RELAY: Final = "relay="
+"""Prefix of the value of --groups that names a live cluster."""
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 _LEAST_MEMORY: Final = 16 << 20
 _MOST_PORT: Final = 65535
@@ -72,6 +74,12 @@ def _rate(_context: click.Context, _option: click.Parameter, given: str | None) 
     if rate == 0:
         raise click.BadParameter("at least 1 byte is needed; leave the option out for no cap")
     return rate
+
+
+def _groups(_context: click.Context, _option: click.Parameter, given: str) -> str:
+    if given in {"none", "local"} or (given.startswith(RELAY) and given != RELAY):
+        return given
+    raise click.BadParameter(f"{given!r} is not none, local or relay=HOST:PORT[,HOST:PORT]")
 
 
 def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca: bool) -> None:
@@ -172,6 +180,24 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     "reach without both TLS and logins (--users or --tls-client-ca), and logins without TLS.",
 )
 @click.option(
+    "--groups",
+    metavar="none|local|relay=BOOTSTRAP",
+    default="none",
+    show_default=True,
+    callback=_groups,
+    help="Coordinator of consumer groups. none: there is none, and clients assign partitions "
+    "themselves. local: this endpoint, for the classic protocol; it writes committed offsets to "
+    "the store, and must be the only endpoint of the archive that does. "
+    "relay=HOST:PORT[,HOST:PORT]: a live cluster, to which the endpoint passes the requests on.",
+)
+@click.option(
+    "--groups-properties",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Properties file of the client of the cluster of --groups relay, such as "
+    "security.protocol and sasl.username.",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
     help="Serve Prometheus metrics on this port.  [default: none]",
@@ -192,20 +218,23 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     tls_client_ca: Path | None,
     users: Path | None,
     insecure: bool,
+    groups: str,
+    groups_properties: Path | None,
     metrics_port: int | None,
 ) -> None:
     """Serve the archived topics to Kafka clients, read-only, without any broker.
 
     Clients read the archive as they read a cluster: topics, partitions, offsets, timestamps and
-    transactions are those of the archived cluster. Producers are refused. There are no consumer
-    groups yet: clients assign partitions themselves. The endpoint runs until SIGTERM or Ctrl-C.
+    transactions are those of the archived cluster. Producers are refused. Consumer groups need
+    --groups. The endpoint runs until SIGTERM or Ctrl-C.
 
     \b
     Example:
       sidetier serve --listen 127.0.0.1:9092 --config /etc/sidetier/sidetier.yaml
       kcat -b 127.0.0.1:9092 -C -t orders -o beginning
 
-    Exit codes: 0 stopped by a signal; 1 the archive cannot be read; 2 a setting or an argument is
+    Exit codes: 0 stopped by a signal; 1 the archive cannot be read, or the cluster of
+    --groups refuses the login; 2 a setting or an argument is
     wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
     if tls_certificate is None and (tls_key is not None or tls_client_ca is not None):
@@ -221,6 +250,8 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         raise click.UsageError(
             f"--listen {listen[0]} is no address that clients can connect to: add --advertise"
         )
+    if groups_properties is not None and not groups.startswith(RELAY):
+        raise click.UsageError("--groups-properties is for --groups relay=HOST:PORT")
     loaded = invocation(context).load(needs_log_dirs=False)
 
     def run() -> int:
@@ -237,6 +268,8 @@ def command(  # noqa: PLR0913 -- one parameter for each option
             bytes_per_second=max_bytes_per_second,
             tls_files=(tls_certificate, tls_key, tls_client_ca),
             users=users,
+            groups=groups,
+            groups_properties=groups_properties,
             metrics_port=metrics_port,
         )
 

@@ -6,12 +6,11 @@ names are those of the client.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from sidetier.config.properties_file import parse_properties
+from sidetier.config.properties_file import read_properties
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
 
@@ -38,7 +37,9 @@ def kafka_properties(given: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         ConfigurationError: The file cannot be read, or the export sets an option itself.
     """
-    merged = {**_in_file(given["kafka_config"]), **given["kafka_options"]}
+    file = given["kafka_config"]
+    in_file = {} if file is None else read_properties(file, "--kafka-config")
+    merged = {**in_file, **given["kafka_options"]}
     properties = {name.removeprefix(_PREFIX): value for name, value in merged.items()}
     for name in sorted(_OURS.keys() & properties.keys()):
         raise ConfigurationError(f"--kafka-option {name}: leave it away: {_OURS[name]}")
@@ -78,13 +79,3 @@ def by_reference(name: str, value: str, option: str = "--kafka-option") -> Secre
         return SecretRef.model_validate({kind: place})
     except ValidationError as error:
         raise ConfigurationError(f"{option} {name}: {error.errors()[0]['msg']}") from None
-
-
-def _in_file(file: Path | None) -> dict[str, str]:
-    if file is None:
-        return {}
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--kafka-config {file}: cannot be read: {error}") from None
-    return {entry.key: entry.value for entry in parse_properties(text, str(file))}

@@ -33,7 +33,7 @@ from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.export.view import DryRun, TableResult
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
-from sidetier.config.properties_file import parse_properties
+from sidetier.config.properties_file import read_properties
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.run import Chunk, run_at_interval
 from sidetier.pipeline.export.sinks.files.tasks import require_fencing
@@ -291,13 +291,7 @@ def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) 
 
 def read_options(file: Path | None) -> dict[str, str]:
     """Return the properties of a file; raise ConfigurationError if it cannot be read."""
-    if file is None:
-        return {}
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--options {file}: cannot be read: {error}") from None
-    return {entry.key: entry.value for entry in parse_properties(text, str(file))}
+    return {} if file is None else read_properties(file, "--options")
 
 
 def lock_url(base_path: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import click
 
 from sidetier.cli.export.kafka_options import by_reference
-from sidetier.config.properties_file import parse_properties
+from sidetier.config.properties_file import read_properties
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
 from sidetier.config.units import parse_duration, parse_size
 from sidetier.mirror.topics.rules import TopicRules, compiled
@@ -41,7 +41,9 @@ class ClusterOption:
         Raises:
             ConfigurationError: The file cannot be read, or a secret is on the command line.
         """
-        properties: dict[str, str | SecretRef] = dict(_in_file(self.name, self.file))
+        properties: dict[str, str | SecretRef] = {}
+        if self.file is not None:
+            properties |= read_properties(self.file, f"--{self.name}-config")
         for text in self.given:
             key, separator, value = text.partition("=")
             if not separator or not key:
@@ -49,16 +51,6 @@ class ClusterOption:
             is_secret = _SECRET.search(key)
             properties[key] = by_reference(key, value, f"--{self.name}") if is_secret else value
         return properties
-
-
-def _in_file(name: str, file: Path | None) -> dict[str, str]:
-    if file is None:
-        return {}
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--{name}-config {file}: cannot be read: {error}") from None
-    return {entry.key: entry.value for entry in parse_properties(text, str(file))}
 
 
 def _cluster(name: str) -> Callable[[Decorated], Decorated]:

@@ -6,18 +6,18 @@ from typing import Final, Protocol
 
 from kio.schema.errors import ErrorCode
 
+from sidetier.endpoint.groups.requests import (
+    error_answer,
+    is_for_groups,
+    refused_transactions,
+)
 from sidetier.endpoint.session import Answer, Request, Session
-from sidetier.wire.protocol import ApiKey, build_response, encode
+from sidetier.wire.protocol import ApiKey
 
-# Kafka's `CoordinatorType`; 1 is a transactional id, 2 a share group.
-_GROUP_KEY: Final = 0
-# KIP-699 put several keys in a request.
-_FIRST_WITH_SEVERAL: Final = 4
 _NO_GROUPS: Final = (
     "this endpoint keeps no consumer groups: use assign() with manual offsets, or start it with "
     "--groups"
 )
-_READ_ONLY: Final = "this endpoint is read-only"
 
 
 class Groups(Protocol):
@@ -40,37 +40,16 @@ class NoGroups:
     offered: Mapping[ApiKey, tuple[int, int]] = MappingProxyType({ApiKey.FIND_COORDINATOR: (0, 6)})
 
     def answer(self, request: Request, _session: Session) -> Answer:
-        """Refuse FindCoordinator."""
+        """Refuse FindCoordinator.
+
+        With COORDINATOR_NOT_AVAILABLE, which a broker sends while it cannot know the coordinator,
+        librdkafka's `subscribe` would wait for ever without an error.
+        """
         asked = request.decode()
-        is_group = getattr(asked, "key_type", _GROUP_KEY) == _GROUP_KEY
-        keys = getattr(asked, "coordinator_keys", ())
-        return refused_coordinator(request.version, keys, is_group=is_group)
+        if not is_for_groups(asked):
+            return refused_transactions(request.version, asked)
+        error = ErrorCode.group_authorization_failed
+        return error_answer(request, asked, error, _NO_GROUPS)
 
     def close(self) -> None:
         """Do nothing: no member waits."""
-
-
-def refused_coordinator(version: int, keys: tuple[str, ...], *, is_group: bool) -> Answer:
-    """Return the answer to FindCoordinator that refuses all its keys.
-
-    With COORDINATOR_NOT_AVAILABLE, which a broker sends while it cannot know the coordinator,
-    librdkafka's `subscribe` would wait for ever without an error.
-
-    Args:
-        version: Version of the request.
-        keys: Its keys; versions below 4 have one, which the answer does not repeat.
-        is_group: Whether the keys are groups; else they are transactional ids.
-    """
-    error, message = (
-        (ErrorCode.group_authorization_failed, _NO_GROUPS)
-        if is_group
-        else (ErrorCode.transactional_id_authorization_failed, _READ_ONLY)
-    )
-    row = {"error_code": error, "error_message": message, "node_id": -1, "host": "", "port": -1}
-    values = (
-        {"coordinators": [{"key": key, **row} for key in keys]}
-        if version >= _FIRST_WITH_SEVERAL
-        else row
-    )
-    response = build_response(ApiKey.FIND_COORDINATOR, version, throttle_time=0, **values)
-    return Answer(encode(response), error)

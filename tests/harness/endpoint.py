@@ -4,6 +4,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,18 @@ from typing import Any, Protocol, Self
 import yaml
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
+from prometheus_client import CollectorRegistry
 from scramp import ScramClient  # type: ignore[import-untyped]  # ships no types
 
 from sidetier.endpoint.blocks import BlockCache, FilePiece, Piece, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, CatalogSettings
 from sidetier.endpoint.fetch import Fetcher
+from sidetier.endpoint.groups.classic_group import GroupLimits
+from sidetier.endpoint.groups.coordinator import CoordinatorSettings, GroupCoordinator
+from sidetier.endpoint.groups.local import LocalGroups
+from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
+from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import Answer, Request, Session
@@ -254,3 +261,26 @@ class RawClient:
                 return b""
             data += part
         return data
+
+
+def local_groups(
+    store: RemoteStorage,
+    owner: str = "one",
+    *,
+    settings: CoordinatorSettings | None = None,
+    partitions: int = 3,
+    metrics: GroupMetrics | None = None,
+) -> LocalGroups:
+    """Return a coordinator over a store, for an archive with the topic `orders`."""
+    metrics = metrics or GroupMetrics(CollectorRegistry())
+    executor = ThreadPoolExecutor(4)
+    objects = GroupObjects(store, LAYOUT, owner, f"host-{owner}", executor, metrics.writes.inc)
+    return LocalGroups(
+        GroupCoordinator(
+            objects,
+            metrics,
+            settings or CoordinatorSettings(group=GroupLimits(initial_delay=0.05)),
+        ),
+        lambda tp: tp.topic == "orders" and 0 <= tp.partition < partitions,
+        ("kafka.example", 9092),
+    )

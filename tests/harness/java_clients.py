@@ -14,6 +14,7 @@ from tests.harness.ci import STALL_SECONDS
 
 _GROUP_READER = Path(__file__).with_name("java") / "GroupReader.java"
 _PARTITION_READER = Path(__file__).with_name("java") / "PartitionReader.java"
+_GROUP_SUBSCRIBER = Path(__file__).with_name("java") / "GroupSubscriber.java"
 _TRANSACTION_WRITER = Path(__file__).with_name("java") / "TransactionWriter.java"
 
 
@@ -82,3 +83,29 @@ def write_transactions_with_java(
     seconds = 180 + STALL_SECONDS
     done = subprocess.run(line, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def subscribe_with_java(  # noqa: PLR0913 - the fields of one read
+    servers: str,
+    group: str,
+    topic: str,
+    records: int,
+    directory: Path,
+    *,
+    protocol: str = "classic",
+    seconds: int = 60,
+) -> dict[int, list[int]]:
+    """Read as the only member of a group until it has received enough records, and commit.
+
+    Returns the offsets by partition, after `seconds` fewer than `records` in total.
+    """
+    seconds += int(STALL_SECONDS)
+    arguments = [_GROUP_SUBSCRIBER, servers, group, topic, records, seconds, protocol]
+    line = [*java_command(KAFKA_4_3, directory), *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=seconds + 120, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    offsets: dict[int, list[int]] = {}
+    for words in map(str.split, done.stdout.splitlines()):
+        if words[:1] == ["record"]:
+            offsets.setdefault(int(words[1]), []).append(int(words[2]))
+    return offsets

@@ -60,6 +60,10 @@ def test_loopback_addresses(host: str, is_local: bool) -> None:  # noqa: FBT001
         (("--memory", "much"), "no size"),
         (("--memory", "1MiB"), "at least 16 MiB"),
         (("--max-connections", "0"), "--max-connections"),
+        (("--groups", "kafka"), "relay=HOST:PORT"),
+        (("--groups", "relay="), "relay=HOST:PORT"),
+        (("--groups-properties", "file"), "is for --groups relay"),
+        (("--groups", "local", "--groups-properties", "file"), "is for --groups relay"),
     ],
 )
 def test_wrong_options_are_refused(cli: CommandLine, options: tuple[str, ...], text: str) -> None:

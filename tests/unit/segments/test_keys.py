@@ -1,7 +1,7 @@
 import pytest
 
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
+from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_group_key, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 
@@ -41,6 +41,9 @@ def test_keys_hidden_from_pinterest_lie_below_another_prefix() -> None:
     assert parse_gap_key(key, layout.gap_prefix(TP)) == (5, 700)
     assert parse_gap_key(key + "x", layout.gap_prefix(TP)) is None
     assert parse_gap_key(key, layout.gap_prefix(TopicPartition("orders", 30))) is None
+    group = layout.group_key("a/b ü~")
+    assert group == "_sidetier/prod/groups/a%2Fb%20%C3%BC%7E.json"
+    assert parse_group_key(group, layout.groups_prefix()) == "a/b ü~"
 
 
 def test_segment_files_are_distinguished_from_other_objects() -> None:

@@ -1,0 +1,143 @@
+"""Permissions on groups and topics, in front of the coordinator that answers."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from sidetier.endpoint.groups.none import Groups
+from sidetier.endpoint.groups.requests import Decoded, error_answer, groups_of
+from sidetier.endpoint.session import Answer, Request, Session
+from sidetier.endpoint.users import Access
+from sidetier.wire.protocol import ApiKey, decode_response, encode
+
+_FIELDS_OF_SEVERAL: Final[Mapping[ApiKey, tuple[str, str]]] = MappingProxyType(
+    {
+        ApiKey.FIND_COORDINATOR: ("coordinator_keys", "coordinators"),
+        ApiKey.OFFSET_FETCH: ("groups", "groups"),
+        ApiKey.DESCRIBE_GROUPS: ("groups", "groups"),
+        ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", "groups"),
+    }
+)
+"""Fields of the request and of the response with an entry for each group."""
+
+
+class PermittedGroups:
+    """Passes on what the user of the session may do, and refuses the rest, as brokers do.
+
+    GROUP_AUTHORIZATION_FAILED for groups, TOPIC_AUTHORIZATION_FAILED for topics of commits and
+    committed offsets. ListGroups, and OffsetFetch of all topics, leave out what is not permitted.
+
+    Args:
+        groups: Answers what is permitted.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+
+    @property
+    def offered(self) -> Mapping[ApiKey, tuple[int, int]]:
+        """See `Groups`."""
+        return self._groups.offered
+
+    def close(self) -> None:
+        """See `Groups`."""
+        self._groups.close()
+
+    def answer(self, request: Request, session: Session) -> Answer:
+        """Answer one of the offered requests."""
+        decoded, access = request.decode(), session.access
+        refused = {
+            name for name in groups_of(request.api, decoded) if not access.can_use_group(name)
+        }
+        if refused:
+            return self._without_groups(request, session, decoded, refused)
+        match request.api:
+            case ApiKey.OFFSET_COMMIT:
+                return self._commit(request, session, decoded)
+            case ApiKey.OFFSET_FETCH:
+                return self._changed(request, session, lambda r: _readable(r, decoded, access))
+            case ApiKey.LIST_GROUPS:
+                return self._changed(request, session, lambda r: _listed(r, access))
+        return self._groups.answer(request, session)
+
+    def _without_groups(
+        self, request: Request, session: Session, decoded: Decoded, refused: set[str]
+    ) -> Answer:
+        error = ErrorCode.group_authorization_failed
+        asked_field, answered_field = _FIELDS_OF_SEVERAL.get(request.api, ("", ""))
+        entries: Iterable[Any] = getattr(decoded, asked_field, ()) if asked_field else ()
+        names = {entry: getattr(entry, "group_id", entry) for entry in entries}
+        permitted = tuple(entry for entry, name in names.items() if name not in refused)
+        if not permitted:
+            return error_answer(request, decoded, error)
+        others = tuple(entry for entry, name in names.items() if name in refused)
+        part = request.with_body(encode(replace(decoded, **{asked_field: permitted})))
+        answer = self.answer(part, session)
+        denied = error_answer(request, replace(decoded, **{asked_field: others}), error)
+        rows = getattr(_response(request, denied), answered_field)
+        response = _response(request, answer)
+        joined = (*getattr(response, answered_field), *rows)
+        return Answer(encode(replace(response, **{answered_field: joined})), error)
+
+    def _commit(self, request: Request, session: Session, decoded: Decoded) -> Answer:
+        access = session.access
+        others = tuple(topic for topic in decoded.topics if not access.can_read(topic.name))
+        if not others:
+            return self._groups.answer(request, session)
+        # Also without topics: the coordinator checks the member, and renews its session.
+        permitted = tuple(topic for topic in decoded.topics if access.can_read(topic.name))
+        part = request.with_body(encode(replace(decoded, topics=permitted)))
+        response = _response(request, self._groups.answer(part, session))
+        error = ErrorCode.topic_authorization_failed
+        denied = _response(request, error_answer(request, replace(decoded, topics=others), error))
+        topics = (*response.topics, *denied.topics)
+        return Answer(encode(replace(response, topics=topics)), error)
+
+    def _changed(
+        self, request: Request, session: Session, change: Callable[[Decoded], Decoded]
+    ) -> Answer:
+        answer = self._groups.answer(request, session)
+        return Answer(encode(change(_response(request, answer))), answer.error)
+
+
+def _response(request: Request, answer: Answer) -> Decoded:
+    assert answer.body is not None  # noqa: S101 - for mypy: each request of groups is answered
+    return decode_response(request.api, request.version, memoryview(answer.body), "endpoint")
+
+
+def _listed(response: Decoded, access: Access) -> Decoded:
+    rows = tuple(row for row in response.groups if access.can_use_group(row.group_id))
+    return replace(response, groups=rows)
+
+
+def _readable(response: Decoded, asked: Decoded, access: Access) -> Decoded:
+    """Return the response without the committed offsets of topics that are not permitted."""
+    if not hasattr(response, "groups"):
+        rows = _readable_topics(response.topics, access, are_named=asked.topics is not None)
+        return replace(response, topics=rows)
+    named = {group.group_id: group.topics is not None for group in asked.groups}
+    groups = tuple(
+        replace(
+            group, topics=_readable_topics(group.topics, access, are_named=named[group.group_id])
+        )
+        for group in response.groups
+    )
+    return replace(response, groups=groups)
+
+
+def _readable_topics(topics: Iterable[Any], access: Access, *, are_named: bool) -> tuple[Any, ...]:
+    rows = []
+    for topic in topics:
+        if access.can_read(topic.name):
+            rows.append(topic)
+        elif are_named:
+            error = ErrorCode.topic_authorization_failed
+            partitions = tuple(
+                replace(row, committed_offset=-1, metadata="", error_code=error)
+                for row in topic.partitions
+            )
+            rows.append(replace(topic, partitions=partitions))
+    return tuple(rows)

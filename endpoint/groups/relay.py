@@ -1,0 +1,449 @@
+"""Consumer groups of a live cluster (`--groups relay`): the cluster keeps members and offsets.
+
+The endpoint names itself coordinator, and passes the bodies of group requests and responses on as
+they are. A client never learns an address of the live cluster: with one, librdkafka would take the
+metadata from there, and then read everything from the live cluster without an error.
+
+Each client has its own connections to the live cluster, so that its requests keep their order, and
+a JoinGroup that waits delays no other client.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+from kio.static.protocol import ResponsePayload
+
+from sidetier.endpoint.groups.requests import (
+    Coordinator,
+    Decoded,
+    coordinator_answer,
+    coordinator_keys,
+    error_answer,
+    error_response,
+    groups_of,
+    is_for_groups,
+    refused_transactions,
+)
+from sidetier.endpoint.metrics import GroupMetrics
+from sidetier.endpoint.session import Answer, Request, Session
+from sidetier.segments.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    KafkaApiError,
+    UnsupportedVersionError,
+)
+from sidetier.telemetry.logs import logger
+from sidetier.wire.cluster import AnyBroker, Broker, Cluster, GroupCoordinator
+from sidetier.wire.connection import Connection
+from sidetier.wire.protocol import ApiKey, decode_response, encode, errors_in
+from sidetier.wire.settings import ClientSettings
+
+if TYPE_CHECKING:
+    import ssl
+
+log = logger()
+
+OFFERED_RELAY: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
+    {
+        ApiKey.OFFSET_COMMIT: (2, 9),
+        ApiKey.OFFSET_FETCH: (1, 9),
+        ApiKey.FIND_COORDINATOR: (0, 6),
+        ApiKey.JOIN_GROUP: (0, 9),
+        ApiKey.HEARTBEAT: (0, 4),
+        ApiKey.LEAVE_GROUP: (0, 5),
+        ApiKey.SYNC_GROUP: (0, 5),
+        ApiKey.DESCRIBE_GROUPS: (0, 6),
+        ApiKey.LIST_GROUPS: (0, 5),
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: (0, 1),
+        ApiKey.CONSUMER_GROUP_DESCRIBE: (0, 1),
+    }
+)
+"""Version 10 of OffsetCommit and OffsetFetch names topics by id, and the live cluster's can differ
+from the archive's."""
+
+_CONNECT_TIMEOUT: Final = 3.0
+_LOCATE_TIMEOUT: Final = 2.0
+"""Time for several attempts to reach a coordinator: the client asks again after its own pause."""
+_REQUEST_TIMEOUT: Final = 10.0
+"""Less than the request timeout of clients (30 s), so that they get an answer."""
+_REBALANCE_TIMEOUT: Final = 300.0
+_AWAY: Final = "the endpoint cannot reach the live cluster that keeps its groups"
+_MOST_WARNINGS: Final = 1000
+_SEVERAL: Final[Mapping[ApiKey, tuple[str, str]]] = MappingProxyType(
+    {
+        ApiKey.OFFSET_FETCH: ("groups", "groups"),
+        ApiKey.DESCRIBE_GROUPS: ("groups", "groups"),
+        ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", "groups"),
+    }
+)
+"""Fields of the request and of the response with one entry for each group."""
+
+
+@dataclass(slots=True)
+class _Upstream:
+    """The connections of one client to the live cluster.
+
+    Attributes:
+        cluster: The connections. One client's requests come one after the other.
+        rebalance_timeout: That of the client's last JoinGroup, in seconds: SyncGroup waits as long.
+    """
+
+    cluster: Cluster
+    rebalance_timeout: float = _REBALANCE_TIMEOUT
+
+
+@dataclass(slots=True)
+class _Warned:
+    """What has been warned of, once each. Bounded: clients choose the names."""
+
+    subjects: set[object] = field(default_factory=set)
+
+    def is_new(self, subject: object) -> bool:
+        if subject in self.subjects or len(self.subjects) >= _MOST_WARNINGS:
+            return False
+        self.subjects.add(subject)
+        return True
+
+
+class RelayGroups:
+    """Passes the requests of groups on to a live cluster. Thread-safe.
+
+    Args:
+        settings: Settings of the client of the live cluster.
+        advertised: Host and port at which clients reach the endpoint.
+        has_topic_id: Returns whether the archive has a topic with this id.
+        metrics: Counts.
+
+    Raises:
+        ConfigurationError: A certificate cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        advertised: tuple[str, int],
+        has_topic_id: Callable[[UUID], bool],
+        metrics: GroupMetrics,
+    ) -> None:
+        self._settings = replace(
+            settings,
+            connect_timeout=min(settings.connect_timeout, _CONNECT_TIMEOUT),
+            request_timeout=min(settings.request_timeout, _REQUEST_TIMEOUT),
+        )
+        self._context: ssl.SSLContext | None = settings.tls.context() if settings.tls else None
+        self._advertised = advertised
+        self._has_topic_id = has_topic_id
+        self._metrics = metrics
+        self._offered = OFFERED_RELAY
+        self._guard = threading.Lock()
+        self._upstreams: dict[Session, _Upstream] = {}
+        self._stop = threading.Event()
+        self._is_away = False
+        self._warned = _Warned()
+
+    @property
+    def offered(self) -> Mapping[ApiKey, tuple[int, int]]:
+        """Versions that both the endpoint and the live cluster know.
+
+        Before the live cluster has answered for the first time: all that the endpoint knows.
+        """
+        return self._offered
+
+    def start(self) -> None:
+        """Ask the live cluster for its versions. If it is away, clients get retriable errors.
+
+        Raises:
+            BrokerError: It refuses the login, or does not speak Kafka's protocol.
+        """
+        with self._cluster("sidetier") as cluster:
+            try:
+                self._learn(cluster.connection(AnyBroker()))
+            except BrokerUnavailableError as error:
+                self._note_away(error)
+
+    def answer(self, request: Request, session: Session) -> Answer:
+        """Answer one of the offered requests.
+
+        Raises:
+            ConnectionResetError: The live cluster does not support this version any more: the
+                client must ask for the versions again.
+        """
+        decoded = request.decode()
+        upstream = self._upstream(session, request.client_id)
+        if request.api is ApiKey.FIND_COORDINATOR:
+            return self._find_coordinator(upstream, request, decoded)
+        try:
+            if request.api is ApiKey.LIST_GROUPS:
+                return self._list(upstream, request, decoded)
+            return self._relay(upstream, request, decoded)
+        except UnsupportedVersionError as error:
+            raise ConnectionResetError(str(error)) from error
+        except BrokerError as error:
+            self._note_away(error)
+            for name in groups_of(request.api, decoded):
+                upstream.cluster.forget_coordinator(name)
+            return error_answer(request, decoded, ErrorCode.not_coordinator)
+
+    def close(self) -> None:
+        """End the requests that wait for the live cluster."""
+        with self._guard:
+            self._stop.set()
+            upstreams = list(self._upstreams.values())
+        for upstream in upstreams:
+            upstream.cluster.interrupt()
+
+    # Connections
+
+    def _upstream(self, session: Session, client_id: str | None) -> _Upstream:
+        with self._guard:
+            upstream = self._upstreams.get(session)
+            if upstream is not None:
+                return upstream
+            if self._stop.is_set():
+                raise ConnectionResetError("the endpoint stops")
+            upstream = _Upstream(self._cluster(client_id or self._settings.client_id))
+            self._upstreams[session] = upstream
+        session.closing.callback(self._forget, session)
+        return upstream
+
+    def _cluster(self, client_id: str) -> Cluster:
+        # The live cluster sees the client's own id: it is part of member ids and of quotas.
+        settings = replace(self._settings, client_id=client_id)
+        return Cluster(settings, stop=self._stop, context=self._context)
+
+    def _forget(self, session: Session) -> None:
+        with self._guard:
+            upstream = self._upstreams.pop(session)
+        upstream.cluster.close()
+
+    def _connection(self, upstream: _Upstream, group: str) -> Connection:
+        """Return the connection to a group's coordinator.
+
+        Raises:
+            BrokerError: There is none now.
+        """
+        # A broker closes idle connections, and that shows only when it is asked again.
+        connection = upstream.cluster.retrying(
+            lambda: upstream.cluster.connection(GroupCoordinator(group)), timeout=_LOCATE_TIMEOUT
+        )
+        self._learn(connection)
+        return connection
+
+    def _connection_if_any(self, upstream: _Upstream, group: str) -> Connection | None:
+        try:
+            return self._connection(upstream, group)
+        except BrokerError as error:
+            self._note_away(error)
+            return None
+
+    def _learn(self, connection: Connection) -> None:
+        """Offer clients the versions that this broker knows too."""
+        known: dict[ApiKey, tuple[int, int]] = {}
+        for api, (lowest, highest) in OFFERED_RELAY.items():
+            offered = connection.offered(api)
+            if api is ApiKey.FIND_COORDINATOR:  # the endpoint answers it
+                known[api] = lowest, highest
+            elif offered is not None and max(lowest, offered[0]) <= min(highest, offered[1]):
+                known[api] = max(lowest, offered[0]), min(highest, offered[1])
+        if known != self._offered:
+            self._offered = MappingProxyType(known)
+        if self._is_away:
+            self._is_away = False
+            log.info("endpoint.relay_available", broker=str(connection))
+
+    def _note_away(self, error: BrokerError) -> None:
+        self._metrics.relay_failures.inc()
+        if not self._is_away:
+            self._is_away = True
+            log.warning("endpoint.relay_unavailable", error=str(error))
+
+    # Requests
+
+    def _find_coordinator(self, upstream: _Upstream, request: Request, decoded: Decoded) -> Answer:
+        """Ask the live cluster first: it creates `__consumer_offsets`, and names the broker."""
+        if not is_for_groups(decoded):
+            return refused_transactions(request.version, decoded)
+        found: list[Coordinator] = []
+        away: BrokerError | None = None
+        for key in coordinator_keys(decoded):
+            upstream.cluster.forget_coordinator(key)
+            try:
+                if away is not None:  # one wait for the cluster, not one for each key
+                    raise away
+                self._connection(upstream, key)
+            except KafkaApiError as error:
+                self._metrics.relay_failures.inc()
+                found.append(Coordinator(key, ErrorCode(error.code), str(error)))
+            except BrokerError as error:
+                away = error
+                self._note_away(error)
+                found.append(Coordinator(key, ErrorCode.coordinator_not_available, _AWAY))
+            else:
+                found.append(Coordinator(key, address=self._advertised))
+        return coordinator_answer(request.version, found)
+
+    def _relay(self, upstream: _Upstream, request: Request, decoded: Decoded) -> Answer:
+        names = groups_of(request.api, decoded)
+        if len(names) != 1:
+            return self._relay_several(upstream, request, decoded, names)
+        connection = self._connection(upstream, names[0])
+        return self._relay_frame(upstream, connection, request, decoded, names)
+
+    def _relay_several(
+        self, upstream: _Upstream, request: Request, decoded: Decoded, names: tuple[str, ...]
+    ) -> Answer:
+        """Split a request by coordinators, and join the answers; whole if there is only one.
+
+        For clients all groups have one coordinator, so they put all groups into one request.
+        """
+        parts: dict[Connection | None, list[str]] = {}
+        for name in names:
+            # One wait for the cluster, not one for each group.
+            is_away = None in parts
+            connection = None if is_away else self._connection_if_any(upstream, name)
+            parts.setdefault(connection, []).append(name)
+        only = next(iter(parts)) if len(parts) == 1 else None
+        if only is not None:
+            return self._relay_frame(upstream, only, request, decoded, names)
+        asked_field, answered_field = _SEVERAL[request.api]
+        rows: list[Any] = []
+        for part, group_names in parts.items():
+            asked = tuple(
+                entry
+                for entry in getattr(decoded, asked_field)
+                if getattr(entry, "group_id", entry) in group_names
+            )
+            response = self._ask_part(
+                upstream, part, request, replace(decoded, **{asked_field: asked}), group_names
+            )
+            rows += getattr(response, answered_field)
+        response = error_response(request.api, request.version, decoded, ErrorCode.none)
+        merged: Any = replace(response, **{answered_field: tuple(rows)})
+        return Answer(encode(merged), _first_error(merged))
+
+    def _ask_part(
+        self,
+        upstream: _Upstream,
+        connection: Connection | None,
+        request: Request,
+        part: Decoded,
+        names: list[str],
+    ) -> Any:  # noqa: ANN401 - kio's
+        """Return the response of one coordinator to its part of a request, errors included."""
+        if connection is not None:
+            try:
+                body = self._exchange(upstream, connection, request, encode(part), part)
+                return self._examined(upstream, connection, request, body, tuple(names))
+            except UnsupportedVersionError:
+                raise
+            except BrokerError as error:
+                self._note_away(error)
+        return error_response(request.api, request.version, part, ErrorCode.not_coordinator)
+
+    def _relay_frame(
+        self,
+        upstream: _Upstream,
+        connection: Connection,
+        request: Request,
+        decoded: Decoded,
+        names: tuple[str, ...],
+    ) -> Answer:
+        body = self._exchange(upstream, connection, request, request.body(), decoded)
+        response = self._examined(upstream, connection, request, body, names)
+        return Answer(bytes(body), _first_error(response))
+
+    def _list(self, upstream: _Upstream, request: Request, decoded: Decoded) -> Answer:
+        """Ask all brokers: each knows only the groups that it coordinates."""
+        cluster = upstream.cluster
+        rows: list[Any] = []
+        for broker in cluster.metadata((), timeout=_REQUEST_TIMEOUT).brokers:
+            connection = cluster.connection(Broker(broker))
+            body = self._exchange(upstream, connection, request, request.body(), decoded)
+            response: Any = decode_response(request.api, request.version, body, str(connection))
+            if response.error_code is not ErrorCode.none:
+                return Answer(bytes(body), response.error_code)
+            rows += response.groups
+        listed = error_response(request.api, request.version, decoded, ErrorCode.none)
+        return Answer(encode(replace(listed, groups=tuple(rows))))
+
+    def _exchange(
+        self,
+        upstream: _Upstream,
+        connection: Connection,
+        request: Request,
+        body: bytes | memoryview,
+        decoded: Decoded,
+    ) -> memoryview:
+        """Send the body of a request, and return that of its response.
+
+        Raises:
+            UnsupportedVersionError: This broker does not know the version of the request.
+            BrokerError: The connection is lost, or there is no answer in time.
+        """
+        timeout = self._settings.request_timeout
+        if request.api is ApiKey.JOIN_GROUP:
+            longest = getattr(decoded, "rebalance_timeout", decoded.session_timeout)
+            upstream.rebalance_timeout = max(longest.total_seconds(), 0.0)
+        if request.api in {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP}:
+            timeout += upstream.rebalance_timeout
+        connection.send_buffers(request.api, request.version, [body], timeout=timeout)
+        return connection.receive_body()[1]
+
+    # Responses
+
+    def _examined(
+        self,
+        upstream: _Upstream,
+        connection: Connection,
+        request: Request,
+        body: memoryview,
+        names: tuple[str, ...],
+    ) -> ResponsePayload:
+        """Decode a response, to notice a coordinator that has moved and topics that differ."""
+        response = decode_response(request.api, request.version, body, str(connection))
+        codes = {error.code for error in errors_in(response)}
+        if codes & {ErrorCode.not_coordinator, ErrorCode.coordinator_not_available}:
+            for name in names:
+                upstream.cluster.forget_coordinator(name)
+        if request.api is ApiKey.OFFSET_COMMIT:
+            self._warn_of_missing_topics(response, names[0])
+        elif request.api is ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            self._warn_of_other_topic_ids(response, names[0])
+        return response
+
+    def _warn_of_missing_topics(self, response: Any, group: str) -> None:  # noqa: ANN401 - kio's
+        for topic in response.topics:
+            errors = {row.error_code for row in topic.partitions}
+            if ErrorCode.unknown_topic_or_partition in errors and self._warned.is_new(topic.name):
+                log.warning(
+                    "endpoint.relay_topic_missing",
+                    topic=topic.name,
+                    group=group,
+                    help="the live cluster does not have this topic or partition, so it refuses "
+                    "commits for it; create the topic there, or use --groups local",
+                )
+
+    def _warn_of_other_topic_ids(self, response: Any, group: str) -> None:  # noqa: ANN401 - kio's
+        assignment = response.assignment
+        for assigned in () if assignment is None else assignment.topic_partitions:
+            topic_id = assigned.topic_id
+            if not self._has_topic_id(topic_id) and self._warned.is_new(topic_id):
+                log.warning(
+                    "endpoint.relay_topic_id_differs",
+                    topic_id=str(topic_id),
+                    group=group,
+                    help="the live cluster assigns a topic with an id that the archive does not "
+                    "have, so members read nothing from it; use group.protocol=classic",
+                )
+
+
+def _first_error(response: object) -> ErrorCode:
+    try:
+        return ErrorCode(next((error.code for error in errors_in(response)), 0))
+    except ValueError:
+        return ErrorCode.unknown_server_error

@@ -1,0 +1,186 @@
+"""The groups that a request names, and answers that give all of it the same error."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from sidetier.endpoint.handlers import NODE_ID
+from sidetier.endpoint.session import Answer, Request
+from sidetier.wire.protocol import ApiKey, build_response, encode
+
+_GROUP_KEY: Final = 0
+_FIRST_WITH_SEVERAL_KEYS: Final = 4
+_FIRST_WITH_NULL_PROTOCOL: Final = 7
+_FIRST_WITH_GROUP_ERROR: Final = 2
+_FIRST_WITH_SEVERAL_GROUPS: Final = 8
+_READ_ONLY: Final = "this endpoint is read-only"
+
+Decoded = Any
+"""A request body as kio decodes it; kio's classes share no base with fields."""
+
+
+def groups_of(api: ApiKey, request: Decoded) -> tuple[str, ...]:
+    """Return the names of all groups that a request concerns; none for ListGroups.
+
+    Permissions on groups are checked with these names.
+    """
+    match api:
+        case ApiKey.FIND_COORDINATOR:
+            return coordinator_keys(request) if is_for_groups(request) else ()
+        case ApiKey.OFFSET_FETCH if hasattr(request, "groups"):
+            return tuple(asked.group_id for asked in request.groups)
+        case ApiKey.DESCRIBE_GROUPS:
+            return tuple(request.groups)
+        case ApiKey.CONSUMER_GROUP_DESCRIBE:
+            return tuple(request.group_ids)
+        case ApiKey.LIST_GROUPS:
+            return ()
+    return (request.group_id,)
+
+
+def is_for_groups(request: Decoded) -> bool:
+    """Return whether a FindCoordinator request asks for groups, not for transactional ids."""
+    return bool(getattr(request, "key_type", _GROUP_KEY) == _GROUP_KEY)
+
+
+def coordinator_keys(request: Decoded) -> tuple[str, ...]:
+    """Return the keys of a FindCoordinator request of any version."""
+    several = getattr(request, "coordinator_keys", None)
+    return (request.key,) if several is None else tuple(several)
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """The answer for one key of FindCoordinator: an address, or an error."""
+
+    key: str
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+    address: tuple[str, int] = ("", -1)
+
+
+def coordinator_answer(version: int, coordinators: Iterable[Coordinator]) -> Answer:
+    """Return the answer to FindCoordinator; versions below 4 have one key."""
+    rows = [
+        {
+            "key": found.key,
+            "error_code": found.error,
+            "error_message": found.message,
+            "node_id": NODE_ID if found.error is ErrorCode.none else -1,
+            "host": found.address[0],
+            "port": found.address[1],
+        }
+        for found in coordinators
+    ]
+    values: dict[str, Any] = (
+        {"coordinators": rows} if version >= _FIRST_WITH_SEVERAL_KEYS else rows[0]
+    )
+    response = build_response(ApiKey.FIND_COORDINATOR, version, throttle_time=0, **values)
+    errors: Iterable[Any] = (row["error_code"] for row in rows)
+    return Answer(encode(response), next(filter(None, errors), ErrorCode.none))
+
+
+def refused_transactions(version: int, request: Decoded) -> Answer:
+    """Return the answer to FindCoordinator for transactional ids: there are no transactions."""
+    error = ErrorCode.transactional_id_authorization_failed
+    keys = coordinator_keys(request)
+    return coordinator_answer(version, [Coordinator(key, error, _READ_ONLY) for key in keys])
+
+
+def error_answer(
+    request: Request, decoded: Decoded, error: ErrorCode, message: str | None = None
+) -> Answer:
+    """Return the answer that gives all groups, members and partitions of a request one error."""
+    if request.api is ApiKey.FIND_COORDINATOR:
+        keys = coordinator_keys(decoded)
+        return coordinator_answer(
+            request.version, [Coordinator(key, error, message) for key in keys]
+        )
+    response = error_response(request.api, request.version, decoded, error, message)
+    return Answer(encode(response), error)
+
+
+def error_response(
+    api: ApiKey, version: int, request: Decoded, error: ErrorCode, message: str | None = None
+) -> Any:  # noqa: ANN401 - kio's
+    """Return the response of `error_answer` as an entity; not for FindCoordinator."""
+    values: dict[str, Any] = {"error_code": error, "members": (), "groups": ()}
+    match api:
+        case ApiKey.JOIN_GROUP:
+            values |= {
+                "leader": "",
+                "member_id": request.member_id,
+                "protocol_type": None,
+                "protocol_name": None if version >= _FIRST_WITH_NULL_PROTOCOL else "",
+            }
+        case ApiKey.SYNC_GROUP:
+            values |= {"assignment": b""}
+        case ApiKey.OFFSET_COMMIT:
+            values |= {"topics": _topics_with(error, request)}
+        case ApiKey.OFFSET_FETCH if version >= _FIRST_WITH_SEVERAL_GROUPS:
+            values["groups"] = [
+                {"group_id": asked.group_id, "topics": (), "error_code": error}
+                for asked in request.groups
+            ]
+        case ApiKey.OFFSET_FETCH:
+            is_below = version < _FIRST_WITH_GROUP_ERROR
+            values["topics"] = _unread_topics(error, request) if is_below else ()
+        case ApiKey.DESCRIBE_GROUPS | ApiKey.CONSUMER_GROUP_DESCRIBE:
+            values["groups"] = [_undescribed(name, error) for name in groups_of(api, request)]
+        case ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            values |= {
+                "error_message": message,
+                "member_id": request.member_id,
+                "member_epoch": request.member_epoch,
+                "heartbeat_interval": 0,
+            }
+    return build_response(api, version, throttle_time=0, **values)
+
+
+def _topics_with(error: ErrorCode, request: Decoded) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": topic.name,
+            "partitions": [
+                {"partition_index": asked.partition_index, "error_code": error}
+                for asked in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+
+
+def _unread_topics(error: ErrorCode, request: Decoded) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": topic.name,
+            "partitions": [
+                {
+                    "partition_index": number,
+                    "committed_offset": -1,
+                    "metadata": "",
+                    "error_code": error,
+                }
+                for number in topic.partition_indexes
+            ],
+        }
+        for topic in request.topics
+    ]
+
+
+def _undescribed(name: str, error: ErrorCode) -> dict[str, Any]:
+    """Return the row of DescribeGroups, and that of ConsumerGroupDescribe."""
+    return {
+        "error_code": error,
+        "error_message": None,
+        "group_id": name,
+        "group_state": "",
+        "protocol_type": "",
+        "protocol_data": "",
+        "group_epoch": 0,
+        "assignment_epoch": 0,
+        "assignor_name": "",
+        "members": (),
+    }

@@ -1,0 +1,484 @@
+"""The requests of groups with `--groups local`, in all versions and from several clients."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from time import process_time
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+from prometheus_client import CollectorRegistry
+
+from sidetier.endpoint.groups.classic_group import GroupLimits
+from sidetier.endpoint.groups.coordinator import CoordinatorSettings
+from sidetier.endpoint.groups.local import OFFERED_LOCAL, LocalGroups
+from sidetier.endpoint.metrics import GroupMetrics
+from sidetier.segments.errors import StoreUnavailableError
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.wire.protocol import ApiKey
+from tests.harness.endpoint import ask, local_groups
+from tests.harness.waiting import holds_for, wait_until
+
+NONE = ErrorCode.none
+QUICK = CoordinatorSettings(
+    group=GroupLimits(initial_delay=0.05), store_wait=0.2, retry_pause=0.05, least_session=0.1
+)
+
+
+def every_version(api: ApiKey) -> pytest.MarkDecorator:
+    lowest, highest = OFFERED_LOCAL[api]
+    return pytest.mark.parametrize("version", range(lowest, highest + 1))
+
+
+@pytest.fixture
+def store() -> FakeStorage:
+    return FakeStorage()
+
+
+@pytest.fixture
+def groups(store: FakeStorage) -> Iterator[LocalGroups]:
+    made = local_groups(store)
+    yield made
+    made.close()
+
+
+def join(
+    groups: LocalGroups,
+    member_id: str = "",
+    version: int = 9,
+    group: str = "g",
+    **values: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401 - kio's
+    if version >= 1:
+        values.setdefault("rebalance_timeout", 60_000)
+    return ask(
+        groups, ApiKey.JOIN_GROUP, version,
+        group_id=group,
+        **{
+            "session_timeout": 10_000, "member_id": member_id, "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b"topics"}],
+        } | values,
+    )  # fmt: skip
+
+
+def joined(groups: LocalGroups, version: int = 9, **values: Any) -> Any:  # noqa: ANN401
+    """Join with the member id that MEMBER_ID_REQUIRED returns."""
+    first = join(groups, version=version, **values)
+    if first.error_code is not ErrorCode.member_id_required:
+        return first
+    return join(groups, first.member_id, version, **values)
+
+
+def sync(
+    groups: LocalGroups,
+    member: Any,  # noqa: ANN401
+    assignments: dict[str, bytes],
+    version: int = 5,
+) -> Any:  # noqa: ANN401
+    rows = [{"member_id": name, "assignment": data} for name, data in assignments.items()]
+    values: dict[str, Any] = {"protocol_type": "consumer", "protocol_name": "range"}
+    return ask(
+        groups, ApiKey.SYNC_GROUP, version,
+        group_id="g", generation_id=member.generation_id, member_id=member.member_id,
+        assignments=rows, **(values if version >= 5 else {}),
+    )  # fmt: skip
+
+
+def commit(  # noqa: PLR0913 - the fields of OffsetCommit
+    groups: LocalGroups,
+    offset: int,
+    *,
+    version: int = 9,
+    member: Any = None,  # noqa: ANN401
+    topic: str = "orders",
+    partition: int = 0,
+    metadata: str | None = None,
+    group: str = "g",
+) -> ErrorCode:
+    row = {
+        "partition_index": partition,
+        "committed_offset": offset,
+        "committed_metadata": metadata,
+    }
+    response = ask(
+        groups, ApiKey.OFFSET_COMMIT, version,
+        group_id=group,
+        generation_id_or_member_epoch=-1 if member is None else member.generation_id,
+        member_id="" if member is None else member.member_id,
+        topics=[{"name": topic, "partitions": [row]}],
+    )  # fmt: skip
+    (answered,) = response.topics[0].partitions
+    assert (response.topics[0].name, answered.partition_index) == (topic, partition)
+    code: ErrorCode = answered.error_code
+    return code
+
+
+def fetched(
+    groups: LocalGroups, version: int = 9, partitions: tuple[int, ...] | None = None
+) -> dict[int, int]:
+    topics = None
+    if partitions is not None:
+        topics = [{"name": "orders", "partition_indexes": partitions}]
+    if version < 8:
+        response = ask(groups, ApiKey.OFFSET_FETCH, version, group_id="g", topics=topics)
+    else:
+        (response,) = ask(
+            groups, ApiKey.OFFSET_FETCH, version, groups=[{"group_id": "g", "topics": topics}]
+        ).groups
+    assert getattr(response, "error_code", NONE) is NONE
+    return {
+        row.partition_index: row.committed_offset
+        for topic in response.topics
+        for row in topic.partitions
+    }
+
+
+def described(groups: LocalGroups, version: int = 6) -> Any:  # noqa: ANN401
+    values = {"include_authorized_operations": False} if version >= 3 else {}
+    return ask(groups, ApiKey.DESCRIBE_GROUPS, version, groups=("g",), **values).groups[0]
+
+
+# One member, in each version
+
+
+@every_version(ApiKey.FIND_COORDINATOR)
+def test_the_endpoint_is_the_coordinator_of_groups_only(groups: LocalGroups, version: int) -> None:
+    def find(key: str, key_type: int) -> list[Any]:
+        values: dict[str, Any] = {"coordinator_keys": (key, "b")} if version >= 4 else {"key": key}
+        if version >= 1:
+            values["key_type"] = key_type
+        response = ask(groups, ApiKey.FIND_COORDINATOR, version, **values)
+        return list(response.coordinators) if version >= 4 else [response]
+
+    found = find("g", 0)
+    assert len(found) == (2 if version >= 4 else 1)
+    for row in found:
+        assert (row.error_code, row.node_id, row.host, row.port) == (NONE, 0, "kafka.example", 9092)
+    if version >= 1:
+        refused = find("tx", 1)[0]
+        assert refused.error_code is ErrorCode.transactional_id_authorization_failed
+        assert refused.node_id == -1
+
+
+@every_version(ApiKey.JOIN_GROUP)
+def test_join_in_each_version(groups: LocalGroups, version: int) -> None:
+    first = join(groups, version=version)
+    if version >= 4:
+        assert first.error_code is ErrorCode.member_id_required
+        first = join(groups, first.member_id, version)
+    assert (first.error_code, first.generation_id, first.protocol_name) == (NONE, 1, "range")
+    assert first.member_id == first.leader == first.members[0].member_id
+    assert first.member_id.startswith("test-")
+    assert first.members[0].metadata == b"topics"
+
+
+@every_version(ApiKey.SYNC_GROUP)
+def test_sync_in_each_version(groups: LocalGroups, version: int) -> None:
+    member = joined(groups)
+    answer = sync(groups, member, {member.member_id: b"all"}, version)
+    assert (answer.error_code, answer.assignment) == (NONE, b"all")
+    unknown = replace(member, member_id="other")
+    assert sync(groups, unknown, {}, version).error_code is ErrorCode.unknown_member_id
+
+
+@every_version(ApiKey.HEARTBEAT)
+def test_heartbeat_in_each_version(groups: LocalGroups, version: int) -> None:
+    def beat(group: str) -> Any:  # noqa: ANN401
+        return ask(
+            groups, ApiKey.HEARTBEAT, version,
+            group_id=group, generation_id=1, member_id=member.member_id,
+        )  # fmt: skip
+
+    member = joined(groups)
+    assert beat("g").error_code is NONE
+    assert beat("other").error_code is ErrorCode.unknown_member_id
+
+
+@every_version(ApiKey.LEAVE_GROUP)
+def test_leave_in_each_version(groups: LocalGroups, version: int) -> None:
+    member = joined(groups)
+
+    def leave(group: str, member_id: str) -> ErrorCode:
+        values: dict[str, Any] = {"member_id": member_id}
+        if version >= 3:
+            values = {"members": [{"member_id": member_id, "group_instance_id": None}]}
+        response = ask(groups, ApiKey.LEAVE_GROUP, version, group_id=group, **values)
+        code: ErrorCode = (response.members[0] if version >= 3 else response).error_code
+        return code
+
+    assert leave("g", "other") is ErrorCode.unknown_member_id
+    assert leave("g", member.member_id) is NONE
+    assert leave("g", member.member_id) is leave("x", "y") is ErrorCode.unknown_member_id
+
+
+@every_version(ApiKey.OFFSET_COMMIT)
+def test_commit_in_each_version(store: FakeStorage, groups: LocalGroups, version: int) -> None:
+    assert commit(groups, 5, version=version) is NONE
+    assert b'"orders":{"0":[5,-1,""]}' in store.contents()["_sidetier/prod-a/groups/g.json"]
+
+
+@every_version(ApiKey.OFFSET_FETCH)
+def test_fetch_of_offsets_in_each_version(groups: LocalGroups, version: int) -> None:
+    assert fetched(groups, version, (0, 1)) == {0: -1, 1: -1}
+    commit(groups, 5)
+    assert fetched(groups, version, (0, 1)) == {0: 5, 1: -1}
+    if version >= 2:
+        assert fetched(groups, version) == {0: 5}
+
+
+@every_version(ApiKey.DESCRIBE_GROUPS)
+def test_describe_in_each_version(groups: LocalGroups, version: int) -> None:
+    def describe() -> Any:  # noqa: ANN401
+        values = {"include_authorized_operations": False} if version >= 3 else {}
+        return ask(groups, ApiKey.DESCRIBE_GROUPS, version, groups=("g", "x"), **values).groups
+
+    commit(groups, 5)
+    empty, unknown = describe()
+    assert (empty.group_state, empty.members) == ("Empty", ())
+    assert (unknown.group_state, unknown.error_code) == (
+        "Dead", ErrorCode.group_id_not_found if version >= 6 else NONE
+    )  # fmt: skip
+    member = joined(groups)
+    assert describe()[0].group_state == "CompletingRebalance"
+    sync(groups, member, {member.member_id: b"all"})
+    stable = describe()[0]
+    assert (stable.group_state, stable.protocol_type, stable.protocol_data) == (
+        "Stable", "consumer", "range"
+    )  # fmt: skip
+    (row,) = stable.members
+    assert (row.client_id, row.client_host) == ("test", "/test")
+    assert (row.member_metadata, row.member_assignment) == (b"topics", b"all")
+
+
+@every_version(ApiKey.LIST_GROUPS)
+def test_list_in_each_version(groups: LocalGroups, version: int) -> None:
+    commit(groups, 5, group="stored")
+    joined(groups)
+
+    def names(**filters: Any) -> list[str]:  # noqa: ANN401
+        response = ask(groups, ApiKey.LIST_GROUPS, version, **filters)
+        return [row.group_id for row in response.groups]
+
+    assert names() == ["g", "stored"]
+    if version >= 4:
+        assert names(states_filter=("completingrebalance",)) == ["g"]
+    if version >= 5:
+        assert names(types_filter=("consumer",)) == []
+        assert names(types_filter=("Classic",)) == ["g", "stored"]
+
+
+@every_version(ApiKey.CONSUMER_GROUP_HEARTBEAT)
+def test_the_consumer_protocol_gets_a_clear_error(groups: LocalGroups, version: int) -> None:
+    answer = ask(
+        groups, ApiKey.CONSUMER_GROUP_HEARTBEAT, version,
+        group_id="g", member_id="m", member_epoch=0, topic_partitions=None,
+    )  # fmt: skip
+    assert answer.error_code is ErrorCode.unsupported_version
+    assert "group.protocol=classic" in answer.error_message
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ({"group": ""}, ErrorCode.invalid_group_id),
+        ({"group": "x" * 300}, ErrorCode.invalid_group_id),
+        ({"session_timeout": 10}, ErrorCode.invalid_session_timeout),
+        ({"session_timeout": 2_000_000}, ErrorCode.invalid_session_timeout),
+        ({"member_id": "unknown"}, ErrorCode.unknown_member_id),
+        ({"protocols": ()}, ErrorCode.inconsistent_group_protocol),
+    ],
+)
+@pytest.mark.parametrize("version", [0, 6, 9])
+def test_joins_that_are_refused(
+    groups: LocalGroups, case: dict[str, Any], error: ErrorCode, version: int
+) -> None:
+    answer = join(groups, version=version, **case)
+    assert (answer.error_code, answer.generation_id, answer.members) == (error, -1, ())
+
+
+def test_commits_that_are_refused(groups: LocalGroups) -> None:
+    member = joined(groups)
+    sync(groups, member, {})
+    unknown = ErrorCode.unknown_topic_or_partition
+    assert commit(groups, 1, topic="other", member=member) is unknown
+    assert commit(groups, 1, partition=3, member=member) is unknown
+    too_large = commit(groups, 1, metadata="é" * 2049, member=member)
+    assert too_large is ErrorCode.offset_metadata_too_large
+    assert commit(groups, 1, metadata="é" * 2048, member=member) is NONE
+    old = replace(member, generation_id=0)
+    assert commit(groups, 9, member=old) is ErrorCode.illegal_generation
+    assert commit(groups, 9) is ErrorCode.unknown_member_id  # not while there are members
+    assert fetched(groups) == {0: 1}
+
+
+def test_the_most_groups(store: FakeStorage) -> None:
+    groups = local_groups(store, settings=replace(QUICK, groups=2))
+    joined(groups)
+    assert commit(groups, 1, group="a") is NONE
+    assert commit(groups, 1, group="b") is NONE  # in place of a, which has no members
+    joined(groups, group="b")
+    assert commit(groups, 1, group="c") is ErrorCode.coordinator_not_available
+    groups.close()
+
+
+# Several members
+
+
+@pytest.fixture
+def clients() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+def test_two_members_rebalance(groups: LocalGroups, clients: ThreadPoolExecutor) -> None:
+    first = joined(groups)
+    sync(groups, first, {first.member_id: b"all"})
+    second: Future[Any] = clients.submit(joined, groups)
+    beat = {"group_id": "g", "generation_id": 1, "member_id": first.member_id}
+    wait_until(
+        lambda: (
+            ask(groups, ApiKey.HEARTBEAT, 4, **beat).error_code is ErrorCode.rebalance_in_progress
+        ),
+        5,
+        "the rebalance",
+    )
+    assert not second.done()
+    leader, follower = join(groups, first.member_id), second.result(5)
+    assert leader.generation_id == follower.generation_id == 2
+    waiting = clients.submit(sync, groups, follower, {})
+    sync(groups, leader, {leader.member_id: b"0", follower.member_id: b"1"})
+    assert waiting.result(5).assignment == b"1"
+
+
+def test_a_waiting_member_is_answered_when_a_session_ends(
+    store: FakeStorage, clients: ThreadPoolExecutor
+) -> None:
+    registry = CollectorRegistry()
+    groups = local_groups(store, settings=QUICK, metrics=GroupMetrics(registry))
+    first = joined(groups, session_timeout=300)
+    sync(groups, first, {first.member_id: b"all"})
+    assert registry.get_sample_value("sidetier_endpoint_group_members") == 1
+    second = clients.submit(joined, groups).result(5)  # the first sends no heartbeat
+    assert (second.generation_id, len(second.members)) == (2, 1)
+    groups.close()
+
+
+def test_a_stop_ends_all_waits(groups: LocalGroups, clients: ThreadPoolExecutor) -> None:
+    first = joined(groups)
+    waiting = [clients.submit(joined, groups) for _ in range(2)]
+    wait_until(
+        lambda: ask(
+            groups, ApiKey.HEARTBEAT, 4, group_id="g", generation_id=1, member_id=first.member_id
+        ).error_code is ErrorCode.rebalance_in_progress,
+        5, "the rebalance",
+    )  # fmt: skip
+    groups.close()
+    errors = {each.result(5).error_code for each in waiting}
+    assert errors == {ErrorCode.coordinator_not_available}
+
+
+# The store, and other endpoints
+
+
+def test_offsets_and_members_after_a_restart(store: FakeStorage) -> None:
+    before = local_groups(store)
+    member = joined(before)
+    sync(before, member, {})
+    assert commit(before, 7, member=member) is NONE
+    after = local_groups(store, "two")  # the first was killed
+    assert fetched(after) == {0: 7}
+    assert commit(after, 8, member=member) is ErrorCode.unknown_member_id
+    assert sync(after, member, {}).error_code is ErrorCode.unknown_member_id
+    assert join(after, member.member_id).error_code is ErrorCode.unknown_member_id
+    again = joined(after)
+    sync(after, again, {})
+    assert commit(after, 9, member=again) is NONE
+    before.close()
+    after.close()
+
+
+def test_a_second_endpoint_fences_the_first(
+    store: FakeStorage, clients: ThreadPoolExecutor
+) -> None:
+    registry = CollectorRegistry()
+    first = local_groups(store, metrics=GroupMetrics(registry))
+    member = joined(first)
+    sync(first, member, {})
+    commit(first, 5, member=member)
+    second = local_groups(store, "two")
+    assert fetched(second) == {0: 5}
+    assert commit(first, 6, member=member) is NONE  # to read takes nothing
+    rival = joined(second)
+    sync(second, rival, {})
+    waiting = clients.submit(joined, first)
+    wait_until(lambda: not waiting.done(), 5, "a member that waits")
+    assert commit(first, 100, member=member) is ErrorCode.not_coordinator
+    assert waiting.result(5).error_code is ErrorCode.not_coordinator
+    assert join(first, member.member_id).error_code is ErrorCode.not_coordinator
+    answer = ask(first, ApiKey.OFFSET_FETCH, 9, groups=[{"group_id": "g", "topics": None}])
+    assert answer.groups[0].error_code is ErrorCode.not_coordinator
+    assert commit(second, 7, member=rival) is NONE
+    assert fetched(second) == {0: 7}
+    assert registry.get_sample_value("sidetier_endpoint_lost_groups_total") == 1
+    first.close()
+    second.close()
+
+
+def test_a_store_that_is_away(store: FakeStorage) -> None:
+    groups = local_groups(store, settings=QUICK)
+    with store.away():
+        assert join(groups, version=0).error_code is ErrorCode.coordinator_not_available
+        loading = ask(groups, ApiKey.OFFSET_FETCH, 9, groups=[{"group_id": "g", "topics": None}])
+        assert loading.groups[0].error_code is ErrorCode.coordinator_load_in_progress
+        requests = len(store.requests)
+        assert commit(groups, 1) is ErrorCode.coordinator_not_available
+        assert len(store.requests) == requests  # a pause before the group is loaded again
+    wait_until(lambda: commit(groups, 1) is NONE, 5, "the store to be asked again")
+    store.fail("put", StoreUnavailableError("503"))
+    assert commit(groups, 2) is ErrorCode.coordinator_not_available
+    assert fetched(groups) == {0: 1}
+    groups.close()
+
+
+def test_a_store_that_is_slow(store: FakeStorage) -> None:
+    groups = local_groups(store, settings=QUICK)
+    with store.hold("get"):
+        assert commit(groups, 1) is ErrorCode.coordinator_load_in_progress
+    wait_until(lambda: commit(groups, 1) is NONE, 5, "the group")
+    with store.hold("put"):
+        assert commit(groups, 2) is ErrorCode.coordinator_not_available
+        assert fetched(groups) == {0: 1}
+    wait_until(lambda: fetched(groups) == {0: 2}, 5, "the write that was not answered")
+    groups.close()
+
+
+def test_a_damaged_object_is_named_and_not_replaced(store: FakeStorage) -> None:
+    key = "_sidetier/prod-a/groups/g.json"
+    first = local_groups(store)
+    commit(first, 1)
+    first.close()
+    damaged = store.contents()[key].replace(b'"version":1', b'"version":2')
+    store.put_object(key, BytesBody(damaged))
+    groups = local_groups(store, "two")
+    assert commit(groups, 2) is ErrorCode.coordinator_not_available
+    assert store.contents()[key] == damaged
+    groups.close()
+
+
+def test_members_that_wait_use_no_cpu_time(store: FakeStorage, clients: ThreadPoolExecutor) -> None:
+    """Four members wait for a fifth that does not join again."""
+    groups = local_groups(store)
+    first = joined(groups)
+    sync(groups, first, {})
+    waiting = [clients.submit(joined, groups) for _ in range(4)]
+    wait_until(lambda: len(described(groups).members) == 5, 10, "the members to wait for the first")
+    before = process_time()
+    holds_for(lambda: not any(each.done() for each in waiting), 0.5, "all members wait")
+    assert process_time() - before < 0.25
+    groups.close()
+    assert all(each.result(5).error_code is not NONE for each in waiting)

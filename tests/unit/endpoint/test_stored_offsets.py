@@ -1,0 +1,287 @@
+"""Committed offsets in the store: owners, lost answers, kills, and commits that share a write."""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sidetier.endpoint.groups.stored_offsets import (
+    MAX_BYTES,
+    GroupObjects,
+    OwnedGroup,
+    StoredGroup,
+    encode_group,
+    parse_group,
+)
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    InvalidRequestError,
+    MalformedObjectError,
+    PreconditionFailedError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.segments.keys import parse_group_key
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
+from sidetier.wire.requests import CommittedOffset
+from tests.harness.intercepted_store import InterceptedStore, KilledError, MortalStore, StoreCall
+from tests.harness.made_archive import LAYOUT
+
+TP = TopicPartition("orders", 0)
+OTHER = TopicPartition("orders", 1)
+KEY = "_sidetier/prod-a/groups/g.json"
+
+
+def at(offset: int, metadata: str = "") -> CommittedOffset:
+    return CommittedOffset(Offset(offset), LeaderEpoch(3), metadata)
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+Process = Callable[[RemoteStorage, str], GroupObjects]
+
+
+@pytest.fixture
+def process(executor: ThreadPoolExecutor) -> Process:
+    """Return the objects as a process with this id sees them."""
+
+    def start(store: RemoteStorage, owner: str) -> GroupObjects:
+        return GroupObjects(store, LAYOUT, owner, f"host-{owner}", executor)
+
+    return start
+
+
+def stored(store: FakeStorage) -> StoredGroup:
+    return parse_group(store.contents()[KEY], KEY)
+
+
+def commit(group: OwnedGroup, offset: int, tp: TopicPartition = TP) -> None:
+    group.commit({tp: at(offset)}).result(10)
+
+
+def puts(store: FakeStorage) -> int:
+    return sum(request.operation == "put" for request in store.requests)
+
+
+# The object
+
+
+def test_an_object_is_read_as_it_was_written() -> None:
+    offsets = {TP: at(5, "übrig"), OTHER: at(2**62), TopicPartition("a.b-c", 7): at(0)}
+    group = StoredGroup("g", "owner", "host", 3, offsets)
+    assert parse_group(encode_group(group), KEY) == group
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"offsets": {"orders": {"x": [1, 2, ""]}}}, "not the offsets"),
+        ({"offsets": {"orders": {"0": [1]}}}, "not the offsets"),
+        ({"offsets": []}, "not the offsets"),
+        ({"writes": None}, "not the offsets"),
+    ],
+)
+def test_other_objects_are_refused_by_name(change: dict[str, object], text: str) -> None:
+    document = json.loads(encode_group(StoredGroup("g", "owner", "host"))) | change
+    with pytest.raises(MalformedObjectError, match=rf"groups/g\.json.*{text}"):
+        parse_group(json.dumps(document).encode(), KEY)
+    with pytest.raises(MalformedObjectError):
+        parse_group(b"[]", KEY)
+
+
+@pytest.mark.parametrize("name", ["g", "a/b", "../../x", "émile", " ", "%2F", "~", "a" * 200])
+def test_keys_of_any_name(name: str, process: Process) -> None:
+    store = FakeStorage()
+    objects = process(store, "one")
+    objects.take(name)
+    (key,) = store.contents()
+    assert parse_group_key(key, LAYOUT.groups_prefix()) == name
+    assert list(objects.names()) == [name]
+
+
+def test_other_keys_and_long_names(process: Process) -> None:
+    for key in ("_sidetier/prod-a/drill.json", KEY + "x", KEY.replace("g.", "a/g.")):
+        assert parse_group_key(key, LAYOUT.groups_prefix()) is None
+    with pytest.raises(InvalidRequestError, match="too long"):
+        process(FakeStorage(), "one").take("é" * 50)
+
+
+# Owners
+
+
+def test_commits_are_stored_before_their_answer_and_read_by_the_next_owner(
+    process: Process,
+) -> None:
+    store = FakeStorage()
+    first = process(store, "one").take("g")
+    commit(first, 5)
+    commit(first, 7, OTHER)
+    assert stored(store).offsets == first.offsets == {TP: at(5), OTHER: at(7)}
+    second = process(store, "two").take("g")
+    assert (second.previous_owner, second.offsets) == ("one", {TP: at(5), OTHER: at(7)})
+    assert process(store, "three").read("g") == stored(store)  # which takes nothing
+    commit(second, 6)
+    with pytest.raises(ArchiveConflictError, match=r"g\.json: .*taken by a process on host-two"):
+        commit(first, 100)
+    assert stored(store).offsets == {TP: at(6), OTHER: at(7)}
+
+
+def test_an_owner_that_loads_its_group_again_writes_nothing(process: Process) -> None:
+    store = FakeStorage()
+    objects = process(store, "one")
+    commit(objects.take("g"), 5)
+    before = puts(store)
+    again = objects.take("g")
+    assert puts(store) == before
+    commit(again, 6)
+
+
+def test_a_group_whose_object_was_deleted_is_lost(process: Process) -> None:
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    store.delete_object(KEY)
+    with pytest.raises(ArchiveConflictError, match="was deleted"):
+        commit(group, 5)
+
+
+class Race(InterceptedStore):
+    """Lets another process take the group just before the first put."""
+
+    def __init__(self, store: FakeStorage, rival: Callable[[], object]) -> None:
+        super().__init__(store)
+        self.rivals = [rival]
+
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "put" and self.rivals:
+            self.rivals.pop()()
+        return super().intercept(call)
+
+
+def test_of_two_processes_that_take_a_group_at_once_the_last_one_owns_it(
+    process: Process,
+) -> None:
+    store = FakeStorage()
+    rivals: list[OwnedGroup] = []
+    slow = Race(store, lambda: rivals.append(process(store, "two").take("g")))
+    mine = process(slow, "one").take("g")
+    assert (stored(store).owner, mine.previous_owner) == ("one", "two")
+    with pytest.raises(ArchiveConflictError):
+        commit(rivals[0], 1)
+    commit(mine, 2)
+
+
+# A store that fails
+
+
+def test_commits_during_a_write_share_the_next_one(process: Process) -> None:
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    before = puts(store)
+    with store.hold("put"):
+        first = group.commit({TP: at(1)})
+        rest = [group.commit({TP: at(n), OTHER: at(n)}) for n in range(2, 50)]
+        assert not first.done()
+    for result in (first, *rest):
+        result.result(10)
+    assert puts(store) - before == 2
+    assert stored(store).offsets == {TP: at(49), OTHER: at(49)}
+    commit(group, 49)  # an idle consumer commits the same position again
+    assert puts(store) - before == 2
+
+
+def test_a_store_that_is_away(process: Process) -> None:
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    commit(group, 1)
+    with store.away(), pytest.raises(StoreUnavailableError):
+        commit(group, 2)
+    assert group.offsets == {TP: at(1)}
+    commit(group, 3, OTHER)
+    assert stored(store).offsets == group.offsets == {TP: at(1), OTHER: at(3)}
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_write_whose_answer_is_lost(process: Process, *, after: bool) -> None:
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    store.fail("put", StoreTimeoutError("no answer"), after=after)
+    with pytest.raises(StoreTimeoutError):
+        commit(group, 5)
+    commit(group, 6, OTHER)
+    expected = {TP: at(5), OTHER: at(6)} if after else {OTHER: at(6)}
+    assert stored(store).offsets == group.offsets == expected
+
+
+def test_a_write_that_the_retry_layer_had_carried_out_before(process: Process) -> None:
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    store.fail("put", PreconditionFailedError("its own earlier attempt"), after=True)
+    commit(group, 5)
+    assert stored(store).offsets == {TP: at(5)}
+
+
+class LateWrite(InterceptedStore):
+    """Answers the first conditional put with a timeout, and keeps it for later."""
+
+    late: StoreCall | None = None
+
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "put" and self.late is None:
+            self.late = call
+            raise StoreTimeoutError("no answer")
+        return super().intercept(call)
+
+
+def test_a_late_write_cannot_replace_a_newer_one(process: Process) -> None:
+    store = FakeStorage()
+    commit(process(store, "one").take("g"), 1)
+    slow = LateWrite(store)
+    group = process(slow, "one").take("g")  # already its own: no put
+    with pytest.raises(StoreTimeoutError):
+        commit(group, 2)
+    commit(group, 3)
+    assert slow.late is not None
+    with pytest.raises(PreconditionFailedError):
+        slow.late.effect(store)
+    assert stored(store).offsets == {TP: at(3)}
+
+
+def test_an_object_that_would_be_too_large(process: Process) -> None:
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    rows = {TopicPartition("orders", n): at(n, "x" * 4096) for n in range(MAX_BYTES // 4096)}
+    with pytest.raises(InvalidRequestError, match="above"):
+        group.commit(rows).result(10)
+    commit(group, 1)
+    assert stored(store).offsets == {TP: at(1)}
+
+
+@pytest.mark.parametrize("after", [True, False])
+@pytest.mark.parametrize("lives", range(6))
+def test_a_kill_at_any_request_leaves_what_was_answered(
+    process: Process, lives: int, *, after: bool
+) -> None:
+    """The first process takes the group and commits 1, 2 and 3: one get and four puts."""
+    store = FakeStorage()
+    answered = 0
+    try:
+        group = process(MortalStore(store, lives, after=after), "one").take("g")
+        for offset in (1, 2, 3):
+            commit(group, offset)
+            answered = offset
+    except KilledError:
+        pass
+    assert (answered == 3) is (lives >= 5)
+    heir = process(store, "two").take("g")
+    offset = heir.offsets.get(TP, at(0)).offset
+    assert offset in {answered, answered + 1 if after else answered}
+    commit(heir, 9)
+    assert stored(store).offsets == {TP: at(9)}
