@@ -304,6 +304,9 @@ class Fetcher:
         isolated: bool,
     ) -> FetchedData:
         view, offset = partition.view(), Offset(asked.fetch_offset)
+        if offset > (0 if view is None else view.end):
+            # Another endpoint behind the same address may have shown the client a newer end.
+            view = partition.view(max_age=0.0)
         if view is None:
             is_start = offset == 0
             error = ErrorCode.none if is_start else ErrorCode.offset_out_of_range

@@ -87,9 +87,14 @@ class Endpoint:
         """Number of connections that are open now."""
         return len(self._connections)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next connection would be refused."""
+        return self.open_connections >= self._settings.max_connections
+
     def _admit(self, connection: socket.socket, client: str) -> None:
         with self._guard:
-            is_full = len(self._connections) >= self._settings.max_connections
+            is_full = self.is_full
             if not is_full:
                 thread = threading.Thread(
                     target=self._run, args=(connection, client), name="endpoint-client", daemon=True

@@ -19,6 +19,7 @@ from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.telemetry.logs import logger
+from sidetier.telemetry.status import Condition, StatusSnapshot
 
 log = logger()
 
@@ -54,6 +55,7 @@ class RunningEndpoint:
         blocks: Its memory.
         catalog: Its topics.
         groups: Its consumer groups.
+        acceptor: The thread that accepts connections.
     """
 
     address: tuple[str, int]
@@ -61,6 +63,30 @@ class RunningEndpoint:
     blocks: BlockCache
     catalog: Catalog
     groups: Groups
+    acceptor: threading.Thread
+
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002
+        """Return whether the endpoint is alive, and whether it accepts another client.
+
+        A store that does not answer is no reason to be unready: clients get a retriable error, and
+        every other endpoint of this archive has the same store. `with_partitions` is ignored.
+        """
+        deaths = [
+            f"the thread {name} has ended"
+            for name, is_alive in (
+                (self.acceptor.name, self.acceptor.is_alive()),
+                ("endpoint-refresh", self.catalog.is_alive),
+            )
+            if not is_alive
+        ]
+        is_full = self.server.is_full
+        reason = "as many connections as allowed are open" if is_full else ""
+        return StatusSnapshot(
+            self.catalog.cluster,
+            alive=not deaths,
+            death="; ".join(deaths) or None,
+            conditions=(Condition("accepts_connections", not is_full, reason),),
+        )
 
     def stop(self) -> None:
         """End all connections; see `Endpoint.stop`. May be called twice."""
@@ -112,7 +138,7 @@ def serving(
     )
     acceptor.start()
     log.info("endpoint.listening", host=host, port=port, topics=len(catalog.topics))
-    running = RunningEndpoint((host, port), server, blocks, catalog, groups)
+    running = RunningEndpoint((host, port), server, blocks, catalog, groups, acceptor)
     try:
         yield running
     finally:
