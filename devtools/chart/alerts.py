@@ -324,7 +324,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "warning",
         f"The Kafka endpoint {_ENDPOINT} refuses clients",
         "{{ $value | humanize }} connections in five minutes were closed at once, because "
-        "--max-connections are open.",
+        "too many are open, of all clients or from one address.",
     ),
     Alert(
         "SidetierServeSlow",

@@ -90,8 +90,13 @@ app.kubernetes.io/component: serve
 
 {{- define "sidetier.serve.validate" -}}
 {{- $serve := .Values.serve -}}
-{{- if and (not $serve.tls.secretName) (not $serve.users.secretName) (not $serve.insecure) -}}
-{{- fail "serve.enabled is true, without serve.tls.secretName and serve.users.secretName: every client that reaches the port could read all topics, unencrypted; set them, or set serve.insecure: true if the network is trusted" -}}
+{{- if not $serve.insecure -}}
+{{- if not $serve.tls.secretName -}}
+{{- fail "serve.enabled is true, and serve.tls.secretName is empty: records would be sent unencrypted, and without serve.users to every client that reaches the port; name the Secret of a certificate, or set serve.insecure: true if the network is trusted" -}}
+{{- end -}}
+{{- if not (or $serve.users.secretName $serve.tls.clientCa) -}}
+{{- fail "serve.enabled is true, without serve.users.secretName and serve.tls.clientCa: every client that reaches the port could read all topics; name the Secret with the users, or require client certificates, or set serve.insecure: true if the network is trusted" -}}
+{{- end -}}
 {{- end -}}
 {{- if and $serve.tls.clientCa (not $serve.tls.secretName) -}}
 {{- fail "serve.tls.clientCa is a key of the Secret serve.tls.secretName, which is not set" -}}

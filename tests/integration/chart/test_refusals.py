@@ -243,6 +243,14 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
     ),
     "an endpoint that is open by accident": (
         {"mode": "jobs", "serve": {"enabled": True}},
+        "serve.tls.secretName is empty: records would be sent unencrypted",
+    ),
+    "an endpoint with logins over plain text": (
+        {"mode": "jobs", "serve": {"enabled": True, "users": {"secretName": "u"}}},
+        "serve.tls.secretName is empty: records would be sent unencrypted",
+    ),
+    "an endpoint with TLS for everybody": (
+        {"mode": "jobs", "serve": {"enabled": True, "tls": {"secretName": "t"}}},
         "every client that reaches the port could read all topics",
     ),
     "a client CA without a certificate": (
