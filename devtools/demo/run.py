@@ -279,16 +279,17 @@ class _Demo:
             self._progress.tell("Serve", f"`sidetier serve` answers as Kafka on {bootstrap}")
             for number in range(self._settings.partitions):
                 tp = TopicPartition(TOPIC, number)
-                options = " ".join(consumer_options(bootstrap, tp))
-                self._progress.tell("Consumer", f"kafka-console-consumer.sh {options}")
+                server, partition = map(" ".join, consumer_options(bootstrap, tp))
+                self._progress.tell("Consumer", f"kafka-console-consumer.sh {server} \\")
+                self._progress.more(partition)
                 produced = self._ledger.records.get(number, {})
                 offsets = consumed_offsets(bootstrap, tp, len(produced))
                 consumed += len(produced.keys() & set(offsets))
                 step.now(f"{consumed:,} records read")
         self._progress.tell(
             "Consumer",
-            f"{consumed:,} of {self._ledger.count:,} produced records read by Kafka's console "
-            "consumer, without a broker",
+            f"{consumed:,} of {self._ledger.count:,} records read by Kafka's console consumer, "
+            "without a broker",
         )
         return consumed
 

@@ -47,17 +47,16 @@ def served(config: Path, directory: Path) -> Iterator[str]:
 def _address(log: Path) -> str | None:
     """Return the address at which the endpoint listens; None before it does."""
     text = log.read_text(encoding="utf-8") if log.exists() else ""
-    events = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    lines = [line for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+    events = map(json.loads, lines)
     listening = [event for event in events if event["event"] == "endpoint.listening"]
     return f"{listening[0]['host']}:{listening[0]['port']}" if listening else None
 
 
-def consumer_options(bootstrap: str, tp: TopicPartition) -> list[str]:
-    """Return the options with which the console consumer reads a partition from its start."""
-    return [
-        *("--bootstrap-server", bootstrap, "--topic", tp.topic),
-        *("--partition", str(tp.partition), "--offset", "earliest"),
-    ]
+def consumer_options(bootstrap: str, tp: TopicPartition) -> tuple[list[str], list[str]]:
+    """Return the console consumer's options: the server, and one partition from its start."""
+    partition = ["--topic", tp.topic, "--partition", str(tp.partition), "--offset", "earliest"]
+    return ["--bootstrap-server", bootstrap], partition
 
 
 def consumed_offsets(bootstrap: str, tp: TopicPartition, records: int) -> list[int]:
@@ -68,7 +67,8 @@ def consumed_offsets(bootstrap: str, tp: TopicPartition, records: int) -> list[i
     """
     shown = "--formatter-property=print.offset=true", "--formatter-property=print.value=false"
     bounds = f"--max-messages={records}", f"--timeout-ms={_WAIT_MS}"
-    line = [*console_consumer(), *consumer_options(bootstrap, tp), *shown, *bounds]
+    server, partition = consumer_options(bootstrap, tp)
+    line = [*console_consumer(), *server, *partition, *shown, *bounds]
     try:
         done = subprocess.run(
             line, capture_output=True, text=True, timeout=_READ_SECONDS, check=True

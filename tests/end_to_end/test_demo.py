@@ -12,9 +12,9 @@ import pytest
 from sidetier.brokers.java import Java
 from tests.harness.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(500)]
 
-SECONDS = 200
+SECONDS = 400
 
 
 def start(directory: Path, *options: str) -> "subprocess.Popen[str]":
