@@ -1,10 +1,12 @@
 """One call of `sidetier serve`, from the configuration to the exit code."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, cast
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from sidetier.cli import exits
 from sidetier.cli.commands.serve import RELAY
@@ -15,7 +17,11 @@ from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.connection import ServerSettings
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.endpoint.tls import TlsFiles
+from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.logs import configure_logs
+from sidetier.telemetry.metrics import create_registry
+from sidetier.telemetry.pages import Application
+from sidetier.telemetry.status import StatusSource
 from sidetier.wire.settings import ClientSettings
 
 _CONNECTIONS = 32
@@ -61,20 +67,15 @@ def serve(  # noqa: PLR0913 - one parameter for each option
             max_connections=max_connections, max_connections_per_host=max_connections_per_host
         ),
     )
-    registry = CollectorRegistry()
+    registry = create_registry()
     stop = threading.Event()
     with (
         handled_signals(stop.set),
         open_archive(config, connections=_CONNECTIONS, stop=stop) as archive,
-        serving(archive, settings, registry),
+        serving(archive, settings, registry) as endpoint,
+        _http_server(metrics_port, registry, endpoint),
     ):
-        if metrics_port is not None:
-            server, thread = start_http_server(metrics_port, registry=registry)
         stop.wait()
-        if metrics_port is not None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
     return exits.OK
 
 
@@ -85,3 +86,25 @@ def _groups(given: str, file: Path | None) -> Literal["none", "local"] | ClientS
     properties = {} if file is None else read_properties(file, "--groups-properties")
     servers = given.removeprefix(RELAY)
     return ClientSettings.from_properties({**properties, "bootstrap.servers": servers})
+
+
+@contextmanager
+def _http_server(
+    port: int | None, registry: CollectorRegistry, status: StatusSource
+) -> Iterator[None]:
+    """Answer /metrics, /healthz and /readyz on a port until the block ends; None for no port.
+
+    Raises:
+        ConfigurationError: The port is taken.
+    """
+    if port is None:
+        yield
+        return
+    application = Application(registry, status, with_partitions=False)
+    everywhere = "0.0.0.0"  # noqa: S104 -- Prometheus and probes are on other hosts
+    server = HttpServer(everywhere, port, application, settings="--metrics-port")
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()

@@ -180,6 +180,11 @@ class Catalog:
         self._helpers.shutdown(wait=False, cancel_futures=True)
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the thread that refreshes topics and partitions is running."""
+        return self._thread.is_alive()
+
+    @property
     def cluster(self) -> str:
         """Name of the cluster."""
         return self._archive.layout.cluster

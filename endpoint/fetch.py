@@ -319,6 +319,9 @@ class Fetcher:
         isolated: bool,
     ) -> FetchedData:
         view, offset = partition.view(), Offset(asked.fetch_offset)
+        if offset > (0 if view is None else view.end):
+            # Another endpoint behind the same address may have shown the client a newer end.
+            view = partition.view(max_age=0.0)
         if view is None:
             # A partition without an archive is an empty log that begins at 0.
             is_start = offset == 0

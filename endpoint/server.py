@@ -107,6 +107,11 @@ class Endpoint:
         """Number of connections that are open now."""
         return len(self._connections)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next connection would be refused."""
+        return self.open_connections >= self._settings.max_connections
+
     def _admit(self, connection: socket.socket, host: str, port: int) -> None:
         client = f"{host}:{port}"
         with self._guard:
@@ -139,7 +144,7 @@ class Endpoint:
 
     def _bound_reached(self, host: str) -> str | None:
         settings = self._settings
-        if len(self._connections) >= settings.max_connections:
+        if self.is_full:
             return f"--max-connections {settings.max_connections}"
         if self._hosts[host] >= settings.max_connections_per_host:
             return f"--max-connections-per-host {settings.max_connections_per_host}"

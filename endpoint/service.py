@@ -38,6 +38,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.telemetry.logs import logger
+from sidetier.telemetry.status import Condition, StatusSnapshot
 from sidetier.wire.settings import ClientSettings
 
 log = logger()
@@ -86,6 +87,7 @@ class RunningEndpoint:
         blocks: Its memory.
         catalog: Its topics.
         groups: Its consumer groups.
+        acceptor: The thread that accepts connections.
     """
 
     address: tuple[str, int]
@@ -93,6 +95,30 @@ class RunningEndpoint:
     blocks: BlockCache
     catalog: Catalog
     groups: Groups
+    acceptor: threading.Thread
+
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002
+        """Return whether the endpoint is alive, and whether it accepts another client.
+
+        A store that does not answer is no reason to be unready: clients get a retriable error, and
+        every other endpoint of this archive has the same store. `with_partitions` is ignored.
+        """
+        deaths = [
+            f"the thread {name} has ended"
+            for name, is_alive in (
+                (self.acceptor.name, self.acceptor.is_alive()),
+                ("endpoint-refresh", self.catalog.is_alive),
+            )
+            if not is_alive
+        ]
+        is_full = self.server.is_full
+        reason = "as many connections as allowed are open" if is_full else ""
+        return StatusSnapshot(
+            self.catalog.cluster,
+            alive=not deaths,
+            death="; ".join(deaths) or None,
+            conditions=(Condition("accepts_connections", not is_full, reason),),
+        )
 
     def stop(self) -> None:
         """End all connections; see `Endpoint.stop`. May be called twice."""
@@ -163,7 +189,7 @@ def serving(
         topics=len(catalog.topics),
         security_protocol=_security_protocol(settings),
     )
-    running = RunningEndpoint((host, port), server, blocks, catalog, groups)
+    running = RunningEndpoint((host, port), server, blocks, catalog, groups, acceptor)
     try:
         yield running
     finally:

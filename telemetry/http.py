@@ -1,4 +1,4 @@
-"""HTTP server of the sidecar, with limits on connections, threads, memory and time.
+"""HTTP server of `sidetier run` and `sidetier serve`: bounds on connections, threads, memory, time.
 
 Waitress reads requests on one thread, so a slow or half-open connection costs a file descriptor
 and no thread. This module enforces time limits: waitress' own timeout restarts with each byte, and
@@ -131,6 +131,7 @@ class HttpServer:
         application: handles requests, on the worker threads.
         connection_seconds: maximum time between two requests of a connection, and for a client to
             read a response.
+        settings: names of the settings of host and port, for errors.
     """
 
     def __init__(
@@ -139,11 +140,13 @@ class HttpServer:
         port: int,
         application: "WSGIApplication",
         connection_seconds: float = CONNECTION_SECONDS,
+        settings: str = "http.host, http.port",
     ) -> None:
         self._host = host.strip("[]")
         self._wanted_port = self._port = port
         self._application = application
         self._connection_seconds = connection_seconds
+        self._settings = settings
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -169,7 +172,7 @@ class HttpServer:
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             text = (
-                f"http.host, http.port: cannot listen on {self._host} port "
+                f"{self._settings}: cannot listen on {self._host} port "
                 f"{self._wanted_port}: {reason}"
             )
             raise ConfigurationError(text) from error

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _JSON: Final = "application/json; charset=utf-8"
-_INDEX: Final = ("/metrics", "/healthz", "/readyz", "/api/partitions")
+_PARTITIONS: Final = "/api/partitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,8 @@ class Application:
         source: status for the other paths.
         bearer_token: reads the token that requests must carry; None for no token. `/healthz` and
             `/readyz` answer without a token, because probes carry none, but then without reasons.
+        with_partitions: whether there is a page `/api/partitions`; a process that is no sidecar
+            has none.
     """
 
     def __init__(
@@ -123,6 +125,8 @@ class Application:
         registry: CollectorRegistry,
         source: StatusSource,
         bearer_token: Callable[[], str] | None = None,
+        *,
+        with_partitions: bool = True,
     ) -> None:
         self._source = source
         self._token = bearer_token
@@ -131,10 +135,13 @@ class Application:
             "/healthz": health,
             "/readyz": readiness,
         }
-        self._pages: Mapping[str, Callable[[WSGIEnvironment], Page]] = {
-            "/api/partitions": self._partitions,
-            "/": lambda _: _json(HTTPStatus.OK, {"paths": _INDEX}),
+        self._pages: dict[str, Callable[[WSGIEnvironment], Page]] = {
+            "/": lambda _: _json(HTTPStatus.OK, {"paths": self._paths}),
         }
+        self._paths = ["/metrics", *self._probes]
+        if with_partitions:
+            self._pages[_PARTITIONS] = self._partitions
+            self._paths.append(_PARTITIONS)
 
     def __call__(self, environ: "WSGIEnvironment", respond: "StartResponse") -> Iterable[bytes]:
         """Handle one WSGI request."""
@@ -153,8 +160,8 @@ class Application:
         return [page.body] if with_body else []
 
     def _answer(self, path: str, environ: "WSGIEnvironment") -> Page:
-        if path not in _INDEX and path not in self._pages:
-            return _json(HTTPStatus.NOT_FOUND, {"error": "not found", "paths": _INDEX})
+        if path not in self._paths and path not in self._pages:
+            return _json(HTTPStatus.NOT_FOUND, {"error": "not found", "paths": self._paths})
         if environ["REQUEST_METHOD"] not in {"GET", "HEAD"}:
             return _json(HTTPStatus.METHOD_NOT_ALLOWED, {"error": "use GET"})
         allowed = self._is_allowed(environ)

@@ -10,6 +10,7 @@ from string import Template
 from typing import Any, Final, Literal
 
 from sidetier.telemetry import catalogue as names
+from sidetier.telemetry import endpoint_catalogue as endpoint_names
 from sidetier.telemetry import mirror_catalogue as mirror_names
 
 RUNBOOK: Final = "docs/runbook"
@@ -66,6 +67,14 @@ _MIRROR_LAG: Final = mirror_names.LAG_SECONDS.name
 _MIRROR: Final = "{{ $labels.job }}, {{ $labels.instance }}"
 _MIRRORS: Final = f"last_over_time({mirror_names.REFUSED_TOPICS.name}[1d])"
 """Every process of `sidetier mirror` exports this metric from its start on."""
+_ENDPOINT: Final = "{{ $labels.job }}, {{ $labels.instance }}"
+_ENDPOINTS: Final = f"last_over_time({endpoint_names.CONNECTIONS.name}[1d])"
+"""Every process of `sidetier serve` exports this metric from its start on."""
+_FAILURES: Final = "kafka_storage_error|corrupt_message|message_too_large"
+_WITHOUT_WAITS: Final = "Metadata|ListOffsets|OffsetForLeaderEpoch|OffsetCommit|OffsetFetch"
+"""Requests whose time does not depend on the client. A Fetch waits for records, and then for the
+client to read; JoinGroup and SyncGroup wait for other members.
+"""
 _MOST: Final = f"max_over_time(count by (job) ({_BUILD})[1d:5m])"
 """Maximum number of a job's sidecars that answered at the same time within a day."""
 
@@ -285,6 +294,50 @@ ALERTS: Final[tuple[Alert, ...]] = (
         f"The mirror {_MIRROR} does not answer",
         "Records that the source loses now are missing on the target. Other workers of the same "
         "name take over its partitions.",
+    ),
+    Alert(
+        "SidetierServeDown",
+        # The parts are those of SidetierMirrorDown.
+        f"up == 0 and on (job, instance) {_ENDPOINTS} or (up == 0 and on (job) {_ENDPOINTS} "
+        f"unless on (job) last_over_time({_BUILD}[1d])) "
+        f"or count by (job) ({_ENDPOINTS}) unless on (job) up",
+        "5m",
+        "critical",
+        f"The Kafka endpoint {_ENDPOINT} does not answer",
+        "Its clients read nothing, unless another endpoint has the same address. The archive is "
+        "not affected.",
+    ),
+    Alert(
+        "SidetierServeErrors",
+        "sum by (job, instance, api, error) "
+        f'(increase({endpoint_names.REQUESTS.name}{{error=~"{_FAILURES}"}}[5m])) > 0',
+        "10m",  # longer than the range, so that a single error does not fire
+        "critical",
+        f"The Kafka endpoint {_ENDPOINT} answers with {{{{ $labels.error }}}}",
+        "{{ $value | humanize }} answers to {{ $labels.api }} in five minutes. Clients repeat the "
+        "request, and do not advance. The log names the partition.",
+    ),
+    Alert(
+        "SidetierServeRefusing",
+        f"increase({endpoint_names.REFUSED.name}[5m]) > 0",
+        "10m",  # longer than the range, so that a single burst of clients does not fire
+        "warning",
+        f"The Kafka endpoint {_ENDPOINT} refuses clients",
+        "{{ $value | humanize }} connections in five minutes were closed at once, because "
+        "too many are open, of all clients or from one address.",
+    ),
+    Alert(
+        "SidetierServeSlow",
+        "histogram_quantile(0.99, sum by (job, instance, api, le) (rate("
+        f'{endpoint_names.REQUEST_SECONDS.name}_bucket{{api=~"{_WITHOUT_WAITS}"}}[10m]))) '
+        "> ${seconds}",
+        "15m",
+        "warning",
+        f"The Kafka endpoint {_ENDPOINT} answers {{{{ $labels.api }}}} slowly",
+        f"The 99th percentile is {_AGE}. Clients give up a request after request.timeout.ms (30 s "
+        "in Java's consumer).",
+        # A request to the store that has to be repeated takes some seconds.
+        {"seconds": 5},
     ),
     Alert(
         "SidetierNotReady",

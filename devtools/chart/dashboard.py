@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from sidetier.telemetry import catalogue as names
+from sidetier.telemetry import endpoint_catalogue as endpoint_names
 from sidetier.telemetry.catalogue import Metric
 
 _RATE: Final = "$__rate_interval"
 CHOSEN: Final = 'job=~"$job",instance=~"$instance"'
 _HALTED: Final = 'state="halted"'
 _ONLY_OURS: Final = f"and on (job, instance) {names.BUILD_INFO.name}"
+_ONLY_ENDPOINTS: Final = f"and on (job, instance) {endpoint_names.CONNECTIONS.name}"
 _OF_TOPIC: Final = f'{CHOSEN},topic=~"$topic|"'
 """The empty alternative after `|` keeps series without labels (`http.max_partition_series`)."""
 
@@ -80,16 +82,17 @@ def _increase(metric: Metric) -> str:
     return f"sum(({known}) or ({new}))"
 
 
-def _quantiles(metric: Metric, *by: str) -> tuple[Query, ...]:
+def _quantile(quantile: float, metric: Metric, *by: str) -> Query:
     labels = ", ".join(("le", *by))
     prefix = "".join(f"{{{{{label}}}}} " for label in by)
-    return tuple(
-        Query(
-            f"histogram_quantile({quantile}, sum by ({labels}) ({_rate(metric, '_bucket')}))",
-            f"{prefix}p{quantile * 100:g}",
-        )
-        for quantile in (0.5, 0.99)
+    return Query(
+        f"histogram_quantile({quantile}, sum by ({labels}) ({_rate(metric, '_bucket')}))",
+        f"{prefix}p{quantile * 100:g}",
     )
+
+
+def _quantiles(metric: Metric, *by: str) -> tuple[Query, ...]:
+    return tuple(_quantile(quantile, metric, *by) for quantile in (0.5, 0.99))
 
 
 def _stat(title: str, text: str, expr: str, unit: str = "short", **alarm: float) -> Panel:
@@ -407,6 +410,74 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
         ),
     ),
+    (
+        "Kafka endpoints",
+        (
+            Panel(
+                "Requests of Kafka clients",
+                "Answered requests by kind, and by the first error in the answer.",
+                (
+                    Query(
+                        f"sum by (api, error) ({_rate(endpoint_names.REQUESTS)})",
+                        "{{api}} {{error}}",
+                    ),
+                ),
+                "reqps",
+            ),
+            Panel(
+                "Sent to Kafka clients",
+                "Bytes of all answers, and of the record batches among them.",
+                (
+                    Query(_rate(endpoint_names.SENT_BYTES), "sent {{instance}}"),
+                    Query(_rate(endpoint_names.RECORD_BYTES), "record batches {{instance}}"),
+                ),
+                "Bps",
+            ),
+            Panel(
+                "Time of one answer",
+                "99th percentile by kind. A Fetch at the end of a partition includes its wait for "
+                "new records.",
+                (_quantile(0.99, endpoint_names.REQUEST_SECONDS, "api"),),
+                "s",
+            ),
+            Panel(
+                "Connections of Kafka clients",
+                "Open connections, and new ones.",
+                (
+                    Query(_of(endpoint_names.CONNECTIONS), "open {{instance}}"),
+                    Query(f"increase({_of(endpoint_names.ACCEPTED)}[{_RATE}])", "new {{instance}}"),
+                ),
+            ),
+            Panel(
+                "Connections refused and dropped",
+                "Refused because too many were open, and closed by the endpoint, by reason.",
+                (
+                    Query(f"sum(increase({_of(endpoint_names.REFUSED)}[{_RATE}]))", "refused"),
+                    Query(
+                        f"sum by (reason) (increase({_of(endpoint_names.CLOSED)}[{_RATE}]))",
+                        "{{reason}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Block cache",
+                "Bytes of segments in memory; at most --memory.",
+                (Query(_of(endpoint_names.BLOCK_BYTES)),),
+                "bytes",
+            ),
+            Panel(
+                "Memory of endpoints",
+                "Resident memory.",
+                (Query(f"process_resident_memory_bytes{{{CHOSEN}}} {_ONLY_ENDPOINTS}"),),
+                "bytes",
+            ),
+            Panel(
+                "CPU of endpoints",
+                "Used cores.",
+                (Query(f"rate(process_cpu_seconds_total{{{CHOSEN}}}[{_RATE}]) {_ONLY_ENDPOINTS}"),),
+            ),
+        ),
+    ),
 )
 
 
@@ -433,9 +504,11 @@ def dashboard() -> dict[str, Any]:
 
 def _variables() -> Iterator[dict[str, Any]]:
     yield {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Source"}
-    info, lag = names.BUILD_INFO.name, names.LAG_BYTES.name
-    yield _variable("job", f"label_values({info}, job)")
-    yield _variable("instance", f'label_values({info}{{job=~"$job"}}, instance)')
+    # Every sidecar exports the first metric, every Kafka endpoint the second.
+    ours = f'__name__=~"{names.BUILD_INFO.name}|{endpoint_names.CONNECTIONS.name}"'
+    lag = names.LAG_BYTES.name
+    yield _variable("job", f"label_values({{{ours}}}, job)")
+    yield _variable("instance", f'label_values({{{ours},job=~"$job"}}, instance)')
     yield _variable("topic", f"label_values({lag}{{{CHOSEN}}}, topic)")
 
 

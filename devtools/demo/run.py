@@ -1,4 +1,7 @@
-"""Run the demo: produce, let the broker delete, read everything back from the store."""
+"""Run the demo: produce, let the broker delete, read everything back from the store.
+
+At the end, the broker is stopped, and Kafka's console consumer reads the topic from the archive.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +13,7 @@ from typing import Final
 from devtools.demo.picture import Held, Sample, draw, sampled, segment_bytes
 from devtools.demo.progress import Progress, Step
 from devtools.demo.records import Ledger, orders
+from devtools.demo.serve import consumed_offsets, consumer_options, served, why_no_serve
 from devtools.demo.services import (
     CLUSTER_NAME,
     RETENTION_SECONDS,
@@ -23,6 +27,7 @@ from devtools.demo.services import (
 from devtools.demo.spark import count_by_minute, what_is_missing, why_no_spark
 from devtools.demo.verify import LogOffsets, PartitionProof, prove
 from devtools.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka_tools import KAFKA_TOOLS
 from sidetier.brokers.errors import ServerTimeoutError
 from sidetier.brokers.jars import jars_of
 from sidetier.brokers.java import find_java
@@ -77,12 +82,17 @@ class DemoOutcome:
     seconds: float
     counted: int | None = None
     """Records that Spark has found on the store; None if Spark did not run."""
+    consumed: int | None = None
+    """Records that Kafka's console consumer has read through `sidetier serve`, each offset once;
+    None if it did not run.
+    """
 
     @property
     def sound(self) -> bool:
-        """Whether every record is stored as it was produced, and Spark has counted all of them."""
+        """Whether every record is stored as it was produced, and all readers have found all."""
         records = sum(proof.found for proof in self.proofs)
-        return all(proof.sound for proof in self.proofs) and self.counted in {None, records}
+        is_stored = all(proof.sound for proof in self.proofs)
+        return is_stored and {self.counted, self.consumed} <= {None, records}
 
 
 def run_demo(settings: DemoSettings, progress: Progress) -> DemoOutcome:
@@ -98,6 +108,7 @@ def run_demo(settings: DemoSettings, progress: Progress) -> DemoOutcome:
     with progress.step("Kafka", f"looking for Kafka {KAFKA_4_3} (fetched once, 44 MB)"):
         find_java()
         jars_of(JARS[KAFKA_4_3])
+        jars_of(KAFKA_TOOLS)
     # The cluster is fetched before its constructor, so that a slow download has a line of its own.
     with KraftCluster(settings.directory / "kafka", KAFKA_4_3) as cluster:
         return _Demo(settings, progress, cluster).run()
@@ -109,6 +120,7 @@ class _Demo:
     def __init__(self, settings: DemoSettings, progress: Progress, cluster: KraftCluster) -> None:
         self._settings = settings
         self._progress = progress
+        self._cluster = cluster
         self._bootstrap = cluster.bootstrap_servers
         self._topic = Topic(self._bootstrap, settings.partitions)
         self._store = LocalStorage(settings.store)
@@ -135,10 +147,14 @@ class _Demo:
             self._sidecar.stop()
             self._progress.tell("Sidecar", "stopped by SIGTERM, exit code 0")
         proofs = self._prove(log)
+        self._topic.close()
+        self._cluster.stop()
+        self._progress.tell("Broker", "stopped: from here on there is no Kafka")
+        consumed = self._consume()
         counted = None
         if self._settings.picture is not None:
-            counted = self._draw(self._settings.picture, samples)
-        return DemoOutcome(proofs, self._progress.seconds, counted)
+            counted = self._draw(self._settings.picture, samples, consumed)
+        return DemoOutcome(proofs, self._progress.seconds, counted, consumed)
 
     def _watched(self) -> AbstractContextManager[list[Sample]]:
         """Sample what broker and store hold, if a picture is requested."""
@@ -245,14 +261,46 @@ class _Demo:
         )
         return tuple(proofs)
 
-    def _draw(self, picture: Path, samples: Sequence[Sample]) -> int | None:
+    def _consume(self) -> int | None:
+        """Read every partition with Kafka's console consumer, without a broker.
+
+        Returns:
+            Number of produced records that it has read; None if `sidetier serve` cannot run here.
+        """
+        missing = why_no_serve()
+        if missing is not None:
+            self._progress.tell("Serve", f"left out: {missing}")
+            return None
+        directory, consumed = self._settings.directory / "serve", 0
+        with (
+            self._progress.step("Serve", "starting `sidetier serve` over the store") as step,
+            served(self._sidecar.config, directory) as bootstrap,
+        ):
+            self._progress.tell("Serve", f"`sidetier serve` answers as Kafka on {bootstrap}")
+            for number in range(self._settings.partitions):
+                tp = TopicPartition(TOPIC, number)
+                server, partition = map(" ".join, consumer_options(bootstrap, tp))
+                self._progress.tell("Consumer", f"kafka-console-consumer.sh {server} \\")
+                self._progress.more(partition)
+                produced = self._ledger.records.get(number, {})
+                offsets = consumed_offsets(bootstrap, tp, len(produced))
+                consumed += len(produced.keys() & set(offsets))
+                step.now(f"{consumed:,} records read")
+        self._progress.tell(
+            "Consumer",
+            f"{consumed:,} of {self._ledger.count:,} records read by Kafka's console consumer, "
+            "without a broker",
+        )
+        return consumed
+
+    def _draw(self, picture: Path, samples: Sequence[Sample], consumed: int | None) -> int | None:
         """Draw the picture; return Spark's record count, None if Spark cannot run here."""
         counts = self._counted()
         missing = what_is_missing("matplotlib")
         if missing is not None or not samples:
             self._progress.tell("Picture", f"left out: {missing or 'the broker told nothing'}")
         else:
-            draw(samples, counts, TOPIC, picture)
+            draw(samples, counts, consumed, TOPIC, picture)
             self._progress.tell("Picture", f"records and bytes on broker and store: {picture}")
         return None if counts is None else sum(counts.values())
 

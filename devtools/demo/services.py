@@ -62,6 +62,10 @@ class Topic:
         )
         return {tp.partition: LogOffsets(starts[tp].offset, ends[tp].offset) for tp in tps}
 
+    def close(self) -> None:
+        """Drop the client: it would report on standard error that the broker is gone."""
+        del self._admin
+
 
 class Sidecar:
     """`sidetier run` in a process of its own, beside the cluster's one broker."""

@@ -12,6 +12,7 @@ import click
 from devtools.sandbox import azurite, chart_tools
 from devtools.sandbox.go import GoBuilder
 from devtools.sandbox.hdfs import HADOOP_HDFS
+from devtools.sandbox.kafka_tools import KAFKA_TOOLS
 from devtools.sandbox.s3server import VERSITYGW
 from devtools.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
 from sidetier.brokers.cache import cache_root
@@ -32,7 +33,8 @@ Step = tuple[str, Callable[[], Path]]
 def main(names: tuple[str, ...]) -> None:
     """Fetch the named servers, or everything, into the cache. Cached ones are not fetched again.
 
-    demo: the Kafka that the demo starts. kafka: every version that the tests start.
+    demo: the Kafka that the demo starts, and its console consumer. kafka: every version that the
+    tests start, and the console consumer.
     s3: the S3 server that the tests start. azure: Azurite, the Azure emulator that they start.
     hdfs: the NameNode and the DataNode that they start.
     chart: helm, promtool and the Prometheus operator's schemas, which check the chart.
@@ -52,6 +54,7 @@ def main(names: tuple[str, ...]) -> None:
 def _jars(wanted: Collection[str]) -> Iterator[Step]:
     if "demo" in wanted or "kafka" in wanted:
         yield f"Kafka {KAFKA_4_3}", lambda: jars_of(JARS[KAFKA_4_3])
+        yield f"Kafka's tools {KAFKA_4_3}", lambda: jars_of(KAFKA_TOOLS)
     if "kafka" in wanted:
         yield f"Kafka {KAFKA_3_9} with ZooKeeper 3.8.4", lambda: jars_of(JARS[KAFKA_3_9])
     if "hdfs" in wanted:

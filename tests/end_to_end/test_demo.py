@@ -12,9 +12,9 @@ import pytest
 from sidetier.brokers.java import Java
 from tests.harness.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(500)]
 
-SECONDS = 200
+SECONDS = 400
 
 
 def start(directory: Path, *options: str) -> "subprocess.Popen[str]":
@@ -55,7 +55,9 @@ def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
         assert row["deleted_segments"] == row["segments"] > 2
         assert row["lag"] == 0
     assert "archived records read back" in err
-    assert found["counted_by_spark"] == sum(row["produced"] for row in partitions)
+    produced = sum(row["produced"] for row in partitions)
+    assert found["counted_by_spark"] == found["read_by_console_consumer"] == produced
+    assert err.count("kafka-console-consumer.sh --bootstrap-server 127.0.0.1:") == 3
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert processes_in(work) == []
     assert not work.exists()

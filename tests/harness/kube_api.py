@@ -15,7 +15,9 @@ DRY_RUN = ["--dry-run=client", "--disable-openapi-validation"]
 
 _KINDS = {
     "v1": "configmaps/ConfigMap services/Service serviceaccounts/ServiceAccount pods/Pod",
-    "apps/v1": "statefulsets/StatefulSet daemonsets/DaemonSet",
+    "apps/v1": "statefulsets/StatefulSet daemonsets/DaemonSet deployments/Deployment",
+    "autoscaling/v2": "horizontalpodautoscalers/HorizontalPodAutoscaler",
+    "policy/v1": "poddisruptionbudgets/PodDisruptionBudget",
     "batch/v1": "jobs/Job cronjobs/CronJob",
     "networking.k8s.io/v1": "networkpolicies/NetworkPolicy",
     "monitoring.coreos.com/v1": "podmonitors/PodMonitor servicemonitors/ServiceMonitor "
@@ -36,8 +38,9 @@ def _discovery() -> Iterator[tuple[str, dict[str, Any]]]:
         about = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version}
         yield path, {**about, "resources": resources}
         if "/" in version:
-            named = {"groupVersion": version, "version": "v1"}
-            group = {"name": version.partition("/")[0], "versions": [named]}
+            name, _, number = version.partition("/")
+            named = {"groupVersion": version, "version": number}
+            group = {"name": name, "versions": [named]}
             groups.append({**group, "preferredVersion": named})
     yield "/apis", {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 

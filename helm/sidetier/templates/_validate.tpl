@@ -29,7 +29,7 @@
 {{- if and (ne .Values.mode "jobs") (or (eq $host "localhost") (eq $host "::1") (hasPrefix "127." $host)) -}}
 {{- fail (printf "config.http.host is %s, which only the container itself reaches: the liveness probe would fail, and the sidecar be started again and again; leave it out" $host) -}}
 {{- end -}}
-{{- if and (ne .Values.mode "jobs") (eq (include "sidetier.port" .) "0") -}}
+{{- if and (or (ne .Values.mode "jobs") .Values.serve.enabled) (eq (include "sidetier.port" .) "0") -}}
 {{- fail "config.http.port is 0, which lets the system choose: probes and monitors have to know it" -}}
 {{- end -}}
 {{- end -}}

@@ -16,7 +16,7 @@ from tests.harness.log_dir import LogDir
 from tests.harness.sidecar import Sidecar, basic_settings, merged
 from tests.harness.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 RULES = CHART / "files" / "alerts.yaml"
 WHO = 'job="sidetier",instance="b1:9108",cluster="prod-a",broker="1"'
@@ -33,8 +33,20 @@ COPIES = 'job="mirror",instance="m1:9109"'
 MIRRORS = f"sidetier_mirror_refused_topics{{{COPIES}}}"
 BESIDE = 'job="sidetier",instance="m1:9109"'
 MIRROR_LAG = f'sidetier_mirror_lag_seconds{{{COPIES},topic="orders",partition="3"}}'
+SERVES = 'job="serve",instance="s1:9108"'
+ENDPOINTS = f"sidetier_endpoint_connections{{{SERVES}}}"
+ANSWERS = f'sidetier_endpoint_requests_total{{{SERVES},api="Fetch",error='
+REFUSED = f"sidetier_endpoint_refused_connections_total{{{SERVES}}}"
 FAILED = f'sidetier_store_request_seconds_count{{{WHO},operation="put",outcome='
 CONDITION = f"sidetier_ready_condition{{{WHO},condition="
+
+
+def answered(api: str, within: str) -> dict[str, str]:
+    """A histogram of an endpoint: each minute, five requests take as long as a bucket says."""
+    bucket = f'sidetier_endpoint_request_seconds_bucket{{{SERVES},api="{api}",le='
+    bounds = ("1.0", "5.0", "10.0", "+Inf")
+    counts = dict.fromkeys(bounds[bounds.index(within) :], "0+5x60")
+    return {f'{bucket}"{bound}"}}': counts.get(bound, "0x60") for bound in bounds}
 
 
 def found(instance: str, values: str) -> dict[str, str]:
@@ -172,6 +184,30 @@ CASES = (
                                 f"up{{{BESIDE}}}": "1x40",
                                 f"sidetier_mirror_refused_topics{{{BESIDE}}}": "0x40"}, 12,
          fires=False),
+    Case("SidetierServeDown", {f"up{{{SERVES}}}": "1x5 0x40", ENDPOINTS: "3x5"}, 12, fires=True),
+    # A new pod has never answered, beside one that does.
+    Case("SidetierServeDown", {f"up{{{SERVES}}}": "1x40", ENDPOINTS: "3x40",
+                               'up{job="serve",instance="s2:9108"}': "_x6 0x40"}, 13, fires=True),
+    Case("SidetierServeDown", {f"up{{{SERVES}}}": "1x5 stale", ENDPOINTS: "3x5 stale"}, 12,
+         fires=True),
+    # One of two pods was removed.
+    Case("SidetierServeDown", {f"up{{{SERVES}}}": "1x5 stale", ENDPOINTS: "3x5 stale",
+                               'up{job="serve",instance="s2:9108"}': "1x40",
+                               'sidetier_endpoint_connections{job="serve",instance="s2:9108"}':
+                               "0x40"}, 12, fires=False),
+    Case("SidetierServeErrors", {f'{ANSWERS}"kafka_storage_error"}}': "0+1x30"}, 15, fires=True),
+    Case("SidetierServeErrors", {f'{ANSWERS}"corrupt_message"}}': "0+1x30"}, 15, fires=True),
+    Case("SidetierServeErrors", {f'{ANSWERS}"message_too_large"}}': "0+1x30"}, 15, fires=True),
+    # A consumer of a topic with a gap, and a store that was away for a minute.
+    Case("SidetierServeErrors", {f'{ANSWERS}"offset_out_of_range"}}': "0+1x30"}, 15, fires=False),
+    Case("SidetierServeErrors", {f'{ANSWERS}"kafka_storage_error"}}': "0x5 9x40"}, 13,
+         fires=False),
+    Case("SidetierServeRefusing", {REFUSED: "0+1x30"}, 15, fires=True),
+    Case("SidetierServeRefusing", {REFUSED: "0x5 9x40"}, 13, fires=False),
+    Case("SidetierServeSlow", answered("ListOffsets", "10.0"), 30, fires=True),
+    Case("SidetierServeSlow", answered("ListOffsets", "5.0"), 30, fires=False),
+    # Consumers at the end of their partitions, with fetch.max.wait.ms=10000.
+    Case("SidetierServeSlow", answered("Fetch", "10.0"), 30, fires=False),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x20"}, 16, fires=True),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x10 1x10"}, 16, fires=False),
     Case("SidetierRestarting", {f"process_start_time_seconds{{{WHO}}}": "100+60x5 500x50", **OURS},

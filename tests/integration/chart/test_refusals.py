@@ -30,6 +30,8 @@ AGENT: Values = {
 }
 BACKFILL: Values = {"mode": "jobs", "backfill": {"enabled": True, "brokers": [{"name": "0"}]}}
 
+SERVE: Values = {"mode": "jobs", "serve": {"enabled": True, "insecure": True}}
+
 BY_THE_SCHEMA: Mapping[str, tuple[Values, str]] = {
     "an unknown value": ({"modus": "sidecar"}, "modus"),
     "an unknown value below": ({"podMonitor": {"enable": True}}, "enable"),
@@ -91,6 +93,9 @@ BY_THE_SCHEMA: Mapping[str, tuple[Values, str]] = {
     "an image for drills with an unknown key": ({"drill": {"image": {"name": "x"}}}, "name"),
     "a name that would be cut": ({"fullnameOverride": "a" * 41}, "fullnameOverride"),
     "nothing that may be reached": ({"networkPolicy": {"egress": []}}, "egress"),
+    "a memory of an endpoint in another unit": ({"serve": {"memory": "1Gi"}}, "memory"),
+    "groups of an endpoint that there are not": ({"serve": {"groups": {"mode": "on"}}}, "mode"),
+    "an advertised address without a port": ({"serve": {"advertise": "kafka"}}, "advertise"),
     "a secret from a ConfigMap": (
         {
             "extraEnv": [
@@ -235,6 +240,54 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
             "podMonitor": {"enabled": True},
         },
         "counted twice",
+    ),
+    "an endpoint that is open by accident": (
+        {"mode": "jobs", "serve": {"enabled": True}},
+        "serve.tls.secretName is empty: records would be sent unencrypted",
+    ),
+    "an endpoint with logins over plain text": (
+        {"mode": "jobs", "serve": {"enabled": True, "users": {"secretName": "u"}}},
+        "serve.tls.secretName is empty: records would be sent unencrypted",
+    ),
+    "an endpoint with TLS for everybody": (
+        {"mode": "jobs", "serve": {"enabled": True, "tls": {"secretName": "t"}}},
+        "every client that reaches the port could read all topics",
+    ),
+    "a client CA without a certificate": (
+        merged(SERVE, {"serve": {"tls": {"clientCa": "ca.crt"}}}),
+        "serve.tls.secretName, which is not set",
+    ),
+    "local groups of several pods": (
+        merged(SERVE, {"serve": {"replicas": 2, "groups": {"mode": "local"}}}),
+        "serve.groups.mode is local, and serve.replicas is 2",
+    ),
+    "local groups of any number of pods": (
+        merged(SERVE, {"serve": {"autoscaling": {"enabled": True}, "groups": {"mode": "local"}}}),
+        "serve.groups.mode is local, and serve.autoscaling.enabled is true",
+    ),
+    "groups relayed to nowhere": (
+        merged(SERVE, {"serve": {"groups": {"mode": "relay"}}}),
+        "serve.groups.bootstrapServers is empty",
+    ),
+    "properties of no live cluster": (
+        merged(SERVE, {"serve": {"groups": {"propertiesSecret": "s"}}}),
+        "serve.groups.propertiesSecret is for serve.groups.mode relay",
+    ),
+    "fewer pods at most than at least": (
+        merged(SERVE, {"serve": {"autoscaling": {"enabled": True, "maxReplicas": 1}}}),
+        "serve.autoscaling.maxReplicas is lower than minReplicas",
+    ),
+    "a balancer that sends clients inside": (
+        merged(SERVE, {"serve": {"service": {"type": "LoadBalancer"}}}),
+        "serve.service.type is LoadBalancer, and serve.advertise is empty",
+    ),
+    "one port for clients and metrics": (
+        merged(SERVE, {"serve": {"port": 9108}}),
+        "serve.port and config.http.port are both 9108",
+    ),
+    "a metrics port that nobody knows": (
+        merged(SERVE, {"config": {"http": {"port": 0}}}),
+        "config.http.port is 0",
     ),
     "a policy around foreign brokers": (
         {"networkPolicy": {"enabled": True}},

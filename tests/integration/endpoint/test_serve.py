@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -311,3 +312,12 @@ def test_metrics_are_served(served: Served) -> None:
         text = answer.read().decode()
     assert 'sidetier_endpoint_requests_total{api="Fetch",error="none"}' in text
     assert 'sidetier_endpoint_request_seconds_bucket{api="Metadata"' in text
+    assert "process_resident_memory_bytes" in text
+
+
+@pytest.mark.parametrize("path", ["healthz", "readyz"])
+def test_probes_are_answered(served: Served, path: str) -> None:
+    with urlopen(f"http://127.0.0.1:{served.metrics_port}/{path}", timeout=10) as answer:
+        assert answer.status == 200
+    with pytest.raises(HTTPError, match="404"):
+        urlopen(f"http://127.0.0.1:{served.metrics_port}/api/partitions", timeout=10)

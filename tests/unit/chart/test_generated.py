@@ -19,6 +19,7 @@ from sidetier import __version__
 from sidetier.config.catalogue import json_schema
 from sidetier.config.uploader import UploaderConfig
 from sidetier.telemetry.catalogue import METRICS, PREFIX, Kind, Metric
+from sidetier.telemetry.endpoint_catalogue import ENDPOINT_METRICS
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.mirror_catalogue import MIRROR_METRICS
 from tests.harness.markdown import commands
@@ -87,6 +88,7 @@ def test_the_readme_describes_every_default() -> None:
         "kafka.storage", "image", "serviceAccount", "service", "podMonitor", "serviceMonitor",
         "prometheusRule", "dashboard",
         "networkPolicy", "tests",
+        "serve", "serve.groups", "serve.tls", "serve.users", "serve.service", "serve.autoscaling",
     }  # fmt: skip
     assert listed == set(_given(DEFAULTS)) - parts
 
@@ -135,14 +137,14 @@ def test_chart_has_the_version_of_the_package() -> None:
 
 
 def exported() -> frozenset[str]:
-    """Names of all samples that /metrics of a daemon or a mirror can have."""
+    """Names of all samples that /metrics of a daemon, a mirror or an endpoint can have."""
     registry = create_registry()
     Metrics(registry)
     process = {sample.name for family in registry.collect() for sample in family.samples}
     suffixes = ("_bucket", "_count", "_sum")
     ours = {
         f"{metric.name}{suffix}"
-        for metric in (*METRICS, *MIRROR_METRICS)
+        for metric in (*METRICS, *MIRROR_METRICS, *ENDPOINT_METRICS)
         for suffix in (suffixes if metric.kind is Kind.HISTOGRAM else ("",))
     }
     return frozenset(ours | {name for name in process if name.startswith("process_")})
@@ -185,7 +187,7 @@ def test_dashboard_variables_use_only_exported_metrics() -> None:
 
 
 def test_expressions_use_only_existing_labels() -> None:
-    known = {label for metric in METRICS for label in metric.labels}
+    known = {label for metric in (*METRICS, *ENDPOINT_METRICS) for label in metric.labels}
     known |= {"job", "instance", "le", "alertname", "cluster", "broker"}
     by = [label for text in expressions().values() for label in re.findall(r"(\w+)(?:=~?\")", text)]
     for text in expressions().values():
@@ -252,11 +254,11 @@ def test_thresholds_in_the_values_equal_those_of_the_code() -> None:
 
 def test_every_alert_names_its_cluster_and_broker() -> None:
     """Except for targets that are no longer discovered, where only the job is known. Snapshots and
-    drills belong to the whole cluster. A mirror belongs to two clusters: its job and instance name
-    it.
+    drills belong to the whole cluster. A mirror belongs to two clusters, and a Kafka endpoint to no
+    broker: their job and instance name them.
     """
     for alert in ALERTS:
-        if alert.name.startswith("SidetierMirror"):
+        if alert.name.startswith(("SidetierMirror", "SidetierServe")):
             assert "$labels.job" in alert.summary, alert.name
             assert "$labels.instance" in alert.summary, alert.name
             continue

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from devtools.demo import run as demo
-from devtools.demo import spark
+from devtools.demo import serve, spark
 from devtools.demo.__main__ import _work_directory, command
 from devtools.demo.records import Ledger, digest, orders
 from devtools.demo.verify import LogOffsets, PartitionProof, prove
@@ -219,6 +219,33 @@ def test_count_by_spark_must_equal_the_records_read_back(
         )
         assert run("--picture", "unused.png") == code
     assert "Spark counts 29 records of 30" in capsys.readouterr().out
+
+
+def test_console_consumer_must_read_every_record(
+    cli: CommandLine,
+    log: PartitionLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = proof(cli, log, start=20)
+    for consumed, code in ((30, 0), (29, 3), (None, 0)):
+        monkeypatch.setattr(
+            demo, "run_demo", lambda *_, n=consumed: demo.DemoOutcome((found,), 1.5, 30, n)
+        )
+        assert run("--output", "json") == code
+        assert json.loads(capsys.readouterr().out)["read_by_console_consumer"] == consumed
+        assert run() == code
+        text = "Kafka's console consumer reads 29 records of 30"
+        assert (text in capsys.readouterr().out) is (consumed == 29)
+
+
+def test_address_of_the_endpoint_is_that_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    assert serve._address(log) is None
+    log.write_text('{"event": "other"}\nno JSON\n{"event": "endpoint.listening", "host": "127')
+    assert serve._address(log) is None, "its line is not complete"
+    log.write_text('{"event": "endpoint.listening", "host": "127.0.0.1", "port": 4711}\n')
+    assert serve._address(log) == "127.0.0.1:4711"
 
 
 def test_spark_is_skipped_if_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

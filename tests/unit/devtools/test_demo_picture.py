@@ -46,7 +46,7 @@ def pixels_of(file: Path, colour: tuple[int, int, int]) -> npt.NDArray[np.bool_]
 
 def test_brokers_curve_falls_to_zero_and_the_stores_stays(tmp_path: Path) -> None:
     file = tmp_path / "tiering.png"
-    draw(samples(), None, "orders", file)
+    draw(samples(), None, None, "orders", file)
     broker, store = pixels_of(file, BROKER), pixels_of(file, STORE)
     half = broker.shape[0] // 2  # above: records
     assert broker.any()
@@ -61,17 +61,17 @@ def test_each_deletion_is_marked(tmp_path: Path) -> None:
     some = samples()
     assert [one.seconds for one in deletions(some)] == [float(at) for at in range(6, 16)]
     file = tmp_path / "tiering.png"
-    draw(some, None, "orders", file)
+    draw(some, None, None, "orders", file)
     marked = pixels_of(file, BROKER).sum()
     kept = [Sample(one.seconds, held(one.held.produced, 0, one.held.archived)) for one in some]
-    draw(kept, None, "orders", file)
+    draw(kept, None, None, "orders", file)
     assert deletions(kept) == []
     assert marked > 1.1 * pixels_of(file, BROKER).sum()
 
 
 def test_spark_counts_are_drawn_as_a_bar_per_minute(tmp_path: Path) -> None:
     file = tmp_path / "tiering.png"
-    draw(samples(), COUNTS, "orders", file)
+    draw(samples(), COUNTS, 24_680, "orders", file)
     bars = pixels_of(file, STORE)
     row = bars[int(bars.shape[0] * 0.9)]  # through all bars, low down
     assert int((row[1:] & ~row[:-1]).sum()) == 60
@@ -80,7 +80,7 @@ def test_spark_counts_are_drawn_as_a_bar_per_minute(tmp_path: Path) -> None:
 def test_unwritable_picture_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "nowhere" / "tiering.png"
     with pytest.raises(ConfigurationError, match=f"--picture {file}: No such file or directory"):
-        draw(samples(), None, "orders", file)
+        draw(samples(), None, None, "orders", file)
 
 
 def test_samples_are_taken_until_the_end_and_failed_ones_left_out() -> None:

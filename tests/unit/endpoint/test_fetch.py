@@ -119,6 +119,22 @@ def test_sessions_are_never_given_out(parts: Parts) -> None:
     assert response.error_code is ErrorCode.fetch_session_id_not_found
 
 
+def test_an_end_that_another_endpoint_has_shown_is_in_range(store: RemoteStorage) -> None:
+    """Endpoints behind one address read the archive at different times."""
+    archive = MadeArchive(store)
+    archive.segments(0, 20)
+    slow = CatalogSettings(3600, 3600, 3600, 3600)
+    with endpoint_over(store, settings=slow) as parts:
+        assert parts.read(20).high_watermark == 20
+        archive.segment(20, batches(20, 40))
+        archive.mark(20, 40)
+        assert parts.read(20).high_watermark == 20  # the snapshot is an hour old at most
+        data = parts.read(30)
+        assert (int(data.error_code), data.high_watermark) == (0, 40)
+        assert bases(data.records) == [30, 35]
+        assert int(parts.read(41).error_code) == 1
+
+
 def test_a_fetch_without_partitions_is_answered_at_once(parts: Parts) -> None:
     values = fetch_of("orders", 60, max_wait=60_000)
     values["topics"] = []

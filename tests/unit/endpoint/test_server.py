@@ -304,3 +304,18 @@ def test_a_file_that_became_shorter_ends_the_connection(tmp_path: Path) -> None:
     file = OpenFile(os.open(path, os.O_RDONLY))
     with one, other, pytest.raises(ConnectionError, match="shorter than it was listed"):
         send_pieces(one, [FilePiece(file, 0, 100)], 5.0)
+
+
+def test_status_for_probes() -> None:
+    """A full endpoint is alive and not ready: a Service sends new clients to another one."""
+    with running(max_connections=1) as endpoint:
+        assert endpoint.snapshot().ready
+        with RawClient(endpoint.address):
+            wait_until(lambda: not endpoint.snapshot().ready, 5, "the only connection")
+            assert endpoint.snapshot().alive
+        wait_until(lambda: endpoint.snapshot().ready, 5, "the connection's end")
+    after = endpoint.snapshot()
+    assert not after.alive
+    assert after.death is not None
+    assert "endpoint-accept" in after.death
+    assert "endpoint-refresh" in after.death

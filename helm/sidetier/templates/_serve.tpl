@@ -1,0 +1,127 @@
+{{/* Parts of the Kafka endpoint (serve.yaml). */}}
+
+{{- define "sidetier.serve.name" -}}
+{{- include "sidetier.fullname" . }}-serve
+{{- end -}}
+
+{{- define "sidetier.serve.selectorLabels" -}}
+{{ include "sidetier.selectorLabels" . }}
+app.kubernetes.io/component: serve
+{{- end -}}
+
+{{/* The address that clients connect to after their first request. */}}
+{{- define "sidetier.serve.advertise" -}}
+{{- $service := printf "%s.%s.svc:%d" (include "sidetier.serve.name" .) .Release.Namespace (int .Values.serve.port) -}}
+{{- default $service .Values.serve.advertise -}}
+{{- end -}}
+
+{{/* MiB of the block cache. */}}
+{{- define "sidetier.serve.cache" -}}
+{{- $number := regexFind "^[0-9]+" .Values.serve.memory | int -}}
+{{- ternary (mul 1024 $number) $number (hasSuffix "GiB" .Values.serve.memory) -}}
+{{- end -}}
+
+{{/* Without `serve.resources`, the memory is the block cache and 256 MiB for everything else. */}}
+{{- define "sidetier.serve.resources" -}}
+{{- $memory := printf "%dMi" (add 256 (include "sidetier.serve.cache" .)) -}}
+{{- $default := dict "requests" (dict "cpu" "500m" "memory" $memory) "limits" (dict "memory" $memory) -}}
+{{- toYaml (default $default .Values.serve.resources) -}}
+{{- end -}}
+
+{{- define "sidetier.serve.args" -}}
+{{- $serve := .Values.serve -}}
+- serve
+- --config
+- /etc/sidetier/sidetier.yaml
+- --listen
+- {{ printf "0.0.0.0:%d" (int $serve.port) | quote }}
+- --advertise
+- {{ include "sidetier.serve.advertise" . | quote }}
+- --memory
+- {{ $serve.memory | quote }}
+- --max-connections
+- {{ $serve.maxConnections | int | quote }}
+- --metrics-port
+- {{ include "sidetier.port" . | quote }}
+{{- with $serve.maxBytesPerSecond }}
+- --max-bytes-per-second
+- {{ . | quote }}
+{{- end }}
+{{- if ne $serve.groups.mode "none" }}
+- --groups
+- {{ ternary (printf "relay=%s" $serve.groups.bootstrapServers) "local" (eq $serve.groups.mode "relay") | quote }}
+{{- if $serve.groups.propertiesSecret }}
+- --groups-properties
+- /etc/sidetier-groups/client.properties
+{{- end }}
+{{- end }}
+{{- if $serve.tls.secretName }}
+- --tls-certificate
+- /etc/sidetier-tls/tls.crt
+- --tls-key
+- /etc/sidetier-tls/tls.key
+{{- with $serve.tls.clientCa }}
+- --tls-client-ca
+- {{ printf "/etc/sidetier-tls/%s" . | quote }}
+{{- end }}
+{{- end }}
+{{- if $serve.users.secretName }}
+- --users
+- {{ printf "/etc/sidetier-users/%s" $serve.users.key | quote }}
+{{- end }}
+{{- if $serve.insecure }}
+- --insecure
+{{- end }}
+{{- with $serve.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Secrets that are mounted at /etc/sidetier-NAME, as a map from NAME to Secret. */}}
+{{- define "sidetier.serve.secrets" -}}
+{{- $serve := .Values.serve -}}
+{{- $secrets := dict "groups" $serve.groups.propertiesSecret "tls" $serve.tls.secretName "users" $serve.users.secretName -}}
+{{- range $name, $secret := $secrets }}
+{{- if $secret }}
+{{ $name }}: {{ $secret }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "sidetier.serve.validate" -}}
+{{- $serve := .Values.serve -}}
+{{- if not $serve.insecure -}}
+{{- if not $serve.tls.secretName -}}
+{{- fail "serve.enabled is true, and serve.tls.secretName is empty: records would be sent unencrypted, and without serve.users to every client that reaches the port; name the Secret of a certificate, or set serve.insecure: true if the network is trusted" -}}
+{{- end -}}
+{{- if not (or $serve.users.secretName $serve.tls.clientCa) -}}
+{{- fail "serve.enabled is true, without serve.users.secretName and serve.tls.clientCa: every client that reaches the port could read all topics; name the Secret with the users, or require client certificates, or set serve.insecure: true if the network is trusted" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $serve.tls.clientCa (not $serve.tls.secretName) -}}
+{{- fail "serve.tls.clientCa is a key of the Secret serve.tls.secretName, which is not set" -}}
+{{- end -}}
+{{- if and (eq $serve.groups.mode "relay") (not $serve.groups.bootstrapServers) -}}
+{{- fail "serve.groups.mode is relay, and serve.groups.bootstrapServers is empty: name the live cluster that keeps the groups (kafka:9092)" -}}
+{{- end -}}
+{{- if and $serve.groups.propertiesSecret (ne $serve.groups.mode "relay") -}}
+{{- fail (printf "serve.groups.propertiesSecret is for serve.groups.mode relay, and the mode is %s" $serve.groups.mode) -}}
+{{- end -}}
+{{- if eq $serve.groups.mode "local" -}}
+{{- if $serve.autoscaling.enabled -}}
+{{- fail "serve.groups.mode is local, and serve.autoscaling.enabled is true: local groups need one coordinator, which is one pod; use mode relay or none, or disable the autoscaling" -}}
+{{- end -}}
+{{- if gt (int $serve.replicas) 1 -}}
+{{- fail (printf "serve.groups.mode is local, and serve.replicas is %d: local groups need one coordinator, which is one pod; use mode relay or none, or replicas: 1" (int $serve.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $serve.autoscaling.enabled (lt (int $serve.autoscaling.maxReplicas) (int $serve.autoscaling.minReplicas)) -}}
+{{- fail "serve.autoscaling.maxReplicas is lower than minReplicas" -}}
+{{- end -}}
+{{- if and (eq $serve.service.type "LoadBalancer") (not $serve.advertise) -}}
+{{- fail "serve.service.type is LoadBalancer, and serve.advertise is empty: clients outside of the cluster would be sent to the Service's name inside of it; set the balancer's name and port (kafka-archive.example.com:9092)" -}}
+{{- end -}}
+{{- if eq (int $serve.port) (include "sidetier.port" . | int) -}}
+{{- fail (printf "serve.port and config.http.port are both %d: the pod serves Kafka clients on one and metrics on the other" (int $serve.port)) -}}
+{{- end -}}
+{{- end -}}

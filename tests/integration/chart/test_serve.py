@@ -1,0 +1,165 @@
+"""The Kafka endpoint in the chart: options, memory, probes, groups, network and monitoring."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.harness.chart import CHART, Manifest, manifests, one, rendered, template
+from tests.harness.parsed import parse
+from tests.harness.sidecar import merged
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+VALUES = CHART / "ci" / "serve-values.yaml"
+NAME = "t-sidetier-serve"
+OPEN: dict[str, Any] = {
+    "mode": "jobs",
+    "config": {
+        "cluster": {"name": "prod-a"},
+        "log_dirs": ["/data"],
+        "storage": {"url": "s3://bucket/kafka"},
+    },
+    "serve": {"enabled": True, "insecure": True},
+}
+"""The fewest values that run an endpoint."""
+
+
+def objects(directory: Path, **serve: object) -> list[Manifest]:
+    """What these values of `serve` over `OPEN` create."""
+    ran = template(merged(OPEN, {"serve": serve}), directory)
+    assert ran.code == 0, ran.err
+    return manifests(ran.out)
+
+
+def deployment(found: list[Manifest]) -> Manifest:
+    spec: Manifest = one(found, "Deployment", NAME)["spec"]
+    return spec
+
+
+def container(found: list[Manifest]) -> Manifest:
+    (only,) = deployment(found)["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def option(args: list[str], name: str) -> str:
+    return args[args.index(name) + 1]
+
+
+def test_pods_run_serve_at_every_address_and_advertise_the_service(tmp_path: Path) -> None:
+    found = objects(tmp_path)
+    options = parse(container(found)["args"]).params
+    assert options["listen"] == ("0.0.0.0", 9092)  # noqa: S104 -- what the chart sets
+    assert options["advertise"] == (f"{NAME}.kafka.svc", 9092)
+    assert options["memory"] == 256 << 20
+    assert (options["max_connections"], options["metrics_port"]) == (1000, 9108)
+    assert options["insecure"] is True
+    service = one(found, "Service", NAME)["spec"]
+    assert service["type"] == "ClusterIP"
+    assert service["ports"][0]["port"] == options["advertise"][1]
+    labels = deployment(found)["template"]["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items()
+    ports = {port["name"]: port["containerPort"] for port in container(found)["ports"]}
+    assert ports[service["ports"][0]["targetPort"]] == options["listen"][1]
+    assert not {o["kind"] for o in found} & {"HorizontalPodAutoscaler", "PodDisruptionBudget"}
+
+
+def test_tls_users_groups_and_rates_become_options() -> None:
+    found = rendered(VALUES)
+    args = container(found)["args"]
+    mounts = {m["name"]: m["mountPath"] for m in container(found)["volumeMounts"]}
+    assert option(args, "--advertise") == "kafka-archive.example.com:9094"
+    assert option(args, "--groups") == "relay=kafka:9093"
+    assert option(args, "--groups-properties") == f"{mounts['groups']}/client.properties"
+    assert option(args, "--tls-certificate") == f"{mounts['tls']}/tls.crt"
+    assert option(args, "--tls-key") == f"{mounts['tls']}/tls.key"
+    assert option(args, "--tls-client-ca") == f"{mounts['tls']}/ca.crt"
+    assert option(args, "--users") == f"{mounts['users']}/users.yaml"
+    assert option(args, "--max-bytes-per-second") == "200MiB"
+    assert "--insecure" not in args
+    volumes = deployment(found)["template"]["spec"]["volumes"]
+    secrets = {v["name"]: v["secret"]["secretName"] for v in volumes if "secret" in v}
+    assert secrets == {
+        "groups": "kafka-archive-groups",
+        "tls": "kafka-archive-tls",
+        "users": "kafka-archive-users",
+    }
+
+
+def test_local_groups_never_have_two_coordinators(tmp_path: Path) -> None:
+    found = objects(tmp_path, groups={"mode": "local"}, extraArgs=["--max-connections", "5"])
+    args = container(found)["args"]
+    assert option(args, "--groups") == "local"
+    assert args[-2:] == ["--max-connections", "5"]
+    assert deployment(found)["strategy"] == {"type": "Recreate"}
+    update = deployment(objects(tmp_path))["strategy"]["rollingUpdate"]
+    assert update == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+@pytest.mark.parametrize(
+    ("memory", "limit"), [("16MiB", "272Mi"), ("256MiB", "512Mi"), ("3GiB", "3328Mi")]
+)
+def test_memory_limit_follows_the_block_cache(memory: str, limit: str, tmp_path: Path) -> None:
+    resources = container(objects(tmp_path, memory=memory))["resources"]
+    assert resources["limits"] == {"memory": limit}
+    assert resources["requests"]["memory"] == limit
+    given = {"limits": {"memory": "1Gi"}}
+    assert container(objects(tmp_path, resources=given))["resources"] == given
+
+
+def test_probes_ask_the_metrics_port(tmp_path: Path) -> None:
+    serve = container(objects(tmp_path))
+    for kind, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert serve[kind]["httpGet"] == {"path": path, "port": "serve-metrics"}
+    assert serve["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "serve-metrics"}
+
+
+def test_pod_has_time_for_its_pause_and_its_answers(tmp_path: Path) -> None:
+    found = objects(tmp_path)
+    (_, pause) = container(found)["lifecycle"]["preStop"]["exec"]["command"]
+    spec = deployment(found)["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] >= int(pause) + 5 + 5  # `ServerSettings.drain`
+
+
+def test_several_pods_have_a_disruption_budget_and_may_be_scaled(tmp_path: Path) -> None:
+    found = objects(tmp_path, replicas=3)
+    labels = deployment(found)["template"]["metadata"]["labels"]
+    assert deployment(found)["replicas"] == 3
+    budget = one(found, "PodDisruptionBudget", NAME)["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+
+    found = objects(tmp_path, autoscaling={"enabled": True})
+    assert "replicas" not in deployment(found)  # an upgrade must not undo the scaling
+    scaler = one(found, "HorizontalPodAutoscaler", NAME)["spec"]
+    assert scaler["scaleTargetRef"]["name"] == NAME
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 6)
+    assert container(found)["resources"]["requests"]["cpu"], "its share is measured"
+    one(found, "PodDisruptionBudget", NAME)
+
+
+@pytest.mark.parametrize("kind", ["podMonitor", "serviceMonitor"])
+def test_prometheus_discovers_the_pods(kind: str, tmp_path: Path) -> None:
+    values = {**OPEN, kind: {"enabled": True}, "service": {"enabled": True}}
+    ran = template(values, tmp_path)
+    assert ran.code == 0, ran.err
+    found = manifests(ran.out)
+    monitor = one(found, "PodMonitor", NAME)["spec"]
+    labels = deployment(found)["template"]["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    port = monitor["podMetricsEndpoints"][0]["port"]
+    assert port in {p["name"] for p in container(found)["ports"]}
+
+
+def test_network_policy_admits_clients_and_prometheus_each_to_its_port() -> None:
+    found = rendered(VALUES)
+    policy = one(found, "NetworkPolicy", NAME)["spec"]
+    labels = deployment(found)["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    sources = {rule["ports"][0]["port"]: rule["from"] for rule in policy["ingress"]}
+    given = yaml.safe_load(VALUES.read_text(encoding="utf-8"))
+    assert sources == {
+        9094: given["serve"]["ingressFrom"],
+        9108: given["networkPolicy"]["ingressFrom"],
+    }
