@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from sidetier.cli import exits
 from sidetier.cli.signals import handled_signals
-from sidetier.cli.stores import open_archive, require_directory
+from sidetier.cli.stores import open_archive, require_directory, with_short_timeouts
 from sidetier.config.loading import LoadedConfig
 from sidetier.endpoint.connection import ServerSettings
 from sidetier.endpoint.service import EndpointSettings, serving
@@ -30,7 +30,8 @@ def serve(
         ConfigurationError: The address cannot be listened at, or a store does not exist.
         SidetierError: The archive cannot be read.
     """
-    config = loaded.config
+    # Clients repeat a request after an error, but wait for its answer for 30 s only (Java).
+    config = with_short_timeouts(loaded.config)
     configure_logs(config.log.format, config.log.level)
     require_directory(config.storage.url)
     settings = EndpointSettings(

@@ -68,7 +68,8 @@ class FetchedData:
         high_watermark: The archive end offset.
         last_stable_offset: The last stable offset.
         log_start_offset: The first archived offset.
-        aborted: Aborted transactions; None for read_uncommitted.
+        aborted: Aborted transactions; None for read_uncommitted, but empty beside an unknown topic
+            or partition, as a broker sends it.
         lease: The batches.
         state: The archive that was read, for `Catalog.wait_for_change`.
     """
@@ -273,10 +274,10 @@ class Fetcher:
     ) -> FetchedData:
         index = asked.partition
         if topic.topic_id is not None and not topic.name:
-            return FetchedData(index, ErrorCode.unknown_topic_id)
+            return FetchedData(index, ErrorCode.unknown_topic_id, aborted=())
         partition = self._catalog.partition(topic.name, index)
         if partition is None:
-            return FetchedData(index, ErrorCode.unknown_topic_or_partition)
+            return FetchedData(index, ErrorCode.unknown_topic_or_partition, aborted=())
         try:
             return self._data(partition, asked, room, isolated=isolated)
         except (ObjectNotFoundError, PreconditionFailedError) as error:
