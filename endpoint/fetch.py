@@ -279,7 +279,7 @@ class Fetcher:
         if partition is None:
             return FetchedData(index, ErrorCode.unknown_topic_or_partition, aborted=())
         try:
-            return self._data(partition, asked, room, isolated=isolated)
+            return self._data(partition, topic.topic_id, asked, room, isolated=isolated)
         except (ObjectNotFoundError, PreconditionFailedError) as error:
             # Quarantine, retirement or the store's lifecycle rules have changed the archive. Java
             # and librdkafka ask for metadata again after this error, and then repeat the Fetch.
@@ -296,15 +296,18 @@ class Fetcher:
             self._report(partition, "endpoint.store_failed", error)
             return FetchedData(index, ErrorCode.kafka_storage_error)
 
-    def _data(
+    def _data(  # noqa: PLR0911 - one answer for each state of the archive
         self,
         partition: Partition,
+        topic_id: UUID | None,
         asked: Any,  # noqa: ANN401 - kio's
         room: _Room,
         *,
         isolated: bool,
     ) -> FetchedData:
         view, offset = partition.view(), Offset(asked.fetch_offset)
+        if topic_id and view and not self._catalog.has_topic_id(partition, view, topic_id):
+            return FetchedData(asked.partition, ErrorCode.unknown_topic_id, aborted=())
         if view is None:
             is_start = offset == 0
             error = ErrorCode.none if is_start else ErrorCode.offset_out_of_range

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from urllib.request import urlopen
 
 import yaml
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -75,6 +76,12 @@ class Served:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) << 10
+
+    def metric(self, name: str) -> float:
+        """Return the value of a metric without labels."""
+        with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
     def consumer(self, **settings: Any) -> Consumer:  # noqa: ANN401 - librdkafka's settings
         """Return a consumer for `assign`; the caller closes it."""
