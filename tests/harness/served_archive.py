@@ -45,6 +45,12 @@ class Served:
     metrics_port: int
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Its host and port."""
+        host, _, port = self.bootstrap.rpartition(":")
+        return host, int(port)
+
+    @property
     def store(self) -> LocalStorage:
         """The archive's store, if it is a directory."""
         return LocalStorage(self.root / "store")
@@ -55,8 +61,7 @@ class Served:
 
     def end(self, topic: str, partition: int = 0, isolation: str = "read_uncommitted") -> int:
         """Return the archive end offset, or with read_committed the last stable offset."""
-        host, _, port = self.bootstrap.rpartition(":")
-        with RawClient((host, int(port))) as client:
+        with RawClient(self.address) as client:
             answer: Any = client.request(
                 ApiKey.LIST_OFFSETS,
                 2,

@@ -14,8 +14,9 @@ from confluent_kafka import Message, TopicPartition
 from sidetier.segments import offsets
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.local import LocalStorage
-from sidetier.wire.protocol import ApiKey, build_request, encode, encode_header
-from tests.harness.endpoint import RawClient, fetch_of
+from sidetier.wire.protocol import ApiKey, encode_header
+from tests.harness.endpoint import RawClient
+from tests.harness.large_topic import EACH, slow_clients, store_large
 from tests.harness.made_archive import MadeArchive, batches
 from tests.harness.record_batches import MadeBatch, MadeRecord
 from tests.harness.served_archive import Served, serving
@@ -28,8 +29,7 @@ MIB = 1 << 20
 CONNECTIONS = 10_000
 AT_ONCE = 500
 SLOW = 50
-_FILES = 4
-"""Segments of 4 MiB in the topic `large`."""
+RECORDS = 256
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The topic `large`, with 16 MiB of records, and `again`, with the offsets 0 to 29."""
     root = tmp_path_factory.mktemp("serve")
     store = LocalStorage(root / "store")
-    large = MadeArchive(store, LAYOUT, offsets.TopicPartition("large", 0))
-    for number in range(_FILES):
-        first = number * 64
-        records = [MadeRecord(first + row, value=bytes([row]) * 65_000) for row in range(64)]
-        large.segment(first, [MadeBatch((record,)) for record in records])
-    large.mark((_FILES - 1) * 64, _FILES * 64)
+    store_large(store, LAYOUT, RECORDS // EACH)
     again = MadeArchive(store, LAYOUT, offsets.TopicPartition("again", 0))
     again.segment(0, batches(0, 30))
     again.mark(0, 30, topic_id=_topic_id())
@@ -54,28 +49,12 @@ def _topic_id() -> str:
     return urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
 
 
-def _address(served: Served) -> tuple[str, int]:
-    host, _, port = served.bootstrap.rpartition(":")
-    return host, int(port)
-
-
-def _large_fetch() -> bytes:
-    asked = fetch_of("large", 0, max_bytes=16 * MIB, partition_max_bytes=16 * MIB)
-    frame = encode_header(ApiKey.FETCH, 11, 1, "slow")
-    frame += encode(build_request(ApiKey.FETCH, 11, **asked))
-    return struct.pack(">i", len(frame)) + frame
-
-
 def test_slow_readers_delay_nobody_and_take_no_memory(served: Served) -> None:
     """50 clients ask for 4 MiB each, five times, and read nothing of it."""
-    assert len(served.read("large")) == 256
+    assert len(served.read("large")) == RECORDS
     before = served.resident_bytes()
-    with ExitStack() as stack:
-        for _ in range(SLOW):
-            slow = stack.enter_context(socket.create_connection(_address(served), 20))
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow.sendall(_large_fetch() * 5)
-        assert [message.offset() for message in served.read("large")] == list(range(256))
+    with slow_clients(served, [0] * SLOW):
+        assert [message.offset() for message in served.read("large")] == list(range(RECORDS))
         grown = served.resident_bytes() - before
     assert grown < 32 * MIB, f"{grown / MIB:.0f} MiB"
     wait_until(lambda: _open_connections(served) == 0, 30, "the end of their connections")
@@ -87,7 +66,7 @@ def _open_connections(served: Served) -> float:
 
 def test_many_connections(served: Served) -> None:
     """10,000 connections in turn, 500 at a time, and each with a request."""
-    with RawClient(_address(served)) as client:
+    with RawClient(served.address) as client:
         client.request(ApiKey.API_VERSIONS, 0)
     _connect(served)
     before = served.resident_bytes()
@@ -96,7 +75,7 @@ def test_many_connections(served: Served) -> None:
     grown = served.resident_bytes() - before
     assert grown < 16 * MIB, f"{grown / MIB:.0f} MiB"
     assert served.metric("sidetier_endpoint_accepted_connections_total") >= CONNECTIONS
-    assert [message.offset() for message in served.read("large")] == list(range(256))
+    assert [message.offset() for message in served.read("large")] == list(range(RECORDS))
 
 
 def _connect(served: Served) -> None:
@@ -104,7 +83,7 @@ def _connect(served: Served) -> None:
     frame = struct.pack(">i", len(request)) + request
     with ExitStack() as stack:
         opened = [
-            stack.enter_context(socket.create_connection(_address(served), 60))
+            stack.enter_context(socket.create_connection(served.address, 60))
             for _ in range(AT_ONCE)
         ]
         for connection in opened:

@@ -13,6 +13,7 @@ from sidetier.storage.s3 import S3Storage
 from tests.harness import broker_segments, s3_proxy
 from tests.harness.archive_objects import s3_store
 from tests.harness.broker_archive import store_broker_segments
+from tests.harness.large_topic import EACH, slow_clients, store_large
 from tests.harness.s3 import new_bucket
 from tests.harness.s3_proxy import S3Proxy
 from tests.harness.served_archive import Served, expected_rows, read_to_end, row_of, serving
@@ -21,6 +22,9 @@ from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
+MEMORY = 16 << 20
+SEGMENTS = 10
+"""Segments of the topic `large`: 40 MiB."""
 LAYOUT = ArchiveLayout("test", 5)
 DIRECTORIES = broker_segments.directories()
 NONE = broker_segments.ROOT / "comp-none-0"
@@ -46,11 +50,12 @@ def over_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> It
     for topic in FAULTY:
         tp = offsets.TopicPartition(topic, 0)
         store_broker_segments(store, LAYOUT, NONE.name, tp)
+    store_large(store, LAYOUT, SEGMENTS)
     root = tmp_path_factory.mktemp("serve")
     with S3Proxy(s3_server.port) as proxy:
         archive = s3_store(bucket, proxy.url)
         retry = {"attempts": 2, "first_delay": "50ms"}
-        with serving(root, "--memory", "16MiB", store=archive, retry=retry) as served:
+        with serving(root, "--memory", f"{MEMORY >> 20}MiB", store=archive, retry=retry) as served:
             yield OverS3(served, proxy)
 
 
@@ -145,3 +150,24 @@ def test_clients_detect_damaged_records(over_s3: OverS3) -> None:
     rows = expected_rows(NONE, "read_uncommitted", _END)
     assert len(values) == len(rows)
     assert values != rows
+
+
+def test_slow_clients_take_the_configured_memory_only(over_s3: OverS3) -> None:
+    """They ask for more than twice the memory, and read nothing; later clients are served again."""
+    served = over_s3.served
+    assert len(served.read("large")) == SEGMENTS * EACH
+    before = served.resident_bytes()
+    with slow_clients(served, range(0, SEGMENTS * EACH, EACH)):
+        wait_until(
+            lambda: (
+                served.metric("sidetier_endpoint_connections") >= SEGMENTS
+                and served.metric("sidetier_endpoint_block_bytes") > 0.9 * MEMORY
+            ),
+            60,
+            "the slow clients to hold the memory",
+        )
+        held = served.metric("sidetier_endpoint_block_bytes")
+        grown = served.resident_bytes() - before
+    assert held <= MEMORY
+    assert grown < 2 * MEMORY, f"{grown >> 20} MiB"
+    assert len(served.read("large")) == SEGMENTS * EACH
