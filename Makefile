@@ -54,7 +54,7 @@ demo: setup-demo ## run the demo on a real Kafka broker (a few minutes, needs no
 
 setup-spark35: $(SPARK35)/.stamp ## create the second environment, with Spark 3.5, in .venv-spark35
 
-prepare: setup setup-spark35 ## download or build the servers and tools of the tests: Kafka, ZooKeeper, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
+prepare: setup setup-spark35 ## download or build the servers and tools of the tests: Kafka, ZooKeeper, Kafka clients, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
 	@$(BIN)/python -m devtools.sandbox.prepare
 
 test: test-fast test-integration ## run all tests, those without servers first

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from sidetier.cli import exits
 from sidetier.cli.commands.serve import RELAY
 from sidetier.cli.signals import handled_signals
-from sidetier.cli.stores import open_archive, require_directory
+from sidetier.cli.stores import open_archive, require_directory, with_short_timeouts
 from sidetier.config.loading import LoadedConfig
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.connection import ServerSettings
@@ -51,7 +51,8 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         BrokerError: The live cluster of the groups refuses the login.
         SidetierError: The archive cannot be read.
     """
-    config = loaded.config
+    # Clients repeat a request after an error, but wait for its answer for 30 s only (Java).
+    config = with_short_timeouts(loaded.config)
     configure_logs(config.log.format, config.log.level)
     require_directory(config.storage.url)
     certificate, key, client_ca = tls_files

@@ -74,6 +74,8 @@ class Partition:
         self._bytes = segment_bytes
         self.transactions = ServedTransactions(archive, self._batches)
         self._reported_changes = 0
+        self.other_id: UUID | None = None
+        """Id in its archive that is not the topic's, as the latest listing showed."""
 
     @property
     def tp(self) -> TopicPartition:
@@ -210,6 +212,22 @@ class Catalog:
         if topic_id not in self._by_id:
             self._discover_for_unknown()
         return self._by_id.get(topic_id)
+
+    def has_topic_id(self, partition: Partition, view: ArchiveView, topic_id: UUID) -> bool:
+        """Return whether a topic still has the id by which a client asks for a partition.
+
+        A topic that was deleted and created again has another id: a client that read the deleted
+        one must not continue in the new one at the same offset. The partitions of a topic may have
+        different ids for some time; the topic then has the id of the first one.
+
+        Raises:
+            ConfigurationError, ArchiveError, StorageError: The topics cannot be listed.
+        """
+        own = parse_topic_id(view.watermark.topic_id)
+        if own is not None and own not in {topic_id, partition.other_id}:
+            self._discover()
+            partition.other_id = own
+        return topic_id in self._by_id
 
     def partition(self, name: str, number: int) -> Partition | None:
         """Return a partition; None if it is not in the archive."""

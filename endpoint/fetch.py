@@ -71,7 +71,8 @@ class FetchedData:
         high_watermark: The archive end offset.
         last_stable_offset: The last stable offset.
         log_start_offset: The first archived offset.
-        aborted: Aborted transactions; None for read_uncommitted.
+        aborted: Aborted transactions; None for read_uncommitted, but empty beside an unknown topic
+            or partition, as a broker sends it.
         lease: The batches.
         state: The archive that was read, for `Catalog.wait_for_change`.
     """
@@ -286,14 +287,14 @@ class Fetcher:
     ) -> FetchedData:
         index = asked.partition
         if topic.topic_id is not None and not topic.name:
-            return FetchedData(index, ErrorCode.unknown_topic_id)
+            return FetchedData(index, ErrorCode.unknown_topic_id, aborted=())
         if not access.can_read(topic.name):
-            return FetchedData(index, ErrorCode.topic_authorization_failed)
+            return FetchedData(index, ErrorCode.topic_authorization_failed, aborted=())
         partition = self._catalog.partition(topic.name, index)
         if partition is None:
-            return FetchedData(index, ErrorCode.unknown_topic_or_partition)
+            return FetchedData(index, ErrorCode.unknown_topic_or_partition, aborted=())
         try:
-            return self._data(partition, asked, room, isolated=isolated)
+            return self._data(partition, topic.topic_id, asked, room, isolated=isolated)
         except (ObjectNotFoundError, PreconditionFailedError) as error:
             # Quarantine, retirement or the store's lifecycle rules have changed the archive. Java
             # and librdkafka ask for metadata again after this error, and then repeat the Fetch.
@@ -310,18 +311,19 @@ class Fetcher:
             self._report(partition, "endpoint.store_failed", error)
             return FetchedData(index, ErrorCode.kafka_storage_error)
 
-    def _data(
+    def _data(  # noqa: PLR0911 - one answer for each state of the archive
         self,
         partition: Partition,
+        topic_id: UUID | None,
         asked: Any,  # noqa: ANN401 - kio's
         room: _Room,
         *,
         isolated: bool,
     ) -> FetchedData:
-        view, offset = partition.view(), Offset(asked.fetch_offset)
-        if offset > (0 if view is None else view.end):
-            # Another endpoint behind the same address may have shown the client a newer end.
-            view = partition.view(max_age=0.0)
+        offset = Offset(asked.fetch_offset)
+        view = _view_for(partition, offset)
+        if topic_id and view and not self._catalog.has_topic_id(partition, view, topic_id):
+            return FetchedData(asked.partition, ErrorCode.unknown_topic_id, aborted=())
         if view is None:
             # A partition without an archive is an empty log that begins at 0.
             is_start = offset == 0
@@ -489,6 +491,15 @@ class _FirstBatch:
     start: int
     header: BatchHeader
     until: Offset
+
+
+def _view_for(partition: Partition, offset: Offset) -> ArchiveView | None:
+    """Return the archive; as it is now, if the offset is above the end that is known."""
+    view = partition.view()
+    if offset > (0 if view is None else view.end):
+        # Another endpoint behind the same address may have shown the client a newer end.
+        view = partition.view(max_age=0.0)
+    return view
 
 
 def _last_stable_offset(partition: Partition, view: ArchiveView, *, isolated: bool) -> Offset:

@@ -12,6 +12,7 @@ from sidetier.endpoint.catalog import Catalog, Topic
 from sidetier.endpoint.offsets import EpochEnd, ListedOffset, OffsetAnswers
 from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.endpoint.users import Access
+from sidetier.segments.names import is_legal_topic
 from sidetier.wire.protocol import ApiKey, build_response, encode
 
 if TYPE_CHECKING:
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 NODE_ID: Final = 0
 """Node id of the endpoint: the only broker of the cluster that it shows."""
 _NO_LEADER_EPOCH: Final = -1
+_BROKERS: Final = 1
+"""Endpoint type of brokers, in DescribeCluster; controllers have 2."""
+_NO_CONTROLLER: Final = (
+    "The request was sent to an endpoint of type BROKER, "
+    "but we wanted an endpoint of type CONTROLLER"
+)
+"""The text of a broker."""
 _TOPIC_RESOURCE: Final = 2
 _READ_ONLY: Final = "this endpoint is read-only"
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
@@ -122,9 +130,7 @@ class RequestHandlers:
             return _error_row(ErrorCode.topic_authorization_failed, name, None)
         topic = self._topic(name, topic_id)
         if topic is None:
-            is_id = name is None
-            error = ErrorCode.unknown_topic_id if is_id else ErrorCode.unknown_topic_or_partition
-            return _error_row(error, name, topic_id)
+            return _error_row(_unknown(name), name, topic_id)
         if not access.can_read(topic.name):
             # As brokers do: the id is no secret, but the name is.
             return _error_row(ErrorCode.topic_authorization_failed, None, topic_id)
@@ -142,7 +148,7 @@ class RequestHandlers:
                 listed = ListedOffset(ErrorCode.topic_authorization_failed)
                 if access.can_read(topic.name):
                     listed = self._offsets.list_offset(
-                        topic.name, asked.partition_index, asked.timestamp, isolation
+                        topic.name, asked.partition_index, asked.timestamp, isolation, version
                     )
                 # `ErrorCode.none` is 0, and thus false.
                 first_error = first_error or listed.error
@@ -186,20 +192,21 @@ class RequestHandlers:
     # The cluster
 
     def _answer_cluster(self, request: Any, version: int, _access: Access) -> Answer:  # noqa: ANN401 - kio's
+        asks_brokers = getattr(request, "endpoint_type", _BROKERS) == _BROKERS
+        error = ErrorCode.none if asks_brokers else ErrorCode.mismatched_endpoint_type
+        node = {"broker_id": NODE_ID, "host": self._host, "port": self._port, "is_fenced": False}
         response = build_response(
             ApiKey.DESCRIBE_CLUSTER,
             version,
             throttle_time=0,
-            error_code=ErrorCode.none,
-            error_message=None,
-            endpoint_type=getattr(request, "endpoint_type", 1),
+            error_code=error,
+            error_message=None if asks_brokers else _NO_CONTROLLER,
+            endpoint_type=_BROKERS,
             cluster_id=self._catalog.cluster,
             controller_id=NODE_ID,
-            brokers=[
-                {"broker_id": NODE_ID, "host": self._host, "port": self._port, "is_fenced": False}
-            ],
+            brokers=[node] if asks_brokers else [],
         )
-        return Answer(encode(response))
+        return Answer(encode(response), error)
 
     def _answer_configs(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
         """Return no setting: the archive does not have those of topics."""
@@ -213,7 +220,7 @@ class RequestHandlers:
             results.append(
                 {
                     "error_code": error,
-                    "error_message": None,
+                    "error_message": "",
                     "resource_type": asked.resource_type,
                     "resource_name": asked.resource_name,
                     "configs": (),
@@ -267,6 +274,13 @@ class RequestHandlers:
             producer_epoch=-1,
         )
         return Answer(encode(response), error)
+
+
+def _unknown(name: str | None) -> ErrorCode:
+    if name is None:
+        return ErrorCode.unknown_topic_id
+    is_legal = is_legal_topic(name)
+    return ErrorCode.unknown_topic_or_partition if is_legal else ErrorCode.invalid_topic_exception
 
 
 def _error_row(error: ErrorCode, name: str | None, topic_id: UUID | None) -> dict[str, Any]:

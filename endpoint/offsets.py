@@ -6,6 +6,7 @@ Source: Kafka's `Partition.fetchOffsetForTimestamp`, `UnifiedLog.fetchOffsetByTi
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -18,7 +19,7 @@ from sidetier.archive.reader.time_search import SegmentTimes, TimeSearch
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition
-from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.offsets import UNKNOWN_EPOCH, Offset, TopicPartition
@@ -31,6 +32,15 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
+_FIRST_VERSIONS: Final[Mapping[int, int]] = {
+    LATEST: 0,
+    EARLIEST: 0,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+}
+"""Lowest version of ListOffsets that has each special timestamp."""
+_NEWEST_VERSION: Final = 10
 # Kafka's number of the isolation level.
 _READ_COMMITTED: Final = 1
 _UNKNOWN: Final = -1
@@ -72,7 +82,14 @@ class OffsetAnswers:
         self._times: OrderedDict[tuple[TopicPartition, str, int, int], ListedOffset] = OrderedDict()
         self._largest: dict[TopicPartition, dict[tuple[str, str, int], int]] = {}
 
-    def list_offset(self, name: str, number: int, timestamp: int, isolation: int) -> ListedOffset:
+    def list_offset(
+        self,
+        name: str,
+        number: int,
+        timestamp: int,
+        isolation: int,
+        version: int = _NEWEST_VERSION,
+    ) -> ListedOffset:
         """Return the offset that a timestamp asks for, and the timestamp of its record.
 
         Args:
@@ -82,7 +99,10 @@ class OffsetAnswers:
                 offset), -2 and -4 for the start, -3 for the first record with the largest
                 timestamp, -5 for the end of tiered storage, which the endpoint does not have.
             isolation: Kafka's number of the isolation level.
+            version: Version of the request: older ones have fewer special timestamps.
         """
+        if timestamp < 0 and version < _FIRST_VERSIONS.get(timestamp, _NEWEST_VERSION + 1):
+            return ListedOffset(ErrorCode.unsupported_version)
         partition = self._catalog.partition(name, number)
         if partition is None:
             return ListedOffset(ErrorCode.unknown_topic_or_partition)
@@ -111,7 +131,7 @@ class OffsetAnswers:
         try:
             view = partition.view()
             if view is None:
-                return EpochEnd(ErrorCode.none)
+                return end_of_epoch(NO_EPOCHS, epoch, Offset(0))
             archive = self._catalog.archive
             stored = read_epoch_history(archive.store(name), archive.layout, partition.tp)
             return end_of_epoch(stored.epoch_history.up_to(view.end), epoch, view.end)
@@ -131,8 +151,6 @@ class OffsetAnswers:
             limit = partition.transactions.last_stable_offset(view)
         if timestamp == LATEST:
             return ListedOffset(ErrorCode.none, limit)
-        if timestamp < 0 and timestamp != MAX_TIMESTAMP:
-            return ListedOffset(ErrorCode.unsupported_version)
         key = (partition.tp, view.etag, view.end, timestamp)
         with self._guard:
             known = self._times.get(key)
@@ -184,9 +202,11 @@ def end_of_epoch(history: EpochHistory, epoch: int, end: Offset) -> EpochEnd:
 
     Args:
         history: The leader epochs of the archive.
-        epoch: The epoch that a client asks for.
+        epoch: The epoch that a client asks for; -1 for none.
         end: The archive end offset.
     """
+    if epoch < 0:
+        return EpochEnd(ErrorCode.none)
     if not history.entries:
         # Nothing is known, so nothing shows that the client's records were discarded.
         return EpochEnd(ErrorCode.none, epoch, end)

@@ -24,7 +24,7 @@ OFFERED: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
         ApiKey.LIST_OFFSETS: (1, 10),
         ApiKey.METADATA: (0, 13),
         ApiKey.API_VERSIONS: (0, 4),
-        ApiKey.INIT_PRODUCER_ID: (0, 6),
+        ApiKey.INIT_PRODUCER_ID: (0, 5),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
         ApiKey.DESCRIBE_CONFIGS: (1, 4),
         ApiKey.DESCRIBE_CLUSTER: (0, 2),

@@ -10,10 +10,11 @@ from typing import Any, Self
 from confluent_kafka import Consumer, TopicPartition
 
 from devtools.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka_clients import MIRROR_MAKER
 from lib.clock import monotonic, pause
 from lib.mirror_clusters import PARTITIONS, RECORD_BYTES, Shape, has_records
 from lib.processes import cpu_seconds, has_ended, peak_resident_bytes
-from sidetier.brokers.jars import Artifact, Distribution, class_path, jars_of
+from sidetier.brokers.jars import class_path, jars_of
 from sidetier.brokers.java import find_java
 from sidetier.brokers.kafka import logging_flags, write_properties
 from sidetier.brokers.ports import HOST, free_port
@@ -24,13 +25,6 @@ _POLL_SECONDS = 0.02
 _TIMEOUT_SECONDS = 900.0
 _WARM = 0.25
 """Share of the records that are copied before the measurement begins."""
-MIRROR_MAKER = Distribution(
-    "mirror-maker-4.3.1",
-    (
-        Artifact("org.apache.kafka", "connect-mirror", "4.3.1"),
-        Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
-    ),
-)
 _MIRROR_MAKER_JVM_FLAGS = (
     "-Xms256m",
     "-Xmx2g",

@@ -12,6 +12,7 @@ import click
 from devtools.sandbox import azurite, chart_tools
 from devtools.sandbox.go import GoBuilder
 from devtools.sandbox.hdfs import HADOOP_HDFS
+from devtools.sandbox.kafka_clients import MIRROR_MAKER, franz_go_reader
 from devtools.sandbox.kafka_tools import KAFKA_TOOLS
 from devtools.sandbox.s3server import VERSITYGW
 from devtools.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
@@ -22,7 +23,7 @@ from sidetier.brokers.java import find_java, find_java_for_spark
 from sidetier.brokers.kafka import JARS, KAFKA_3_9, KAFKA_4_3
 
 _BYTES_PER_MB = 1_000_000
-_KNOWN = ("demo", "kafka", "s3", "azure", "hdfs", "chart", "spark")
+_KNOWN = ("demo", "kafka", "clients", "s3", "azure", "hdfs", "chart", "spark")
 
 Step = tuple[str, Callable[[], Path]]
 """Name of what is fetched, and a function that fetches it and returns its path in the cache."""
@@ -35,6 +36,7 @@ def main(names: tuple[str, ...]) -> None:
 
     demo: the Kafka that the demo starts, and its console consumer. kafka: every version that the
     tests start, and the console consumer.
+    clients: Kafka's command-line tools, MirrorMaker 2, and a reader with franz-go.
     s3: the S3 server that the tests start. azure: Azurite, the Azure emulator that they start.
     hdfs: the NameNode and the DataNode that they start.
     chart: helm, promtool and the Prometheus operator's schemas, which check the chart.
@@ -57,6 +59,9 @@ def _jars(wanted: Collection[str]) -> Iterator[Step]:
         yield f"Kafka's tools {KAFKA_4_3}", lambda: jars_of(KAFKA_TOOLS)
     if "kafka" in wanted:
         yield f"Kafka {KAFKA_3_9} with ZooKeeper 3.8.4", lambda: jars_of(JARS[KAFKA_3_9])
+    if "clients" in wanted:
+        yield f"Kafka's tools {KAFKA_4_3}", lambda: jars_of(KAFKA_TOOLS)
+        yield f"MirrorMaker {KAFKA_4_3}", lambda: jars_of(MIRROR_MAKER)
     if "hdfs" in wanted:
         yield "HDFS 3.4.2", lambda: jars_of(HADOOP_HDFS)
     if "spark" in wanted:
@@ -67,6 +72,8 @@ def _jars(wanted: Collection[str]) -> Iterator[Step]:
 def _go_programs(wanted: Collection[str], builder: GoBuilder) -> Iterator[Step]:
     if "s3" in wanted:
         yield "S3 server (versitygw)", lambda: builder.program(VERSITYGW)
+    if "clients" in wanted:
+        yield "reader with franz-go", lambda: franz_go_reader(builder)
     if "chart" in wanted:
         promtool, helm = chart_tools.PROMTOOL, chart_tools.HELM
         yield f"helm {helm.version}", lambda: chart_tools.fetch_helm(builder)

@@ -12,16 +12,31 @@ from tests.harness.made_archive import MadeArchive
 
 
 def store_broker_segments(
-    store: RemoteStorage, layout: ArchiveLayout, directory: str
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    directory: str,
+    tp: TopicPartition | None = None,
+    *,
+    topic_id: str | None = None,
+    first: int = 0,
 ) -> list[BrokerSegment]:
-    """Store the closed segments of a fixture, such as `tx-0`, and return them."""
+    """Store the closed segments of a fixture, such as `tx-0`, and return them.
+
+    Args:
+        store: The archive's store.
+        layout: The archive's layout.
+        directory: Name of the fixture.
+        tp: The archived partition; None for the one that the fixture is named after.
+        topic_id: Id of the topic, as Kafka writes it.
+        first: Number of the first segment that is stored.
+    """
     segments = [
         segment_fixture
         for segment_fixture in closed_segments()
         if segment_fixture.directory.name == directory
-    ]
+    ][first:]
     topic, _, partition = directory.rpartition("-")
-    archive = MadeArchive(store, layout, TopicPartition(topic, int(partition)))
+    archive = MadeArchive(store, layout, tp or TopicPartition(topic, int(partition)))
     for segment in segments:
         for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
             archive.put(archive.key(segment.base, kind), segment.read(kind))
@@ -29,7 +44,7 @@ def store_broker_segments(
         counted = records_note(facts_of(log, segment.base).plain_records)
         notes = {NEXT_OFFSET_KEY: str(segment.next_base)} | counted | _companions(archive, segment)
         archive.put(archive.key(segment.base), log, notes)
-    archive.mark(segments[-1].base, segments[-1].next_base)
+    archive.mark(segments[-1].base, segments[-1].next_base, topic_id=topic_id)
     return segments
 
 

@@ -57,6 +57,11 @@ def closed_segments() -> list[BrokerSegment]:
     return [segment for directory in directories() for segment in _closed_in(directory)]
 
 
+def end_of_closed(directory: Path) -> int:
+    """Return the offset after the closed segments of a fixture: the end of its archive."""
+    return _closed_in(directory)[-1].next_base
+
+
 def _closed_in(directory: Path) -> list[BrokerSegment]:
     facts = meta(directory)
     bases = [int(name) for name in [*facts["closed_segments"], facts["active_segment"]]]

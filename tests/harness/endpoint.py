@@ -38,8 +38,8 @@ from sidetier.wire.protocol import (
     decode_response,
     encode,
     encode_header,
+    encode_response_header,
     parse_request_header,
-    response_header_is_flexible,
 )
 from tests.harness.made_archive import LAYOUT, access_to
 
@@ -209,14 +209,19 @@ class RawClient:
 
     def request(self, api: ApiKey, version: int, **values: Any) -> ResponsePayload:  # noqa: ANN401
         """Return the decoded answer."""
+        body = self.exchange(api, version, **values)
+        return decode_response(api, version, memoryview(body), "endpoint")
+
+    def exchange(self, api: ApiKey, version: int, **values: Any) -> bytes:  # noqa: ANN401
+        """Return the body of the answer as it was received; its header must be as expected."""
         self._correlation_id += 1
         body = encode(build_request(api, version, **values))
         frame = encode_header(api, version, self._correlation_id, "raw") + body
         self.socket.sendall(struct.pack(">i", len(frame)) + frame)
         answer = self.receive()
-        assert struct.unpack_from(">i", answer) == (self._correlation_id,)
-        start = 5 if response_header_is_flexible(api, version) else 4
-        return decode_response(api, version, memoryview(answer)[start:], "endpoint")
+        header = encode_response_header(api, version, self._correlation_id)
+        assert answer.startswith(header), answer[:8]
+        return answer[len(header) :]
 
     def log_in(self, mechanism: str, user: str, password: str, version: int = 2) -> Any:  # noqa: ANN401
         """Log in; return the last answer of the endpoint."""

@@ -195,3 +195,17 @@ def through_catalog(spark: SparkSession, options: Options, location: str) -> Jso
         }
     finally:
         spark.sql("DROP TABLE archived")
+
+
+def kafka_rows(spark: SparkSession, options: Options, stream: bool) -> list[Json]:  # noqa: FBT001
+    """Return all rows that Spark's own Kafka source reads, by topic, partition and offset.
+
+    With `stream`, a query reads what is there now, in micro-batches.
+    """
+    source = spark.readStream if stream else spark.read
+    data_frame = source.format("kafka").options(**options, includeHeaders="true").load()
+    if stream:
+        writer = data_frame.writeStream.format("memory").queryName("kafka_rows")
+        writer.trigger(availableNow=True).start().awaitTermination()
+        data_frame = spark.table("kafka_rows")
+    return sorted(map(plain, data_frame.collect()), key=place)

@@ -1,23 +1,14 @@
 """`sidetier serve` as a process, read by librdkafka as the broker that wrote the log would be."""
 
-import base64
-import os
-import signal
-import socket
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from time import monotonic
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-import yaml
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sidetier.archive.objects.watermark import read_watermark
@@ -26,63 +17,13 @@ from sidetier.storage.local import LocalStorage
 from tests.harness import broker_segments
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.made_archive import MadeArchive, batches
-from tests.harness.sidecar import PROGRAM
+from tests.harness.served_archive import Served, expected_rows, read_to_end, row_of, serving
 from tests.harness.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 LAYOUT = ArchiveLayout("test", 5)
 DIRECTORIES = broker_segments.directories()
-_SECONDS = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A running `sidetier serve` over a directory."""
-
-    bootstrap: str
-    store: LocalStorage
-    process: "subprocess.Popen[str]"
-    log: Path
-    metrics_port: int
-
-    def consumer(self, **settings: Any) -> Consumer:  # noqa: ANN401 - librdkafka's settings
-        return Consumer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "group.id": "none",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 10,
-                "check.crcs": True,
-                "auto.offset.reset": "error",
-                **settings,
-            }
-        )
-
-    def read(self, topic: str, partition: int = 0, offset: int = 0) -> list[Message]:
-        """Return all messages from an offset to the partition's end."""
-        consumer = self.consumer()
-        try:
-            consumer.assign([TopicPartition(topic, partition, offset)])
-            return read_to_end(consumer)
-        finally:
-            consumer.close()
-
-
-def read_to_end(consumer: Consumer) -> list[Message]:
-    messages: list[Message] = []
-    deadline = monotonic() + _SECONDS
-    while monotonic() < deadline:
-        for message in consumer.consume(1000, 0.01):
-            error = message.error()
-            if error is None:
-                messages.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                return messages
-            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-                raise KafkaException(error)
-    raise AssertionError(f"no end after {len(messages)} messages")
 
 
 def _code(error: KafkaError | None) -> int:
@@ -90,78 +31,9 @@ def _code(error: KafkaError | None) -> int:
     return error.code()
 
 
-def row_of(message: Message) -> dict[str, Any]:
-    """Return a message in the form of the fixtures, without the leader epoch."""
-    kind, timestamp = message.timestamp()
-    headers: Any = message.headers() or []
-    return {
-        "offset": message.offset(),
-        "timestamp": timestamp,
-        "timestamp_type": {1: "CreateTime", 2: "LogAppendTime"}[kind],
-        "key": _text(message.key()),
-        "value": _text(message.value()),
-        "headers": [[key, _text(value)] for key, value in headers],
-    }
-
-
-def _text(data: bytes | str | None) -> str | None:
-    if data is None:
-        return None
-    return base64.b64encode(data if isinstance(data, bytes) else data.encode()).decode()
-
-
-def expected(directory: Path, isolation: str, first: int, end: int) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in row.items() if name != "leader_epoch"}
-        for row in broker_segments.consumed(directory, isolation)
-        if first <= row["offset"] < end
-    ]
-
-
 def place(directory: Path) -> tuple[str, int]:
     topic, _, partition = directory.name.rpartition("-")
     return topic, int(partition)
-
-
-@contextmanager
-def serving(root: Path, *options: str) -> Iterator[Served]:
-    """Run `sidetier serve` until the block ends; it must stop by itself after SIGTERM."""
-    (root / "logs").mkdir()
-    config = root / "sidetier.yaml"
-    settings = {
-        "cluster": {"name": "test"},
-        "log_dirs": [str(root / "logs")],
-        "storage": {"url": f"file://{root}/store", "prefix_entropy_bits": 5},
-    }
-    config.write_text(yaml.safe_dump(settings))
-    port, metrics_port = free_port(), free_port()
-    log = root / "log"
-    command = [
-        str(PROGRAM), "--config", str(config), "serve", "--listen", f"127.0.0.1:{port}",
-        "--metrics-port", str(metrics_port), *options,
-    ]  # fmt: skip
-    with (
-        log.open("w") as output,
-        subprocess.Popen(
-            command, stdout=output, stderr=output, text=True, env=os.environ
-        ) as process,
-    ):
-        try:
-            wait_until(
-                lambda: "endpoint.listening" in log.read_text(), 30, "the endpoint to listen"
-            )
-            store = LocalStorage(root / "store")
-            yield Served(f"127.0.0.1:{port}", store, process, log, metrics_port)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0, log.read_text()
-        finally:
-            process.kill()
-    assert "request_failed" not in log.read_text()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +63,7 @@ def test_topics_equal_what_a_consumer_of_the_broker_read(
         _, end = consumer.get_watermark_offsets(at, timeout=10)
     finally:
         consumer.close()
-    rows = expected(directory, isolation, 0, end)
+    rows = expected_rows(directory, isolation, end)
     assert [row_of(message) for message in messages] == rows != []
 
 
@@ -218,7 +90,7 @@ def test_every_start_offset(served: Served, name: str, one_batch: bool, isolatio
         every = read_to_end(consumer)
         _, end = consumer.get_watermark_offsets(at, timeout=10)
         step = (5 if one_batch else 1) if topic == "tx" else 61
-        rows = expected(directory, isolation, 0, end)
+        rows = expected_rows(directory, isolation, end)
         assert [row_of(message) for message in every] == rows
         for start in range(1, end, step):
             consumer.incremental_unassign([at])
@@ -296,7 +168,7 @@ def test_a_growing_archive_wakes_a_long_poll_and_a_replaced_one_is_noticed(
         # An unclean election: the records from 20 on are replaced by others, and fewer.
         archive.segment(20, batches(20, 30, each=3))
         archive.mark(20, 30, leader_epoch=9)
-        wait_until(lambda: "endpoint.archive_replaced" in served.log.read_text(), 20, "the event")
+        wait_until(lambda: "endpoint.archive_replaced" in served.log(), 20, "the event")
         assert [m.offset() for m in served.read("orders", offset=20)] == list(range(20, 30))
         stop.set()
         reader.join(10)

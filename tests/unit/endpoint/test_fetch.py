@@ -1,10 +1,11 @@
 """What a Fetch returns: which batches, up to where, and which errors."""
 
 import threading
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -14,7 +15,7 @@ from sidetier.endpoint.catalog import CatalogSettings
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
@@ -259,6 +260,49 @@ def test_a_replaced_segment_is_a_retriable_error_and_never_mixed(archive: MadeAr
         assert bytes(parts.read(20).records) == replaced
     events = {row["event"] for row in logs}
     assert {"endpoint.segment_replaced", "endpoint.archive_replaced"} <= events
+
+
+def test_a_recreated_topic_has_another_id(archive: MadeArchive) -> None:
+    """A client must not continue in the new topic at the offset that it reached in the old one."""
+    old, new = (uuid4() for _ in range(2))
+    archive.mark(40, 60, topic_id=text_of_id(old))
+    with endpoint_over(archive.store) as parts:
+
+        def read(topic_id: UUID) -> Any:  # noqa: ANN401 - kio's
+            return parts.fetch(13, **by_id(fetch_of("", 20), topic_id)).responses[0].partitions[0]
+
+        assert bases(read(old).records) == [20, 25, 30, 35]
+        archive.mark(40, 60, topic_id=text_of_id(new))
+        assert read(old).error_code is ErrorCode.unknown_topic_id
+        assert bases(read(new).records) == [20, 25, 30, 35]
+        assert parts.catalog.topics["orders"].topic_id == new
+
+
+def test_partitions_with_ids_of_different_topics_are_served_by_the_first_one(
+    archive: MadeArchive,
+) -> None:
+    first, second = (uuid4() for _ in range(2))
+    archive.mark(40, 60, topic_id=text_of_id(first))
+    other = MadeArchive(archive.store, tp=TopicPartition("orders", 1))
+    other.segments(0, 20)
+    other.mark(0, 20, topic_id=text_of_id(second))
+    with endpoint_over(archive.store) as parts:
+        asked = by_id(fetch_of("", 0, partition=1), first)
+        for _ in range(2):
+            data = parts.fetch(13, **asked).responses[0].partitions[0]
+            assert bases(data.records) == [0, 5, 10, 15]
+
+
+def by_id(asked: dict[str, Any], topic_id: UUID) -> dict[str, Any]:
+    """Return the fields of a Fetch that names its topic by id."""
+    return asked | {
+        "topics": [{"topic_id": topic_id, "partitions": asked["topics"][0]["partitions"]}]
+    }
+
+
+def text_of_id(topic_id: UUID) -> str:
+    """Return an id as Kafka writes it."""
+    return urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 def test_a_store_that_is_away_is_a_retriable_error() -> None:

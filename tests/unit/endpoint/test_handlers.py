@@ -70,12 +70,14 @@ def test_metadata_of_no_topic_and_of_unknown_ones(parts: Parts) -> None:
         {"name": "nothing", "topic_id": None},
         {"name": None, "topic_id": UUID(int=3)},
         {"name": "clicks", "topic_id": None},
+        {"name": "no name", "topic_id": None},
     ]
     rows = ask(parts.handlers, ApiKey.METADATA, 12, **METADATA, topics=asked).topics
     assert [row.error_code for row in rows] == [
         ErrorCode.unknown_topic_or_partition,
         ErrorCode.unknown_topic_id,
         ErrorCode.none,
+        ErrorCode.invalid_topic_exception,
     ]
 
 
@@ -172,6 +174,9 @@ def test_describe_cluster(parts: Parts, version: int) -> None:
     response = ask(parts.handlers, ApiKey.DESCRIBE_CLUSTER, version, **values)
     assert (response.cluster_id, response.controller_id) == ("prod-a", 0)
     assert [(b.broker_id, b.port) for b in response.brokers] == [(0, 9092)]
+    if version >= 1:
+        response = ask(parts.handlers, ApiKey.DESCRIBE_CLUSTER, version, **values, endpoint_type=2)
+        assert response.error_code is ErrorCode.mismatched_endpoint_type
 
 
 @pytest.mark.parametrize("version", range(1, 5))

@@ -117,6 +117,17 @@ def test_errors_name_what_is_wrong(parts: Parts) -> None:
     assert parts.offsets.list_offset("orders", 0, -9, 0).error is ErrorCode.unsupported_version
 
 
+@pytest.mark.parametrize(("timestamp", "first_version"), [(-3, 7), (-4, 8), (-5, 9)])
+def test_older_versions_have_fewer_special_timestamps(timestamp: int, first_version: int) -> None:
+    archive = MadeArchive(FakeStorage())
+    archive.segments(0, 20)
+    with endpoint_over(archive.store) as parts:
+        older = parts.offsets.list_offset("orders", 0, timestamp, 0, first_version - 1)
+        assert older == ListedOffset(ErrorCode.unsupported_version)
+        known = parts.offsets.list_offset("orders", 0, timestamp, 0, first_version)
+        assert known.error is ErrorCode.none
+
+
 def test_a_store_that_is_away_is_a_retriable_error() -> None:
     store = FakeStorage()
     MadeArchive(store).segments(0, 20)
@@ -153,3 +164,4 @@ def test_without_history_no_position_is_taken_for_truncated() -> None:
     assert end_of_epoch(NO_EPOCHS, 6, Offset(30)) == EpochEnd(ErrorCode.none, 6, 30)
     history = EpochHistory(((LeaderEpoch(3), Offset(10)),))
     assert end_of_epoch(history, 3, Offset(30)) == EpochEnd(ErrorCode.none, 3, 30)
+    assert end_of_epoch(history, -1, Offset(30)) == EpochEnd(ErrorCode.none, -1, -1)
