@@ -275,6 +275,7 @@ def local_groups(
     settings: CoordinatorSettings | None = None,
     partitions: int = 3,
     metrics: GroupMetrics | None = None,
+    clock: Callable[[], float] = monotonic,
 ) -> LocalGroups:
     """Return a coordinator over a store, for an archive with the topic `orders`."""
     metrics = metrics or GroupMetrics(CollectorRegistry())
@@ -285,6 +286,7 @@ def local_groups(
             objects,
             metrics,
             settings or CoordinatorSettings(group=GroupLimits(initial_delay=0.05)),
+            clock,
         ),
         lambda tp: tp.topic == "orders" and 0 <= tp.partition < partitions,
         ("kafka.example", 9092),
