@@ -6,6 +6,8 @@ import sys
 UNWANTED = ("cramjam", "kio", "numpy", "pyarrow", "pyspark", "scramp")
 PROGRAM = f"""
 import importlib, pkgutil, sys
+# prometheus-client imports it if it is installed, and only clients in tests need it.
+sys.modules["snappy"] = None
 import sidetier.cli.commands.run
 def load(name):
     module = importlib.import_module(name)
