@@ -14,6 +14,7 @@ from sidetier.telemetry.catalogue import Metric
 _RATE: Final = "$__rate_interval"
 CHOSEN: Final = 'job=~"$job",instance=~"$instance"'
 _HALTED: Final = 'state="halted"'
+_FAILED: Final = 'result="failure"'
 _ONLY_OURS: Final = f"and on (job, instance) {names.BUILD_INFO.name}"
 _ONLY_ENDPOINTS: Final = f"and on (job, instance) {endpoint_names.CONNECTIONS.name}"
 _OF_TOPIC: Final = f'{CHOSEN},topic=~"$topic|"'
@@ -457,6 +458,39 @@ SECTIONS: Final[tuple[Section, ...]] = (
                         f"sum by (reason) (increase({_of(endpoint_names.CLOSED)}[{_RATE}]))",
                         "{{reason}}",
                     ),
+                ),
+            ),
+            Panel(
+                "Failed logins and reloads",
+                "Logins that failed, and files of users and certificates that could not be read "
+                "again after a change.",
+                (
+                    Query(
+                        f"increase({_of(endpoint_names.LOGINS, _FAILED)}[{_RATE}])",
+                        "logins {{mechanism}} {{instance}}",
+                    ),
+                    Query(
+                        f"increase({_of(endpoint_names.RELOAD_FAILURES)}[{_RATE}])",
+                        "reloads of {{file}} {{instance}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Consumer groups of endpoints",
+                "Groups and members of --groups local.",
+                (
+                    Query(_of(endpoint_names.GROUPS), "groups {{instance}}"),
+                    Query(_of(endpoint_names.GROUP_MEMBERS), "members {{instance}}"),
+                ),
+            ),
+            Panel(
+                "Commits of consumer groups",
+                "Commits with --groups local, groups that another endpoint has taken "
+                "over, and failures of the cluster of --groups relay.",
+                (
+                    Query(_rate(endpoint_names.OFFSET_COMMITS), "commits {{instance}}"),
+                    Query(_rate(endpoint_names.LOST_GROUPS), "lost groups {{instance}}"),
+                    Query(_rate(endpoint_names.RELAY_FAILURES), "relay failures {{instance}}"),
                 ),
             ),
             Panel(
