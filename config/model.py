@@ -295,4 +295,6 @@ class Config(Part):
 class ReaderConfig(Config):
     """The configuration of a command that only reads the store: log dirs may be missing."""
 
-    log_dirs: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = ()
+    log_dirs: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = Field(
+        default=(), description=Config.model_fields["log_dirs"].description
+    )
