@@ -255,7 +255,7 @@ class Engine:
             self._health,
             errors,
         )
-        self._followed = PartitionSweep(self._look_at_followed, now)
+        self._followed = PartitionSweep(self._scan_followed, now)
         self._unresolved = UnresolvedReader(
             places,
             context.cluster_place,
@@ -414,7 +414,7 @@ class Engine:
         for tp in self._timers.due():
             partition = self._leads.get(tp)
             if partition is not None:
-                self._scheduler.look(partition)
+                self._scheduler.scan(partition)
                 self._touch(partition)
         now = self._now()
         if now >= self._next_housekeeping:
@@ -434,22 +434,22 @@ class Engine:
         interval = self._config.poll_interval if polling else self._config.rescan_interval
         self._context.log_dirs.rescan()
         for partition in self._leads:
-            self._look_if_changed(partition)
-        self._look_at_all_followed()
+            self._scan_if_changed(partition)
+        self._scan_all_followed()
         self._next_rescan = self._now() + interval
 
-    def _look_at_all_followed(self) -> None:
+    def _scan_all_followed(self) -> None:
         """Begin a round over all followed partitions, after an update of which these are."""
         self._leads.find_followed()
         self._followed.begin(self._leads.followed())
         self._rules.ask_for(self._leads.all())
 
-    def _look_at_followed(self, partition: Partition) -> None:
+    def _scan_followed(self, partition: Partition) -> None:
         if partition.follows and not partition.lost:
-            self._look_if_changed(partition)
+            self._scan_if_changed(partition)
 
-    def _look_if_changed(self, partition: Partition) -> None:
-        self._scheduler.look_if_changed(partition)
+    def _scan_if_changed(self, partition: Partition) -> None:
+        self._scheduler.scan_if_changed(partition)
         self._touch(partition)
 
     def _ask_high_watermarks(self) -> None:
@@ -595,14 +595,14 @@ class Engine:
         self._errors.tell_of_leadership(view.unreadable)
         was_known = self._leads.known
         for number, partition in enumerate(self._leads.follow(view), 1):
-            self._scheduler.look(partition)
+            self._scheduler.scan(partition)
             self._touch(partition)
             if number % _LED_AT_ONCE == 0:  # the store answers while more directories are listed
                 self._advance_touched()
         # Partitions decide otherwise while leadership is unknown.
         if self._leads.known != was_known:
             self._touch_all_of([partition.topic_partition for partition in self._leads.all()])
-        self._look_at_all_followed()
+        self._scan_all_followed()
         self._next_tails = _AT_ONCE
 
     def _dropped(self, partition: Partition) -> None:
@@ -631,7 +631,7 @@ class Engine:
         partition = self._leads.get(tp) or self._leads.follow_if_new(tp)
         # The directory of a followed partition may be gone: `is_gone` then stops following it.
         if partition is not None and not self._leads.is_gone(partition):
-            self._scheduler.look(partition, rolled=moment)
+            self._scheduler.scan(partition, rolled=moment)
             self._touch(partition)
 
     def _snapshots_taken(self, result: TurnResult) -> None:

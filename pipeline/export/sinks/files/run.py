@@ -391,8 +391,8 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         return f"it reads what is not stored: {describe_missing(missing[0])}" if missing else None
 
     def _rewound(self, manifest: Manifest, gone: tuple[Truncated, ...]) -> Manifest:
-        forks = {discarded.tp.partition: discarded.range.start for discarded in gone}
-        manifest = rewound(manifest, forks, self.output)
+        divergence_offsets = {discarded.tp.partition: discarded.range.start for discarded in gone}
+        manifest = rewound(manifest, divergence_offsets, self.output)
         # Records below a divergence that share its file are written again: they must be stored.
         shared = {
             discarded.tp: OffsetRange(

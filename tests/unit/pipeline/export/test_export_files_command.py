@@ -31,8 +31,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
-from tests.harness.exported_files import data_files, manifest_in, offsets_in, rows_of
-from tests.harness.forked_archive import (
+from tests.harness.diverged_archive import (
     Between,
     before_the_election,
     elect_uncleanly,
@@ -40,6 +39,7 @@ from tests.harness.forked_archive import (
     nothing,
     set_aside,
 )
+from tests.harness.exported_files import data_files, manifest_in, offsets_in, rows_of
 from tests.harness.made_archive import MadeArchive, batches
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
@@ -404,11 +404,11 @@ def test_quarantined_idle_partition_does_not_block_its_topic(
 ) -> None:
     """Its next offset stays; later records are exported once the archive has them."""
     store = open_plain(StorageEndpoint(f"file://{cli.store}"))
-    forked, other = (MadeArchive(store, LAYOUT, TopicPartition("orders", at)) for at in (0, 1))
-    for archive in (forked, other):
+    diverged, other = (MadeArchive(store, LAYOUT, TopicPartition("orders", at)) for at in (0, 1))
+    for archive in (diverged, other):
         before_the_election(archive, ID)
     export(cli)
-    set_aside(forked, ID)
+    set_aside(diverged, ID)
     other.segment(40, batches(40, 60))
     other.mark(40, 60, topic_id=ID)
     assert "; 1 partition held back" in export(cli, "--dry-run", code=3)[-1]
@@ -424,7 +424,7 @@ def test_quarantined_idle_partition_does_not_block_its_topic(
         other.segment(60, batches(60, 70))
         other.mark(60, 70, topic_id=ID)
 
-    stop = Between(nothing, grow, lambda: go_on(forked, topic_id=ID), nothing)
+    stop = Between(nothing, grow, lambda: go_on(diverged, topic_id=ID), nothing)
     monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
     export(cli, "--follow", "--on-truncation", "reread")
     assert cli.err.count(said) == 1, "once, and not in every round"

@@ -14,8 +14,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
-from tests.harness.exported_files import data_files, manifest_in, rows_of
-from tests.harness.forked_archive import (
+from tests.harness.diverged_archive import (
     END,
     FORK,
     Between,
@@ -26,6 +25,7 @@ from tests.harness.forked_archive import (
     present,
     set_aside,
 )
+from tests.harness.exported_files import data_files, manifest_in, rows_of
 from tests.harness.intercepted_store import KilledError
 from tests.harness.made_archive import MadeArchive
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from pyspark.sql import DataFrame
 
-from sidetier.archive.objects.layout import agree
+from sidetier.archive.objects.layout import write_or_check_note
 from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError, UndecidedRecordsError
 from sidetier.pipeline.export.epoch_history import Position, epoch_history_of
@@ -211,7 +211,7 @@ def test_topic_in_neither_archive_nor_cluster_is_an_error(
 def test_brokers_of_another_cluster_are_not_read(
     planner: Planner, archive: MadeArchive, noted: str | None, told: str | None
 ) -> None:
-    agree(archive.store, archive.layout, noted)
+    write_or_check_note(archive.store, archive.layout, noted)
     brokers = Brokers({0: (10, 40)}, cluster_id=told)
     assert TopicLogs(planner, BrokerConfig(), ("orders",), brokers).read(COMMITTED)
     if noted is not None:
