@@ -154,7 +154,7 @@ class _Places:
     def _at(self, endpoint: StorageEndpoint) -> Place:
         store = self.archive.stores.at(endpoint)
         if id(store) not in self.known:
-            # A note that was there at the start has been compared then.
+            # A note that existed at the start was compared at the start.
             admitted = self.seen.get(endpoint) is not None
             admit = _Admission(lambda: self.check(store, endpoint), admitted=admitted)
             archive_writer = ArchiveWriter(

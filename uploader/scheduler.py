@@ -118,7 +118,9 @@ class PartitionScheduler:
             broker_id,
         )
         self.spool: Spool | None = None
-        """Where open segments get second names, which outlive this process."""
+        """Hard links to the files of pinned segments, which survive a restart; None if they are
+        off.
+        """
 
     def expect_rescues(self) -> None:
         """Wait longer at gaps from now on: sidecars of followers may store the missing records."""
@@ -378,7 +380,7 @@ class Followers:
 
 
 def _largest_timestamp(directory: str, base: BaseOffset) -> float:
-    """As `SegmentTimes` has it, of a segment that is not pinned; 0 where it is gone: at risk."""
+    """Return the largest timestamp of a segment without a pin, as `SegmentTimes` does."""
     with contextlib.suppress(OSError):
         path = os.path.join(directory, segment_file_name(base, FileKind.TIMEINDEX))
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

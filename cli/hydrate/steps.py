@@ -156,7 +156,7 @@ def verify_topics(
     *,
     parallel: int,
 ) -> int:
-    """Compare everything that was restored with the archive; return the exit code.
+    """Compare all restored partitions with the archive; return the exit code.
 
     Raises:
         SidetierError: The archive or the brokers cannot be read.

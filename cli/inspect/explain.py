@@ -1,4 +1,4 @@
-"""Decide where a record is, from all facts that are available. Pure."""
+"""Decide where a record is, from all available facts. Pure functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sidetier.cli.output import range_text
 
 
 class Gate(StrEnum):
-    """What a record waits for; scripts use these values."""
+    """The condition that a record waits for; scripts use these values."""
 
     EXCLUDED = "excluded"
     OTHER_BROKER = "other_broker"
@@ -448,7 +448,7 @@ def _no_such_partition(facts: RecordFacts) -> Answer | None:
     if facts.known_to_cluster is not False or facts.local is not None:
         return None
     if facts.archive is None or facts.archive.first_base is not None:
-        text = "the cluster does not have this partition (any more)"
+        text = "the cluster does not have this partition, or no longer has it"
         return Answer(Kind.GONE, text, exits.GONE)
     text = (
         f"there is no partition {facts.topic_partition}: neither the cluster nor the archive has it"

@@ -295,7 +295,7 @@ def should_retry(
     Another run plans again, and compares what was exported with the archive at that time. So it can
     succeed if the archive has changed in between: its end was quarantined (a divergence), or all of
     it was moved away (`retire`). If exported records were discarded, the next run itself refuses to
-    go on. If the archive has not changed, a missing segment stays missing.
+    continue. If the archive has not changed, a missing segment stays missing.
 
     The planner forgets archives that were replaced since it read them first; otherwise it would
     refuse them forever. If a replaced archive may have caused the error, this makes one request for

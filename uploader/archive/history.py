@@ -343,7 +343,7 @@ class Histories:
         if self._on_divergence == "halt":
             raise DivergedError(
                 f"{suspected.reason}; uploader.on_divergence is halt, so nothing is written until "
-                "the archive from there on has been set aside"
+                "the archive from that offset on has been moved away"
             )
         watermark = suspected.archive.watermark
         epoch = watermark.leader_epoch if watermark is not None else _NO_EPOCH

@@ -86,7 +86,7 @@ class MetadataEditor:
         self._layout = layout
         self._cache = cache
 
-    def load(self, tp: TopicPartition, *, there: bool) -> None:
+    def load(self, tp: TopicPartition, *, exists: bool) -> None:
         """Read `_metadata` into the cache, so that `add` need not read it.
 
         If another sidecar writes it meanwhile, the store refuses the conditional put of `add`,
@@ -94,9 +94,9 @@ class MetadataEditor:
 
         Args:
             tp: The partition.
-            there: Whether a listing has shown the object. Its absence is cached, too.
+            exists: Whether a listing has shown the object. Its absence is cached, too.
         """
-        self._cache.put(tp, (self._read(tp) if there else None) or _ABSENT)
+        self._cache.put(tp, (self._read(tp) if exists else None) or _ABSENT)
 
     def entries(self, tp: TopicPartition) -> int | None:
         """Return the number of entries when it was read or written last; None where that is not

@@ -377,16 +377,16 @@ class Takeover:
         if is_of_another_log(spans):
             raise OperatorNeededError(
                 f"{prefix}: Pinterest's uploader stored the records of another log under this "
-                f"name: none of its segments that {self.local.directory} could hold is the same "
-                f"there (the topic was deleted and created again?); {_REMEDY}"
+                f"name: no stored segment equals the one of these offsets in "
+                f"{self.local.directory} (the topic was deleted and created again?); {_REMEDY}"
             )
         end, reached = self.local.end(), max((span.end for span in spans), default=0)
         if end is not None and end < reached:
             raise DivergedError(
                 f"{prefix}: Pinterest's archive reaches {reached}, but the log in "
-                f"{self.local.directory} ends at {end}: it stored uncommitted records, or an "
-                "unclean election has lost them; nothing is written before the log has reached "
-                f"that offset; {_REMEDY}"
+                f"{self.local.directory} ends at {end}: the uploader stored uncommitted "
+                "records, or an unclean election has lost them; nothing is written before the "
+                f"log has reached that offset; {_REMEDY}"
             )
         if decision.foreign and self.local.doubt is not None:
             raise DivergedError(

@@ -246,7 +246,7 @@ def follow(partition: "Partition", situation: Situation) -> Iterator[Action]:
     are uploaded under the same conditions as by a leader: two sidecars that do so at once disturb
     each other, and do no harm.
     """
-    # Counted anew below, so that a return in between leaves no outdated number.
+    # Set again below, so that a return in between leaves no outdated number.
     partition.note_risk(0)
     stall = partition.watermark_stall
     if partition.config is None or partition.unsure or stall is None:
@@ -403,8 +403,8 @@ def _next_write(partition: "Partition", archive: ArchiveState) -> Request | None
 def _next_reading(partition: "Partition", now: float) -> Request | None:
     """Read the archive again while a gap waits for other sidecars.
 
-    This shows whether the store answers at all, and whether they have stored the records. Without
-    `offset.wm` there is no reading: only this archive's state tells of a gap before the first one.
+    This shows whether the store answers at all, and whether they have stored the records. An
+    archive without `offset.wm` is not read again: a gap at its start is known only to this process.
     """
     archive = partition.archive
     waits = partition.gap is not None and partition.gap_waits_for_others()

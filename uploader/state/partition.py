@@ -192,10 +192,10 @@ class Partition:
     # -- its archive
 
     archive: ArchiveState | None = None
-    """None until the archive is read, and again from when it must be read anew."""
+    """None until the archive is read, and while it must be read again."""
     generation: int = 0
-    """Rises whenever the archive must be read anew. The outcome of a request or an upload that
-    began in an earlier generation does not change the state.
+    """Increases each time the archive must be read again. The outcome of a request or an upload
+    that began in an earlier generation does not change the state.
     """
     requesting: Request | None = None
     """The request that waits for a thread, or is under way."""
@@ -269,10 +269,10 @@ class Partition:
         # Files that are open or linked can be stored
         # although the listing does not show them any more.
         kept = [t.segment for t in self.tracked.values() if t.pinned or t.spooled]
-        there = available(listing, kept)
+        available_segments = available(listing, kept)
         if self.first_start is None:
-            self.first_start = first_base(there, listing.active)
-        by_base = {segment.base_offset: segment for segment in there}
+            self.first_start = first_base(available_segments, listing.active)
+        by_base = {segment.base_offset: segment for segment in available_segments}
         released = [self.tracked.pop(base) for base in self._thrown_away(by_base)]
         done = self.stored_below()
         for base, segment in by_base.items():
@@ -416,7 +416,7 @@ class Partition:
                 tracked.stored = None
 
     def begin_anew(self, topic_id: str | None) -> list[TrackedSegment]:
-        """Begin anew for another topic of the same name, which has replaced this one.
+        """Begin again for another topic of the same name, which has replaced this one.
 
         Returns:
             Segments whose files the caller releases.
@@ -697,7 +697,7 @@ class Partition:
             self._wait_anew(now)
         # Whatever the generation: the request has ended, and another one may begin.
         self.requesting = self.moving = None
-        is_current = self.generation == asked.generation  # or else the archive must be read anew
+        is_current = self.generation == asked.generation  # otherwise the archive must be read again
         if is_current:
             self.hold.clear()
             self.diverged = False
@@ -754,8 +754,8 @@ class Partition:
         """Wait before the next try, and read again what others may have written."""
         self.requesting = None
         if self.generation != asked.generation:
-            # For example after another election: the error concerns a state of the archive that is
-            # not used any more.
+            # For example after another election: the error concerns an outdated state of the
+            # archive.
             return [ReportOutdated(asked.request, error)]
         if not isinstance(error, SidetierError | OSError):
             return self._request_failed_unexpectedly(asked, error, now)
@@ -811,7 +811,7 @@ class Partition:
             unexpected = ReportUnexpected(f"the upload of segment {base}", error, before)
             return [unexpected, *self._released_unless_tracked(segment)]
         if isinstance(error, SegmentEndsElsewhereError):
-            segment.ends_at(error.next_offset)  # planned anew, and past the gates again
+            segment.ends_at(error.next_offset)  # planned again, and checked by the gates again
             return self._released_unless_tracked(segment)
         segment.hold.fail(str(error), now)
         report = ReportUploadFailed(base, error, segment.hold.failures)
@@ -881,7 +881,7 @@ class Partition:
         self.halted_at = gap
 
     def end_halt(self) -> None:
-        """Archive again, because the gap at which the partition was halted has changed."""
+        """Continue to archive: the gap at which the partition was halted has changed."""
         self.halted = self.halted_at = None
 
     def _wait_anew(self, now: float) -> None:

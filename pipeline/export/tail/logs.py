@@ -166,7 +166,7 @@ def require_same_topic(topic: str, known: str | None, present: str | None, owner
     """
     if None not in {known, present} and known != present:
         raise OtherTopicError(
-            f"topic {topic}: {owner} has the topic id {known}, and what comes next is of "
+            f"topic {topic}: {owner} has the topic id {known}, but the next records have "
             f"{present}: the topic was deleted and created again. Export the new one into another "
             "place; where the archive still has the old one, --tail stop exports that"
         )

@@ -282,7 +282,7 @@ def test_nothing_is_moved_before_a_broker_names_the_leader_again(
 ) -> None:
     part_unseen(log, store, 15)
     error = untouched(store, Sidecar(log, named=named))
-    assert "once a broker has named this one as the leader in epoch 2 since" in str(error)
+    assert "waits until a broker confirms that this broker leads in epoch 2" in str(error)
 
 
 @pytest.mark.parametrize("ours", [10, 20])

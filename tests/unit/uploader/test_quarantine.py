@@ -401,7 +401,7 @@ def test_epoch_that_no_broker_has_confirmed_proves_no_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     part_at(15)(log, store)
-    assert "tells no leader epoch" in str(untouched(store, Takeover(log, told=False)))
+    assert "gives no leader epoch" in str(untouched(store, Takeover(log, told=False)))
 
 
 def test_quarantine_waits_for_uploads_under_way(log: PartitionLog, store: FakeStorage) -> None:

@@ -285,7 +285,7 @@ def parse_epochs(text: str) -> dict[TopicPartition, EpochHistory]:
 
 def _known(version: str, where: str) -> int:
     if not version.isdecimal():
-        raise MalformedObjectError(f"{where}: {VERSION_KEY} is {version!r}, and no number")
+        raise MalformedObjectError(f"{where}: {VERSION_KEY} is {version!r}, not a number")
     refuse_later(int(version), CHANGES_VERSION, "an export's offsets", where)
     return int(version)
 

@@ -42,7 +42,7 @@ DEFAULT_TIMEOUT: Final = 300.0
 """Time limit of one commit, in seconds. Hudi's sink connector has the same default."""
 _REMEDY: Final = (
     "Roll the table back to a commit before them, and run again; or --on-truncation reread adds "
-    "what is there now, beside the rows of discarded records; or export into another table"
+    "the present records, beside the rows of discarded records; or export into another table"
 )
 
 
@@ -62,7 +62,7 @@ class Table(Protocol):
         """Return the state of the last visible commit of an export; None if there is none yet.
 
         Raises:
-            LostProgressError: there is, or may have been, such a commit, and it is not found.
+            LostProgressError: such a commit exists, or may have existed, and is not found.
             BrokenProgressError: the last commits do not follow each other.
             NewerStateError, MalformedObjectError: see `from_properties`.
         """

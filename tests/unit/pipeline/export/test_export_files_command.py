@@ -127,11 +127,11 @@ def test_invalid_options_are_refused_before_any_write(cli: CommandLine) -> None:
     for options, reason in (
         (["--partitioner", "field"], "needs partition fields"),
         (["--partitioner", "daily", "--timezone", "Mars"], "timezone 'Mars'"),
-        (["--partitioner", "time", "--path-format", "QQ"], "'Q' is no letter"),
+        (["--partitioner", "time", "--path-format", "QQ"], "'Q' is an unknown letter"),
         (["--compression", "brotli"], "parquet files know the compressions snappy"),
         (["--value-format", "json"], "need a schema"),
         (["--value-schema", "/nowhere/s.json"], "/nowhere/s.json: cannot be read"),
-        (["--writer-schemas", str(cli.root)], "named by a schema's id"),
+        (["--writer-schemas", str(cli.root)], "named after a schema's id"),
         (["--flush-size", "0"], "flush-size"),
         (["--from", "-5"], "an end that moves"),
         (["--from", "soon"], "neither"),
@@ -143,7 +143,7 @@ def test_invalid_options_are_refused_before_any_write(cli: CommandLine) -> None:
         (["--chunk-bytes", "a lot"], "--chunk-bytes"),
         (["--follow", "--to", "5"], "--follow has no end"),
         (["--tail", "kafka"], "--tail asks the cluster how far it goes: give --bootstrap"),
-        (["--tail", "kafka", "--from", "3"], "a given range is of what is archived"),
+        (["--tail", "kafka", "--from", "3"], "a given range covers only archived records"),
         (["--tail", "kafka", "--kafka-option", "sasl.password=x"], "and not be the secret"),
         (["--tail", "wait"], "give --bootstrap"),
         (["--topics-dir", "../x"], "--topics-dir"),
@@ -254,7 +254,7 @@ def test_recreated_topic_is_not_taken_for_the_deleted_one(
     orders.mark(45, 50, topic_id="id-2")
     before = objects(cli)
     export(cli, code=1)
-    assert "the topic id id-1, and what comes next is of id-2" in cli.err
+    assert "the topic id id-1, but the next records have id-2" in cli.err
     other.mark(110, 120, topic_id="id-1")
     export(cli, code=1)
     assert "archived of topics with the ids id-1, id-2" in cli.err
@@ -290,7 +290,7 @@ def test_wait_ends_once_the_brokers_records_are_archived() -> None:
 
 def test_offsets_on_the_broker_only_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert wait_for_archive("orders", {1: 4}, lambda: {1: 2}, lambda: False)
-    said = "sidetier: orders-1: offsets [2, 4) are still on the broker alone\n"
+    said = "sidetier: orders-1: offsets [2, 4) are still only on the broker\n"
     assert capsys.readouterr().err == said
     assert not wait_for_archive("orders", {}, lambda: {1: 2}, lambda: False)
     assert "the brokers have no topic of this name" in capsys.readouterr().err

@@ -410,8 +410,8 @@ def test_command_follows_a_schema_change_and_keeps_secrets(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (("basic.auth.user.info=me:hidden",), "must say where the secret is"),
-        (("bearer.auth.token=hidden",), "must say where the secret is"),
+        (("basic.auth.user.info=me:hidden",), "must be a reference to the secret"),
+        (("bearer.auth.token=hidden",), "must be a reference to the secret"),
         (("ssl.keystore.location=/x",), "Unrecognized properties: ssl.keystore.location"),
     ],
 )

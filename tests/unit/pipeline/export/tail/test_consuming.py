@@ -174,7 +174,7 @@ def test_refusal_by_a_broker_is_a_configuration_error() -> None:
     [KafkaError._BAD_MSG, KafkaError._LOG_TRUNCATION, KafkaError.UNKNOWN_TOPIC_OR_PART],
 )
 def test_other_broker_errors_are_transient(code: int) -> None:
-    with pytest.raises(BrokerReadError, match="up to offset 19 the broker gives: ") as raised:
+    with pytest.raises(BrokerReadError, match="up to offset 19 the broker returns: ") as raised:
         read(FakeClient([[record(10)], [failed(code)]]))
     assert raised.value.retry
 

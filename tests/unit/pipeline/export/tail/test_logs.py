@@ -140,5 +140,5 @@ def test_limits_are_resolved_over_archive_and_broker_log() -> None:
         assert limited(logs, replace(request, starting=starting, ending=ending)) == {A: expected}
     with pytest.raises(ConfigurationError, match="--ending-offsets: must name each partition"):
         limited(logs, replace(request, ending=AtOffsets({})))
-    with pytest.raises(ConfigurationError, match="a range by time is of what is archived"):
+    with pytest.raises(ConfigurationError, match="a range by time covers only archived records"):
         limited(logs, replace(request, starting=AtTimes(5)))
