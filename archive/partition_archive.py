@@ -47,7 +47,7 @@ def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> lis
 
     An object store returns 1,000 objects per page, and a page can be requested only after the one
     before it. So a long listing on a slow store is read in several parts at the same time. A part
-    can begin at any base offset, because segments are named by theirs.
+    can begin at any base offset, because segments are named after their base offset.
 
     Args:
         store: The partition's store.

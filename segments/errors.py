@@ -4,26 +4,35 @@
 
     SidetierError
     ├── ConfigurationError            a setting is wrong; nothing was changed
-    ├── SegmentError                  a local file is not as it should be │ ├── SegmentGoneError the
-    file has no name any more │   ├── SegmentChangedError       the file changed while it was read │
-    ├── DamagedSegmentError       bytes that no broker would serve │   ├── BatchTooLargeError
-    a sound batch that is larger than a reader's limit │   └── UnsupportedFormatError    bytes of an
-    unknown version ├── ArchiveError                  a stored object is not as it should be │   ├──
-    MalformedObjectError      an object of Sidetier or Pinterest's uploader does not parse │   └──
-    ArchiveConflictError      another writer has stored something else ├── StorageError │   ├──
-    TransientStorageError     retry = True │   │   ├── StoreUnavailableError     5xx, connection
-    refused, cut, reset │   │   ├── StoreThrottledError       503 SlowDown, 429 │   │   └──
-    StoreTimeoutError         a deadline passed; the write may have succeeded │   └──
-    PermanentStorageError     retry = False │       ├── ObjectNotFoundError │       ├──
-    PreconditionFailedError   If-Match or If-None-Match refused │       ├── AccessDeniedError │
-    ├── ChecksumMismatchError │       ├── StoreFullError            no space, or over quota │
-    ├── MalformedAnswerError  an answer that lacks a field, or cannot be read │       └──
-    InvalidRequestError       anything else that the store refuses ├── LeadershipError │   └──
-    LeadershipUnavailableError  retry = True ├── MirrorError                   a mirror cannot
-    continue without an operator │   ├── ProducerFencedError       another process has taken over
-    the transactional id │   └── SourceUnavailableError    retry = True: the source's brokers have
-    failed for too long ├── MalformedRequestError         a client's request that breaks Kafka's
-    protocol └── BrokerError                   a request to a Kafka broker failed
+    ├── SegmentError                  a local file is not as it should be
+    │   ├── SegmentGoneError          the file no longer has a name
+    │   ├── SegmentChangedError       the file changed while it was read
+    │   ├── DamagedSegmentError       bytes that no broker would serve
+    │   ├── BatchTooLargeError        a sound batch that is larger than a reader's limit
+    │   └── UnsupportedFormatError    bytes of an unknown version
+    ├── ArchiveError                  a stored object is not as it should be
+    │   ├── MalformedObjectError      an object of Sidetier or Pinterest's uploader does not parse
+    │   └── ArchiveConflictError      another writer has stored other bytes
+    ├── StorageError
+    │   ├── TransientStorageError     retry = True
+    │   │   ├── StoreUnavailableError     5xx, connection refused, cut, reset
+    │   │   ├── StoreThrottledError       503 SlowDown, 429
+    │   │   └── StoreTimeoutError         a deadline passed; the write may have succeeded
+    │   └── PermanentStorageError     retry = False
+    │       ├── ObjectNotFoundError
+    │       ├── PreconditionFailedError   If-Match or If-None-Match refused
+    │       ├── AccessDeniedError
+    │       ├── ChecksumMismatchError
+    │       ├── StoreFullError            no space, or over quota
+    │       ├── MalformedAnswerError  an answer that lacks a field, or cannot be read
+    │       └── InvalidRequestError       any other refusal of the store
+    ├── LeadershipError
+    │   └── LeadershipUnavailableError  retry = True
+    ├── MirrorError                   a mirror cannot continue without an operator
+    │   ├── ProducerFencedError       another process has taken over the transactional id
+    │   └── SourceUnavailableError    retry = True: the source's brokers have failed for too long
+    ├── MalformedRequestError         a client's request that breaks Kafka's protocol
+    └── BrokerError                   a request to a Kafka broker failed
         ├── BrokerUnavailableError    retry = True: refused, cut, or no response in time
         ├── BrokerLoginError          TLS or SASL: the broker and the client refuse each other
         ├── UnsupportedVersionError   no version of the request is known to both sides
@@ -69,9 +78,10 @@ class UnprovenSegmentError(DamagedSegmentError):
 
 
 class SegmentEndsElsewhereError(DamagedSegmentError):
-    """A whole segment marked for deletion ends at `next_offset`, and not at the base offset of the
-    next file. Truncation and retention both leave `.deleted` files, so the next file need not be
-    the segment's successor.
+    """A segment marked for deletion ends at `next_offset`, not at the next file's base offset.
+
+    Truncation and retention both leave `.deleted` files, so the next file need not be the segment's
+    successor.
     """
 
     def __init__(self, message: str, next_offset: int) -> None:

@@ -42,7 +42,7 @@ class Daemon:
         return self._engine.status
 
     def run(self) -> None:
-        """Work until `stop` is called; returns when nothing is under way any more.
+        """Work until `stop` is called; return once no upload or request is under way.
 
         Raises:
             ConfigurationError: the daemon can never work with this configuration.

@@ -188,7 +188,7 @@ class Effects:
             segments=report.segments,
             gaps=len(report.gaps),
             rebuilt=list(report.rebuilt),
-            set_aside=list(report.set_aside),
+            quarantined=list(report.quarantined),
             damaged=list(report.damaged),
         )
 

@@ -32,7 +32,7 @@ class LedPartitions:
     broker, and a reassignment that is cancelled. The pins of a deleted topic are released.
 
     Args:
-        dropped: Called with each partition that is not led, or not followed, any more.
+        dropped: Called with each partition that is no longer led or followed.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class PartitionScheduler:
             return
         now, directory = self._clock.monotonic(), partition.directory
         # The time before the listing: a file that is created while it runs makes the
-        # directory younger than what is remembered, and so is seen by the next rescan.
+        # directory younger than the remembered time, and so is seen by the next rescan.
         partition.listing_begins(_modified_ns(directory))
         # The broker drops epochs from its checkpoint, and a later step may need them: the sidecar
         # remembers them. A request or an upload that cannot read the file reports that.

@@ -98,7 +98,7 @@ class StatusBoard:
             self._known[partition.topic_partition] = known
 
     def forget(self, tp: TopicPartition) -> None:
-        """Remove a partition that is not led any more, or followed without a segment at risk."""
+        """Remove a partition that is no longer led, or followed without a segment at risk."""
         with self._lock:
             self._known.pop(tp, None)
 

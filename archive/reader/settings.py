@@ -20,7 +20,7 @@ class ReaderSettings:
     Attributes:
         isolation: Which records of transactions are returned. Control batches never are.
         memory_budget: Maximum bytes of objects that are held or being fetched, over all partitions.
-            One range at a time may exceed it, so that no partition waits for ever: if no request is
+            One range at a time may exceed it, so that no partition waits forever: if no request is
             in progress and nothing can be taken, or if one partition was idle for long beside
             others, its next piece is read anyway. That piece is the rest of a record batch, of any
             size, or 64 KiB. A batch that the end of a range cuts is held twice for a moment, one

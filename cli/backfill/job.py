@@ -1,4 +1,4 @@
-"""Plan and run one backfill: read the log dirs, ask the broker, store what is missing."""
+"""Plan and run one backfill: read the log dirs, ask the broker, store the missing segments."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -138,7 +138,7 @@ def broker_ends(
     return (
         {}
         if topic_logs is None
-        else {partition: log.stable for partition, log in topic_logs.logs.items()}
+        else {partition: log.last_stable_offset for partition, log in topic_logs.logs.items()}
     )
 
 

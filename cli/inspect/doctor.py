@@ -486,7 +486,9 @@ def _retention(
 
 
 def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
-    """Compare `retention.bytes`, which applies to each partition, with what is not stored."""
+    """Compare `retention.bytes`, which applies to each partition, with the bytes that are not
+    stored.
+    """
     late, near = [], []
     for topic in facts.topics:
         limit = number(topic.settings, "retention.bytes")

@@ -282,7 +282,7 @@ class Kind(StrEnum):
     """It is below the start of the archive."""
     MISSING = "missing"
     """It is below the archive end, but no stored segment holds it."""
-    SET_ASIDE = "set_aside"
+    MOVED_AWAY = "moved_away"
     GAP = "gap"
     GONE = "gone"
     NOT_WRITTEN = "not_written"
@@ -422,11 +422,11 @@ def _on_the_leader(facts: RecordFacts) -> bool:
     return start is not None and end is not None and start <= facts.offset < end
 
 
-def _set_aside(facts: RecordFacts) -> Answer | None:
-    if facts.archive is None or not facts.archive.set_aside:
+def _moved_away(facts: RecordFacts) -> Answer | None:
+    if facts.archive is None or not facts.archive.moved_away:
         return None
-    text = f"not in the archive, but in quarantine or retired: {facts.archive.set_aside[0]}"
-    return Answer(Kind.SET_ASIDE, text, exits.FINDINGS)
+    text = f"not in the archive, but in quarantine or retired: {facts.archive.moved_away[0]}"
+    return Answer(Kind.MOVED_AWAY, text, exits.FINDINGS)
 
 
 def _gone(facts: RecordFacts) -> Answer | None:
@@ -482,7 +482,7 @@ _ANSWERS: Final[tuple[Callable[[RecordFacts], Answer | None], ...]] = (
     _below_the_archive_end,
     _not_written,
     _waits,
-    _set_aside,
+    _moved_away,
     _gone,
     _no_such_partition,
 )

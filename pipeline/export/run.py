@@ -110,7 +110,7 @@ def chunk_of(left: Ranges, taken: Ranges) -> Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The state of an export between two commits, and what is left to export.
+    """The state of an export between two commits, and the remaining ranges.
 
     Attributes:
         state: the state to continue from. Next offsets are lower than the stored ones where
@@ -147,7 +147,7 @@ class ExportRun(ABC, Generic[RemainingT, PlanT]):
 
     @abstractmethod
     def remaining(self) -> RemainingT:
-        """Read the state, compare it with the log, and find what is left. Writes nothing.
+        """Read the state, compare it with the log, and find the remaining ranges. Writes nothing.
 
         Raises:
             LogTruncatedError: exported records were discarded, and `terms.reread` is False.

@@ -216,7 +216,7 @@ class Histories:
             if watermark is None or archive.next_offset is None:
                 return archive
             # Before the comparison with the log: an archive in the middle of a move has
-            # an archive end offset that says nothing about what is stored above it.
+            # an archive end offset that says nothing about the objects above it.
             if watermark.pending is not None:
                 self._finish(place, check, archive, watermark.pending)
                 continue

@@ -114,8 +114,8 @@ class MetadataEditor:
         """Add entries for stored segments, also while other sidecars write the object.
 
         Entries are appended without decoding the others. After every 1,000 entries, if the number
-        has grown by a quarter since the last check, the entries of segments that are not stored any
-        more are removed.
+        has grown by a quarter since the last check, the entries of segments that are no longer
+        stored are removed.
 
         Args:
             tp: The partition.
@@ -223,7 +223,7 @@ def _is_check_due(before: _Version, after: _Version) -> bool:
 
 
 def _without_gone(version: _Version, key: str, stored: Collection[BaseOffset]) -> _Version:
-    """Remove the entries of segments that are not stored any more.
+    """Remove the entries of segments that are no longer stored.
 
     Entries above the last of the `stored` segments stay: the listing does not cover them.
     """

@@ -186,7 +186,7 @@ class RequestWork:
                     # A follower's sidecar takes nothing over and moves nothing.
                     raise
                 taken, report = archive_writer.take_over(tp, archive, leader, local())
-                if report.last is not None or report.set_aside:
+                if report.last is not None or report.quarantined:
                     reports.append(report)
                 # No segment was accepted: the archive begins as
                 # a new one, and uploads replace what differs.

@@ -264,7 +264,7 @@ def follow(partition: "Partition", situation: Situation) -> Iterator[Action]:
     if risk.next_at != float("inf"):
         yield ScanAt(situation.now + max(0.0, risk.next_at - situation.wall))
     if not risk.segments:
-        # No request is made, so what is known of the archive is out of date at the next risk.
+        # No request is made, so the known state of the archive is out of date at the next risk.
         stall.end_rescue()
         if not partition.requesting and not _is_under_way(partition):
             partition.forget_archive()
@@ -391,7 +391,7 @@ def _next_write(partition: "Partition", archive: ArchiveState) -> Request | None
     if stored_prefix(partition):
         return Request.COMMIT
     if partition.plan().segments:
-        # Uploads need the listing of what is above `offset.wm`. With
+        # Uploads need the listing of the objects above `offset.wm`. With
         # it, there is nothing to ask for until an upload has ended.
         return Request.PREPARE if archive.present is None else None
     if not (partition.gap_is_confirmed() and partition.gap_vouched):

@@ -267,7 +267,7 @@ class Partition:
         self.local_start = first_base(listing.closed, listing.active)
         self.listed_at = now
         # Files that are open or linked can be stored
-        # although the listing does not show them any more.
+        # although the listing no longer shows them.
         kept = [t.segment for t in self.tracked.values() if t.pinned or t.spooled]
         available_segments = available(listing, kept)
         if self.first_start is None:
@@ -382,7 +382,7 @@ class Partition:
         self._change_role(follows=False)
 
     def lose(self) -> None:
-        """Stop leading and following. Nothing is sent any more, and the pins stay."""
+        """Stop leading and following. Nothing is sent from now on, and the pins stay."""
         self.lost = True
         self.reset()
 
@@ -608,7 +608,7 @@ class Partition:
         self.requesting = request
 
     def end_request(self) -> None:
-        """Note that the request has ended, or is not needed any more."""
+        """Note that the request has ended, or is no longer needed."""
         self.requesting = None
 
     def notice_watermark(self) -> None:
@@ -935,7 +935,7 @@ def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:
 def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
     """Keep the known end of a segment that is marked for deletion.
 
-    Once the segment behind it is gone, the listing does not show that end any more.
+    Once the segment behind it is gone, the listing no longer shows that end.
     """
     if new.marked_for_deletion and old.next_base is not None:
         return ClosedSegment(new.base_offset, old.next_base, new.marked_for_deletion)

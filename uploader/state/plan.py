@@ -64,7 +64,7 @@ def available(
 
     Retention deletes from the log start, so a `.deleted` segment belongs to the log only below the
     first live segment. Above it, the segment was removed by truncation or compaction. The same
-    applies to a pinned segment whose files have no name any more.
+    applies to a pinned segment whose files no longer have a name.
     """
     live = [segment.base_offset for segment in listing.closed if not segment.marked_for_deletion]
     if listing.active is not None:

@@ -173,7 +173,7 @@ def _named(
         # An entry that exists stays: `files` has all files since then.
         return {"files": manifest.files + new, "named_from": {**starts, **manifest.named_from}}
     if len(new) <= MOST_FILES:
-        # The older files are named no more: the names begin with this
+        # The older files are no longer named: the names begin with this
         # run, and for other partitions with what they export next.
         return {"files": new, "named_from": {**manifest.next_offsets, **starts}}
     return {"files": (), "named_from": {**manifest.next_offsets, **ends}}

@@ -331,7 +331,7 @@ def last_progress(
 
     Raises:
         BrokenProgressError: the last commits do not follow each other.
-        LostProgressError: the commit with the whole state does not exist any more.
+        LostProgressError: the commit with the whole state no longer exists.
     """
     ours: Iterator[Progress | Changes] = (
         progress for progress in newest_first if progress is not None
