@@ -308,7 +308,7 @@ def _conditions(facts: DoctorFacts, store: StoreFacts) -> Finding:
         setting = "storage.fencing: unfenced_acknowledged"
         return problem(name, text, todo, setting) if required else advice(name, text, todo)
     if store.honours_conditions:
-        return ok(name, "honoured: the the store refused a write that it had to refuse")
+        return ok(name, "honoured: the store refused a write that it had to refuse")
     return ok(name, "expected of this kind of store; --try-conditions tests it")
 
 

@@ -509,7 +509,7 @@ def test_daemon_continues_once_a_broker_names_the_leader(
             lambda: (
                 (s := running.status(log.tp))
                 and s.state is PartitionState.QUARANTINING
-                and "once a broker has named this one" in (s.waiting_for or "")
+                and "waits until a broker confirms" in (s.waiting_for or "")
             ),
             "the suspicion",
         )

@@ -55,7 +55,9 @@ def test_secrets_for_tables_are_refused_on_the_command_line(
 ) -> None:
     """The properties file may contain the secret; Spark's source receives the secret itself."""
     plain = name.removeprefix("kafka.")
-    with pytest.raises(ConfigurationError, match=f"--kafka-option {plain}: .*not be the secret"):
+    with pytest.raises(
+        ConfigurationError, match=f"--kafka-option {plain}: .*not the secret itself"
+    ):
         java_kafka_properties(given(kafka_options={name: "word"}))
     secret, file = tmp_path / "secret", tmp_path / "client.properties"
     secret.write_text("word\n")

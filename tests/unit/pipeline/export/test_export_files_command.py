@@ -133,7 +133,7 @@ def test_invalid_options_are_refused_before_any_write(cli: CommandLine) -> None:
         (["--value-schema", "/nowhere/s.json"], "/nowhere/s.json: cannot be read"),
         (["--writer-schemas", str(cli.root)], "named after a schema's id"),
         (["--flush-size", "0"], "flush-size"),
-        (["--from", "-5"], "an end that moves"),
+        (["--from", "-5"], "the end of the log moves"),
         (["--from", "soon"], "neither"),
         (["--from", "5", "--chunk", "3"], "--chunk: a given range is one commit"),
         (["--to", "5", "--chunk-bytes", "1MiB"], "--chunk-bytes: a given range is one commit"),
@@ -144,7 +144,7 @@ def test_invalid_options_are_refused_before_any_write(cli: CommandLine) -> None:
         (["--follow", "--to", "5"], "--follow has no end"),
         (["--tail", "kafka"], "--tail asks the cluster how far it goes: give --bootstrap"),
         (["--tail", "kafka", "--from", "3"], "a given range covers only archived records"),
-        (["--tail", "kafka", "--kafka-option", "sasl.password=x"], "and not be the secret"),
+        (["--tail", "kafka", "--kafka-option", "sasl.password=x"], "not the secret itself"),
         (["--tail", "wait"], "give --bootstrap"),
         (["--topics-dir", "../x"], "--topics-dir"),
         (["--rotate-interval", "5 parsecs"], "must be a duration"),
@@ -317,7 +317,7 @@ def test_exit_code_3_reports_offsets_that_wait_for_the_archive(
     tail = ("--tail", "kafka", "--bootstrap", "broker-1:9092")
     export(cli, *tail, "--dry-run", code=3)
     export(cli, *tail, code=1)
-    assert "orders-0: offsets [45, 50) are archived, in a transaction" in cli.err
+    assert "orders-0: offsets [45, 50) are archived, but the end of their transaction" in cli.err
     manifest = manifest_in(objects(cli))
     assert manifest.next_offsets == {0: 45, 3: 120}
     export(cli, *tail, "--on-data-loss", "skip", code=3)

@@ -284,7 +284,7 @@ def test_transaction_that_only_the_archive_can_decide_is_reported_and_waited_for
     source.logs.say = said.append
     assert source.available({}) == {A: span(0, 25)}
     [text] = said
-    assert text.startswith("orders-0: offsets [25, 28) are archived, in a transaction whose end")
+    assert text.startswith("orders-0: offsets [25, 28) are archived, but the end")
     assert source.logs.waiting == {A: span(25, 28)}
     assert source.available({}) == {A: span(0, 25)}
     assert source.available(at(25)) == {A: span(25, 25)}

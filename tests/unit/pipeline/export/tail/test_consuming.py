@@ -160,7 +160,7 @@ def test_aborted_records_do_not_count_as_silence() -> None:
     assert read(client) == [19]
     assert client.asked == 33
     beyond = FakeClient([], places=list(range(20, 60)))
-    with pytest.raises(BrokerReadError, match="given nothing"):
+    with pytest.raises(BrokerReadError, match="returned no record"):
         read(beyond)
 
 
