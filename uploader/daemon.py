@@ -1,6 +1,8 @@
-"""The daemon. `run` starts watch and leadership, and works until any thread calls `stop`. Then it
-stops accepting (no watch, no new upload), drains uploads and requests until the grace period ends,
-and abandons the rest. The next start finds the abandoned segments again.
+"""The daemon: start, work, and stop.
+
+`run` starts watch and leadership, and works until any thread calls `stop`. Then it stops accepting
+(no watch, no new upload), drains uploads and requests until the grace period ends, and abandons the
+rest. The next start finds the abandoned segments again.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""Assemble ranges of a `.log` to buffers of whole batches. Pure functions. A batch that the end of
-a range cuts is put together from both ranges. Only such batches are copied, once; the range exists
-beside the copy for a moment.
+"""Assemble ranges of a `.log` to buffers of whole batches. Pure functions.
+
+A batch that the end of a range cuts is put together from both ranges. Only such batches are copied,
+once; the range exists beside the copy for a moment.
 """
 
 from collections.abc import Iterator

@@ -216,11 +216,13 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     bootstrap: str | None,
     output: OutputFormat,
 ) -> None:
-    """Show where a record is now, and what its upload waits for. Reads this host's log dirs and
-    queries the running sidecar, the store and the cluster in parallel. It changes nothing. If a
-    source does not answer, the command says so and shows the others. For a record that is not
-    archived it names the reason: the active segment, the high watermark, a failure, an earlier
-    segment, another broker. It sends about twenty requests to the store.
+    """Show where a record is now, and what its upload waits for.
+
+    Reads this host's log dirs and queries the running sidecar, the store and the cluster in
+    parallel. It changes nothing. If a source does not answer, the command says so and shows the
+    others. For a record that is not archived it names the reason: the active segment, the high
+    watermark, a failure, an earlier segment, another broker. It sends about twenty requests to the
+    store.
 
     \b
     Example:

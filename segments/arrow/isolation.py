@@ -1,5 +1,6 @@
-"""`read_committed`: find the batches that are part of no transaction or of a committed one. Pure
-functions over header tables. The transactions of a partition are known from three sources: the
+"""`read_committed`: find the batches that are part of no transaction, or of a committed one.
+
+Pure functions over header tables. The transactions of a partition are known from three sources: the
 markers in the log, the `.txnindex` of a segment (its aborted transactions), and the producer
 snapshot of the next segment (the transactions that were open at the segment's end).
 
