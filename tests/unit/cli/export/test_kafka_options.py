@@ -40,7 +40,9 @@ def test_secrets_are_passed_as_references() -> None:
     assert found.bootstrap_servers == "b:1"
     assert found.client == {"client.id": "x", "sasl.password": SecretRef(env="WORD")}
     for value in ("word", "env:"):
-        with pytest.raises(ConfigurationError, match=r"--kafka-option sasl.password: must say"):
+        with pytest.raises(
+            ConfigurationError, match=r"--kafka-option sasl.password: must be a reference"
+        ):
             read_by(BROKER, None, {"sasl.password": value})
     with pytest.raises(ConfigurationError, match=r"--kafka-option sasl.password: .*absolute path"):
         read_by(BROKER, None, {"sasl.password": "file:word"})

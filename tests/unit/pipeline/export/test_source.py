@@ -216,13 +216,13 @@ def test_brokers_of_another_cluster_are_not_read(
     assert TopicLogs(planner, BrokerConfig(), ("orders",), brokers).read(COMMITTED)
     if noted is not None:
         brokers.cluster_id = "kafka-2"
-        with pytest.raises(ConfigurationError, match=r"kafka-2, and the archive .* kafka-1"):
+        with pytest.raises(ConfigurationError, match=r"kafka-2, but the archive .* kafka-1"):
             TopicLogs(planner, BrokerConfig(), ("orders",), brokers).read(COMMITTED)
 
 
 def test_another_topic_id_on_the_brokers_is_refused(planner: Planner, archive: MadeArchive) -> None:
     archive.mark(10, 20, topic_id="id-0")
-    with pytest.raises(OtherTopicError, match="the archive has the topic id id-0, and what comes"):
+    with pytest.raises(OtherTopicError, match="the archive has the topic id id-0, but the next"):
         tailed(planner, Brokers({0: (0, 50)})).available({})
     with pytest.raises(BrokerBehindError, match="is exported up to offset 51, but the broker's"):
         tailed(planner, Brokers({0: (0, 50)}, topic_id=None)).available(at(51))
@@ -489,7 +489,7 @@ def test_table_does_not_begin_above_the_log_end(planner: Planner) -> None:
     assert source.available(at(50)) == {A: span(50, 50)}
     at_end = tailed(planner, Brokers({0: (5, 50)}), starting=AtOffsets({A: 50}))
     assert at_end.available({}) == {A: span(50, 50)}
-    with pytest.raises(ConfigurationError, match="offset 50 is above 20, where what is archived"):
+    with pytest.raises(ConfigurationError, match="offset 50 is above 20, where the archived"):
         at_end.archived.available({})
 
 

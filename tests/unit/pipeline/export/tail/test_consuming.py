@@ -137,7 +137,7 @@ def test_records_deleted_during_the_read_are_an_error() -> None:
 
 def test_read_of_a_silent_broker_is_given_up() -> None:
     client = FakeClient([[failed(KafkaError._TRANSPORT)], [record(10)]])
-    with pytest.raises(BrokerReadError, match="given nothing up to offset 19 for 60 s"):
+    with pytest.raises(BrokerReadError, match="returned no record up to offset 19 for 60 s"):
         read(client)
     assert 10 < client.asked < 20
 

@@ -124,7 +124,7 @@ def test_unknown_topic_ids_are_accepted(known: str | None, found: str | None) ->
 
 
 def test_another_topic_id_of_the_same_name_is_refused() -> None:
-    with pytest.raises(OtherTopicError, match="topic orders: the archive has the topic id a, and"):
+    with pytest.raises(OtherTopicError, match="topic orders: the archive has the topic id a, but"):
         require_same_topic("orders", "a", "b", "the archive")
 
 
