@@ -145,7 +145,7 @@ def test_a_restore_continues_only_from_its_own_progress() -> None:
     other = RestoreNote(Lineage("payments", ("lost",)), Offset(10))
     assert "has copied payments-0 into this partition" in (progress_problem(wanted(), other) or "")
     folder = RestoreNote(LINEAGE, Offset(10), "_sidetier/prod-a/retired/orders-0/id/")
-    assert "there from _sidetier" in (progress_problem(wanted(), folder) or "")
+    assert "into this partition from _sidetier" in (progress_problem(wanted(), folder) or "")
 
 
 def test_omitted_and_undecided_offsets_are_computed() -> None:

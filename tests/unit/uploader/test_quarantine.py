@@ -532,7 +532,7 @@ def test_status_reports_a_running_quarantine(
     with Site([log_dir], store).running() as running:
         with store.hold("copy"):
             running.wait(lambda: store.count("copy"), "the first copy")
-            says = "from offset 15 on, is being moved to _sidetier/c/quarantine/t-0/"
+            says = "from offset 15 on, are being moved to _sidetier/c/quarantine/t-0/"
             running.wait(
                 lambda: (s := running.status(log.tp)) and says in (s.waiting_for or ""), "a status"
             )
