@@ -6,7 +6,7 @@
     ├── NoArchiveError          nothing is stored of the partition at the configured place
     └── ArchiveReplacedError    records that were read are no longer this partition's history
     ConfigurationError
-    └── WrongPlaceError         nothing is stored here, but something is under other settings
+    └── WrongPlaceError         an archive exists, but under other settings
     SegmentError
     └── DamagedSegmentError
         └── DamagedArchiveError     a stored segment is cut short, or no broker would serve it
@@ -21,7 +21,7 @@ class NoArchiveError(ArchiveError):
 
 
 class WrongPlaceError(ConfigurationError):
-    """Nothing is stored here, but something is under another number of entropy bits.
+    """Nothing is stored here, but an archive exists under another number of entropy bits.
 
     The message names that place.
     """

@@ -47,7 +47,7 @@ def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> lis
 
     An object store returns 1,000 objects per page, and a page can be requested only after the one
     before it. So a long listing on a slow store is read in several parts at the same time. A part
-    can begin at any base offset, because segments are named by theirs.
+    can begin at any base offset, because segments are named after their base offset.
 
     Args:
         store: The partition's store.
@@ -124,7 +124,7 @@ _LISTING_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSnapshot:
-    """What is known of an archive at one time.
+    """The known state of an archive at one time.
 
     Attributes:
         view: The readable segments; None if there is no archive.
@@ -193,7 +193,8 @@ class PartitionArchive:
             thorough: List all objects again.
 
         Raises:
-            WrongPlaceError: Nothing is here, but something is under another number of entropy bits.
+            WrongPlaceError: Nothing is stored here, but an archive exists under another number of
+                entropy bits.
             MalformedObjectError: `offset.wm` does not parse.
             StorageError: As `RemoteStorage` says.
         """
@@ -276,8 +277,8 @@ class PartitionArchive:
         stored_watermark = self._watermark()
         if stored_watermark is None:
             self._listed = ()
-            # Only while nothing was ever found here: an archive
-            # that disappears later is no matter of settings.
+            # Only while nothing was ever found here: if an archive disappears later, the settings
+            # are not the cause.
             if self._latest is None or self._latest.view is None:
                 self._settings_check.check(self.tp)
             return None

@@ -2,7 +2,7 @@
 
 Its `offset.wm` proves nothing: it has been seen to go back, to be above a gap, and to name a
 segment that is not stored. `_metadata`, which Pinterest's consumer uses, loses entries. So the
-reader believes neither, and reads what is stored.
+reader uses neither, and reads the stored segments.
 
 The readable end is the end of the segment that `offset.wm` names, or of the nearest one below it,
 extended by the segments that follow without a gap. Ends are read from the segments' bytes, so an

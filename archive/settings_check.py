@@ -65,8 +65,8 @@ class SettingsCheck:
             if bits == max(layout.bits, 0) or not _is_there(store, key):
                 continue
             raise WrongPlaceError(
-                f"{self._looked(tp, url)}, but {url}/{key} is there: the archive has {bits} prefix "
-                f"entropy bits, storage.prefix_entropy_bits is {layout.bits}; set it to {bits}"
+                f"{self._looked(tp, url)}, but {url}/{key} exists: the archive has {bits} prefix "
+                f"entropy bits, but storage.prefix_entropy_bits is {layout.bits}; set it to {bits}"
             )
         # After the requests: a store that fails leaves the partition to be tried again.
         self._tried.add(tp)

@@ -59,7 +59,7 @@ def live_partition(
 
 
 def _existing_bits(store: RemoteStorage, length: int) -> Iterator[str]:
-    """Yield the first components of keys that are `length` bits."""
+    """Yield the first components of keys that consist of `length` bits."""
     for directory in store.list_directories(""):
         first = directory.removesuffix("/")
         if len(first) == length and set(first) <= {"0", "1"}:

@@ -121,7 +121,8 @@ class PartitionTransactions:
             if noted is not None:
                 state = _by_producer(noted)
                 break
-        # Upwards from the segment whose state is known: each walk needs the state at its beginning.
+        # In ascending order from the segment whose state is known: each walk needs the state at its
+        # start.
         for lower in reversed(to_walk):
             self._known[lower.version] = self._walk(lower, state)
             state = self._known[lower.version].still_open

@@ -184,14 +184,14 @@ def compare(old: ArchiveView | None, new: ArchiveView | None) -> Change | None:
     if new is None:
         return Change(
             Offset(0),
-            f"{old.where}: the watermark is gone, and reached {old.end} at least: the archive was "
+            f"{old.where}: offset.wm is gone; the archive had reached offset {old.end} and was "
             "retired or removed while it was read",
         )
     if _is_another_topic(old.watermark, new.watermark):
         return Change(
             Offset(0),
-            f"{new.where}: the archive is that of topic id {new.watermark.topic_id} now, it was "
-            f"that of {old.watermark.topic_id}: the topic was deleted and created again",
+            f"{new.where}: the archive belonged to topic id {old.watermark.topic_id} and now "
+            f"belongs to {new.watermark.topic_id}: the topic was deleted and created again",
         )
     first = _first_difference(old, new)
     if first is None:
@@ -203,8 +203,8 @@ def compare(old: ArchiveView | None, new: ArchiveView | None) -> Change | None:
     return Change(
         first,
         f"{new.where}: the records from about offset {first} on were moved to quarantine or "
-        "replaced: the cluster has discarded them (an unclean election), and has others at these "
-        "offsets now",
+        "replaced: the cluster has discarded them (an unclean election), and has other records "
+        "at these offsets now",
     )
 
 

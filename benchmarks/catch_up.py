@@ -20,13 +20,13 @@ _TIMEOUT = 300.0
 _GIB = 1 << 30
 _HOW = """\
 {gib:.2f} GiB in {segments} closed segments of {partitions} partitions, with their indexes, go to
-versitygw {where}. The sidecar runs as it is configured by default, with static leadership; its time
-is from the start of its process, imports included, to the last watermark, and its MB/s are those
-from the first object on. curl sends the same
-{files} files with {at_once} processes, each over one connection, to presigned addresses, without
-any checksum; nothing verifies, lists or commits there. Segments lie in the page cache. {runs} runs
-in turns; ratios are of neighbours. Processor time is the client's own, user and system; the server
-takes its share of the same cores, and more of it for the sidecar's checksums, which it verifies."""
+versitygw {where}. The sidecar runs with its default settings and static leadership. Its time counts
+from the start of its process, imports included, to the last write of `offset.wm`; its MB/s count
+from the first object on. curl sends the same {files} files with {at_once} processes, each over one
+connection, to presigned addresses, without checksums, verification, listings or commits. The
+segments are in the page cache. {runs} runs in turns; ratios compare neighbouring runs. CPU time is
+the client's user and system time. The server shares the cores, and needs more of them for the
+sidecar's checksums, which it verifies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ A log of {size} MiB in memory, of records of the given size with a key of 10 byt
 bytes whose lengths vary by a fifth; half of each is text where it is compressed), in batches of the
 given size, is decoded into all ten Arrow columns, in pieces of {piece} MiB, every CRC checked. CPU
 seconds are of the whole process, all threads. kafka-python decodes {part} of the same into its own
-objects, without a look at the CRC, which it does in plain Python. {runs} runs in turns, one thread
-of work. "Even" are records all of one size."""
+objects, without a check of the CRC, which it does in plain Python. {runs} runs in turns, one thread
+of work. "Even" marks records of one size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +202,8 @@ def _report(found: list[Found], how: str, *, quick: bool) -> Report:
 
 
 def _times(rates: dict[tuple[str, str], Spread], shape: str) -> str:
-    peer = rates.get((shape, "kafka-python"))
-    return f"{rates[shape, 'sidetier'].middle / peer.middle:.1f}" if peer else ""
+    kafka_python = rates.get((shape, "kafka-python"))
+    return f"{rates[shape, 'sidetier'].middle / kafka_python.middle:.1f}" if kafka_python else ""
 
 
 @click.command()

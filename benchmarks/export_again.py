@@ -35,8 +35,8 @@ spark.stop()
 _HOW = """\
 An archive on the file-system store, {partitions} partitions with {segments} segments each, exported
 once; then the same command {runs} times, in turns, as a schedule calls it: a process each, from its
-start to its end. Beside each stands the least that Spark takes with the same jars: a session that
-counts one row, and ends. An export of files without Spark is a Python process alone."""
+start to its end. The row beside each command is the minimum that Spark needs with the same jars: a
+session that counts one row, and ends. An export of files without Spark is one Python process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,15 +38,14 @@ large deletion would be twice as fast as the others.
 _PLACE_SHARE, _VERIFY_SHARE = 0.7, 0.5
 _HOW = """\
 {gib:.2f} GiB in {segments} segments of {size} MiB ({partitions} partitions, batches of {batch} KiB,
-uncompressed records of 1 KiB) on an S3 server of this machine (versitygw, HTTP), whose processor
-time is not counted. **boto3** fetches the same `.log` objects by ranged GETs of 8 MiB, {at_once} at
-once and 4 files at once, into files that it syncs, and looks at no byte. **place** and **verify**
-are the commands with their defaults, beside one KRaft broker (4.3.1): place checks every CRC,
-normalises epochs, builds indexes and syncs; verify compares what the broker returns with the store.
-Each is a process, from its start to its end, {settle:.0f} s after the one before: by then a virtual
-machine has given all free memory back to its host, for whoever comes next. The objects lie in the
-page cache. {runs} runs in
-turns; ratios are of neighbours."""
+uncompressed records of 1 KiB) on an S3 server of this machine (versitygw, HTTP), whose CPU time is
+not counted. **boto3** fetches the same `.log` objects by ranged GETs of 8 MiB, {at_once} at once
+and 4 files at once, into files that it syncs, and does not check the bytes. **place** and
+**verify** are the commands with their defaults, beside one KRaft broker (4.3.1): place checks every
+CRC, normalises epochs, builds indexes and syncs; verify compares what the broker returns with the
+store. Each is a process, from its start to its end, {settle:.0f} s after the previous one: by then
+a virtual machine has returned all free memory to its host. The objects are in the page cache.
+{runs} runs in turns; ratios compare neighbouring runs."""
 
 
 @dataclass(frozen=True, slots=True)

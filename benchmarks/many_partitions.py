@@ -32,13 +32,13 @@ _ONCE = ("get layout.json", "put layout.json", "get offset.wm", "list")
 _SETTLE_SECONDS = 3.0
 _HOW = """\
 Five closed segments per partition, of 24 KiB each, in a synthetic log dir, and a store that takes
-{delay:.0f} ms per request (a stand-in, which counts them). **First start**: nothing is stored;
-ready is when `/readyz` says so, from the start of the process; requests are all of them, listings,
-watermarks and `_metadata` included, per segment stored, until all are or {drain:g} s have passed.
-**Start with all stored**: what a restart costs; then {window:g} s with nothing to do (the log dirs
-are listed again every 30 s meanwhile), then {window:g} s in which a writer appends {appends:,}
-times a second to the active segments of {written} partitions. CPU is the sidecar's, in percent of
-one core, over the window. {runs} runs."""
+{delay:.0f} ms per request (a stand-in, which counts them). **First start**: nothing is stored; the
+time until `/readyz` answers ready counts from the start of the process; requests are all requests
+per stored segment, listings, `offset.wm` and `_metadata` included, until all segments are stored or
+{drain:g} s have passed. **Start with all stored**: the cost of a restart; then {window:g} s with
+nothing to do (the log dirs are listed again every 30 s meanwhile), then {window:g} s in which a
+writer appends {appends:,} times a second to the active segments of {written} partitions. CPU is the
+sidecar's, in percent of one core, over the window. {runs} runs."""
 
 
 @dataclass(frozen=True, slots=True)

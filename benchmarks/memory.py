@@ -20,12 +20,12 @@ _UNWANTED = ("cramjam", "numpy", "pyarrow", "pyspark")
 _TIMEOUT = 600.0
 _LIMIT_MB = 110
 _HOW = """\
-Sixteen closed segments of as many partitions go up through eight workers, the default. They are one
-file with sixteen names. The stand-in reads the bodies and throws them away; versitygw keeps them.
-Figures are VmHWM of the sidecar's process in MB (10^6 bytes), the most that it ever had resident,
-read after the last watermark; "idle" is a sidecar with nothing to do. {runs} runs in turns. For the
-imports, modules with the unwanted names come first on the path of every sidecar here, and note
-it when they are imported."""
+Sixteen closed segments of as many partitions are uploaded by eight workers, the default. They are
+one file with sixteen names. The stand-in reads the bodies and discards them; versitygw keeps them.
+Figures are VmHWM of the sidecar's process in MB (10^6 bytes), its maximum resident memory, read
+after the last write of `offset.wm`; "idle" is a sidecar with nothing to do. {runs} runs in turns.
+For the imports, modules with the unwanted names come first on the path of every sidecar here, and
+note it when they are imported."""
 _MARK = """\
 import os
 with open({path!r}, "a") as marks:

@@ -25,19 +25,18 @@ _CONTENDERS: Mapping[str, Callable[[Path, Pair, Shape, str], Contender]] = {
 }
 _HOW = """\
 Two KRaft clusters of one broker each (4.3.1, 1 GiB of heap, G1). Topics of {partitions} partitions
-with {small} MiB of records ({large} MiB for batches of 1 MB) of {record} B
-(key and value; half of it is random bytes), written by confluent-kafka in batches of 16 KiB and of
-1 MB, uncompressed and with lz4. `sidetier mirror` runs
-with its defaults and --until-caught-up; **MirrorMaker 2** (4.3.1, dedicated mode) with
-exactly.once.source.support=enabled, a task for each partition, producers with the source's batch
-size and codec, linger.ms=100, fetches of 32 MiB, up to 10,000 records a poll, a transaction each
-second, and the heap of its start script (2 GiB). Each copies from the beginning into a topic of its
-own; clusters and contender share the cores. Rates and processor time are from the moment when a
-quarter of the records was committed to the last commit, so that neither the start of a process nor
-most of Java's compilation counts; **start** is from the process to its first record on the target.
-MB are of keys and values before compression. After each copy a read-committed consumer has found
-each record of the source once, in order and equal. {runs} runs in turns; ratios are of
-neighbours."""
+with {small} MiB of records ({large} MiB for batches of 1 MB) of {record} B (key and value; half of
+it is random bytes), written by confluent-kafka in batches of 16 KiB and of 1 MB, uncompressed and
+with lz4. `sidetier mirror` runs with its defaults and --until-caught-up; **MirrorMaker 2** (4.3.1,
+dedicated mode) with exactly.once.source.support=enabled, a task for each partition, producers with
+the source's batch size and codec, linger.ms=100, fetches of 32 MiB, up to 10,000 records a poll, a
+transaction each second, and the heap of its start script (2 GiB). Each copies from the beginning
+into a topic of its own; clusters and contender share the cores. Rates and CPU time count from the
+moment when a quarter of the records was committed to the last commit, so that neither the start of
+a process nor most of Java's compilation counts; **start** is from the process to its first record
+on the target. MB are of keys and values before compression. After each copy a read-committed
+consumer has found each record of the source once, in order and equal. {runs} runs in turns; ratios
+compare neighbouring runs."""
 
 Runs = list[dict[str, Copied]]
 """Result of each contender, for each run."""

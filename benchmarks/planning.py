@@ -42,16 +42,16 @@ _CHAPTERS = "since a time, with chapters"
 _LIMIT_WITH_CHAPTERS = 1.5
 _PLACES = {
     False: "the file-system store",
-    True: "an S3 server of this machine (versitygw, HTTP), whose processor time is not counted",
+    True: "an S3 server of this machine (versitygw, HTTP), whose CPU time is not counted",
 }
 _HOW = """\
-An archive on {place}, as a sidecar leaves it: {segments:,} segments with their
-indexes, of {size} KiB each. Each plan is a new planner's, as a job makes it; **again** is
-the same planner a second time, with nothing new: what an incremental run that finds nothing costs.
-**Every segment cut** has splits of half a segment, so that each index is read; **since a time**
-asks each segment for its largest timestamp, or, **with chapters**, an object for 1,000 of them;
-**committed** looks for the last stable offset.
-Requests are what an object store would be asked: a list is a page of 1,000 objects. {runs} runs."""
+An archive on {place}, as a sidecar leaves it: {segments:,} segments with their indexes, of {size}
+KiB each. Each plan is a new planner's, as a job makes it; **again** is the same planner a second
+time, with nothing new: the cost of an incremental run that finds nothing. **Every segment cut** has
+splits of half a segment, so that each index is read; **since a time** reads the largest timestamp
+of each segment, or, **with chapters**, one object for 1,000 segments; **committed** reads the last
+stable offset. Requests are those that an object store would receive: a list is a page of 1,000
+objects. {runs} runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,17 +32,17 @@ _KINDS = ("without", "with", "with a cap", "curl in its place")
 _CURLS = 8
 _HOW = """\
 A producer sends {rate:,} records of 1 kB a second to a KRaft broker (4.3.1), for all of a round;
-the latency of a record is from the moment in which it was due to its acknowledgement. Each round
-has a window per kind, in changing order: no sidecar; the sidecar catching up another topic of the
-same broker, {backlog:.1f} GiB in segments of 64 MiB, with its default settings; the same with
-`uploader.max_bytes_per_second: {cap}`; and, to show what the machine itself makes of such a load,
-{curls} curl processes in the sidecar's place, which send the same segments at the least priority
-there is (SCHED_IDLE). A window begins once the sidecar is
-ready, and ends before the catch-up does, after {window:g} s at the latest. The store is {store}.
-{runs} rounds; ratios are of windows of the same round. What is sent is counted as it arrives."""
+the latency of a record is the time from its due moment to its acknowledgement. Each round has a
+window per kind, in changing order: no sidecar; the sidecar catching up another topic of the same
+broker, {backlog:.1f} GiB in segments of 64 MiB, with its default settings; the same with
+`uploader.max_bytes_per_second: {cap}`; and, to compare with the same load without a sidecar,
+{curls} curl processes in the sidecar's place, which send the same segments at the lowest priority
+(SCHED_IDLE). A window begins once the sidecar is ready, and ends before the catch-up does, after
+{window:g} s at the latest. The store is {store}. {runs} rounds; ratios compare windows of the same
+round. Sent bytes are counted as they arrive."""
 
 _STAND_IN = """\
-a stand-in that throws data away, at the least priority: in service it would be another machine"""
+a stand-in that discards data, at the lowest priority: in production it would be another machine"""
 
 
 @dataclass(frozen=True, slots=True)

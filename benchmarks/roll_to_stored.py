@@ -18,12 +18,12 @@ _SEGMENT_BYTES = 16 << 20
 _STAGES = ("high_watermark", "queueing", "uploading", "committing")
 _HOW = """\
 A KRaft broker (4.3.1) takes {rate:g} MB/s in records of 10 kB over eight partitions with segments
-of 16 MiB, for {seconds:g} s; the sidecar, as it is configured by default with
-`broker.bootstrap_servers`, stores them in versitygw. All share the machine. **From outside**: a
-roll is when the next `.log` is seen in the log dir, stored is when `offset.wm` in the server's
-directory covers the segment; both are looked at every 10 ms. The upload's own time is that of the
+of 16 MiB, for {seconds:g} s; the sidecar, with its default settings and `broker.bootstrap_servers`,
+stores them in versitygw. All share the machine. **From outside**: a roll is the moment when the
+next `.log` appears in the log dir, and stored is the moment when `offset.wm` in the server's
+directory covers the segment; both are checked every 10 ms. The upload's own time is that of the
 event `segment.uploaded`. **From inside**: the sidecar's histograms, quantiles by interpolation
-within a bucket. What was rolled in the last 5 s is left out."""
+within a bucket. Segments rolled in the last 5 s are left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from lib.results import Report, Spread, Target
 from lib.rolls import Passage, Traffic, observe, percentile
 from lib.sidecar import Setup, Sidecar
 from lib.stores import RealStore, real_store
-from lib.unchecked_sidecar import CONDITIONS, LINEAGE, NOTHING
+from lib.unchecked_sidecar import CONDITIONS, EPOCH_HISTORY, NOTHING
 
 Run = TypeVar("Run")
 _GIB = 1 << 30
@@ -26,23 +26,23 @@ _SEGMENT_BYTES = 16 << 20
 _AS_IT_IS = "as it is"
 _KINDS: Mapping[str, str] = {
     _AS_IT_IS: NOTHING,
-    "without lineage": LINEAGE,
+    "without epoch history": EPOCH_HISTORY,
     "without conditions": CONDITIONS,
-    "without either": f"{LINEAGE},{CONDITIONS}",
+    "without either": f"{EPOCH_HISTORY},{CONDITIONS}",
 }
 _REQUESTS = "sidetier_store_request_seconds_count"
 _HOW = """\
 Four kinds of the sidecar take turns, in the other order in every second round; ratios are to the
 kind "as it is" of the same round. The product has no switch that leaves a check out:
-`benchmarks/lib/unchecked_sidecar.py` starts all four, and takes out from outside what is not to be
-there. **Without lineage**: batches are not compared with `leader-epoch-checkpoint`, the log not
-with the archive, what is stored already not with the log, and no lineage is stored; every byte is
-still read and summed before it is sent. **Without conditions**: no put has If-Match or
-If-None-Match, so nothing is ever refused. **Catch-up**: {gib:.2f} GiB in {segments} closed segments
-of {partitions} partitions, as in the section "Catch-up", to versitygw over HTTP; {runs} rounds.
-Requests are those that the sidecar counts, all of them, per segment. **Roll to stored**: a KRaft
-broker (4.3.1) takes 30 MB/s over eight partitions in segments of 16 MiB for {window:g} s per kind
-and round, as in the section "Roll to stored"; {rolls} rounds."""
+`benchmarks/lib/unchecked_sidecar.py` starts all four, and removes the checks from outside.
+**Without epoch history**: batches are not compared with `leader-epoch-checkpoint`, the log is not
+compared with the archive, stored segments are not compared with the log, and no epoch history is
+stored; every byte is still read and summed before it is sent. **Without conditions**: no put has
+If-Match or If-None-Match, so nothing is ever refused. **Catch-up**: {gib:.2f} GiB in {segments}
+closed segments of {partitions} partitions, as in the section "Catch-up", to versitygw over HTTP;
+{runs} rounds. Requests are those that the sidecar counts, all of them, per segment. **Roll to
+stored**: a KRaft broker (4.3.1) takes 30 MB/s over eight partitions in segments of 16 MiB for
+{window:g} s per kind and round, as in the section "Roll to stored"; {rolls} rounds."""
 
 
 @dataclass(frozen=True, slots=True)

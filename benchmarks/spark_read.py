@@ -45,14 +45,14 @@ _HOW = """\
 Topics of one partition on a KRaft broker (4.3.1), filled by confluent-kafka, without compression
 unless a codec is named, in batches of 16 KiB; the sidecar has stored the closed segments on
 versitygw and, a second time, on the file system: {large} MiB of records of 1 KiB, {small} MiB of
-records of 100 B; and as much as of the first, before the producer compressed it, of records of
-1 KiB of words. Spark 4.0.0 on Java 17 reads the same offsets by its own Kafka source from the
+records of 100 B; and the same amount as of the first, before the producer compresses it, of records
+of 1 KiB of words. Spark 4.0.0 on Java 17 reads the same offsets by its own Kafka source from the
 broker, and by `format("sidetier")` and `read()` from the archive, each in {tasks} tasks
 (`minPartitions`). The first two reads of each kind warm up and do not count; {runs} runs in turns.
 CPU is of the driver, the JVM and Python's workers; broker, S3 server and Spark share the machine's
-cores, and everything lies in the page cache. Without values, `sidetier` is told the columns, and of
-Kafka's source they are selected. Offsets alone are told by the notes of the segments: of them no
-byte is read."""
+cores, and all files are in the page cache. Without values, `sidetier` gets the option `columns`,
+and the same columns are selected from Kafka's source. Offsets alone come from the metadata of the
+segments, without reading a byte of them."""
 
 
 @dataclass(frozen=True, slots=True)

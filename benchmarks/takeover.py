@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from lib.backlog import VERSION, fill
 from lib.clock import monotonic, wait_until, wall
-from lib.looking import Repeated
 from lib.options import benchmark_options, work_directory
+from lib.repeated import Repeated
 from lib.results import Report, Spread, Target
 from lib.sidecar import Setup, Sidecar
 from lib.stores import LAYOUT, RealStore, real_store
@@ -32,18 +32,19 @@ _CHANGE_SECONDS = 60.0
 _WAIT_SECONDS = 60.0
 _SEGMENT_FILES = {".index", ".timeindex", ".log", ".txnindex", ".snapshot"}
 _HOW = """\
-Three KRaft brokers ({version}) with a sidecar each, as it is configured by default but for the
-brokers' addresses, and versitygw, all on one machine; {partitions} partitions with three replicas,
-and segments of 1 MiB. Before each change the sidecars of the leaders in question are killed, then
-records are produced until closed segments wait that nobody stores. **Killed**: a broker is killed
-with SIGKILL. **Shut down**: it ends in good order, and hands over. **Elected**: it is back, and a
-preferred election moves its partitions to it again. Time begins when a Metadata request (every
-10 ms) first shows the new leader of the partition, and ends when the first file of a waiting
-segment is seen in the server's directory (looked at every 10 ms). **Known**: until the sidecar
-logs the change; **gates**: until its first upload of the partition begins: the archive is read,
-compared with the log and listed, and the high watermark is known in the new epoch; **put**: until
-that upload's first object is there: the segment has been read and summed. **Watermark** is from the
-new leader's being seen to the watermark that covers its first upload. {changes} changes."""
+Three KRaft brokers ({version}) with a sidecar each, with default settings except for the brokers'
+addresses, and versitygw, all on one machine; {partitions} partitions with three replicas, and
+segments of 1 MiB. Before each change the sidecars of the leaders in question are killed, then
+records are produced until closed segments wait for an upload. **Killed**: a broker is killed with
+SIGKILL. **Shut down**: a controlled shutdown moves its leaderships away. **Elected**: it runs
+again, and a preferred election moves its partitions back to it. Time begins when a Metadata request
+(every 10 ms) first shows the new leader of the partition, and ends when the first file of a waiting
+segment is seen in the server's directory (checked every 10 ms). **Known**: until the sidecar logs
+the change; **gates**: until its first upload of the partition begins: the archive is read, compared
+with the log and listed, and the high watermark is known in the new epoch; **put**: until that
+upload's first object is stored: the segment has been read and summed. **Watermark** is the time
+from the new leader's first appearance to the `offset.wm` that covers its first upload. {changes}
+changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Watch:
     led: dict[int, tuple[int, float]] = field(default_factory=dict)
     put: dict[int, float] = field(default_factory=dict)
 
-    def look_for_leaders(self) -> None:
+    def observe_leaders(self) -> None:
         """Read the leaders with one Metadata request."""
         with suppress(KafkaException):
             leaders, seen_at = leaders_of(self.admin, 1.0), wall()
@@ -88,7 +89,7 @@ class Watch:
                 if leaders.get(number, -1) not in {old, -1}:
                     self.led.setdefault(number, (leaders[number], seen_at))
 
-    def look_for_objects(self) -> None:
+    def observe_objects(self) -> None:
         """List the directory of each partition once."""
         for number in self.before:
             if number not in self.put and segment_files(self.store, number) - self.there[number]:
@@ -197,7 +198,7 @@ class Bench:
         watch = Watch(
             self._admin, self._store, {number: leaders[number] for number in led}, files_before
         )
-        with Repeated(watch.look_for_leaders), Repeated(watch.look_for_objects):
+        with Repeated(watch.observe_leaders), Repeated(watch.observe_objects):
             act()
             wait_until(lambda: watch.is_over, _CHANGE_SECONDS, f"{kind}: the first objects")
         handovers = [self._handover(kind, number, watch) for number in led]

@@ -37,7 +37,7 @@ def sidecar_option(
 
     Args:
         aliases: Earlier names of the option.
-        asked_for: Help text: what the command asks the sidecar for.
+        asked_for: The part of the help text that describes the command's request to the sidecar.
     """
     return click.option(
         "--sidecar",

@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGINT do while a command runs."""
+"""Handlers of SIGTERM and SIGINT while a command runs."""
 
 import signal
 from collections.abc import Callable, Iterator

@@ -147,7 +147,7 @@ def require_directory(url: str) -> None:
     root = file_root(url)
     if root is not None and not root.is_dir():
         raise ConfigurationError(
-            f"storage.url {url}: there is no such directory; nothing has been stored there yet"
+            f"storage.url {url}: there is no such directory; nothing is stored at this URL yet"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Final, cast
 import structlog
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.objects.layout import LayoutNote, agree, look
+from sidetier.archive.objects.layout import LayoutNote, check_stored_note, write_or_check_note
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
 from sidetier.config.problems import Origins, problem_line, raise_problems
@@ -154,7 +154,7 @@ class _Places:
     def _at(self, endpoint: StorageEndpoint) -> Place:
         store = self.archive.stores.at(endpoint)
         if id(store) not in self.known:
-            # A note that was there at the start has been compared then.
+            # A note that existed at the start was compared at the start.
             admitted = self.seen.get(endpoint) is not None
             admit = _Admission(lambda: self.check(store, endpoint), admitted=admitted)
             archive_writer = ArchiveWriter(
@@ -166,8 +166,8 @@ class _Places:
     def check(self, store: RemoteStorage, endpoint: StorageEndpoint) -> None:
         """Check a store before the first write to it."""
         require_fencing(self.config, store, endpoint.url)
-        layout, seen_none = self.archive.layout, endpoint in self.seen
-        agree(store, layout, self.kafka_cluster_id, seen_none=seen_none)
+        layout, known_missing = self.archive.layout, endpoint in self.seen
+        write_or_check_note(store, layout, self.kafka_cluster_id, known_missing=known_missing)
 
     def check_all(self) -> None:
         """Check each store once at the start, without writing.
@@ -179,7 +179,7 @@ class _Places:
             store = open_plain(endpoint)
             try:
                 require_fencing(self.config, store, endpoint.url)
-                note = look(store, self.archive.layout, self.kafka_cluster_id)
+                note = check_stored_note(store, self.archive.layout, self.kafka_cluster_id)
                 self.seen[endpoint] = note
             except TransientStorageError as error:
                 structlog.get_logger().warning(

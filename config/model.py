@@ -132,8 +132,8 @@ class KraftConfig(Part):
 
     metadata_log: bool = Field(
         default=True,
-        description="Read the broker's copy of the metadata log on the disk. If false, only "
-        "Metadata requests to broker.bootstrap_servers tell the leaders.",
+        description="Read the broker's copy of the metadata log on the disk. If false, the leaders "
+        "come only from Metadata requests to broker.bootstrap_servers.",
     )
     metadata_log_dir: AbsolutePath | None = Field(
         default=None,

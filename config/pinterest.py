@@ -99,7 +99,7 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
         f"{PREFIX}manager.gc.<topic>.retention.seconds",
         "ignored",
         "The same for one topic.",
-        their_default="that of the key without a topic",
+        their_default="the value of the key without a topic",
         our_default="no deletion",
     ),
     PinterestKey(

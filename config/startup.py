@@ -76,7 +76,7 @@ class LogDirs:
     """Result of the checks.
 
     Attributes:
-        identity: the broker of the log dirs; None if no log dir tells it.
+        identity: the broker of the log dirs; None if no log dir names it.
         problems: problems that prevent the sidecar's start.
         warnings: log dirs that cannot be read now while others can. The broker continues without
             them, and so does the sidecar.
@@ -101,7 +101,7 @@ def check_machine(config: Config, machine: Machine) -> LogDirs:
             unread.append(result)
         else:
             readable.append((path, log_dir, result))
-    # With JBOD, a broker goes on without a failed log dir, so the sidecar does, too.
+    # With JBOD, a broker continues without a failed log dir, so the sidecar does, too.
     problems = [] if readable else unread
     problems += _disagreements(readable)
     problems += _same_directory(config, machine)

@@ -111,7 +111,8 @@ class SecretRef(Part):
 
     def _from_file(self, read_text: Callable[[Path], str]) -> str:
         try:
-            # One line end only: editors add it, and further blank characters may be the secret's.
+            # One line end only: editors add it, and further blank characters may belong to the
+            # secret.
             return read_text(Path(str(self.file))).removesuffix("\n").removesuffix("\r")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"the secret in {self} cannot be read: {error}") from error

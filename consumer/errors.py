@@ -36,7 +36,7 @@ class GapError(TieredError):
     def __init__(self, tp: TopicPartition, first: int, end: int, detail: str = "") -> None:
         text = (
             f"{tp}: offsets [{first}, {end}) are neither on Kafka nor on the store"
-            f"{f' ({detail})' if detail else ''}; seek to {end} to go on behind them, or set "
+            f"{f' ({detail})' if detail else ''}; seek to {end} to continue behind them, or set "
             "tiered.storage.on.gap to skip"
         )
         super().__init__(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE, text), tp, first)

@@ -219,7 +219,7 @@ class Feed:
             partition.position = message.offset()
 
     def _fetch_available(self, most: int) -> None:
-        """Fetch from both sources what they have, without waiting."""
+        """Fetch the available records of both sources, without waiting."""
         kafka_flows, store_flows = self._flowing()
         ahead = READ_AHEAD if most == 1 else most
         now = self._clock()

@@ -1,4 +1,4 @@
-"""What was fetched of both sides and was not returned yet."""
+"""The records and messages of both sides that were fetched and not returned yet."""
 
 from collections import deque
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class FetchBuffer:
             partition: its state; None if it is not assigned.
         """
         _remove(self.store_items, lambda item: _tp(item) == tp)
-        # `behind`: Kafka's client has moved past what is dropped and must be aimed again.
+        # `behind`: Kafka's client has moved past the dropped messages and must be aimed again.
         if self.given_back is not None and self.given_back[1].tp == tp:
             self.given_back[1].behind = True
             self.given_back = None

@@ -59,7 +59,8 @@ class Answer:
 class Lookups:
     """Asks Kafka first, then the store.
 
-    In this order no offset is missed: what Kafka deletes between the two answers is stored by then.
+    In this order no offset is missed: offsets that Kafka deletes between the two answers are stored
+    by then.
 
     Args:
         kafka: None without a broker.

@@ -116,7 +116,7 @@ class Router:
             self._kafka.hold([partition.tp])
 
     def forget(self, partition: Partition) -> None:
-        """Remove a partition that is not assigned any more."""
+        """Remove a partition that is no longer assigned."""
         if partition.source is Source.STORE:
             self._store.unassign(partition.tp)
         self._looking.pop(partition.tp, None)
@@ -283,8 +283,8 @@ class Router:
         log.warning("consumer.nothing_stored", partition=name, where=place)
         if self._rules.mode is Mode.TIERED_STORAGE_ONLY:
             text = (
-                f"nothing of {name} is stored at {place}; it is waited for. See whether "
-                "tiered.storage.url and cluster.name, and the topic, are right"
+                f"nothing of {name} is stored at {place}; the consumer waits for it. Check "
+                "tiered.storage.url, cluster.name and the topic"
             )
             self._warn(KafkaError(KafkaError._UNKNOWN_PARTITION, text))
 

@@ -140,27 +140,27 @@ class TieredConfig(ArchiveOptions):
     )
     on_gap: Literal["error", "skip"] = Field(
         default="error",
-        description="What becomes of offsets that neither side has: an error, or a warning, a "
-        "count, and on behind them.",
+        description="Action at offsets that neither side has: an error; or a warning and a count, "
+        "and reading continues behind them.",
     )
     gap_patience: Duration = Field(
         default=60.0,
-        description="How long Kafka may have deleted what the sidecar has not stored yet, before "
-        "it counts as a gap.",
+        description="Time to wait for the upload of offsets that Kafka has deleted, before they "
+        "count as a gap.",
     )
     memory_budget: Size = Field(
         default=ReaderSettings().memory_budget,
-        description="Bytes of stored segments that are held, fetched or on their way.",
+        description="Maximum bytes of stored segments that are held or being fetched.",
     )
     fetch_threads: WholeNumber = Field(
         default=ReaderSettings().fetch_threads,
         ge=1,
-        description="Requests to the store that are made at once.",
+        description="Maximum number of concurrent requests to the store.",
     )
     look_interval: Duration = Field(
         default=ReaderSettings().look_interval,
         gt=0,
-        description="How soon what is new at an archive's end is seen.",
+        description="Interval at which the consumer checks for new segments at an archive's end.",
     )
 
 

@@ -1,4 +1,5 @@
-"""Choice of the source that a partition is read from next: pure functions of what each side holds.
+"""Choice of the source that a partition is read from next: pure functions of the offsets of each
+side.
 
 A partition has one source at a time. The source changes only at these events:
 
@@ -181,12 +182,12 @@ Decision = Ask | FromKafka | FromStore | RetryLater | Missing | NoReset
 
 
 def decide(mode: Mode, reset: Reset, facts: Facts, *, broker: bool = True) -> Decision:
-    """Return where to read on.
+    """Return where to continue reading.
 
     Args:
         mode: any mode but `KAFKA_ONLY`, in which there is nothing to decide.
         reset: replacement for an offset that neither side has, below or above both.
-        facts: what is known of the partition.
+        facts: the known facts about the partition.
         broker: False without brokers, which only `TIERED_STORAGE_ONLY` allows.
     """
     wanted = facts.wanted
@@ -285,9 +286,13 @@ def _on_neither_side(mode: Mode, reset: Reset, facts: Facts, wanted: int) -> Dec
         return RetryLater("Kafka has refused an offset within its bounds")
     stored = archive.span
     if wanted < kafka.start and (stored is None or wanted < stored.start):
-        return _by_reset(mode, reset, facts, f"offset {wanted} is older than all that is kept")
+        return _by_reset(
+            mode, reset, facts, f"offset {wanted} is below the oldest offset of both sides"
+        )
     if wanted > kafka.end and (stored is None or wanted >= stored.end):
-        return _by_reset(mode, reset, facts, f"offset {wanted} is newer than all that there is")
+        return _by_reset(
+            mode, reset, facts, f"offset {wanted} is above the newest offset of both sides"
+        )
     return _missing(facts, wanted)
 
 

@@ -1,4 +1,6 @@
-"""The store's side: what the consumer needs of the archive reader, and the records it returns."""
+"""The store's side: the methods of the archive reader that the consumer needs, and the returned
+records.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field

@@ -36,7 +36,7 @@ class SubscriptionState:
     Attributes:
         router: finds the source of each partition.
         partitions: the assigned partitions; the router's own dict.
-        buffer: what was fetched and not returned yet.
+        buffer: the records and messages that were fetched and not returned yet.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class SubscriptionState:
         self._metrics.missed(Source.STORE)
         _advance(partition, gap.start)
         self._lost(partition)
-        # After `_lost`, which forgets everything that was found out.
+        # After `_lost`, which drops all known facts.
         if not below:
             partition.gap, partition.detail = gap, detail
 
@@ -249,7 +249,7 @@ class SubscriptionState:
         if error.passes and self._rules.mode is Mode.TIERED_STORAGE_ONLY:
             return  # the archive reader retries by itself
         self._lost(partition)
-        # After `_lost`, which would forget this, too.
+        # After `_lost`, which would drop this fact, too.
         if self._rules.mode is not Mode.TIERED_STORAGE_ONLY:
             partition.archive = Archive(unavailable=True)
 
@@ -290,7 +290,7 @@ class SubscriptionState:
             self.router.forget(self.partitions.pop(tp))
 
     def _lost(self, partition: Partition) -> None:
-        """Find another source for a partition that the store cannot serve any more."""
+        """Find another source for a partition that the store can no longer serve."""
         self.buffer.drop(partition.tp, partition)
         self.router.leave(partition)
         partition.forget()

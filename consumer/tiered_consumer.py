@@ -136,7 +136,7 @@ class TieredConsumer(GroupApi):
         while True:
             shares = self._shares(max_records, deadline)
             batches = [batch for share in shares for batch in _batches(share)]
-            # Only ends of partitions have come: go on.
+            # Only ends of partitions have arrived: continue.
             if batches or not shares:
                 return batches
 

@@ -181,8 +181,8 @@ class KafkaClusterState:
                         continue
                     problems.append(f"{name}: {self._text_of(SnapshotKind.TOPICS, error)}")
                     if known is not None:
-                        # A definition that cannot be read now is not gone: a snapshot
-                        # without it would tell a restore not to create the topic.
+                        # A definition that cannot be read now still exists: after a snapshot
+                        # without it, a restore would not create the topic.
                         definitions[name] = known
                     continue
                 if problem is not None:

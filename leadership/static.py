@@ -74,7 +74,7 @@ class StaticLeadership:
                 partitions.update(_found_in(log_dir))
             except OSError as error:
                 problems.append(f"log dir {log_dir} cannot be read: {error.strerror}")
-        # As a broker: it runs on with the log dirs that work, and stops when none is left.
+        # As a broker, which continues with the log dirs that work, and stops when none is left.
         if len(problems) == len(self._settings.log_dirs):
             raise ConfigurationError("; ".join(problems))
         for problem in problems:

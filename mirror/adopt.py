@@ -89,7 +89,7 @@ class Alignment:
 
 
 def align(tail: Sequence[Record], source: Iterable[Record]) -> Alignment | None:
-    """Find the last records of the target on the source; None if they are not there.
+    """Find the last records of the target on the source; None if it does not have them.
 
     Two records are equal if they have the same timestamp, key and value. The best position is the
     one at which most of the tail's records, counted backwards from its last one, are equal. The

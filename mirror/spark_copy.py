@@ -12,7 +12,7 @@ its tasks commit with its membership, which the coordinator refuses as soon as a
 Spark starts an attempt of a task again when it fails, and starts a second attempt beside a slow
 one. All attempts use the partition's transactional id: the newest attempt fences the others and
 continues from the progress. A fenced attempt must not fence the newest one back at once, or both
-would abort each other's transactions for ever. A fenced attempt must not end either. If it fails,
+would abort each other's transactions forever. A fenced attempt must not end either. If it fails,
 Spark counts a failure and starts another attempt, which fences the one that writes. If it succeeds,
 Spark kills the attempt that writes. So a fenced attempt waits (`Standby`).
 """

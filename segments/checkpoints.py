@@ -56,5 +56,5 @@ def parse_offset_checkpoint(text: str, path: str) -> dict[TopicPartition, Offset
                 f"{path}: {row[:300]!r} is not a topic, a partition and an offset"
             ) from None
     if len(offsets) != len(rows):
-        raise SegmentError(f"{path}: {len(rows) - len(offsets)} partitions come twice")
+        raise SegmentError(f"{path}: {len(rows) - len(offsets)} partitions occur twice")
     return offsets

@@ -130,7 +130,7 @@ class CommittedOffset:
     """The next offset that a group reads, and the metadata that its consumer committed with it.
 
     The leader epoch of the commit is not kept: it means nothing in another cluster, and a Java
-    consumer waits for ever for an epoch that the partition never had.
+    consumer waits forever for an epoch that the partition never had.
     """
 
     offset: int

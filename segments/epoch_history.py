@@ -150,7 +150,7 @@ def merge(
     for (epoch, start), (later_epoch, later_start) in pairwise(entries):
         if later_start < start:
             raise ArchiveConflictError(
-                f"archive and log have forked: leader epoch {epoch} starts at {start}, but the "
+                f"archive and log have diverged: leader epoch {epoch} starts at {start}, but the "
                 f"later epoch {later_epoch} at {later_start}"
             )
     return EpochHistory(entries)
@@ -254,7 +254,7 @@ class ContradictionError(ArchiveConflictError):
 
     def __init__(self, found: Contradiction) -> None:
         super().__init__(
-            f"archive and log have forked: offset {found.offset} is of leader epoch "
+            f"archive and log have diverged: offset {found.offset} is of leader epoch "
             f"{found.archived} in the archive and of {found.local} in the log"
         )
         self.found = found
@@ -294,12 +294,13 @@ def contradiction(
     return None
 
 
-def truncate(epoch_history: EpochHistory, fork: int) -> EpochHistory:
-    """Return the history below the divergence offset `fork`, as Kafka's `truncateFromEnd`.
+def truncate(epoch_history: EpochHistory, divergence_offset: int) -> EpochHistory:
+    """Return the history below `divergence_offset`, as Kafka's `truncateFromEnd`.
 
-    An epoch that begins at `fork` or later is dropped. An epoch that reaches beyond it ends there.
+    An epoch that begins at this offset or later is dropped. An epoch that reaches beyond it ends
+    at it.
     """
-    return epoch_history.up_to(fork)
+    return epoch_history.up_to(divergence_offset)
 
 
 _RUN = re.compile(r"(\d{1,10})@(\d{1,19})", re.ASCII)

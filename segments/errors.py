@@ -5,14 +5,14 @@
     SidetierError
     ├── ConfigurationError            a setting is wrong; nothing was changed
     ├── SegmentError                  a local file is not as it should be
-    │   ├── SegmentGoneError          the file has no name any more
+    │   ├── SegmentGoneError          the file no longer has a name
     │   ├── SegmentChangedError       the file changed while it was read
     │   ├── DamagedSegmentError       bytes that no broker would serve
     │   ├── BatchTooLargeError        a sound batch that is larger than a reader's limit
     │   └── UnsupportedFormatError    bytes of an unknown version
     ├── ArchiveError                  a stored object is not as it should be
     │   ├── MalformedObjectError      an object of Sidetier or Pinterest's uploader does not parse
-    │   └── ArchiveConflictError      another writer has stored something else
+    │   └── ArchiveConflictError      another writer has stored other bytes
     ├── StorageError
     │   ├── TransientStorageError     retry = True
     │   │   ├── StoreUnavailableError     5xx, connection refused, cut, reset
@@ -25,7 +25,7 @@
     │       ├── ChecksumMismatchError
     │       ├── StoreFullError            no space, or over quota
     │       ├── MalformedAnswerError  an answer that lacks a field, or cannot be read
-    │       └── InvalidRequestError       anything else that the store refuses
+    │       └── InvalidRequestError       any other refusal of the store
     ├── LeadershipError
     │   └── LeadershipUnavailableError  retry = True
     ├── MirrorError                   a mirror cannot continue without an operator
@@ -78,11 +78,10 @@ class UnprovenSegmentError(DamagedSegmentError):
 
 
 class SegmentEndsElsewhereError(DamagedSegmentError):
-    """A whole segment marked for deletion ends at `next_offset`, not where the file names beside it
-    say.
+    """A segment marked for deletion ends at `next_offset`, not at the next file's base offset.
 
-    Truncation leaves `.deleted` files among the ones of retention, so the next name need not be
-    that of its successor.
+    Truncation and retention both leave `.deleted` files, so the next file need not be the segment's
+    successor.
     """
 
     def __init__(self, message: str, next_offset: int) -> None:
@@ -114,7 +113,7 @@ class MalformedObjectError(ArchiveError):
 
 
 class ArchiveConflictError(ArchiveError):
-    """Another writer has stored something else at the key of a write."""
+    """Another writer has stored other bytes at the key of a write."""
 
 
 class StorageError(SidetierError):

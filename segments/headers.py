@@ -3,7 +3,7 @@
 Source: Kafka's `DefaultRecordBatch` (KIP-98). A batch is 61 bytes of header and the records::
 
     0 base offset i64 | 8 length of the rest i32 | 12 partition leader epoch i32 | 16 magic i8
-    17 CRC32C u32 over all that follows it | 21 attributes i16 | 23 last offset delta i32
+    17 CRC32C u32 over all following bytes | 21 attributes i16 | 23 last offset delta i32
     27 base timestamp i64 | 35 max timestamp i64 | 43 producer id i64 | 51 producer epoch i16
     53 base sequence i32 | 57 record count i32 | 61 records
 

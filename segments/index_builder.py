@@ -83,7 +83,7 @@ class IndexBuilder:
         # Kafka writes the fields as signed ints, and rolls the segment before one overflows.
         if value > _INT_MAX:
             raise DamagedSegmentError(
-                f"{self._name}: the segment holds more than an index can say: an offset or a byte "
+                f"{self._name}: the segment does not fit into an index: an offset or a byte "
                 f"position {value} after its start at {self._base}"
             )
         return value

@@ -201,4 +201,4 @@ def _check_first(header: BatchHeader, base: BaseOffset, holds: int | None) -> No
     if header.base_offset < base:
         raise DamagedSegmentError(f"base offset {header.base_offset} is below the segment's {base}")
     if holds is not None and header.base_offset > holds:
-        raise DamagedSegmentError(f"the index entry for {holds} points behind that offset")
+        raise DamagedSegmentError(f"the index entry for offset {holds} points behind that offset")

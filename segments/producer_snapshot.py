@@ -3,7 +3,7 @@
 Source: Kafka's `ProducerStateManager` (KIP-98). `<base offset>.snapshot` is the state below the
 segment's base offset::
 
-    0 version i16, 1 | 2 CRC32C u32 over all that follows it | 6 number of producers i32
+    0 version i16, 1 | 2 CRC32C u32 over all following bytes | 6 number of producers i32
     10 the producers, 46 bytes each: producer id i64, epoch i16, last sequence i32, last offset i64,
        offset delta i32, timestamp i64, coordinator epoch i32, first offset of its open
        transaction i64 (-1: none)

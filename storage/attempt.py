@@ -19,7 +19,7 @@ monotonic: Clock = time.monotonic
 
 
 class DeadlinePassedError(Exception):
-    """The attempt's time is over. Raised into the HTTP client, translated on the way out."""
+    """The attempt's time is over. The HTTP client raises it, and the adapter translates it."""
 
 
 class BodyFailedError(Exception):

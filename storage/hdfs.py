@@ -199,7 +199,7 @@ class Versions:
         try:
             for _ in range(_MAX_TRIES):
                 present = self.identity(key)
-                # Anew in each round: another writer may have replaced the version since.
+                # Read again in each round: another writer may have replaced the version since.
                 check_condition(key, condition, None if present is None else etag_of(present))
                 # The version to replace is newer than this file: its
                 # time must move on, because etags consist of it.
@@ -232,7 +232,7 @@ class Versions:
                 return
             check_condition(key, condition, etag_of(present))
             slot, mine = self._slot(key, present)
-            # The directory before the comparison, for the reason given in `_swap`.
+            # The directory is created before the comparison, for the reason given in `_swap`.
             self._client.make_directory(f"{mine}/d")
             if self.identity(key) == present and self._claim(mine, slot):
                 self._complete(key, slot, present)
@@ -255,8 +255,8 @@ class Versions:
 
     def _swap(self, key: str, temporary: str, present: Identity) -> bool:
         slot, mine = self._slot(key, present)
-        # The directory first, then the comparison: a swap that completes in between deletes the
-        # directory, so step 4 fails. In the other order an old version could replace a new one.
+        # The directory is created before the comparison: a swap that completes in between deletes
+        # the directory, so step 4 fails. In the other order an old version could replace a new one.
         self._client.make_directory(mine)
         if self.identity(key) != present:
             self._client.delete(mine, recursive=True)
@@ -271,8 +271,8 @@ class Versions:
             self._complete(key, slot, present)
             return True
         with suppress(FileNotFoundError):
-            # Back, for the next round. If the other writer has deleted
-            # it with the swap directory, the body must be sent again.
+            # Moved back for the next round. If the other writer has deleted it with the swap
+            # directory, the body must be sent again.
             self._client.rename(f"{mine}/v", temporary)
         self._help(key, slot, present)
         return False
@@ -297,7 +297,7 @@ class Versions:
             if self._client.exists(f"{slot}/next/d"):
                 with suppress(FileNotFoundError, FileExistsError):
                     self._client.rename(self.path(key), f"{slot}/next/d/gone")
-        # After the rename: until then `next` keeps others from claiming this version.
+        # After the rename: until then, `next` keeps other writers from claiming this version.
         self._client.delete(slot, recursive=True)
         # Last: a reader that has the old identity finds its record as long as possible.
         self._forget(key, etag_of(replaced))
@@ -455,7 +455,7 @@ class HdfsStorage:
                 with opened.stream(0, identity.size) as stream:
                     return StoredObject(record.head(key), stream.read())
         raise StoreUnavailableError(
-            f"get {self._place(key)}: it other writers replace it faster than it can be read"
+            f"get {self._place(key)}: other writers replace it faster than it can be read"
         )
 
     def get_object_input_stream(

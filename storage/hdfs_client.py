@@ -74,7 +74,7 @@ BY_CLASS: Final[dict[str, type[StorageError]]] = {
     "PathComponentTooLongException": InvalidRequestError,
     "RetriableException": StoreThrottledError,
 }
-"""Simple class name of a NameNode's exception to our error. All others count as transient:
+"""Maps the simple class name of a NameNode's exception to our error. All others count as transient:
 SafeModeException, StandbyException, an IOException that finds too few DataNodes."""
 
 

@@ -16,8 +16,8 @@ Steps of a put, and what a kill right after each step leaves behind:
    version with its own metadata.
 4. Rename the temporary file to the key and sync the directory. Left: the complete new version.
 
-A delete removes the object, then its record. A kill in between leaves a record of no object, which
-the next put replaces.
+A delete removes the object, then its record. A kill in between leaves a record without an object,
+which the next put replaces.
 """
 
 import errno
@@ -334,7 +334,7 @@ _BY_ERRNO: Final[dict[int, type[StorageError]]] = {
     errno.EPERM: AccessDeniedError,
     errno.EROFS: AccessDeniedError,
     errno.ENAMETOOLONG: InvalidRequestError,
-    # A file where the key needs a directory, or the reverse.
+    # The key needs a directory where a file exists, or the reverse.
     errno.ENOTDIR: InvalidRequestError,
     errno.EISDIR: InvalidRequestError,
     errno.EEXIST: InvalidRequestError,

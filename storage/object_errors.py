@@ -165,7 +165,7 @@ def _cause(details: str) -> str:
 
 def _malformed(operation: str, place: str, problem: object) -> StorageError:
     return MalformedAnswerError(
-        f"{operation} {place}: the answer is not that of a store: {problem}"
+        f"{operation} {place}: the answer is not an answer of this kind of store: {problem}"
     )
 
 

@@ -119,7 +119,7 @@ class RemoteStorage(Protocol):
 
     Keys are relative to the root, use `/` as separator, and never begin with it. All methods may
     be called from many threads at the same time. They raise only subclasses of `StorageError` (and
-    the errors of a `Body`); the error's `retry` tells whether the same call can succeed later.
+    the errors of a `Body`); the error's `retry` is True if the same call can succeed later.
 
     Keys are restricted to names that every store can hold: components between `/`, none of them
     empty, `.` or `..`, no control characters, at most 1,024 bytes of UTF-8 including the prefix.

@@ -468,7 +468,7 @@ def translated(operation: str, bucket: str, key: str) -> Iterator[None]:
         raise failure(request, error) from error
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise MalformedAnswerError(
-            f"{request}: the store's answer is not that of S3: {type(error).__name__}: {error}"
+            f"{request}: the store's answer is not an answer of S3: {type(error).__name__}: {error}"
         ) from error
 
 

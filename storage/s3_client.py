@@ -131,7 +131,7 @@ class _SendsBodies:
         super().request(method, url, body, headers, **more)  # type: ignore[misc]
 
     def send(self, data: Any) -> None:  # noqa: ANN401
-        """Send data like http.client. Do not read a body that the store has already refused."""
+        """Send data as http.client does. Do not read a body that the store has already refused."""
         if not isinstance(data, AttemptStream):
             super().send(data)  # type: ignore[misc]
         # The store has answered before the body: a refusal after `Expect: 100-continue`.
@@ -208,7 +208,8 @@ def _do_not_ask_for_little(params: dict[str, Any], **_: object) -> None:
 def _config(settings: S3Settings, deadline: AttemptDeadline) -> Config:
     return Config(
         signature_version="s3v4",
-        # A constant: botocore composes its own for each request, which takes a tenth of its CPU.
+        # A constant: botocore composes a value for each request, which takes a tenth of its CPU
+        # time.
         user_agent=f"sidetier/{__version__}",
         # `RetryingStorage` is the only layer that retries.
         retries={"total_max_attempts": 1, "mode": "standard"},

@@ -148,7 +148,7 @@ def total_families(
 ) -> Iterator[Family]:
     """Yield the counters per partition.
 
-    Without labels, partitions that this broker does not lead any more are still counted.
+    Without labels, partitions that this broker no longer leads are still counted.
     """
     labelled = len(totals) <= max_series
     for metric, value in _TOTALS:

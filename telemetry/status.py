@@ -222,7 +222,7 @@ class StatusSnapshot:
     followed_pinned_segments: int = 0
     """Pinned segments of partitions that other brokers lead."""
     pins: tuple[PinnedRange, ...] = ()
-    """All pinned offsets, including those of partitions that this broker does not lead any more."""
+    """All pinned offsets, including those of partitions that this broker no longer leads."""
     held_errors: tuple[HeldError, ...] = ()
     """Work that unexpected errors stop now."""
     log_dir_problems: tuple[str, ...] = ()

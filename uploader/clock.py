@@ -9,7 +9,7 @@ from typing import Final
 from sidetier.segments.offsets import TopicPartition
 
 LONGEST_WAIT: Final = 1.0
-"""Seconds for which the daemon waits at most before it looks at its timers again."""
+"""Maximum seconds between two checks of the timers by the daemon."""
 
 
 @dataclass(frozen=True, slots=True)

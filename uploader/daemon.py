@@ -1,8 +1,8 @@
-"""The daemon's life.
+"""The daemon: start, work, and stop.
 
-`run` starts watch and leadership, then works until `stop` is called from any thread. Then it stops
-accepting (no watch, no new upload), drains what is under way until the grace period ends, and
-abandons the rest; a restart finds it again.
+`run` starts watch and leadership, and works until any thread calls `stop`. Then it stops accepting
+(no watch, no new upload), drains uploads and requests until the grace period ends, and abandons the
+rest. The next start finds the abandoned segments again.
 """
 
 import math
@@ -40,15 +40,15 @@ class Daemon:
 
     @property
     def status(self) -> StatusBoard:
-        """What it tells of itself; any thread may read it."""
+        """The daemon's status. Any thread may read it."""
         return self._engine.status
 
     def run(self) -> None:
-        """Work until `stop` is called; returns when nothing is under way any more.
+        """Work until `stop` is called; return once no upload or request is under way.
 
         Raises:
-            ConfigurationError: it can never work as it is configured.
-            DaemonDiedError: one of its threads died.
+            ConfigurationError: the daemon can never work with this configuration.
+            DaemonDiedError: one of the daemon's threads died.
         """
         try:
             self._engine.watch()  # before the first listing, so that nothing falls in between
@@ -60,11 +60,11 @@ class Daemon:
             self._shut_down()
 
     def run_until_settled(self, patience: float = math.inf) -> None:
-        """Work until every closed segment of the led partitions is stored; watches nothing.
+        """Work without a watch until every closed segment of the led partitions is stored.
 
-        Ends too when nothing but requests that hang has been under way for `patience` seconds: what
-        is left then is held by errors, or not known to be committed. Since a failure is tried again
-        after 1 s, 2 s, 4 s and so on, that bounds the tries: with 10 s there are five of each.
+        Also ends if no request was under way for `patience` seconds, except requests that hang: the
+        remaining segments are held back by errors, or are not known to be committed. A failed
+        request is tried again after 1 s, 2 s, 4 s and so on: 10 s of patience allow five attempts.
         """
         try:
             self._leadership.start(self._engine.deliver)
@@ -80,7 +80,7 @@ class Daemon:
             self._shut_down()
 
     def stop(self) -> None:
-        """Begin to stop; from any thread or a signal handler, more than once."""
+        """Begin to stop. Any thread or a signal handler may call it, and more than once."""
         self._stopping.set()
         self._engine.wake()
 
@@ -89,7 +89,7 @@ class Daemon:
         self._check_threads()
 
     def _drain(self) -> None:
-        """What is under way may finish, and its watermark move, until the grace period ends."""
+        """Let running uploads and requests finish, and commit them, until the grace period ends."""
         log.info("daemon.draining", under_way=self._engine.busy, grace=self._grace)
         self._engine.stop_accepting()
         self._leadership.stop()

@@ -24,21 +24,21 @@ from sidetier.uploader.state.events import (
     AskBroker,
     AskStore,
     HoldBack,
-    LookAt,
     Release,
-    TellAdopted,
-    TellCommitted,
-    TellGap,
-    TellGapHalt,
-    TellHalted,
-    TellOutdated,
-    TellRequestFailed,
-    TellRescue,
-    TellStoodBy,
-    TellTakeover,
-    TellUnexpected,
-    TellUploaded,
-    TellUploadFailed,
+    ReportAdopted,
+    ReportCommitted,
+    ReportGap,
+    ReportGapHalt,
+    ReportHalted,
+    ReportOutdated,
+    ReportRequestFailed,
+    ReportRescue,
+    ReportRescueInterrupted,
+    ReportTakeover,
+    ReportUnexpected,
+    ReportUploaded,
+    ReportUploadFailed,
+    ScanAt,
     Upload,
 )
 from sidetier.uploader.state.partition import Partition
@@ -127,34 +127,34 @@ class Effects:
                 self._requests.ask(partition, request)
             case AskBroker():
                 self._asker.waiting[tp] = partition
-            case LookAt(when):
+            case ScanAt(when):
                 self._timers.at(when, tp)
             case Release(segment):
                 segment.forget()
-            case TellRescue():
+            case ReportRescue():
                 self._rescue_began(tp, action)
-            case TellGapHalt(gap):
+            case ReportGapHalt(gap):
                 log.error("partition.halted", **_at(tp), start_offset=gap.start, end_offset=gap.end)
-            case TellTakeover(report):
+            case ReportTakeover(report):
                 self._taken_over(tp, report)
-            case TellCommitted():
+            case ReportCommitted():
                 self._committed(tp, action)
-            case TellAdopted(base):
+            case ReportAdopted(base):
                 log.info("segments.adopted", **_at(tp), base_offset=base)
-            case TellGap(gap):
+            case ReportGap(gap):
                 self._gap(tp, gap)
-            case TellUploaded():
+            case ReportUploaded():
                 self._uploaded(tp, action)
-            case TellUploadFailed():
+            case ReportUploadFailed():
                 self._upload_failed(tp, action)
-            case TellRequestFailed():
+            case ReportRequestFailed():
                 self._request_failed(tp, action)
-            case TellOutdated(request, error):
+            case ReportOutdated(request, error):
                 name = request.name.lower()
                 log.info("request.outdated", **_at(tp), request=name, **_described(error))
-            case TellStoodBy(error):
-                log.info("rescue.stood_by", **_at(tp), reason=str(error))
-            case TellHalted(error):
+            case ReportRescueInterrupted(error):
+                log.info("rescue.interrupted", **_at(tp), reason=str(error))
+            case ReportHalted(error):
                 log.error(
                     "pinterest.still_running"
                     if isinstance(error, PinterestUploaderRunningError)
@@ -162,13 +162,13 @@ class Effects:
                     **_at(tp),
                     reason=str(error),
                 )
-            case TellUnexpected(what, error, before):
+            case ReportUnexpected(what, error, before):
                 self._errors.note(Subject(what, tp), error, before)
             case HoldBack(error):
                 # So that it holds the partition back in the same way as an action that fails.
                 raise error
 
-    def _rescue_began(self, tp: TopicPartition, rescue: TellRescue) -> None:
+    def _rescue_began(self, tp: TopicPartition, rescue: ReportRescue) -> None:
         log.warning(
             "rescue.began",
             **_at(tp),
@@ -188,11 +188,11 @@ class Effects:
             segments=report.segments,
             gaps=len(report.gaps),
             rebuilt=list(report.rebuilt),
-            set_aside=list(report.set_aside),
+            quarantined=list(report.quarantined),
             damaged=list(report.damaged),
         )
 
-    def _committed(self, tp: TopicPartition, committed: TellCommitted) -> None:
+    def _committed(self, tp: TopicPartition, committed: ReportCommitted) -> None:
         stored = committed.stored
         if committed.rescued:
             self._metrics.rescued(len(stored))
@@ -229,7 +229,7 @@ class Effects:
             records=gap.size,
         )
 
-    def _uploaded(self, tp: TopicPartition, uploaded: TellUploaded) -> None:
+    def _uploaded(self, tp: TopicPartition, uploaded: ReportUploaded) -> None:
         stored = uploaded.stored
         self._metrics.segment_uploaded(tp, stored.bytes_sent, uploaded.seconds)
         log.info(
@@ -250,7 +250,7 @@ class Effects:
                 reason=reason,
             )
 
-    def _upload_failed(self, tp: TopicPartition, failed: TellUploadFailed) -> None:
+    def _upload_failed(self, tp: TopicPartition, failed: ReportUploadFailed) -> None:
         self._metrics.error(type(failed.error).__name__)
         log.warning(
             "segment.upload_failed",
@@ -260,7 +260,7 @@ class Effects:
             failures=failed.failures,
         )
 
-    def _request_failed(self, tp: TopicPartition, failed: TellRequestFailed) -> None:
+    def _request_failed(self, tp: TopicPartition, failed: ReportRequestFailed) -> None:
         error = failed.error
         self._metrics.error(type(error).__name__)
         settled = isinstance(error, DivergedError | RecreatedError)

@@ -65,7 +65,7 @@ from sidetier.uploader.workers import Finished, SharedPool, WorkerDied, WorkerPo
 
 _TOTALS_SECONDS: Final = 0.25
 _TAILS_SECONDS: Final = 5.0
-"""As often as a broker writes its high watermarks down, by default."""
+"""The broker's default interval between two writes of its high watermarks."""
 _MOST_OF_THE_TIME: Final = 0.1
 """The share of the thread's time that each of them may take, however many partitions there are."""
 _HOUSEKEEPING_SECONDS: Final = 5.0
@@ -73,7 +73,7 @@ _AT_ONCE: Final = float("-inf")
 _LED_AT_ONCE: Final = 100
 """Directories that are listed before the store is asked for these partitions' `offset.wm`."""
 _MOST_DIRECTORIES: Final = 100_000
-"""Directories with a hint that are remembered at most; beyond that everything is listed again."""
+"""Maximum number of directories with a hint; with more of them, everything is listed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ Outcome = (
     | ChaptersWritten
     | ChaptersFailed
 )
-"""What the tasks of worker threads result in."""
+"""The results of tasks of worker threads."""
 Incoming = Finished[Outcome] | WorkerDied | LeadershipView | Moved | Wake
-"""What other threads hand to the daemon's thread."""
+"""An event that another thread delivers to the daemon's thread."""
 NewPool = Callable[[str, int, Callable[[Incoming], None]], WorkerPool[Any]]
 
 
@@ -118,7 +118,7 @@ def pool_sizes(config: UploaderConfig) -> Mapping[str, int]:
     return {
         "upload": config.threads,
         "request": config.request_threads,
-        # One thread each: what hangs there holds up no upload and no commit.
+        # One thread each: a request that hangs in them delays no upload and no commit.
         "high-watermark": 1,
         "topic-config": 1,
         "unresolved": 1,
@@ -173,10 +173,10 @@ class Engine:
         self._context = context
         self._now = now
         self._touched: dict[TopicPartition, Partition] = {}
-        """Partitions that decide anew at the end of the step."""
+        """Partitions that decide again at the end of the step."""
         self._shown: dict[TopicPartition, Partition] = {}
         """Partitions whose status is updated at the end of the step."""
-        self._next_told = self._next_totals = self._next_tails = _AT_ONCE
+        self._next_report = self._next_totals = self._next_tails = _AT_ONCE
         self._next_rescan = self._next_housekeeping = self._next_ask = _AT_ONCE
         self._totals = Totals()
         self._followed_pins = 0
@@ -255,7 +255,7 @@ class Engine:
             self._health,
             errors,
         )
-        self._followed = PartitionSweep(self._look_at_followed, now)
+        self._followed = PartitionSweep(self._scan_followed, now)
         self._unresolved = UnresolvedReader(
             places,
             context.cluster_place,
@@ -414,7 +414,7 @@ class Engine:
         for tp in self._timers.due():
             partition = self._leads.get(tp)
             if partition is not None:
-                self._scheduler.look(partition)
+                self._scheduler.scan(partition)
                 self._touch(partition)
         now = self._now()
         if now >= self._next_housekeeping:
@@ -434,28 +434,28 @@ class Engine:
         interval = self._config.poll_interval if polling else self._config.rescan_interval
         self._context.log_dirs.rescan()
         for partition in self._leads:
-            self._look_if_changed(partition)
-        self._look_at_all_followed()
+            self._scan_if_changed(partition)
+        self._scan_all_followed()
         self._next_rescan = self._now() + interval
 
-    def _look_at_all_followed(self) -> None:
+    def _scan_all_followed(self) -> None:
         """Begin a round over all followed partitions, after an update of which these are."""
         self._leads.find_followed()
         self._followed.begin(self._leads.followed())
         self._rules.ask_for(self._leads.all())
 
-    def _look_at_followed(self, partition: Partition) -> None:
+    def _scan_followed(self, partition: Partition) -> None:
         if partition.follows and not partition.lost:
-            self._look_if_changed(partition)
+            self._scan_if_changed(partition)
 
-    def _look_if_changed(self, partition: Partition) -> None:
-        self._scheduler.look_if_changed(partition)
+    def _scan_if_changed(self, partition: Partition) -> None:
+        self._scheduler.scan_if_changed(partition)
         self._touch(partition)
 
     def _ask_high_watermarks(self) -> None:
         """Ask the brokers for the partitions that still wait for a high watermark.
 
-        They decide anew first, because the broker may have written its checkpoint since.
+        They decide again first, because the broker may have written its checkpoint since.
         """
         self._next_ask = self._now() + self._config.high_watermark.poll_interval
         # A copy: `_advance` changes the dict.
@@ -573,7 +573,7 @@ class Engine:
             self._shown[partition.topic_partition] = partition
 
     def _advance(self, partition: Partition) -> None:
-        """Decide anew what a partition does next."""
+        """Decide again what a partition does next."""
         try:
             self._handle(partition, SituationChanged())
         except Exception as error:  # noqa: BLE001 - holds back this partition alone
@@ -595,14 +595,14 @@ class Engine:
         self._errors.tell_of_leadership(view.unreadable)
         was_known = self._leads.known
         for number, partition in enumerate(self._leads.follow(view), 1):
-            self._scheduler.look(partition)
+            self._scheduler.scan(partition)
             self._touch(partition)
             if number % _LED_AT_ONCE == 0:  # the store answers while more directories are listed
                 self._advance_touched()
         # Partitions decide otherwise while leadership is unknown.
         if self._leads.known != was_known:
             self._touch_all_of([partition.topic_partition for partition in self._leads.all()])
-        self._look_at_all_followed()
+        self._scan_all_followed()
         self._next_tails = _AT_ONCE
 
     def _dropped(self, partition: Partition) -> None:
@@ -631,7 +631,7 @@ class Engine:
         partition = self._leads.get(tp) or self._leads.follow_if_new(tp)
         # The directory of a followed partition may be gone: `is_gone` then stops following it.
         if partition is not None and not self._leads.is_gone(partition):
-            self._scheduler.look(partition, rolled=moment)
+            self._scheduler.scan(partition, rolled=moment)
             self._touch(partition)
 
     def _snapshots_taken(self, result: TurnResult) -> None:
@@ -640,7 +640,7 @@ class Engine:
         self.status.set_cluster_snapshots(confirmed, result.problems)
 
     def _archive_moves(self, tp: TopicPartition, what: str | None) -> None:
-        """Tell the main thread of a move to quarantine. Runs on the thread that moves objects."""
+        """Notify the main thread of a move to quarantine. Runs on the thread that moves objects."""
         self._incoming.put(Moved(tp, ArchiveMoves(what)))
 
     # -- work -------------------------------------------------------------------------------------
@@ -662,14 +662,14 @@ class Engine:
                 self._touch(partition)
 
     def _work(self) -> None:
-        tells = self._now() >= self._next_told
-        if tells:
+        reports = self._now() >= self._next_report
+        if reports:
             # Before the decisions, so that no partition begins
             # a request to a store that does not answer.
             self._handle_all(self._hung.check())
         self._advance_touched()
-        if tells:
-            self._tell()
+        if reports:
+            self._report()
 
     def _advance_touched(self) -> None:
         self._decide_anew()
@@ -680,14 +680,14 @@ class Engine:
             subject = Subject("status", partition.topic_partition)
             self._errors.attempt(subject, partial(self.status.update, partition, self._deletion))
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Update readiness, totals and log ends in the status.
 
         Totals and log ends take longer the more partitions there are. They are put off if the last
         update took more than its share of the thread's time.
         """
         began = self._now()
-        self._next_told = began + _TOTALS_SECONDS
+        self._next_report = began + _TOTALS_SECONDS
         if began >= self._next_totals:
             self._totals = totals_of(
                 self._uploads,

@@ -36,7 +36,7 @@ class StoredByAnotherError(ArchiveConflictError):
 
 
 class StoredOtherwiseError(ArchiveConflictError):
-    """The archive ends within a record batch of ours, so it has another history there.
+    """The archive ends within a record batch of our log, so it has another history from there on.
 
     Until the archived records are quarantined, only the records behind that batch can follow. The
     offsets of both ends are in `conflict`.

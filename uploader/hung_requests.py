@@ -92,7 +92,7 @@ class HungRequests:
 
         Returns:
             An event for each partition whose oldest hung request has changed; with the reason None
-            if none of its requests hangs any more.
+            if its requests no longer hang.
         """
         known = {hung.call: hung for hung in self._hung}
         calls = self._calls.hung()

@@ -29,10 +29,10 @@ class LedPartitions:
     If this broker loses the lead of a partition, the partition is followed, and its pins stay. It
     is parked for a while instead if followed partitions are not pinned, or if its replica has left
     this broker: the segments that only a pin keeps must survive a lost session, a restart of the
-    broker, and a reassignment that is cancelled. Nothing is kept of a deleted topic.
+    broker, and a reassignment that is cancelled. The pins of a deleted topic are released.
 
     Args:
-        dropped: Called with each partition that is not led, or not followed, any more.
+        dropped: Called with each partition that is no longer led or followed.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class LedPartitions:
         if directory is None:
             return
         # A Metadata request of librdkafka has no leader
-        # epochs, so the broker's own checkpoint has to tell.
+        # epochs, so the epoch comes from the broker's own checkpoint.
         if self._view.leads.get(tp) == UNKNOWN_EPOCH:
             partition.take_epoch(latest_epoch(directory))
         # A recreated topic can have the same path. Its directory is another inode.

@@ -69,7 +69,7 @@ class LogTails:
         return LogTail(log_end, status.st_size, began[1])
 
     def forget(self, tp: TopicPartition) -> None:
-        """Forget a partition that this broker does not lead any more."""
+        """Forget a partition that this broker no longer leads."""
         self._began.pop(tp, None)
 
 

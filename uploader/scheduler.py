@@ -48,10 +48,10 @@ _SWEEP_PAUSE: Final = 0.25
 
 
 class PartitionSweep:
-    """Calls `look` for partitions in turn: 50 per step of the daemon, or 200 a second if slowed."""
+    """Calls `scan` for partitions in turn: 50 per step of the daemon, or 200 a second if slowed."""
 
-    def __init__(self, look: Callable[[Partition], None], now: Callable[[], float]) -> None:
-        self._look = look
+    def __init__(self, scan: Callable[[Partition], None], now: Callable[[], float]) -> None:
+        self._scan = scan
         self._now = now
         self._left: dict[TopicPartition, Partition] = {}
         self._not_before = float("-inf")
@@ -67,12 +67,12 @@ class PartitionSweep:
             self._left[partition.topic_partition] = partition
 
     def go_on(self, *, slowly: bool) -> None:
-        """Call `look` for the next partitions if that is due."""
+        """Call `scan` for the next partitions if that is due."""
         now = self._now()
         if not self._left or now < self._not_before:
             return
         for tp in list(islice(self._left, _SWEPT_AT_ONCE)):
-            self._look(self._left.pop(tp))
+            self._scan(self._left.pop(tp))
         self._not_before = now + (_SWEEP_PAUSE if slowly else 0.0)
 
 
@@ -118,14 +118,16 @@ class PartitionScheduler:
             broker_id,
         )
         self.spool: Spool | None = None
-        """Where open segments get second names, which outlive this process."""
+        """Hard links to the files of pinned segments, which survive a restart; None if they are
+        off.
+        """
 
     def expect_rescues(self) -> None:
         """Wait longer at gaps from now on: sidecars of followers may store the missing records."""
         patience = self._config.rescue.patience
         self._rules = replace(self._rules, rescue_patience=patience)
 
-    def look(self, partition: Partition, rolled: float | None = None) -> None:
+    def scan(self, partition: Partition, rolled: float | None = None) -> None:
         """Find the partition's directory and list it.
 
         Args:
@@ -139,7 +141,7 @@ class PartitionScheduler:
 
         self._attempt(listing_of(partition), partition, listing)
 
-    def look_if_changed(self, partition: Partition) -> None:
+    def scan_if_changed(self, partition: Partition) -> None:
         """List the directory if a file was created in it or removed from it; for rescans."""
 
         def listing() -> None:
@@ -170,7 +172,7 @@ class PartitionScheduler:
             return
         now, directory = self._clock.monotonic(), partition.directory
         # The time before the listing: a file that is created while it runs makes the
-        # directory younger than what is remembered, and so is seen by the next rescan.
+        # directory younger than the remembered time, and so is seen by the next rescan.
         partition.listing_begins(_modified_ns(directory))
         # The broker drops epochs from its checkpoint, and a later step may need them: the sidecar
         # remembers them. A request or an upload that cannot read the file reports that.
@@ -342,13 +344,13 @@ def _modified_ns(directory: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Followers:
-    """Looks at followed partitions' files; every call is made on the daemon's thread."""
+    """Reads the files of followed partitions. Every call is made on the daemon's thread."""
 
     config: UploaderConfig
     clock: Clock
 
     def hold(self, partition: Partition, listing: PartitionListing) -> PartitionListing:
-        """What of a listing is to be held open."""
+        """Return the segments of a listing whose files the sidecar should hold open."""
         partition.forget_earlier_epoch(latest_epoch(partition.directory or ""))
         rule, directory = self.rule_of(partition), partition.directory or ""
         wall = self.clock.wall()
@@ -378,7 +380,7 @@ class Followers:
 
 
 def _largest_timestamp(directory: str, base: BaseOffset) -> float:
-    """As `SegmentTimes` has it, of a segment that is not pinned; 0 where it is gone: at risk."""
+    """Return the largest timestamp of a segment without a pin, as `SegmentTimes` does."""
     with contextlib.suppress(OSError):
         path = os.path.join(directory, segment_file_name(base, FileKind.TIMEINDEX))
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

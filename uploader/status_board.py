@@ -98,7 +98,7 @@ class StatusBoard:
             self._known[partition.topic_partition] = known
 
     def forget(self, tp: TopicPartition) -> None:
-        """Remove a partition that is not led any more, or followed without a segment at risk."""
+        """Remove a partition that is no longer led, or followed without a segment at risk."""
         with self._lock:
             self._known.pop(tp, None)
 
@@ -344,7 +344,7 @@ def _is_committed(partition: Partition, tracked: TrackedSegment) -> bool:
 
 
 def _state(partition: Partition, unstored: list[TrackedSegment]) -> PartitionState:
-    if _stopped(partition) is not None or partition.parted:
+    if _stopped(partition) is not None or partition.diverged:
         return PartitionState.HALTED
     if partition.unanswered is not None:
         return PartitionState.WAITING
@@ -378,7 +378,7 @@ def _waiting_for(partition: Partition, oldest: TrackedSegment | None) -> str | N
     if held is not None:
         return f"another try after: {held}"
     if partition.gap is not None:
-        return f"a second look at the gap {partition.gap}"
+        return f"a second check of the gap {partition.gap}"
     return None if oldest is None else _gate_of(partition, oldest)
 
 

@@ -71,7 +71,7 @@ class UnexpectedErrors:
         """Run the action, unless an earlier error still holds back the subject.
 
         Returns:
-            Whether the action has succeeded. The subject is not held back any more then.
+            Whether the action has succeeded. If so, the subject is no longer held back.
         """
         if self.holds(subject):
             return False

@@ -104,10 +104,10 @@ class Task(Generic[E_co]):
     """Work for a worker thread.
 
     Attributes:
-        run: Does the work, on the worker thread, and returns the event that tells its result.
+        run: Does the work, on the worker thread, and returns the event with its result.
         failed: Turns an error into an event. It is called with what `run` raises, and if the
             daemon's thread cannot handle the event that `run` has returned.
-        admission: Of a task that uses a partition's store.
+        admission: The permission to use a partition's store; None if the task uses none.
     """
 
     run: Callable[[], E_co]

@@ -331,7 +331,8 @@ class Cluster:
         if not isinstance(error, SidetierError) or not error.retry:
             return False
         if not (isinstance(error, KafkaApiError) and error.code in _ROUTE_STILL_RIGHT):
-            # All of them: the error rarely tells which one moved, and asking again is cheap.
+            # Drop all of them: the error rarely shows which one moved, and another request is
+            # cheap.
             self._leaders.clear()
             self._coordinators.clear()
             self._controller = NO_LEADER

@@ -509,7 +509,7 @@ class Connection:
         """Read into the buffer; return the number of bytes, at least 1."""
         while True:
             # Also before a read that succeeds at once: a broker that
-            # sends slowly must not extend the deadline for ever.
+            # sends slowly must not extend the deadline forever.
             self._left(deadline)
             try:
                 received = self._socket.recv_into(buffer)

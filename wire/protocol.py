@@ -130,7 +130,7 @@ def build_response(api: ApiKey, version: int, /, **values: object) -> ResponsePa
     """Return a response of one version, from the values of its newest fields.
 
     The values are as for `build_request`, but each value of a field that the version does not have
-    is left out: an answer to an older client tells less.
+    is left out: older clients get less information.
 
     Raises:
         TypeError: A field without a default is missing.

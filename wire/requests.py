@@ -335,7 +335,7 @@ def list_offsets(
 
     def attempt() -> dict[TopicPartition, ListedOffset]:
         listed: dict[TopicPartition, ListedOffset] = {}
-        # Within the attempt, so that partitions whose leader has moved are grouped anew.
+        # Within the attempt, so that partitions whose leader has moved are grouped again.
         for broker, led in cluster.leaders(timestamps).items():
             topics = _values_by_topic({tp: timestamps[tp] for tp in led})
             response = cluster.request_once(

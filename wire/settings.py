@@ -213,7 +213,7 @@ def _sasl(reader: "_Properties") -> SaslSettings:
         callback = reader.callback("oauth_cb")
         argument = reader.text("sasl.oauthbearer.config") or ""
         # The expiry time is not needed: each login gets a new token, and the broker's response
-        # tells when the next login is due.
+        # shows when the next login is due.
         return SaslSettings(mechanism, token=lambda: callback(argument)[0])
     return SaslSettings(
         mechanism, reader.required("sasl.username"), reader.required("sasl.password")

@@ -78,7 +78,7 @@ def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
             )
         )
     except KafkaApiError as error:
-        # Brokers answer so, too, if the topic has that many partitions already.
+        # Brokers also return this error if the topic already has that many partitions.
         if error.name != "INVALID_PARTITIONS":
             raise
         known = cluster.metadata([topic]).topics.get(topic)

@@ -105,7 +105,7 @@ def record_drill(store: RemoteStorage, layout: ArchiveLayout, record: DrillRecor
         The record that is stored now.
 
     Raises:
-        ArchiveConflictError: Other drills have replaced the record again and again.
+        ArchiveConflictError: Other drills have replaced the record at each attempt.
         MalformedObjectError: The stored record does not parse.
         StorageError: As `RemoteStorage` says.
     """

@@ -54,7 +54,7 @@ def write_gap(  # noqa: PLR0913 - one argument for each field of the record
     *,
     archive_below: ArchiveBelow | None = None,
 ) -> None:
-    """Record a gap, unless it is recorded.
+    """Record a gap, unless it is recorded already.
 
     A kill right after the write leaves the record, and `offset.wm` below the gap. The next start
     finds the same gap and this record.

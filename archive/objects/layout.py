@@ -1,4 +1,4 @@
-"""`layout.json`: how this cluster's keys are made. The writer and the readers must agree on it."""
+"""`layout.json`: the layout of a cluster's keys, which the writer and all readers must share."""
 
 import json
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class LayoutNote:
 
 
 def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
-    """Read `layout.json`; None if there is none.
+    """Read `layout.json`; None if the store has none.
 
     Raises:
         MalformedObjectError: It does not parse.
@@ -43,40 +43,43 @@ def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
         kafka_id = note.get("kafka_cluster_id")
         return LayoutNote(int(note["bits"]), None if kafka_id is None else str(kafka_id))
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise MalformedObjectError(f"{key} is no layout note: {data[:80]!r}") from None
+        raise MalformedObjectError(f"{key} is not a layout note: {data[:80]!r}") from None
 
 
-def agree(
+def write_or_check_note(
     store: RemoteStorage,
     layout: ArchiveLayout,
     kafka_cluster_id: str | None,
     *,
-    seen_none: bool = False,
+    known_missing: bool = False,
 ) -> None:
-    """Write `layout.json` at the first start; refuse to start if a stored one differs.
+    """Write `layout.json` if the store has none; otherwise check that it matches the settings.
 
     Args:
         store: The store.
         layout: The configured layout.
         kafka_cluster_id: Kafka's own id of the cluster; None if it is not known.
-        seen_none: A caller has just read that there is none. On a store with conditional writes,
-            the note is then written without another read.
+        known_missing: The caller has just read that `layout.json` does not exist. On a store with
+            conditional writes, it is then written without another read.
 
     Raises:
         ConfigurationError: The archive has other entropy bits, or belongs to another cluster.
     """
-    leave_at_once = seen_none and store.capabilities.conditional_writes
-    # The conditional put finds out about a note that was written since.
-    note = None if leave_at_once else read_note(store, layout)
+    writes_at_once = known_missing and store.capabilities.conditional_writes
+    # If the note was written in the meantime, the conditional put fails and the note is read.
+    note = None if writes_at_once else read_note(store, layout)
     if note is None:
-        note = _leave(store, layout, kafka_cluster_id)
+        note = _write_note(store, layout, kafka_cluster_id)
     check_note(note, layout, kafka_cluster_id)
 
 
-def look(
+def check_stored_note(
     store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | None
 ) -> LayoutNote | None:
-    """As `agree`, but never write: for a start that may still be refused. Return the stored note.
+    """Check `layout.json` and never write it, because a later check may still fail the start.
+
+    Returns:
+        The stored note; None if the store has none.
 
     Raises:
         ConfigurationError: The archive has other entropy bits, or belongs to another cluster.
@@ -87,29 +90,29 @@ def look(
     return note
 
 
-def check_note(there: LayoutNote, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:
-    """Check that a note matches the configured layout. Readers only check, and never write.
+def check_note(note: LayoutNote, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:
+    """Check that a stored note matches the configured layout. Readers only check, and never write.
 
     Raises:
         ConfigurationError: The archive has other entropy bits, or belongs to another cluster.
     """
     # Zero and negative numbers mean the same: no entropy component.
-    if max(there.bits, 0) != max(layout.bits, 0):
+    if max(note.bits, 0) != max(layout.bits, 0):
         raise ConfigurationError(
             f"storage.prefix_entropy_bits is {layout.bits}, but the archive of cluster "
-            f"{layout.cluster!r} was begun with {there.bits} ({layout.layout_key()}): what is "
-            f"stored would not be found any more; set it to {there.bits}"
+            f"{layout.cluster!r} has keys with {note.bits} ({layout.layout_key()}): readers would "
+            f"not find the stored objects; set it to {note.bits}"
         )
-    theirs = there.kafka_cluster_id
-    if theirs is not None and kafka_cluster_id is not None and theirs != kafka_cluster_id:
+    noted_id = note.kafka_cluster_id
+    if noted_id is not None and kafka_cluster_id is not None and noted_id != kafka_cluster_id:
         raise ConfigurationError(
-            f"cluster.name {layout.cluster!r} is the archive of Kafka cluster {theirs}, this "
+            f"cluster.name {layout.cluster!r} is the archive of Kafka cluster {noted_id}, but this "
             f"broker belongs to {kafka_cluster_id} ({layout.layout_key()}): choose another "
             "cluster.name or another storage.url"
         )
 
 
-def _leave(store: RemoteStorage, layout: ArchiveLayout, kafka_id: str | None) -> LayoutNote:
+def _write_note(store: RemoteStorage, layout: ArchiveLayout, kafka_id: str | None) -> LayoutNote:
     note = {
         "version": 1,
         "cluster": layout.cluster,

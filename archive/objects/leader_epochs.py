@@ -44,8 +44,8 @@ def read_epoch_history(
         epoch_history = parse_leader_epoch_checkpoint(stored.data.decode(), key)
     except (SegmentError, UnicodeDecodeError) as error:
         raise MalformedObjectError(
-            f"{key}: not a leader epoch checkpoint: {error}; move it away, and it is written "
-            "anew from what the broker knows"
+            f"{key}: not a leader epoch checkpoint: {error}; move it away, and the sidecar "
+            "writes it again from the broker's epochs"
         ) from None
     return StoredEpochHistory(epoch_history, stored.head.etag)
 

@@ -1,4 +1,4 @@
-"""The stored record of where an archive begins that has no `offset.wm` yet.
+"""The stored record of the start of an archive that has no `offset.wm` yet.
 
 The sidecar writes it in two cases. With `offset_reset: latest`, it writes the record before it
 stores anything, because older records stay out of the archive. With `offset_reset: earliest`, it
@@ -184,7 +184,7 @@ def _replace(store: RemoteStorage, key: str, record: dict[str, Any], etag: str) 
         store.put_object(key, _body(record), condition=IfMatch(etag))
     except PreconditionFailedError:
         raise ArchiveConflictError(
-            f"{key} was written by another sidecar while we wanted to record "
+            f"{key} was written by another sidecar while this one was recording "
             f"{record['start_offset']}"
         ) from None
 

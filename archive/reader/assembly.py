@@ -1,7 +1,7 @@
-"""Assemble ranges of a `.log` to buffers of whole batches.
+"""Assemble ranges of a `.log` to buffers of whole batches. Pure functions.
 
-Pure. A batch that the end of a range cuts is put together from both ranges. Only such batches are
-copied, once; the range exists beside the copy for a moment.
+A batch that the end of a range cuts is put together from both ranges. Only such batches are copied,
+once; the range exists beside the copy for a moment.
 """
 
 from collections.abc import Iterator
@@ -111,7 +111,7 @@ class Assembler:
             headers = self._headers(data, at, start)
         except (DamagedSegmentError, UnsupportedFormatError) as damage:
             error = damage
-            # Records in front of the damage are sound and are returned first,
+            # Records before the damage are sound and are returned first,
             # so that the caller learns exactly which offsets are lost.
             data = data[: _sound_end(data, at, self._floor)]
             headers = self._headers(data, at, start)

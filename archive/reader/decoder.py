@@ -38,7 +38,7 @@ DECODED_BYTES: Final = 4 << 20
 
 
 class FeedResult(Enum):
-    """What the decoder needs after the bytes that were fed."""
+    """The next need of the decoder, after the bytes that were fed."""
 
     MORE = auto()
     """The next range of the same segment."""
@@ -47,7 +47,7 @@ class FeedResult(Enum):
     STUCK = auto()
     """Another segment: this one ends too early, or is damaged. See `Decoder.stuck`."""
     DECIDED = auto()
-    """While looking ahead: the transaction that blocked reading is decided."""
+    """The transaction that blocked reading is decided; only while looking ahead."""
     DONE = auto()
     """Nothing: every wanted record has arrived, and is decided."""
 
@@ -377,7 +377,7 @@ class _BatchesDecoder:
             try:
                 return next(self._pieces, None)
             except (BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError):
-                # A piece is many batches, and its error does not tell which of them are sound.
+                # A piece has many batches, and its error does not show which of them are sound.
                 self._row = 0
         return self._decode_single_batch()
 
@@ -387,7 +387,7 @@ class _BatchesDecoder:
         while self._row is not None and self._row < len(batches.headers):
             row, self._row = self._row, self._row + 1
             header = batches.headers.rows[row]
-            # Returned already, before the piece with the damage failed.
+            # These were returned before the damaged piece failed.
             if not self._decided.keep[row] or header["last_offset"] < self._position:
                 continue
             try:

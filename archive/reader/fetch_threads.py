@@ -121,10 +121,10 @@ class FetchThreads:
     def _choose(self) -> tuple[PartitionReader, Action] | None:
         now = self._clock()
         # The number of active partitions changes with each pause and
-        # assignment, so shares are computed anew for each action.
+        # assignment, so shares are computed again for each action.
         self._budget.divide(sum(partition.is_active(now) for partition in self._partitions))
         partitions = sorted(self._partitions, key=PartitionReader.load)
-        # If no partition can go on by itself, one must exceed the budget, or all wait for ever.
+        # If no partition can continue by itself, one must exceed the budget, or all wait forever.
         is_stalled = not any(map(PartitionReader.goes_on, partitions))
         chosen, is_ready = None, False
         for partition in partitions:
@@ -135,7 +135,7 @@ class FetchThreads:
                 partition.served = self._turn
                 chosen = partition, action
                 break
-            # A range that a search has read, or an empty one, is there without a request.
+            # A range that a search has read, and an empty one, need no request.
             is_ready = is_ready or partition.first_range_has_come
         if is_ready:
             self._ready.notify_all()

@@ -134,7 +134,7 @@ class Opener:
         """Find where the target is read from, in a snapshot that is at most `max_age` seconds old.
 
         If the target waits for a transaction, skip the segments whose transaction index and
-        producer snapshot tell that the transaction is still open or decided.
+        producer snapshot show whether the transaction is open or decided.
 
         Raises:
             NoArchiveError: There is no archive of the partition.
@@ -150,8 +150,8 @@ class Opener:
         while isinstance(opening, Opened) and opening.segment_position.position == 0:
             view, log = self._view(opening.snapshot), opening.segment_position.log
             following = view.after(log.base_offset)
-            # The files describe whole segments. Inside of a segment
-            # they would tell of transactions that were read already.
+            # The files describe whole segments. Within a segment, they would include transactions
+            # that were read already.
             if following is None or opening.offset > log.base_offset:
                 break
             transactions = transactions_of(self.archive.store, log, following)
@@ -187,7 +187,7 @@ class Opener:
         for log in islice(_candidates(view, stuck.offset), 1 + _MOST_CANDIDATES):
             if log.version not in stuck.tried and self._end_of(log) > stuck.offset:
                 return self._opened(snapshot, view, log, stuck.offset)
-        # A segment that is not part of the archive any more is no damage of the archive.
+        # A segment that is no longer part of the archive is no damage of the archive.
         if stuck.damage is None or not view.has(stuck.log):
             return self._gap(snapshot, view, stuck.offset)
         return Halted(snapshot, self._failed(stuck, view, noted))
@@ -196,7 +196,7 @@ class Opener:
         view = self._view(snapshot)
         if offset >= view.end:
             return (
-                # Behind an extract, the archive goes on: only a snapshot shows where.
+                # The archive continues after an extract: only a snapshot shows where.
                 self._open(self.archive.snapshot(), offset)
                 if view.is_part
                 else AtEnd(snapshot, offset)
@@ -240,8 +240,8 @@ class Opener:
     def _failed(self, stuck: Stuck, view: ArchiveView, noted: Offset | None) -> Failed:
         if isinstance(stuck.damage, UnsupportedFormatError):
             error = UnsupportedFormatError(
-                f"{stuck.damage}; what is stored there is not missing, but this version of "
-                "sidetier cannot read it"
+                f"{stuck.damage}; the records are stored, but this version of Sidetier cannot "
+                "read them"
             )
             return Failed(self.archive.tp, stuck.offset, error)
         until = view.until(stuck.offset)
@@ -250,8 +250,8 @@ class Opener:
         end = max(self._wanted(stuck.offset, end), Offset(stuck.offset + 1))
         missing = OffsetRange(stuck.offset, end)
         damaged = DamagedArchiveError(
-            f"{stuck.damage}; offsets {missing} are missing: nothing else "
-            f"that is stored at {view.where} holds them",
+            f"{stuck.damage}; offsets {missing} are missing: no other "
+            f"segment at {view.where} has them",
             stuck.log.key,
             stuck.position,
             missing,

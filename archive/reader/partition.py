@@ -1,6 +1,6 @@
 """State machine of one partition that is read. No I/O, no threads, no clock.
 
-Two kinds of threads carry out what the machine asks for, and report what came of it:
+Two kinds of threads carry out the actions of the machine, and report the results:
 
 - A fetch thread calls `next_action`, makes the request without the lock, and reports it by
   `opened`, `snapshot_taken` or `range_fetched`.
@@ -68,7 +68,7 @@ again at once; it counts as this old.
 
 
 class Stage(Enum):
-    """What a partition waits for."""
+    """The event that a partition waits for."""
 
     OPENING = auto()
     """The position of its offset in the store, which is looked up once `due` has come."""
@@ -77,7 +77,7 @@ class Stage(Enum):
     STUCK = auto()
     """Another segment that covers its offset, or the reason why the offset is missing."""
     STOPPED = auto()
-    """`seek` or `resume`, after a gap or an error that does not pass by itself."""
+    """A call of `seek` or `resume`, after a gap or a permanent error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -170,7 +170,7 @@ class DecodeRange:
             return self.decoder.stop_here(
                 DamagedSegmentError(
                     f"{fetched.log.key}: only {fetched.start + len(data)} of {fetched.log.size} "
-                    "bytes are there"
+                    "bytes are stored"
                 )
             )
         return self.decoder.feed(data, is_last=fetched.is_last)
@@ -302,8 +302,9 @@ class PartitionReader:
         self._transactions: KnownTransactions | None = None
         self._decoder: Decoder | None = None
         self._work: DecodeRange | DecodeRecords | Taken | None = None
-        """What the thread that takes records does now. Reset after every other change, so that
-        `end_interrupted_work` repairs what an exception (such as KeyboardInterrupt) interrupts.
+        """The present work of the thread that takes records. Reset after every other change, so
+        that `end_interrupted_work` repairs what an exception (such as KeyboardInterrupt)
+        interrupts.
         """
         self._decoder_bytes = 0
         self._missing = 0
@@ -333,7 +334,7 @@ class PartitionReader:
             self._stop(ReachedEnd(self.tp, offset))
 
     def pause(self, now: float) -> None:
-        """Drop what was fetched, and do nothing until `resume`."""
+        """Drop the fetched ranges, and do nothing until `resume`."""
         self._paused = True
         self.seek(self.position, now)
 
@@ -358,7 +359,7 @@ class PartitionReader:
             self._kept = found
 
     def close(self) -> None:
-        """Give all memory back, and do nothing any more."""
+        """Give all memory back. The partition does nothing afterwards."""
         self._paused = True
         if isinstance(self._work, DecodeRange):  # its report may never come
             self._give_back(self._work)
@@ -374,12 +375,12 @@ class PartitionReader:
     # -- fetch threads: the next action, and the events that it ends with --------------------------
 
     def next_action(self, now: float, *, may_exceed: bool) -> Action | None:
-        """Return what to request now; None for nothing.
+        """Return the next request; None if there is none.
 
         Args:
             now: The reader's clock, in seconds.
             may_exceed: The partition may exceed its share and the budget by the smallest useful
-                range, so that no partition waits for ever.
+                range, so that no partition waits forever.
         """
         if self._paused or self._stage is Stage.STOPPED or now < self.due:
             return None
@@ -446,7 +447,7 @@ class PartitionReader:
         decoder = self._decoder
         if decoder is not None and decoder.has_batches:
             return False
-        # Cleared before it is processed: the calls below may ask anew.
+        # Cleared before it is processed: the calls below may request another one.
         answer, self._answer, self._asked = self._answer, None, False
         if isinstance(answer, Opened):
             self._go_on(answer, now)
@@ -461,8 +462,8 @@ class PartitionReader:
         return True
 
     def next_work(self) -> DecodeRange | DecodeRecords | Taken | None:
-        """Return what is to be decoded next, or what is to be returned; None for nothing now. Then
-        there may be an answer to apply.
+        """Return the next work: a range to decode, or an event to return. None if there is none
+        now. Then there may be an answer to apply.
 
         Call `work_recorded` once the returned event is recorded.
         """
@@ -493,8 +494,8 @@ class PartitionReader:
     def end_interrupted_work(
         self, clock: Callable[[], float], recorded: Taken | None = None
     ) -> None:
-        """Read again what an exception (such as KeyboardInterrupt) has kept the thread from
-        reporting: the decoder may have lost a part of it.
+        """Read the range again whose result an exception (such as KeyboardInterrupt) has discarded:
+        the decoder may have lost a part of it.
 
         Args:
             clock: The reader's clock.
@@ -518,7 +519,7 @@ class PartitionReader:
         self._work = None
 
     def range_decoded(self, work: DecodeRange, result: FeedResult | None, now: float) -> None:
-        """Take what the decoder needs after a range; None if the range could not be fetched."""
+        """Take the decoder's next need after a range; None if the range could not be fetched."""
         fetched = work.range
         # The fetch thread refers to its last range until it gets the next one, which may take long.
         # The pool could not lend this memory again meanwhile.
@@ -567,7 +568,7 @@ class PartitionReader:
         return records, has_freed or not self.takeable()
 
     def waiting_begins(self) -> bool:
-        """The thread that takes records has nothing to take. Return whether that allows an action.
+        """Note that no records can be taken now. Return whether this allows another action.
 
         Batches that are held for a transaction are dropped if no memory is left to read on.
         """
@@ -598,7 +599,7 @@ class PartitionReader:
 
     @property
     def first_range_has_come(self) -> bool:
-        """Whether the next range to decode is there."""
+        """Whether the next range to decode has been fetched."""
         return bool(self._ranges) and self._ranges[0].has_come
 
     @property
@@ -736,7 +737,7 @@ class PartitionReader:
         self._changes_seen = len(latest.changes)
         for change in latest.changes[seen:]:
             # With a bound, a change anywhere below it counts: the caller has planned that range.
-            # Without one, records above the position were not returned, and are simply read anew.
+            # Without one, records above the position were not returned, and are simply read again.
             if change.message is not None and change.first < max(self.position, self._until or 0):
                 error = ArchiveReplacedError(change.message, change.first)
                 self._events.clear()
@@ -747,7 +748,7 @@ class PartitionReader:
             self.seek(self.position, now)
 
     def _next_event(self) -> Taken | None:
-        """Return the next event, which `work_recorded` removes from the queue."""
+        """Return the next event. `work_recorded` then removes it from the queue."""
         if not self._events:
             self._ended = False
             if self._end_offset is not None:
@@ -954,7 +955,7 @@ class PartitionReader:
         self._planned = at
 
     def _drop_decoder(self) -> None:
-        """Drop everything that was decoded and not returned."""
+        """Drop the decoded records that were not returned."""
         self._decoder = None
         self._account()
 
@@ -972,7 +973,7 @@ class PartitionReader:
         """Return the bytes of a range that is being decoded to the budget, once."""
         if self._ranges and self._ranges[0] is work.range:
             return  # interrupted before the range left the queue: `_drop_ranges` returns them
-        # No call in between: a KeyboardInterrupt would count the bytes twice, or for ever.
+        # No call in between: a KeyboardInterrupt would count the bytes twice, or forever.
         self._budget.used -= work.held
         work.held = 0
 

@@ -120,7 +120,7 @@ class ArchiveReader:
             max_age: A snapshot of up to this age, in seconds, may be used.
 
         Raises:
-            WrongPlaceError: Nothing is stored here, but something is under another number of
+            WrongPlaceError: Nothing is stored here, but an archive exists under another number of
                 entropy bits.
             ArchiveError: A stored object is not as it should be.
             StorageError: As `RemoteStorage` says.
@@ -262,7 +262,7 @@ class ArchiveReader:
             ValueError: `max_records` is below 1.
         """
         if max_records < 1:
-            raise ValueError(f"{max_records} records asked for, at least 1 can be taken")
+            raise ValueError(f"{max_records} records asked for: at least 1 is needed")
         end = monotonic() + timeout
         with self._take_lock:
             # Left over from a `take` that an exception has ended.
@@ -290,7 +290,7 @@ class ArchiveReader:
         self._threads.close()
 
     def _gather(self, most: int) -> None:
-        """Gather what is available without waiting."""
+        """Gather the available results without waiting."""
         for partition in self._in_turn():
             taken = self._take_from(partition, most)
             if isinstance(taken, Records):
@@ -364,7 +364,7 @@ class ArchiveReader:
             return ready
 
     def _end_interrupted_take(self, most: int) -> None:
-        """Keep what the interrupted `take` has gathered, up to `most` records."""
+        """Keep the results that the interrupted `take` has gathered, up to `most` records."""
         with self._lock:
             for taken in list(self._gathered):
                 self._partitions[taken.tp].end_interrupted_work(self._clock, taken)
@@ -382,7 +382,7 @@ class ArchiveReader:
                     self._partitions.move_to_end(taken.tp)
 
     def _drop_gathered(self, tp: TopicPartition) -> None:
-        """Drop what `take` has gathered of a partition and not returned."""
+        """Drop the results of a partition that `take` has gathered and not returned."""
         if self._gathered:
             self._gathered = [taken for taken in self._gathered if taken.tp != tp]
 

@@ -86,8 +86,8 @@ class ReachedEnd:
 class Gap:
     """These offsets are not stored.
 
-    The partition stops at their start: `seek` to their end to skip them. `detail` says the same in
-    words, with the place.
+    The partition stops at their start: `seek` to their end to skip them. `detail` describes them in
+    words, with the URL and prefix.
     """
 
     tp: TopicPartition

@@ -20,13 +20,13 @@ class ReaderSettings:
     Attributes:
         isolation: Which records of transactions are returned. Control batches never are.
         memory_budget: Maximum bytes of objects that are held or being fetched, over all partitions.
-            One range at a time may exceed it, so that no partition waits for ever: if no request is
+            One range at a time may exceed it, so that no partition waits forever: if no request is
             in progress and nothing can be taken, or if one partition was idle for long beside
             others, its next piece is read anyway. That piece is the rest of a record batch, of any
             size, or 64 KiB. A batch that the end of a range cuts is held twice for a moment, one
-            batch per partition. Not counted are records that `take` has returned, the decoded
-            records of one partition (4 MiB or one batch), and what a search for a timestamp reads
-            (4 MiB or one batch).
+            batch per partition. The limit does not include the records that `take` has returned,
+            the decoded records of one partition (4 MiB or one batch), and the range that a search
+            for a timestamp reads (4 MiB or one batch).
         fetch_threads: Maximum number of concurrent requests, over all partitions.
         first_range: Bytes of the first ranged read after a seek. Each later one is twice as large,
             up to `largest_range`.
@@ -38,8 +38,8 @@ class ReaderSettings:
         failed_pause: Seconds that a partition pauses after a failure that may pass. Then it
             continues by itself where it was.
         max_batch_bytes: Maximum bytes of the records of one compressed batch, decompressed: a limit
-            against decompression bombs. A larger batch ends reading with BatchTooLargeError. It is
-            stored, and so never a `Gap`.
+            against decompression bombs. A larger batch ends reading with BatchTooLargeError, and
+            never becomes a `Gap`: it is stored.
         columns: Columns of `RECORD_SCHEMA` that are decoded; None for all. `offset` always is.
 
     Raises:

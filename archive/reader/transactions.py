@@ -1,4 +1,4 @@
-"""Decide which batches are returned now, later, or never. Pure.
+"""Decide which batches are returned now, later, or never. Pure functions.
 
 With `read_uncommitted`, all batches except control batches are returned at once. With
 `read_committed`, no record at or above the first offset of an open transaction is returned; fetched

@@ -261,7 +261,7 @@ class _OffsetsTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Observation:
     """Committed records at a time, and CPU seconds of contender, source and target."""
 
     committed: int
@@ -286,28 +286,30 @@ def copy_once(contender: Contender, pair: Pair, shape: Shape) -> Copied:
         while not has_records(pair.target, contender.topic):
             _check(contender, began)
         first, first_cpu = monotonic(), cpu_seconds(pids[0])
-        start: _Look | None = None
+        start: _Observation | None = None
         while True:
             # An ended process keeps its CPU time until it is waited for.
             ended = has_ended(pids[0])
             if not ended:
                 memory = peak_resident_bytes(pids[0])
-            look = _Look(contender.committed(), monotonic(), tuple(map(cpu_seconds, pids)))
-            if look.committed >= shape.records:
+            observed = _Observation(
+                contender.committed(), monotonic(), tuple(map(cpu_seconds, pids))
+            )
+            if observed.committed >= shape.records:
                 break
             if ended:
                 raise RuntimeError(f"{contender.name} has ended:\n{contender.process.log_tail()}")
-            if start is None and look.committed >= shape.records * _WARM:
-                start = look
+            if start is None and observed.committed >= shape.records * _WARM:
+                start = observed
             _check_time(contender, began)
     if start is None:
         raise RuntimeError(f"{contender.name}: one commit had all records; give more MiB")
     own, source, target = (
-        after - before for before, after in zip(start.cpu, look.cpu, strict=True)
+        after - before for before, after in zip(start.cpu, observed.cpu, strict=True)
     )
     return Copied(
-        size=(look.committed - start.committed) * RECORD_BYTES,
-        seconds=look.at - start.at,
+        size=(observed.committed - start.committed) * RECORD_BYTES,
+        seconds=observed.at - start.at,
         cpu_seconds=own,
         source_cpu_seconds=source,
         target_cpu_seconds=target,

@@ -11,7 +11,7 @@ from subprocess import PIPE, Popen
 
 from lib import steady
 from lib.clock import monotonic, pause
-from lib.looking import Repeated
+from lib.repeated import Repeated
 from lib.sidecar import Sidecar
 from lib.stores import RealStore
 from sidetier.segments.offsets import TopicPartition
@@ -57,20 +57,20 @@ class Observer:
         self._done = dict.fromkeys(range(traffic.partitions), 0)
         self.seen = Seen()
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """Observe every partition once."""
         for partition in self._bases:
-            self._look_for_rolls(partition)
-            self._look_for_stored(partition)
+            self._observe_rolls(partition)
+            self._observe_stored(partition)
 
-    def _look_for_rolls(self, partition: int) -> None:
+    def _observe_rolls(self, partition: int) -> None:
         names = (self._log_dir / f"{self._topic}-{partition}").glob("*.log")
         bases, moment = sorted(int(path.stem) for path in names), monotonic()
         for closed, _ in pairwise(bases):
             self.seen.rolled.setdefault((partition, closed), moment)
         self._bases[partition] = bases
 
-    def _look_for_stored(self, partition: int) -> None:
+    def _observe_stored(self, partition: int) -> None:
         done = self._store.stored_up_to(TopicPartition(self._topic, partition))
         if done == self._done[partition]:
             return
@@ -112,7 +112,7 @@ def observe(
     arguments = [bootstrap, traffic.topic, traffic.partitions, rate, traffic.value_bytes]
     line = [sys.executable, steady.__file__, *map(str, arguments)]
     observer = Observer(log_dir, store, traffic)
-    with Repeated(observer.look):
+    with Repeated(observer.observe):
         with Popen(line, stdout=PIPE, text=True) as producer:
             pause(seconds)
             until = monotonic() - _LEFT_OUT_SECONDS

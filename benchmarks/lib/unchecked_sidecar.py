@@ -1,7 +1,7 @@
 """`sidetier` with safety checks removed from outside, for comparison with the unmodified one.
 
 A separate script: `unchecked_sidecar.py WITHOUT`, followed by the arguments of `sidetier`. WITHOUT
-is a comma-separated list of the removed checks: `lineage`, `conditions`, or `nothing`. The product
+is a comma-separated list of removed checks: `epoch_history`, `conditions` or `nothing`. The product
 has no switch for either, and must have none. The script replaces its functions by ones that accept
 everything, and its stores by ones that ignore conditions. A function that is no longer at its place
 is an error; otherwise the benchmark would measure an unmodified sidecar without notice.
@@ -17,7 +17,7 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.epoch_history_file import NOT_STORED
 from sidetier.uploader.gates.divergence import LocalHistory
 
-LINEAGE: Final = "lineage"
+EPOCH_HISTORY: Final = "epoch_history"
 CONDITIONS: Final = "conditions"
 NOTHING: Final = "nothing"
 
@@ -72,12 +72,12 @@ def _replace(place: str, instead: object) -> None:
     for part in outer:
         owner = getattr(owner, part)
     if not hasattr(owner, name):
-        raise SystemExit(f"{place} is not there any more: this benchmark has to follow")
+        raise SystemExit(f"{place} no longer exists: adapt this benchmark")
     setattr(owner, name, instead)
 
 
 TAKEN_OUT: Final = {
-    LINEAGE: forget_epoch_history,
+    EPOCH_HISTORY: forget_epoch_history,
     CONDITIONS: forget_conditions,
     NOTHING: lambda: None,
 }

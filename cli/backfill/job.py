@@ -1,4 +1,4 @@
-"""Plan and run one backfill: read the log dirs, ask the broker, store what is missing."""
+"""Plan and run one backfill: read the log dirs, ask the broker, store the missing segments."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -35,8 +35,9 @@ from sidetier.uploader.led_partitions import latest_epoch
 from sidetier.uploader.watching.disk import LogDirPartitions, find_partitions
 
 PATIENCE_SECONDS: Final = 6.0
-"""The run ends after this time without anything under way. By then the daemon has tried every
-remaining segment four times, and a broker has written its checkpoint, which it does every 5 s.
+"""The run ends after this time without a running upload or request. By then the daemon has tried
+every remaining segment four times, and a broker has written its checkpoint, which it does every 5
+s.
 """
 _LOOK_SECONDS: Final = 0.2
 _HIGHEST: Final = Offset(2**63 - 1)
@@ -108,7 +109,9 @@ class Backfill:
         self._interrupted = False
 
     def stop(self) -> None:
-        """End early; what is under way may finish. Callable from any thread and signal handler."""
+        """End early; running uploads and requests may finish. Callable from any thread and signal
+        handler.
+        """
         self._interrupted = True
         self._daemon.stop()
 
@@ -239,7 +242,7 @@ class Job:
             ).plan()
 
     def run(self, plan: BackfillPlan) -> Outcome:
-        """Store what the plan names."""
+        """Store the planned segments."""
         if not plan.work:
             return no_run(plan)
         config, loaded = self.scope.config, self.scope.loaded

@@ -150,7 +150,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     written; 1 reading failed; 2 a setting or an argument is wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
     if follow and end is not None:
-        raise click.UsageError("--follow has no end: leave --to away, or --follow")
+        raise click.UsageError("--follow has no end: omit --to or --follow")
     if begin is not None and end is not None and is_above(begin, end):
         raise click.UsageError("--from is above --to: no record is between them")
     form, output_format = _output_of(output, count=count)
@@ -182,9 +182,7 @@ def _output_of(given: str | None, *, count: bool) -> tuple[RecordFormat, OutputF
             raise click.UsageError("--output table shows a count: add --count, or use json or raw")
         return RecordFormat(given or RecordFormat.JSON), OutputFormat.JSON
     if given == RecordFormat.RAW:
-        raise click.UsageError(
-            "--output raw writes values: leave --count away, or use table or json"
-        )
+        raise click.UsageError("--output raw writes values: omit --count, or use table or json")
     return RecordFormat.COUNT, OutputFormat(given or OutputFormat.TABLE)
 
 

@@ -135,7 +135,7 @@ def _archive_parts(facts: RecordFacts) -> Iterator[str]:
         yield f"recorded gap {archive.gap.key}"
     if archive.start_offset is not None:
         yield f"the archive begins at offset {archive.start_offset} (uploader.offset_reset: latest)"
-    yield from (f"quarantined or retired: {key}" for key in archive.set_aside)
+    yield from (f"quarantined or retired: {key}" for key in archive.moved_away)
 
 
 def _cluster_text(facts: RecordFacts) -> str | None:

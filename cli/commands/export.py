@@ -70,7 +70,7 @@ def export_to_table(
         ConfigurationError: A package of the extra is not installed.
     """
     if given["follow"] and (given["once"] or given["ending_offsets"]):
-        raise click.UsageError("--follow has no end: leave --once and --ending-offsets away")
+        raise click.UsageError("--follow has no end: omit --once and --ending-offsets")
     loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     return from_extra(load, "this export", _SPARK_EXTRAS, extra)(loaded.config, given)

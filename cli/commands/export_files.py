@@ -131,7 +131,7 @@ _OPTIONS: Final = (
         "--whole-files",
         is_flag=True,
         help="Write only files that are full (--flush-size, --rotate-interval), and leave other "
-        "records to a later run: where files are cut does not depend on when runs happen.",
+        "records to a later run: the borders of files do not depend on the times of runs.",
     ),
     *VALUES,
     click.option(
@@ -260,9 +260,9 @@ def command(
     argument is wrong.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     if given["follow"] and (given["once"] or given["begin"] or given["end"]):
-        raise click.UsageError("--follow has no end: leave --once, --from and --to away")
+        raise click.UsageError("--follow has no end: omit --once, --from and --to")
     if given["abandon_plan"] and given["dry_run"]:
-        raise click.UsageError("--dry-run writes nothing: leave --abandon-plan away")
+        raise click.UsageError("--dry-run writes nothing: omit --abandon-plan")
     loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     context.exit(_export(loaded, topics, given, output))

@@ -200,7 +200,7 @@ def _servers(config: "Config") -> "Config":
     if config.broker.bootstrap_servers is None:
         raise ConfigurationError(
             "broker.bootstrap_servers is not set, so the current topic id is not known; with "
-            "--offline no broker is asked, and everything that is archived of the topic is moved"
+            "--offline no broker is asked, and the whole archive of the topic is moved"
         )
     return config
 
@@ -277,7 +277,7 @@ class _Retirement:
         )
 
     def look(self, stored: StoredPartition) -> RetiredRow:
-        """Return what `run` would do with the partition."""
+        """Return the row that `run` would produce for the partition."""
         return self._judge(stored)[1]
 
     def _judge(self, stored: StoredPartition) -> tuple[StoredWatermark | None, RetiredRow]:

@@ -116,7 +116,9 @@ class Row:
         return None if waiting is None else _SEGMENT.sub("", waiting)
 
     def _unarchived(self) -> str | None:
-        """Return what only the brokers have, in closed segments and in the active one."""
+        """Return the amount that only the brokers have, in closed segments and in the active
+        one.
+        """
         records = self.fields.get("unarchived_records")
         if not records:
             return None if records is None else "0"

@@ -61,7 +61,7 @@ class Source(Bounded, Protocol):
 
     @property
     def skipped(self) -> int:
-        """Number of offsets that the source stepped over without reporting them in `take`."""
+        """Number of offsets that the source skipped without reporting them in `take`."""
         ...
 
 
@@ -136,10 +136,10 @@ class Course:
 
     Attributes:
         first: First offset to read.
-        end: End offset, exclusive; None to read on without an end.
+        end: End offset, exclusive; None to read without an end.
         position: Next offset to read.
         records: Records that were written.
-        missing: Offsets that were stepped over because their records are lost.
+        missing: Offsets that were skipped because their records are lost.
     """
 
     tp: TopicPartition
@@ -235,7 +235,7 @@ class Reading:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether offsets were stepped over that should have records."""
+        """Whether offsets were skipped that should have records."""
         return any(course.missing for course in self.courses.values()) or self._source.skipped > 0
 
     def result(self, topic: str) -> CountResult:
@@ -255,7 +255,7 @@ class Reading:
         `update` is called with the progress after each batch.
 
         Raises:
-            SidetierError: Reading cannot go on; for a gap, the text says how it can.
+            SidetierError: Reading cannot continue; for a gap, the text says how to continue.
             BrokenPipeError: The program that reads the output has closed it.
         """
         starts = {c.tp: c.first for c in self.courses.values() if not c.is_done}
@@ -307,8 +307,8 @@ class Reading:
             return
         if course.end is not None and next_offset < course.end:
             self._tell(
-                f"{course.tp}: offsets [{next_offset}, {course.end}) are left out: a "
-                "transaction begins there that is not decided yet; --isolation read_uncommitted "
+                f"{course.tp}: offsets [{next_offset}, {course.end}) are left out: a transaction "
+                "that begins at {next_offset} is not decided yet; --isolation read_uncommitted "
                 "shows them"
             )
         course.position = max(course.position, min(next_offset, course.end or next_offset))
@@ -318,9 +318,9 @@ class Reading:
         last = end if course.end is None else min(end, course.end)
         if not self._request.skip_gaps:
             raise ArchiveError(
-                f"{detail}\n--from {end} goes on behind them, --on-gap skip steps over every gap"
+                f"{detail}\n--from {end} continues behind them, --on-gap skip skips every gap"
             )
-        self._tell(f"stepped over: {detail}")
+        self._tell(f"skipped: {detail}")
         course.missing += max(last - max(first, course.position), 0)
         course.position = last
         if not self._close_if_done(course):

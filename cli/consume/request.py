@@ -1,4 +1,4 @@
-"""What a call of `sidetier consume` asks for: positions, formats, delimiters, and all of them."""
+"""The request of a call of `sidetier consume`: positions, formats and delimiters."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _OFFSET: Final = re.compile(r"-?\d{1,19}")
 _STAMP: Final = re.compile(r"@(-?\d{1,19})")
 _HIGHEST: Final = 2**63 - 1
 FORMS: Final = (
-    "an offset (1234), that many before the end (-100), a time (2026-11-21T08:00:00Z, or "
+    "an offset (1234), a number of records before the end (-100), a time (2026-11-21T08:00:00Z, or "
     "milliseconds since 1970 as @1700000000000), beginning or end"
 )
 
@@ -144,7 +144,7 @@ def _hex(behind: str, text: str) -> bytes:
 
 
 class RecordFormat(StrEnum):
-    """What is written for records."""
+    """The output for each record."""
 
     JSON = "json"
     """One JSON object per line."""
@@ -169,7 +169,7 @@ class Request:
     Attributes:
         partitions: Empty for all partitions of the topic.
         limit: Maximum number of records over all partitions; None for no limit.
-        follow: Read on without an end.
+        follow: Continue to read without an end.
     """
 
     topic: str

@@ -83,7 +83,9 @@ class StoreSource:
         return self._reader.take(most, timeout)
 
     def _refuse(self, partition: int | None = None) -> NoReturn:
-        """Raise: nothing is archived under these settings. Wrong entropy bits are named first."""
+        """Raise: nothing is archived under these settings. If the entropy bits are wrong, the error
+        says so.
+        """
         layout, url = self._archive.layout, self._archive.url(self._topic)
         store = self._archive.store(self._topic)
         note = read_note(store, layout)

@@ -27,7 +27,7 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.telemetry.consumer_catalogue import SKIPPED_OFFSETS
 
 _ASK_SECONDS: Final = 10.0
-_ON_GAP: Final = "\n--on-gap skip steps over every gap"
+_ON_GAP: Final = "\n--on-gap skip skips every gap"
 _NO_SUCH_PARTITION: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -118,7 +118,7 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
     if servers is None:
         raise ConfigurationError(
             f"broker.bootstrap_servers is not set: mode {request.mode} reads Kafka; give the "
-            "cluster's address by --bootstrap-server, or leave --mode away to read the store alone"
+            "cluster's address by --bootstrap-server, or omit --mode to read the store alone"
         )
     registry = CollectorRegistry()
     settings = read_settings(

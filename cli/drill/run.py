@@ -185,7 +185,7 @@ def _compared(
 def compared_with_live(
     plan: PlannedPartition, restored: RecordSource, live: LiveBrokers | None, name: str
 ) -> tuple[Sequence[str], str]:
-    """Return the differences from the live brokers, and a text that says what was compared.
+    """Return the differences from the live brokers, and a text that names the compared offsets.
 
     Args:
         plan: The restored partition.

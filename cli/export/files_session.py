@@ -116,7 +116,7 @@ _Each = Callable[[Callable[[str], None], list[str]], Iterable[None]]
 
 
 def export_files(config: Config, request: FilesRequest, output: OutputFormat) -> int:
-    """Export what the request names; return the exit code.
+    """Carry out the requested export; return the exit code.
 
     Raises:
         SidetierError: The export failed; what was committed remains.

@@ -17,10 +17,10 @@ from sidetier.segments.errors import ConfigurationError
 BOOTSTRAP: Final = "bootstrap.servers"
 _OURS: Final = {
     "isolation.level": "--isolation says it",
-    "auto.offset.reset": "offsets are the export's own",
+    "auto.offset.reset": "the export keeps its own offsets",
     "enable.auto.commit": "nothing is committed to Kafka",
     "enable.auto.offset.store": "nothing is committed to Kafka",
-    "enable.partition.eof": "it is the export's own",
+    "enable.partition.eof": "the export sets it",
     "key.deserializer": "records are read as they are",
     "value.deserializer": "records are read as they are",
     "interceptor.classes": "records are read as they are",
@@ -42,7 +42,7 @@ def kafka_properties(given: Mapping[str, Any]) -> dict[str, str]:
     merged = {**in_file, **given["kafka_options"]}
     properties = {name.removeprefix(_PREFIX): value for name, value in merged.items()}
     for name in sorted(_OURS.keys() & properties.keys()):
-        raise ConfigurationError(f"--kafka-option {name}: leave it away: {_OURS[name]}")
+        raise ConfigurationError(f"--kafka-option {name}: omit it: {_OURS[name]}")
     if properties and given["tail"] != "kafka":
         raise ConfigurationError("--kafka-option and --kafka-config are for --tail kafka")
     return properties
@@ -72,8 +72,8 @@ def by_reference(name: str, value: str, option: str = "--kafka-option") -> Secre
     kind, _, place = value.partition(":")
     if kind not in {"env", "file"} or not place:
         raise ConfigurationError(
-            f"{option} {name}: must say where the secret is, env:NAME or file:/path, and not "
-            "be the secret"
+            f"{option} {name}: must be a reference to the secret, env:NAME or file:/path, and not "
+            "the secret itself"
         )
     try:
         return SecretRef.model_validate({kind: place})

@@ -140,7 +140,7 @@ ON_TRUNCATION: Final = click.option(
     "error, or also export the records that replace them.",
 )
 AGAIN: Final = (
-    click.option("--once", is_flag=True, help="Export what is there now, and exit.  [default]"),
+    click.option("--once", is_flag=True, help="Export the present records, and exit. [default]"),
     click.option("--follow", is_flag=True, help="Repeat the export until stopped."),
 )
 TAIL: Final = (

@@ -36,7 +36,7 @@ from sidetier.segments.isolation import IsolationLevel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """What one call of any export command asks for.
+    """The request of one call of any export command.
 
     Attributes:
         terms: Size of a commit, and other settings of a run.
@@ -137,7 +137,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         _check_given_range(given)
     if given["whole_files"] and (given["chunk"] or given["chunk_bytes"]):
         raise ConfigurationError(
-            "--whole-files: a chunk may hold less than a file: leave --chunk and --chunk-bytes away"
+            "--whole-files: a chunk may hold less than a file: omit --chunk and --chunk-bytes"
         )
     return FilesRequest(
         **_common(topics, given),
@@ -180,18 +180,18 @@ def _terms(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_given_range(given: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for options that do not go with --from or --to."""
+    """Raise ConfigurationError for options that exclude --from and --to."""
     for name in ("chunk", "chunk_bytes"):
         if given[name] is not None:
             option = name.replace("_", "-")
             raise ConfigurationError(f"--{option}: a given range is one commit")
     if given["whole_files"]:
         raise ConfigurationError(
-            "--whole-files: a given range is exported once, to its end: leave --from and --to away"
+            "--whole-files: a given range is exported once, to its end: omit --from and --to"
         )
     if given["tail"] == "kafka":
         raise ConfigurationError(
-            "--tail kafka: a given range is of what is archived: leave --from and --to away"
+            "--tail kafka: a given range covers only archived records: omit --from and --to"
         )
     if given["on_truncation"] == "reread":
         raise ConfigurationError(
@@ -211,7 +211,8 @@ def _bound(text: str, option: str) -> RangeBound:
     if place.kind is PlaceKind.OFFSET:
         return RangeBound(offset=place.number)
     raise ConfigurationError(
-        f"{option} {text}: an end that moves names no range; give an offset or a time"
+        f"{option} {text}: the end of the log moves, so this is no fixed range; give an offset "
+        "or a time"
     )
 
 
@@ -308,7 +309,7 @@ def schema_options(part: str, topic: str, given: Mapping[str, Any]) -> ValueOpti
         registry = None
         if part == "value" and given["schema_registry"] and given["key_format"] == "bytes":
             raise ConfigurationError(
-                "--schema-registry: is for values or keys as json, avro or protobuf: give "
+                "--schema-registry: needs values or keys in json, avro or protobuf: give "
                 "--value-format or --key-format"
             )
     writers = _writers(given["writer_schemas"])
@@ -338,7 +339,8 @@ def _writers(directory: Path | None) -> tuple[tuple[int, str], ...]:
     files = [path for path in sorted(directory.glob("*.avsc")) if path.stem.isdigit()]
     if not files:
         raise ConfigurationError(
-            f"--writer-schemas {directory}: has no file named by a schema's id, as 17.avsc"
+            f"--writer-schemas {directory}: has no file that is named after a schema's id, such as "
+            "17.avsc"
         )
     return tuple((int(path.stem), _text(path)) for path in files)
 

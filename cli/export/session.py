@@ -1,4 +1,4 @@
-"""What every export command does around its runs, whether it writes files or a table.
+"""The common steps of all export commands before and after their runs, for files and tables.
 
 It connects to the output's store, stops at a signal, waits for the archive (`--tail wait`), reports
 what is held back on standard error and as metrics, and chooses the exit code.
@@ -86,7 +86,7 @@ class HeldBackReporter:
         self._reported: dict[str, set[tuple[str, Cause, int]]] = {}
 
     def report(self, held_back: Iterable[HeldBack], topic: str = "") -> None:
-        """Report what is held back now, of one topic or of all."""
+        """Report the partitions that are held back now, of one topic or of all."""
         findings = {
             (str(finding.tp), finding.cause, finding.offset): finding.detail
             for finding in held_back
@@ -138,7 +138,7 @@ def broker_ends(
     return (
         {}
         if topic_logs is None
-        else {partition: log.stable for partition, log in topic_logs.logs.items()}
+        else {partition: log.last_stable_offset for partition, log in topic_logs.logs.items()}
     )
 
 
@@ -161,12 +161,13 @@ def wait_for(
     stored: Callable[[], Mapping[int, int]],
     pause: Callable[[], bool],
 ) -> dict[int, tuple[int, int]]:
-    """Wait until everything below the wanted offsets is stored.
+    """Wait until all records below the wanted offsets are stored.
 
     `pause` waits a while, and returns False when there is no more time.
 
     Returns:
-        By Kafka partition, the stored end and the wanted end of what is still missing.
+        By Kafka partition, the stored end and the wanted end of each partition with missing
+        records.
     """
     while True:
         now = stored()
@@ -200,7 +201,8 @@ def wait_for_archive(
     pause: Callable[[], bool],
     can_pass: Callable[[SidetierError], bool] = lambda _error: False,
 ) -> bool:
-    """Run `wait_for`, and print what is still on the brokers alone; return whether anything is.
+    """Run `wait_for`, and print the records that only the brokers still have; return whether there
+    are any.
 
     If `stored` fails with an error that `can_pass` accepts, nothing counts as stored until the next
     try.
@@ -215,10 +217,10 @@ def wait_for_archive(
             return {}
 
     if not wanted:
-        say(f"{topic}: the brokers have no topic of this name: only what is archived is exported")
+        say(f"{topic}: the brokers have no topic of this name: only archived records are exported")
     missing = wait_for(wanted, known, pause)
     for partition, (until, end) in sorted(missing.items()):
-        say(f"{topic}-{partition}: offsets [{until}, {end}) are still on the broker alone")
+        say(f"{topic}-{partition}: offsets [{until}, {end}) are still only on the broker")
     return bool(missing)
 
 

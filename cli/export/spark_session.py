@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SUBMITTED: Final = "submit"
-"""Master that means the one that spark-submit was given."""
+"""Value of the master that stands for the master given to spark-submit."""
 _ARTIFACTS_HERE: Final = "4.0.0"
 _QUIET: Final = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 

@@ -79,7 +79,7 @@ _JARS: Final = ("spark.jars", _PACKAGES, "spark.driver.extraClassPath")
 def export_table(
     config: Config, request: TableRequest, opened: Opened, output: OutputFormat
 ) -> int:
-    """Export what the request names; return the exit code.
+    """Carry out the requested export; return the exit code.
 
     Raises:
         SidetierError: The export failed; what was committed remains.
@@ -133,11 +133,11 @@ def _letters(config: Config, request: TableRequest, spark: SparkSession) -> Dead
 
 @dataclass(frozen=True, slots=True)
 class TableWriter:
-    """The table of an export, and how records get there.
+    """The table of an export, and the source of its rows.
 
     Attributes:
         frames: returns the records of a plan as rows.
-        read: what tasks have read, and what was missing.
+        read: the counts of records that tasks have read, and the missing offsets.
         letters: receives records that do not fit; None if they are an error.
     """
 

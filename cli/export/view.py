@@ -83,7 +83,7 @@ class ExportResult:
 
     @property
     def has_findings(self) -> bool:
-        """Whether something was not exported that should be."""
+        """Whether records were not exported that should be."""
         findings = any(row.missing or row.dead_letters for row in self.rows.values())
         return findings or any(entry.is_finding for entry in self.held_back.values())
 
@@ -136,7 +136,7 @@ class TableResult:
     commits: int = 0
     skipped: int = 0
     missing: int = 0
-    """Offsets that are not stored; the export went on behind them."""
+    """Offsets that are not stored; the export continued behind them."""
     dead_letters: int = 0
     held_back: tuple[HeldBack, ...] = ()
 
@@ -149,7 +149,7 @@ class TableResult:
 
     @property
     def has_findings(self) -> bool:
-        """Whether something is not in the table that should be."""
+        """Whether records are missing in the table that should be in it."""
         lost = bool(self.missing or self.dead_letters)
         return lost or any(entry.is_finding for entry in self.held_back)
 
@@ -211,7 +211,7 @@ def _is_below(key: str, directory: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a call would do."""
+    """The plan of a call."""
 
     into: str
     plans: tuple[Plan, ...]

@@ -58,7 +58,7 @@ def plan_restore(  # noqa: PLR0913 -- one parameter for each option
     transaction_consistent: bool,
     dry_run: bool,
 ) -> int:
-    """Plan what is restored, from the archive alone; return the exit code.
+    """Plan the restore from the archive alone; return the exit code.
 
     Raises:
         ConfigurationError: The plan's file exists, an option does not fit, or nothing is archived.
@@ -156,7 +156,7 @@ def verify_topics(
     *,
     parallel: int,
 ) -> int:
-    """Compare everything that was restored with the archive; return the exit code.
+    """Compare all restored partitions with the archive; return the exit code.
 
     Raises:
         SidetierError: The archive or the brokers cannot be read.

@@ -23,7 +23,7 @@ _MOST_IDS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What is restored and what is lost; `file` is None with --dry-run."""
+    """The restored and the lost offsets of a plan; `file` is None with --dry-run."""
 
     plan: HydratePlan
     file: str | None
@@ -94,7 +94,9 @@ class PlanResult:
 
 
 def _transaction_lines(report: TransactionReport) -> list[str]:
-    """Say what was left out so that no transaction is half restored, and what is not guaranteed."""
+    """Describe the parts that were left out so that no transaction is half restored, and the
+    missing guarantees.
+    """
     lines = [
         f"{cut.partition} ends at {cut.end}, not at {cut.requested}: the archive does not show "
         f"that the transaction of producer {cut.producer_id}, epoch {cut.producer_epoch}, is "

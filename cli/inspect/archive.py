@@ -65,7 +65,7 @@ class ArchivedOffset:
         start_offset: Offset at which the archive began under `uploader.offset_reset: latest`.
         holder: The stored segment that holds the offset.
         gap: The recorded gap that contains the offset.
-        set_aside: Keys of quarantined and retired segments below `_sidetier/` that hold the offset,
+        moved_away: Keys of quarantined and retired segments below `_sidetier/` that hold the offset
             or may hold it.
     """
 
@@ -75,7 +75,7 @@ class ArchivedOffset:
     start_offset: Offset | None = None
     holder: StoredHolder | None = None
     gap: RecordedGap | None = None
-    set_aside: tuple[str, ...] = ()
+    moved_away: tuple[str, ...] = ()
 
     @property
     def begins_at(self) -> Offset | None:
@@ -119,7 +119,7 @@ class ArchivedPartition:
             start_offset=self._start(),
             holder=self.holder(offset),
             gap=self._gap(offset),
-            set_aside=tuple(self._set_aside(offset)),
+            moved_away=tuple(self._moved_away(offset)),
         )
 
     def holder(self, offset: int) -> StoredHolder | None:
@@ -181,7 +181,7 @@ class ArchivedPartition:
             )
         return None
 
-    def _set_aside(self, offset: int) -> Iterator[str]:
+    def _moved_away(self, offset: int) -> Iterator[str]:
         for prefix in (self.layout.quarantine_prefix(self.tp), self.layout.retired_prefix(self.tp)):
             keys = nearest_in_each_directory(self.store.list_objects(prefix), offset)
             yield from sorted(keys)[:_MOST_SET_ASIDE]

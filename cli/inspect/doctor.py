@@ -1,4 +1,4 @@
-"""Check settings, host, stores and sidecar for what can lose records. Pure."""
+"""Check settings, host, stores and sidecar for causes of lost records. Pure functions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ def log_dirs(facts: DoctorFacts) -> Iterator[Finding]:
     if missing:
         yield problem(
             "log dirs",
-            f"log_dirs lacks {first_names(missing)}, so nothing in there is archived",
+            f"log_dirs lacks {first_names(missing)}, so nothing in these directories is archived",
             "add every log dir of the broker (log.dirs)",
             f"log_dirs: [..., {missing[0]}]",
         )
@@ -286,7 +286,9 @@ def _layout(facts: DoctorFacts, store: StoreFacts) -> Finding:
     except ConfigurationError as error:
         setting = f"storage.prefix_entropy_bits: {store.note.bits}"
         differs = max(store.note.bits, 0) != max(layout.bits, 0)
-        todo = "make settings and note agree: until then archives are neither found nor written"
+        todo = (
+            "make the setting equal to the note: until then archives are neither found nor written"
+        )
         return problem("layout", str(error), todo, setting if differs else "cluster.name")
     return ok("layout", f"{layout.bits} entropy bits, as the note on the store says")
 
@@ -484,7 +486,9 @@ def _retention(
 
 
 def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
-    """Compare `retention.bytes`, which applies to each partition, with what is not stored."""
+    """Compare `retention.bytes`, which applies to each partition, with the bytes that are not
+    stored.
+    """
     late, near = [], []
     for topic in facts.topics:
         limit = number(topic.settings, "retention.bytes")

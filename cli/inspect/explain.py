@@ -1,4 +1,4 @@
-"""Decide where a record is, from all facts that are available. Pure."""
+"""Decide where a record is, from all available facts. Pure functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sidetier.cli.output import range_text
 
 
 class Gate(StrEnum):
-    """What a record waits for; scripts use these values."""
+    """The condition that a record waits for; scripts use these values."""
 
     EXCLUDED = "excluded"
     OTHER_BROKER = "other_broker"
@@ -282,7 +282,7 @@ class Kind(StrEnum):
     """It is below the start of the archive."""
     MISSING = "missing"
     """It is below the archive end, but no stored segment holds it."""
-    SET_ASIDE = "set_aside"
+    MOVED_AWAY = "moved_away"
     GAP = "gap"
     GONE = "gone"
     NOT_WRITTEN = "not_written"
@@ -422,11 +422,11 @@ def _on_the_leader(facts: RecordFacts) -> bool:
     return start is not None and end is not None and start <= facts.offset < end
 
 
-def _set_aside(facts: RecordFacts) -> Answer | None:
-    if facts.archive is None or not facts.archive.set_aside:
+def _moved_away(facts: RecordFacts) -> Answer | None:
+    if facts.archive is None or not facts.archive.moved_away:
         return None
-    text = f"not in the archive, but in quarantine or retired: {facts.archive.set_aside[0]}"
-    return Answer(Kind.SET_ASIDE, text, exits.FINDINGS)
+    text = f"not in the archive, but in quarantine or retired: {facts.archive.moved_away[0]}"
+    return Answer(Kind.MOVED_AWAY, text, exits.FINDINGS)
 
 
 def _gone(facts: RecordFacts) -> Answer | None:
@@ -448,7 +448,7 @@ def _no_such_partition(facts: RecordFacts) -> Answer | None:
     if facts.known_to_cluster is not False or facts.local is not None:
         return None
     if facts.archive is None or facts.archive.first_base is not None:
-        text = "the cluster does not have this partition (any more)"
+        text = "the cluster does not have this partition, or no longer has it"
         return Answer(Kind.GONE, text, exits.GONE)
     text = (
         f"there is no partition {facts.topic_partition}: neither the cluster nor the archive has it"
@@ -482,7 +482,7 @@ _ANSWERS: Final[tuple[Callable[[RecordFacts], Answer | None], ...]] = (
     _below_the_archive_end,
     _not_written,
     _waits,
-    _set_aside,
+    _moved_away,
     _gone,
     _no_such_partition,
 )

@@ -371,7 +371,7 @@ def _read_archives(
 ) -> list[PartitionFacts]:
     """Read the `offset.wm` of each partition whose store answers."""
     layout = layout_of(config)
-    # One look at each store: a store that is away would cost a timeout for each of its partitions.
+    # Check each store once: an unreachable store would cost a timeout for each of its partitions.
     problems: dict[int, str | None] = {}
     for store in stores.by_endpoint.values():
         try:

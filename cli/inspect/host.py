@@ -66,7 +66,7 @@ def host_facts(
     """Read the limits of this host, and the file systems of its log dirs and spools.
 
     Args:
-        config: The log dirs and spools to look at.
+        config: The log dirs and spools to check.
         identity: Broker and cluster of the log dirs; None if no log dir has `meta.properties`.
         problems: Problems of the log dirs that are already known.
     """

@@ -1,4 +1,4 @@
-"""Decide which offsets exist on one broker alone. Pure.
+"""Decide which offsets exist on one broker alone. Pure functions.
 
 An offset is safe if the archive has it, or another in-sync replica that is up. Records above the
 high watermark are not acknowledged with acks=all, and are not counted.

@@ -59,8 +59,8 @@ def require_engine(given: Mapping[str, Any], clients: Mapping[str, References]) 
     if given["on_gap"] == OnGap.SKIP:
         raise ConfigurationError(
             "--on-gap skip is for --engine local: an attempt of a task that is killed could not "
-            "report its gaps. Copy with --engine spark first; it ends at the gap and names it. "
-            "The same command with --engine local --on-gap skip goes on from there"
+            "report its gaps. Copy with --engine spark first; it ends at the gap and names it. The "
+            "same command with --engine local --on-gap skip continues from that gap"
         )
     if given["metrics_port"] is not None:
         raise ConfigurationError(
@@ -226,7 +226,7 @@ def verdict(missing: list[str], failure: BaseException | None) -> str:
         missing: One line for each.
         failure: The error that ended the job, if any.
     """
-    lines = [f"{len(missing)} partitions are not whole; the same command goes on from here"]
+    lines = [f"{len(missing)} partitions are incomplete; the same command continues the copy"]
     lines += missing[:_MOST_SHOWN]
     if len(missing) > _MOST_SHOWN:
         lines.append(f"and {len(missing) - _MOST_SHOWN} more")

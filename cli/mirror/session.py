@@ -402,13 +402,13 @@ def _require_engine(given: Mapping[str, Any], clients: Mapping[str, References])
         return
     if not given["until_caught_up"]:
         raise ConfigurationError(
-            "--engine spark copies up to an end: add --until-caught-up. A mirror that goes on for "
-            "ever runs with --engine local, in as many workers as it needs"
+            "--engine spark copies up to an end: add --until-caught-up. A mirror without an end "
+            "runs with --engine local, in as many workers as it needs"
         )
     if given["delivery"] != "exactly-once":
         raise ConfigurationError(
             "--delivery at-least-once is for --engine local: of two attempts of a task, nothing "
-            "would hold the slower one back"
+            "would stop the slower one"
         )
 
 

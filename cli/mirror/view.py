@@ -84,7 +84,7 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What would be copied."""
+    """The plan of a copy."""
 
     planned: Sequence[PlannedCopy]
     positions: Mapping[str, int]
@@ -132,7 +132,7 @@ class PlanResult:
 
 def _target_topic(planned: PlannedCopy) -> str:
     if planned.replaces is not None:
-        return "would be deleted and created again: the source topic was"
+        return "would be deleted and created again, as the source topic was"
     return "exists" if planned.exists else "would be created"
 
 

@@ -16,7 +16,7 @@ from sidetier.segments.names import parse_partition_directory
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 
-_PEER: Final = "peer/"
+_TAKEN_OVER: Final = "peer/"
 """Subfolder into which the takeover from Pinterest's uploader has moved segments that are not part
 of the log.
 """
@@ -104,9 +104,9 @@ def _folders(archive: ArchiveAccess, kind: FolderKind, tp: TopicPartition) -> di
     """Return the prefix of each folder that has a segment, by the folder's name."""
     store, root = archive.store(tp.topic), kind.prefix(archive.layout, tp)
     prefixes = store.list_directories(root)
-    if root + _PEER in prefixes:
-        prefixes.remove(root + _PEER)
-        prefixes += store.list_directories(root + _PEER)
+    if root + _TAKEN_OVER in prefixes:
+        prefixes.remove(root + _TAKEN_OVER)
+        prefixes += store.list_directories(root + _TAKEN_OVER)
     return {
         prefix.removeprefix(root).removesuffix("/"): prefix
         for prefix in prefixes

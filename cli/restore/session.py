@@ -88,7 +88,7 @@ _CONNECTIONS = 16
 
 
 def restore(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Restore what the options name; return the exit code.
+    """Restore the selected partitions; return the exit code.
 
     Raises:
         ConfigurationError: A setting or a target topic does not fit; nothing was restored.
@@ -181,7 +181,7 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """Everything that is open while a restore runs.
+    """The open clients and stores of a running restore.
 
     Attributes:
         archive: The live archive.
@@ -246,7 +246,11 @@ class _Session:
         partitions: Sequence[PartitionRestore],
         progress: Mapping[TopicPartition, CommittedOffset],
     ) -> dict[str, str]:
-        """Return, by target topic, why it cannot take the records; the first reason counts."""
+        """Return, by target topic, a reason why it cannot take the records.
+
+        If several reasons apply, the one that names the archived topic itself as the target comes
+        first. Otherwise the first reason that was found is kept.
+        """
         problems = {topic.target: topic.problem for topic in planned if topic.problem is not None}
         # A retired archive is of an earlier topic, so it may be restored into the archived cluster.
         if self.choice is None or self.choice.kind is not FolderKind.RETIRED:
@@ -509,7 +513,9 @@ class _Session:
         for tp in sorted(set(self.wanted) - set(known)):
             say(f"{self.records.committed.where(tp)} has no offset.wm, so {tp} is left out")
         if not known:
-            raise ConfigurationError("none of the selected partitions has an offset.wm: see above")
+            raise ConfigurationError(
+                "none of the selected partitions has an offset.wm; the messages above name them"
+            )
         return [
             course
             for topic, numbers in sorted(_numbers(known).items())
@@ -606,7 +612,7 @@ def _require_archived(
     names = ", ".join(missing or given["topics"])
     raise ConfigurationError(
         f"nothing is archived of {names} in the archive of cluster {config.cluster.name} at "
-        f"{config.storage.url}; `sidetier ls` shows what is"
+        f"{config.storage.url}; `sidetier ls` lists the archived topics"
     )
 
 

@@ -15,7 +15,7 @@ _KAFKA_CONFIGS = "kafka-configs.sh --alter --entity-type topics --entity-name"
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What a restore does.
+    """The plan of a restore.
 
     Attributes:
         name: Name of the restore.
@@ -75,7 +75,7 @@ class RestorePlan:
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What was restored, and how it compares with the archive.
+    """The result of a restore, and of its comparison with the archive.
 
     `checked` is None if nothing was compared.
     """

@@ -146,7 +146,7 @@ class LogFollower:
         """Read new batches; return True if the image may have changed.
 
         Raises:
-            LeadershipError: The log cannot be read; `retry` tells whether a later read can succeed.
+            LeadershipError: The log cannot be read; `retry` is True if a later read can succeed.
         """
         self._watch.ensure()  # before the read: later changes then give a hint
         try:

@@ -198,7 +198,7 @@ def decode_record(value: bytes) -> MetadataRecord | None:
     if kind is None:
         return None
     version = reader.unsigned_varint()
-    # A later version may have moved the fields. To guess would produce wrong leaders.
+    # A later version may have moved the fields. A guess would produce wrong leaders.
     if version > kind.max_version:
         raise UnsupportedFormatError(
             f"version {version} of {kind.name} is not known (0 to {kind.max_version} are)"

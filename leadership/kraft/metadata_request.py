@@ -138,7 +138,7 @@ class RequestSchedule:
         self._hinted = False
 
     def answered(self, now: float, took: float, *, settled: bool) -> None:
-        """Record a response after `took` seconds; `settled` tells whether both sources agree."""
+        """Record a response after `took` seconds; `settled` is True if both sources agree."""
         self._misses = 0 if settled else self._misses + 1
         quiet = max(self.interval, took * _SHARE_OF_TIME)
         # A broker that is slow to answer is busy: do not send it one request after the other.

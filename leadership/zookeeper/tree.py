@@ -126,7 +126,7 @@ class TopicTree:
     def topic_read(self, topic: str, node: TopicNode | None) -> list[str]:
         """Take in a topic's node, None if missing; return the paths of new partitions' states."""
         if node is None:
-            # So that `listed` returns the topic again if it is created anew under this name.
+            # So that `listed` returns the topic again if it is created again under this name.
             self._topics.discard(topic)
         hosted = self._hosted_partitions(topic, node)
         before = self._hosted.get(topic, set())

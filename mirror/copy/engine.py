@@ -250,7 +250,7 @@ class Engine:
                 self._begin()
                 self._copy()
             except SidetierError as error:
-                # Progress since the last failure: patience and pauses begin anew.
+                # Progress since the last failure: patience and pauses begin again.
                 if self.counts.transactions > before:
                     committed_at, failures = self._clock(), 0
                 failures += 1
@@ -274,7 +274,7 @@ class Engine:
 
     def _begin(self) -> None:
         """Become the worker's only producer, and read the progress from the target."""
-        # What was read belongs to positions that were not committed.
+        # The batches that were read belong to positions that were not committed.
         self._events.clear()
         self._must_begin = False
         self._open = None

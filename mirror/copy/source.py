@@ -140,7 +140,7 @@ class Source(Protocol):
         ...
 
     def poll(self, timeout: float) -> list[SourceEvent]:
-        """Return what was read, in offset order within each partition; wait for the first event.
+        """Return the read events, in offset order within each partition; wait for the first one.
 
         Args:
             timeout: Maximum wait in seconds.
@@ -250,8 +250,8 @@ class _State:
                 return
             if self.on_gap is OnGap.STOP:
                 raise MirrorError(
-                    f"{gap.detail}. Nothing behind is copied; with --on-gap skip the mirror goes "
-                    f"on behind it, at offset {gap.end}"
+                    f"{gap.detail}. The mirror copies nothing behind this gap; with --on-gap skip "
+                    f"it continues behind it, at offset {gap.end}"
                 )
             self.partitions[gap.tp].advance(gap.end)
             self.queue.append(gap)

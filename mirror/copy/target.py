@@ -120,7 +120,8 @@ class Target(Protocol):
         ...
 
     def start(self) -> None:
-        """Become the only producer of this worker; abort what an earlier one left open.
+        """Become the only producer of this worker; abort the transaction that an earlier one left
+        open.
 
         Raises:
             ProducerFencedError: Another process of this worker has started since.
@@ -234,8 +235,8 @@ class KafkaTarget:
             if former is not None and error.code in _FENCED:
                 raise ProducerFencedError(
                     f"another process with the transactional id {self._id} has started: this one "
-                    "ends, and has left nothing half done. Run one process for each --name and "
-                    "--worker"
+                    "ends, and its last transaction is complete or aborted. Run one process for "
+                    "each --name and --worker"
                 ) from error
             if former is not None and error.code == ErrorCode.invalid_producer_id_mapping:
                 # The coordinator has forgotten the id, because the producer was silent for long.
@@ -328,7 +329,7 @@ class KafkaTarget:
             membership=self._membership(),
         )
         end_txn(self._cluster, self._id, producer, commit=True)
-        # Each transaction names its partitions anew.
+        # Each transaction names its partitions again.
         self._added.clear()
 
     def close(self) -> None:

@@ -225,8 +225,8 @@ class KafkaWorkerGroup:
         """Raise the error unless it helps to join again."""
         if error.code == ErrorCode.fenced_instance_id:
             raise MirrorError(
-                f"another process of worker {self._worker} has started: this one ends, and has "
-                "left nothing half done. Give each process its own --worker"
+                f"another process of worker {self._worker} has started: this one ends, and its "
+                "last transaction is complete or aborted. Give each process its own --worker"
             ) from error
         if error.code == ErrorCode.inconsistent_group_protocol:
             # A worker that was removed from the group and joins again may have copied records: in

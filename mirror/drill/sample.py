@@ -183,7 +183,7 @@ def differences_from_archive(
 class LiveComparison:
     """The comparison with the live brokers of the offsets from `start` up to the planned end.
 
-    `start` is None if the live brokers have none of these offsets any more.
+    `start` is None if the live brokers no longer have any of these offsets.
     """
 
     start: int | None

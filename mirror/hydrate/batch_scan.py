@@ -170,7 +170,7 @@ class RangeReader:
                 if len(data) == RANGE_BYTES:
                     self._free.append(data)
         finally:
-            # Reads that have begun go on. Their buffers are not used again.
+            # Reads that have begun continue. Their buffers are not used again.
             for future in ahead:
                 future.cancel()
 
@@ -201,7 +201,7 @@ def normalise_epoch(buffer: bytearray, at: int) -> None:
     """Set the leader epoch of the batch at byte `at` to 0. The batch CRC does not cover the epoch.
 
     A new partition has leader epoch 0. With a higher epoch in a batch, followers never catch up and
-    Java consumers wait for ever.
+    Java consumers wait forever.
     """
     _EPOCH.pack_into(buffer, at + _EPOCH_AT, NORMALISED_EPOCH)
 

@@ -73,7 +73,7 @@ _CHECKPOINT: Final = "leader-epoch-checkpoint"
 
 
 class StoppedError(Exception):
-    """The run was asked to stop. What is staged stays for the next run."""
+    """The run was asked to stop. The staged files stay for the next run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,8 @@ class _Placement:
             self.journal.forget(name)  # a broker was started meanwhile, and deleted what was staged
         if self._live.is_dir():
             self._check_live()
-            # The live directory is what the plan wants: a log that is empty and begins at 0.
+            # The plan needs no other files than those of the live directory: an empty log that
+            # begins at 0.
             if self._partition.end == 0:
                 self.journal.note_placed(name)
                 return
@@ -401,7 +402,7 @@ class _Placement:
     def _stage_segment(
         self, segment: PlannedSegment, floor: Offset, follower: TransactionFollower
     ) -> Offset:
-        """Write one segment unless it is there; return its end offset, exclusive."""
+        """Write one segment unless it is staged already; return its end offset, exclusive."""
         path = self._staged / _log_name(segment.base_offset)
         # Only a whole segment has this name, with its indexes beside it.
         if path.exists():
@@ -468,7 +469,7 @@ class _Placement:
         if facts.indexes is None:
             raise DamagedSegmentError(f"{segment.key}: no index could be built")
         stem = self._staged / name.removesuffix(FileKind.LOG.value)
-        # Before the `.part` file is renamed, which says that the indexes are there, too.
+        # Before the `.part` file is renamed: the final name says that the indexes exist, too.
         _write_durably(stem.with_suffix(FileKind.INDEX.value), facts.indexes.index)
         _write_durably(stem.with_suffix(FileKind.TIMEINDEX.value), facts.indexes.timeindex)
         aborted = follower.take_aborted()

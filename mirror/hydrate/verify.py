@@ -443,11 +443,11 @@ def _differences_of_times(
     problems = []
     for timestamp, offset in zip(wanted, brokers.offsets_for_times(plan, wanted), strict=True):
         # If the plan has only the end of a partition, a record before it may have this time too.
-        theirs = None if offset is None else max(offset, plan.start)
-        ours = archive.offset_for_time(plan, timestamp)
-        if ours != theirs:
+        restored = None if offset is None else max(offset, plan.start)
+        archived = archive.offset_for_time(plan, timestamp)
+        if archived != restored:
             problems.append(
-                f"{plan.topic_partition}: time {timestamp} ms is at offset {theirs}, "
-                f"expected {ours}"
+                f"{plan.topic_partition}: time {timestamp} ms is at offset {restored}, "
+                f"expected {archived}"
             )
     return problems

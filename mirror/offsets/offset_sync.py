@@ -176,7 +176,7 @@ class OffsetSync:
         # Progress before map: the map that is read later is complete at least up to this progress.
         progress = self._target.committed(self._progress_group, list(sources))
         if not sources.keys() <= self._known:
-            # What was read before left out the chunks of the new partitions.
+            # The earlier reads left out the chunks of the new partitions.
             self._reader.restart()
             self._read_stored([target for target in sources if target not in self._known])
         self._known = frozenset(sources)

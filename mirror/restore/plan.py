@@ -150,11 +150,11 @@ def progress_problem(wanted: PartitionRestore, stored: RestoreNote | None) -> st
         stored: The note of the progress; None if the progress is not that of a restore.
     """
     if stored is None:
-        return f"{wanted.target}: the progress group of this restore is used by something else"
+        return f"{wanted.target}: another program uses the progress group of this restore"
     if _source_of(stored) != _source_of(wanted.note):
         source = f"{stored.lineage.topic}-{wanted.target.partition}"
         return (
-            f"{wanted.target}: a restore of this name has copied {source} there"
+            f"{wanted.target}: a restore of this name has copied {source} into this partition"
             f"{f' from {stored.folder}' if stored.folder else ''}; give another --name and --rename"
         )
     if stored.start != wanted.start:

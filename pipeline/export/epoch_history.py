@@ -42,7 +42,7 @@ Rows = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A next offset, and what is known of the epoch history below it.
+    """A next offset, and the known epoch history below it.
 
     If the last row starts at `offset` itself, all rows are bounds: the records below a row's offset
     are of that row's epoch or of an earlier one. Bounds are used because brokers report only their

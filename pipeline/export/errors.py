@@ -161,7 +161,7 @@ class MissingJarsError(ConfigurationError):
 
 
 class LostProgressError(ArchiveError):
-    """The commit with the offsets is not in the table's history any more, or there was none."""
+    """The commit with the offsets is no longer in the table's history, or never existed."""
 
 
 class BrokenProgressError(ArchiveError):

@@ -110,7 +110,7 @@ def chunk_of(left: Ranges, taken: Ranges) -> Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The state of an export between two commits, and what is left to export.
+    """The state of an export between two commits, and the remaining ranges.
 
     Attributes:
         state: the state to continue from. Next offsets are lower than the stored ones where
@@ -147,7 +147,7 @@ class ExportRun(ABC, Generic[RemainingT, PlanT]):
 
     @abstractmethod
     def remaining(self) -> RemainingT:
-        """Read the state, compare it with the log, and find what is left. Writes nothing.
+        """Read the state, compare it with the log, and find the remaining ranges. Writes nothing.
 
         Raises:
             LogTruncatedError: exported records were discarded, and `terms.reread` is False.
@@ -295,7 +295,7 @@ def should_retry(
     Another run plans again, and compares what was exported with the archive at that time. So it can
     succeed if the archive has changed in between: its end was quarantined (a divergence), or all of
     it was moved away (`retire`). If exported records were discarded, the next run itself refuses to
-    go on. If the archive has not changed, a missing segment stays missing.
+    continue. If the archive has not changed, a missing segment stays missing.
 
     The planner forgets archives that were replaced since it read them first; otherwise it would
     refuse them forever. If a replaced archive may have caused the error, this makes one request for

@@ -51,7 +51,7 @@ _ELSEWHERE: Final = (
 
 
 class Source(Protocol):
-    """The records that there are to export."""
+    """The records that can be exported."""
 
     @property
     def cluster(self) -> str:
@@ -221,7 +221,7 @@ class ArchiveSource:
         wanted, ends = self._wanted(tps, next_offsets)
         if self.requested is None:
             for tp in wanted.keys() - next_offsets.keys():
-                _require_below(wanted[tp], ends[tp], tp, "what is archived, and decided, ends")
+                _require_below(wanted[tp], ends[tp], tp, "the archived and decided records end")
         return ranges_left(wanted, ends, next_offsets, tail, behind)
 
     def undecided(self, next_offsets: Offsets) -> Mapping[TopicPartition, UndecidedTail]:
@@ -608,7 +608,7 @@ def limited(
 
 def _at(limit: Limit, tp: TopicPartition, log: Log) -> Offset:
     if isinstance(limit, AtTimes):
-        raise ConfigurationError("a range by time is of what is archived: leave --tail kafka away")
+        raise ConfigurationError("a range by time covers only archived records: omit --tail kafka")
     given = limit.offsets[tp] if isinstance(limit, AtOffsets) else None
     if limit is Edge.EARLIEST or given == EARLIEST_OFFSET:
         return log.earliest

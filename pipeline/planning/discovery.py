@@ -24,7 +24,7 @@ def find_partitions(
 
     Raises:
         NoSuchTopicError: nothing is stored of a named topic or partition.
-        WrongPlaceError: nothing is stored here, but something is under other entropy bits.
+        WrongPlaceError: nothing is stored here, but an archive exists under other entropy bits.
         StorageError: as the port says.
     """
     if isinstance(selection, Assigned):

@@ -16,13 +16,13 @@ class LogOffsets:
 
     Attributes:
         start: the first stored offset.
-        stable: end (exclusive) of the offsets that may be returned; see `Ends.of`.
+        last_stable_offset: end (exclusive) of the offsets that may be returned; see `Ends.of`.
         end: end (exclusive) of the stored offsets.
         topic_id: id of the topic; None where the archive does not record it.
     """
 
     start: Offset
-    stable: Offset
+    last_stable_offset: Offset
     end: Offset
     topic_id: str | None
 

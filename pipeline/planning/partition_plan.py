@@ -107,15 +107,15 @@ class PartitionPlanner:
     """Plans one partition with one snapshot of its archive.
 
     Attributes:
-        stable: end (exclusive) of the offsets that may be returned: the last stable offset, or the
-            archive's end.
+        last_stable_offset: end (exclusive) of the offsets that may be returned; with
+            read_uncommitted, the archive's end.
         noted_end: returns a segment's end from a chapter or from object metadata; None if neither
             has it.
     """
 
     archive: PartitionArchive
     view: ArchiveView
-    stable: Offset
+    last_stable_offset: Offset
     locator: Locator
     read: ReadRange
     times: SegmentTimes
@@ -256,7 +256,9 @@ class PartitionPlanner:
         yield from self._beyond(wanted)
 
     def _beyond(self, wanted: OffsetRange) -> Iterator[Missing]:
-        undecided = OffsetRange(max(wanted.start, self.stable), min(wanted.end, self.view.end))
+        undecided = OffsetRange(
+            max(wanted.start, self.last_stable_offset), min(wanted.end, self.view.end)
+        )
         if undecided.start < undecided.end:
             yield Missing(self.tp, undecided, f"{self.view.where}: {UNDECIDED}")
         above = OffsetRange(max(wanted.start, self.view.end), wanted.end)

@@ -280,7 +280,7 @@ class Planner:
 
         Raises:
             NoSuchTopicError: nothing is stored of a named topic or partition.
-            WrongPlaceError: nothing is stored here, but something is under other entropy bits.
+            WrongPlaceError: nothing is stored here, but an archive exists under other entropy bits.
             StorageError: as the port says.
         """
         return find_partitions(self._archives, selection, self._pool)

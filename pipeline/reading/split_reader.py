@@ -164,7 +164,7 @@ def read_split(
             It is never skipped.
         UndecidedRecordsError: at read_committed, nothing stored shows whether a transaction was
             committed. `Planner.ends` avoids such offsets as far as it can know.
-        ArchiveReplacedError: the archive's history is not the planned one any more.
+        ArchiveReplacedError: the archive's history is no longer the planned one.
         StorageError: as the port says. The storage layer has retried transient errors.
     """
     if options.columns == ONLY_OFFSETS and holds_all(access.store(split.tp.topic), split):

@@ -102,8 +102,8 @@ class StreamPosition:
 
         Raises:
             StreamTruncatedError, StreamTopicReplacedError: the batch was planned before, and its
-                records do not exist any more.
-            MissingRecordsError, ArchiveError, StorageError: as `Planner.plan_ranges`.
+            records no longer exist. MissingRecordsError, ArchiveError, StorageError: as
+            `Planner.plan_ranges`.
         """
         batch_start, batch_end = from_json(start), from_json(end)
         self._current = batch_end

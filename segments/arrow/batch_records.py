@@ -168,7 +168,9 @@ def _read(payload: Payload, place: Place, *, contents: bool) -> _Records:
     # the line above: batches do not overlap, so a correct record passes both comparisons.
     rising[firsts[filled]] &= offsets[firsts[filled]] >= batches.column("base_offset")[filled]
     rising[lasts] &= offsets[lasts] <= batches.column("last_offset")[filled]
-    records.refuse_unless(rising, "has an offset that does not rise, or is none of the batch's")
+    records.refuse_unless(
+        rising, "has an offset that does not rise, or is not in the batch's range"
+    )
     return records
 
 
@@ -211,7 +213,7 @@ def _headers(records: _Records, rows: slice) -> pa.Array:
     header_spans = read_record_headers(
         data, counts, records.contents.headers_at[rows], records.ends[rows]
     )
-    records.refuse_unless(header_spans.sound, "has headers that are none", rows.start)
+    records.refuse_unless(header_spans.sound, "has headers that do not parse", rows.start)
     return headers_column(data, counts, header_spans.keys, header_spans.values)
 
 

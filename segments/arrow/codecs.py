@@ -52,7 +52,7 @@ def decompress_into(codec: Compression, source: memoryview, room: Bytes) -> int:
 def _snappy(source: memoryview, room: memoryview) -> int:
     # The first byte of xerial's magic, 0x82, could also begin a raw
     # block. A raw block begins with its decompressed length as a varint;
-    # that eight bytes agree by chance does not happen in practice.
+    # in practice, its bytes never equal all eight bytes of the magic.
     if source[: len(_XERIAL)].tobytes() != _XERIAL:
         return _raw_snappy(source, room)
     at, used = _XERIAL_HEAD_BYTES, 0

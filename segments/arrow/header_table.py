@@ -132,8 +132,8 @@ class HeaderTable:
         batch = self.rows[row]
         first, end = int(batch["base_offset"]), int(batch["last_offset"]) + 1
         reason = (
-            f"the records of offsets [{first}, {end}) are more than {limit} bytes, "
-            "decompressed, the limit that protects the reader's memory. Raise it "
+            f"the records of offsets [{first}, {end}) are more than {limit} bytes, decompressed: "
+            "the limit that protects the reader's memory. Raise it "
             "(tiered.storage.max.batch.bytes, --max-batch-bytes) to read them"
         )
         return BatchTooLargeError(self._error_text(place, row, reason))

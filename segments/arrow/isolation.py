@@ -1,8 +1,8 @@
-"""`read_committed`: find the batches of committed transactions, and of none.
+"""`read_committed`: find the batches that are part of no transaction, or of a committed one.
 
-Pure, over header tables. The transactions of a partition are known from three sources: the markers
-in the log, the `.txnindex` of a segment (its aborted transactions), and the producer snapshot of
-the next segment (the transactions that were open at the segment's end).
+Pure functions over header tables. The transactions of a partition are known from three sources: the
+markers in the log, the `.txnindex` of a segment (its aborted transactions), and the producer
+snapshot of the next segment (the transactions that were open at the segment's end).
 
 The rule is Kafka's: the next marker of a producer after a batch decides the batch, whatever the
 epoch (`TransactionIndex`, `CompletedFetch.isBatchAborted`). No record at or above the last stable
@@ -90,7 +90,7 @@ def read_markers(
         ).column(0)
     except BatchTooLargeError:
         raise DamagedSegmentError(
-            f"{name}: a control batch among those from byte {position} on is more than "
+            f"{name}: a control batch at or after byte {position} is more than "
             f"{_MOST_MARKER_BYTES} bytes, decompressed: no broker writes such a one"
         ) from None
     counts = control.column("record_count").astype(np.int64)
@@ -99,7 +99,9 @@ def read_markers(
     for row, first in enumerate(firsts):
         key = keys[first].as_py()
         if key is None or len(key) < _KEY_BYTES:
-            raise control.damaged(Place(name, position), row, f"{key!r} is no control record's key")
+            raise control.damaged(
+                Place(name, position), row, f"{key!r} is not the key of a control record"
+            )
         kind = int.from_bytes(key[2:_KEY_BYTES], signed=True)
         if kind in {Marker.ABORT, Marker.COMMIT}:
             markers[rows[row]] = kind

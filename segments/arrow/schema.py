@@ -46,6 +46,6 @@ def schema_of(columns: Sequence[str] | None) -> pa.Schema:
         return RECORD_SCHEMA
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown or len(set(columns)) != len(columns):
-        problem = f"no column {unknown[0]!r}" if unknown else "a column comes twice"
+        problem = f"no column {unknown[0]!r}" if unknown else "a column occurs twice"
         raise ValueError(f"{problem} in {', '.join(columns)}: there are {', '.join(COLUMNS)}")
     return pa.schema([RECORD_SCHEMA.field(name) for name in columns])

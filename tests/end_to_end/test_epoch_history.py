@@ -121,7 +121,7 @@ def test_archive_follows_an_unclean_election_and_keeps_the_old_history(
     second = beside(cluster, store, broker_id=new, topics=[topic])
     with Sidecar(tmp_path / "new", second, store) as sidecar:
         quarantined = sidecar.wait_for_event("archive.quarantined", topic=topic, partition=0)
-        assert 100 <= quarantined["fork_offset"] <= 110
+        assert 100 <= quarantined["divergence_offset"] <= 110
         end = closed_end(directory_of(cluster, new, topic))
         with ArchiveWatch(store.objects):
             wait_until_stored(store.objects, topic, 0, end, 60)
@@ -132,9 +132,12 @@ def test_archive_follows_an_unclean_election_and_keeps_the_old_history(
     follower.has_begun_anew()
     code, said = export(tmp_path / "new", store, topic, lake)
     assert code == 1, said
-    fork, last = quarantined["fork_offset"], max(old_log)
+    divergence_offset, last = quarantined["divergence_offset"], max(old_log)
     assert last > max(thrown_away)
-    assert f"topic {topic}, partition 0, offsets [{fork}, {last + 1}) (leader epoch " in said
+    assert (
+        f"topic {topic}, partition 0, offsets [{divergence_offset}, {last + 1}) (leader epoch "
+        in said
+    )
     servers = cluster.bootstrap_of(new)
     truth = export_all(tmp_path / "new", store, topic, lake, servers, *reread)
     assert compare(store.objects, {(topic, 0): truth}) >= 350
@@ -309,7 +312,7 @@ def test_partition_reassigned_away_and_back_has_one_archive(
             end = closed_end(directory_of(cluster, owner, topic))
             wait_until_stored(store.objects, topic, 0, end, 60)
         for sidecar in (here, there):
-            for event in ("archive.forked", "archive.fork_suspected", "gap.recorded"):
+            for event in ("archive.diverged", "archive.divergence_suspected", "gap.recorded"):
                 assert sidecar.seen(event) == []
             assert sidecar.stop() == 0
     assert compare(store.objects, ledger.records) >= 250

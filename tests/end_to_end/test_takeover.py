@@ -19,7 +19,7 @@ from tests.harness.archive_check import ArchiveReader, wait_until_stored
 from tests.harness.archive_objects import s3_store
 from tests.harness.ledger import Ledger
 from tests.harness.local_segments import closed_end, log_bases, small_segments, wait_until_gone
-from tests.harness.peer_archive import BucketPuts, PinterestArchive, read_as_pinterest
+from tests.harness.pinterest_archive import BucketPuts, PinterestArchive, read_as_pinterest
 from tests.harness.s3 import S3Bucket
 from tests.harness.sidecar import Sidecar, beside, merged
 from tests.harness.topics import create_topic, delete_records
@@ -39,7 +39,7 @@ class Scene:
     bucket: S3Bucket
     ledger: Ledger
     directory: Path
-    peer: PinterestArchive
+    pinterest: PinterestArchive
     bases: list[int]
     scratch: Path
 
@@ -49,7 +49,7 @@ class Scene:
             (self.directory / segment_file_name(BaseOffset(base), kind)).read_bytes()
             for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
         )
-        self.peer.segment(base, log, index, timeindex)
+        self.pinterest.segment(base, log, index, timeindex)
 
     def produce(self) -> None:
         """Produce some more closed segments."""
@@ -70,7 +70,7 @@ class Scene:
         gaps.
         """
         objects = s3_store(self.bucket).objects
-        prefix = LAYOUT.partition_prefix(self.peer.tp)
+        prefix = LAYOUT.partition_prefix(self.pinterest.tp)
         found = list(read_as_pinterest(objects.read, prefix))
         sent = self.ledger.records[self.topic, 0]
         lost = {offset for start, after in gaps for offset in range(start, after)}
@@ -88,9 +88,9 @@ def scene(kraft43: KraftCluster, topic: str, s3_bucket: S3Bucket, tmp_path: Path
     ledger = Ledger()
     while len(log_bases(directory)) <= 12:
         ledger.produce(kraft43.bootstrap_servers, topic, 50, settings=SMALL_BATCHES)
-    peer = PinterestArchive(BucketPuts(s3_bucket), LAYOUT, TopicPartition(topic, 0))
+    pinterest = PinterestArchive(BucketPuts(s3_bucket), LAYOUT, TopicPartition(topic, 0))
     bases = log_bases(directory)[:12]
-    return Scene(kraft43, topic, s3_bucket, ledger, directory, peer, bases, tmp_path)
+    return Scene(kraft43, topic, s3_bucket, ledger, directory, pinterest, bases, tmp_path)
 
 
 def fill(scene: Scene) -> None:
@@ -99,12 +99,12 @@ def fill(scene: Scene) -> None:
     """
     for base in scene.bases[:11]:
         scene.upload(base)
-    scene.peer.lose(scene.bases[4], FileKind.LOG)
-    scene.peer.lose(scene.bases[2], FileKind.INDEX)
-    scene.peer.lose(scene.bases[7], FileKind.TIMEINDEX)
-    scene.peer.forget(scene.bases[1], scene.bases[6])
-    scene.peer.lose(scene.bases[10])
-    scene.peer.mark(scene.bases[10])
+    scene.pinterest.lose(scene.bases[4], FileKind.LOG)
+    scene.pinterest.lose(scene.bases[2], FileKind.INDEX)
+    scene.pinterest.lose(scene.bases[7], FileKind.TIMEINDEX)
+    scene.pinterest.forget(scene.bases[1], scene.bases[6])
+    scene.pinterest.lose(scene.bases[10])
+    scene.pinterest.mark(scene.bases[10])
 
 
 def test_gaps_are_filled_from_the_brokers_segments(scene: Scene) -> None:
@@ -115,7 +115,7 @@ def test_gaps_are_filled_from_the_brokers_segments(scene: Scene) -> None:
         wait_until_stored_by_us(scene, sidecar, end)
         (taken,) = sidecar.seen("pinterest.taken_over")
         assert taken["segments"] == 4, "up to the first gap"
-        assert taken["rebuilt"] == [scene.peer.key(scene.bases[2], FileKind.INDEX)]
+        assert taken["rebuilt"] == [scene.pinterest.key(scene.bases[2], FileKind.INDEX)]
         scene.check(end)
         scene.produce()
         end = closed_end(scene.directory)
@@ -150,7 +150,7 @@ def test_running_pinterest_uploader_is_reported_and_not_overwritten(scene: Scene
     objects = s3_store(scene.bucket).objects
     with scene.sidecar() as sidecar:
         wait_until_stored_by_us(scene, sidecar, end)
-        scene.peer.move_watermark(scene.bases[11])
+        scene.pinterest.move_watermark(scene.bases[11])
         scene.produce()
         alarm = sidecar.wait_for_event("pinterest.still_running", topic=scene.topic)
         assert "Pinterest's uploader is running" in alarm["reason"]
@@ -158,7 +158,7 @@ def test_running_pinterest_uploader_is_reported_and_not_overwritten(scene: Scene
         assert row is not None
         assert "Pinterest's uploader is running" in str(row)
         assert sidecar.stop() == 0
-    key = LAYOUT.watermark_key(scene.peer.tp)
+    key = LAYOUT.watermark_key(scene.pinterest.tp)
     assert objects.read(key) == b"%020d" % scene.bases[11]
 
 

@@ -155,7 +155,7 @@ class ArchiveWatch:
         self._marks: dict[Partition, Mark] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="archive-watch", daemon=True)
-        self.looks = 0
+        self.checks = 0
         self.problems: list[str] = []
 
     def __enter__(self) -> Self:
@@ -166,7 +166,7 @@ class ArchiveWatch:
         self._stop.set()
         self._thread.join()
         if kind is None:
-            self._look()
+            self._check()
             self.check()
 
     def check(self) -> None:
@@ -176,9 +176,9 @@ class ArchiveWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
             views = self._reader.views()
             for tp, view in views.items():
@@ -186,7 +186,7 @@ class ArchiveWatch:
                 self.problems += [f"{tp[0]}-{tp[1]}: {problem}" for problem in problems]
         except Exception as error:  # noqa: BLE001 - reported by `check`
             self.problems.append(f"the archive cannot be read: {type(error).__name__}: {error}")
-        self.looks += 1
+        self.checks += 1
 
     def _regress(self, tp: Partition, mark: Mark) -> Iterator[str]:
         before = self._marks.get(tp, mark)

@@ -193,7 +193,7 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
     yield first, before
 
 
-def store_companions(world: World, line: list[Segment]) -> None:
+def store_transaction_indexes(world: World, line: list[Segment]) -> None:
     """Store the producer snapshot and transaction index that a broker has for each segment."""
     still_open: dict[int, int] = {}
     for segment in line:

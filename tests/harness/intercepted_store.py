@@ -49,7 +49,7 @@ class StoreCall:
 class InterceptedStore:
     """Passes each request of its user to `intercept`, which by default carries it out.
 
-    The body of a put is read before: the bytes that are sent do not change any more.
+    The body of a put is read before: the bytes that are sent no longer change.
 
     Args:
         store: The store on which the requests take effect.

@@ -62,11 +62,11 @@ class OurLog:
 
     def check_topic(self, head: ObjectHead) -> None:
         """Raise AnotherTopicError if the topic id differs. Each topic has its own leader epochs."""
-        theirs = head.metadata.get(TOPIC_ID_KEY)
-        if theirs is not None and self.topic_id is not None and theirs != self.topic_id:
+        stored_id = head.metadata.get(TOPIC_ID_KEY)
+        if stored_id is not None and self.topic_id is not None and stored_id != self.topic_id:
             raise AnotherTopicError(
-                f"{head.key} is of topic id {theirs}, the topic of this name has id "
-                f"{self.topic_id} now; nothing is written until it has been set aside"
+                f"{head.key} belongs to topic id {stored_id}, but the topic of this name has id "
+                f"{self.topic_id} now; nothing is written until it has been moved away"
             )
 
 

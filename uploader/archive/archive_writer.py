@@ -222,7 +222,9 @@ class ArchiveWriter:
         rows = list(self._store.list_objects(prefix, start_after=start))
         # The listing has shown whether the object exists,
         # so a new partition costs no request for it.
-        self._metadata.load(tp, there=any(row.key == self._layout.metadata_key(tp) for row in rows))
+        self._metadata.load(
+            tp, exists=any(row.key == self._layout.metadata_key(tp) for row in rows)
+        )
         if after is None and not (unmarked or archive.recorded):
             self._check_unmarked(tp, rows, prefix, leader)
         whole = whole_segments(rows, prefix)
@@ -277,8 +279,8 @@ class ArchiveWriter:
                     f"{row.key} was stored by Pinterest's uploader, but there is no watermark: "
                     "the uploader died before it wrote one, or the object was deleted"
                 )
-            theirs = head.metadata.get(TOPIC_ID_KEY)
-            if None not in {theirs, leader.topic_id} and theirs != leader.topic_id:
+            stored_id = head.metadata.get(TOPIC_ID_KEY)
+            if None not in {stored_id, leader.topic_id} and stored_id != leader.topic_id:
                 others.add(parsed[0])
         if others and any(row.key == self._layout.metadata_key(tp) for row in rows):
             self._metadata.rewrite(
@@ -367,9 +369,9 @@ class ArchiveWriter:
         kept = read_earliest_start(self._store, self._layout, tp, leader.topic_id)
         if kept is not None and kept < start:
             raise ArchiveConflictError(
-                f"{self._layout.start_key(tp)} says that the archive is to begin at {kept}, and "
+                f"{self._layout.start_key(tp)} records that the archive begins at {kept}, and "
                 f"this sidecar was about to begin it at {start}: another sidecar has the records "
-                "from there on"
+                f"from {kept} on"
             )
 
     def name_leaders(

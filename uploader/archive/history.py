@@ -104,6 +104,7 @@ class TakingOver:
 log: Final = structlog.get_logger()
 
 CONFIRM_SECONDS: Final = 2.0
+_CHECKS_AGAIN: Final = "the sidecar checks again before it moves any object"
 """Seconds after which a divergence must still be the same to count as confirmed."""
 _ROUNDS: Final = 4
 _NO_EPOCH: Final = LeaderEpoch(-1)
@@ -215,7 +216,7 @@ class Histories:
             if watermark is None or archive.next_offset is None:
                 return archive
             # Before the comparison with the log: an archive in the middle of a move has
-            # an archive end offset that says nothing about what is stored above it.
+            # an archive end offset that says nothing about the objects above it.
             if watermark.pending is not None:
                 self._finish(place, check, archive, watermark.pending)
                 continue
@@ -342,7 +343,7 @@ class Histories:
         if self._on_divergence == "halt":
             raise DivergedError(
                 f"{suspected.reason}; uploader.on_divergence is halt, so nothing is written until "
-                "the archive from there on has been set aside"
+                "the archive from that offset on has been moved away"
             )
         watermark = suspected.archive.watermark
         epoch = watermark.leader_epoch if watermark is not None else _NO_EPOCH
@@ -384,7 +385,7 @@ class Histories:
         if first is None or first.evidence != evidence:
             first = _Sighting(self._now(), evidence, suspected.latest)
             log.warning(
-                "archive.fork_suspected",
+                "archive.divergence_suspected",
                 topic=check.topic_partition.topic,
                 partition=check.topic_partition.partition,
                 divergence_offset=suspected.latest,
@@ -395,11 +396,11 @@ class Histories:
         sightings[check.topic_partition] = first
         # An upload under way could store an object behind the listing of the move.
         if self._now() - first.seen < CONFIRM_SECONDS or check.uploading:
-            raise DivergenceSuspectedError(f"{suspected.reason}; a second look will tell")
+            raise DivergenceSuspectedError(f"{suspected.reason}; {_CHECKS_AGAIN}")
         if check.named_at < first.seen:
             raise DivergenceSuspectedError(
-                f"{suspected.reason}; a second look will tell, once a broker has named this one as "
-                f"the leader in epoch {check.leader.leader_epoch} since"
+                f"{suspected.reason}; {_CHECKS_AGAIN}, and waits until a broker confirms that this "
+                f"broker leads in epoch {check.leader.leader_epoch}"
             )
         return first.latest
 
@@ -409,14 +410,14 @@ class Histories:
         log_fields = {
             "topic": check.topic_partition.topic,
             "partition": check.topic_partition.partition,
-            "fork_offset": plan.next_offset,
+            "divergence_offset": plan.next_offset,
             "next_offset": archive.next_offset,
             "leader_epoch": check.leader.leader_epoch,
         }
-        log.error("archive.forked", reason=plan.reason, **log_fields)
-        moved = f"what the cluster has thrown away, from offset {plan.next_offset} on"
+        log.error("archive.diverged", reason=plan.reason, **log_fields)
+        moved = f"records that the cluster has discarded, from offset {plan.next_offset} on"
         with self._reporting_move(
-            check.topic_partition, f"{moved}, is being moved to {plan.target}"
+            check.topic_partition, f"{moved}, are being moved to {plan.target}"
         ):
             done = quarantine(context, plan, archive, check.leader)
         self._sightings.pop(check.topic_partition, None)

@@ -86,7 +86,7 @@ class MetadataEditor:
         self._layout = layout
         self._cache = cache
 
-    def load(self, tp: TopicPartition, *, there: bool) -> None:
+    def load(self, tp: TopicPartition, *, exists: bool) -> None:
         """Read `_metadata` into the cache, so that `add` need not read it.
 
         If another sidecar writes it meanwhile, the store refuses the conditional put of `add`,
@@ -94,9 +94,9 @@ class MetadataEditor:
 
         Args:
             tp: The partition.
-            there: Whether a listing has shown the object. Its absence is cached, too.
+            exists: Whether a listing has shown the object. Its absence is cached, too.
         """
-        self._cache.put(tp, (self._read(tp) if there else None) or _ABSENT)
+        self._cache.put(tp, (self._read(tp) if exists else None) or _ABSENT)
 
     def entries(self, tp: TopicPartition) -> int | None:
         """Return the number of entries when it was read or written last; None where that is not
@@ -114,8 +114,8 @@ class MetadataEditor:
         """Add entries for stored segments, also while other sidecars write the object.
 
         Entries are appended without decoding the others. After every 1,000 entries, if the number
-        has grown by a quarter since the last check, the entries of segments that are not stored any
-        more are removed.
+        has grown by a quarter since the last check, the entries of segments that are no longer
+        stored are removed.
 
         Args:
             tp: The partition.
@@ -223,7 +223,7 @@ def _is_check_due(before: _Version, after: _Version) -> bool:
 
 
 def _without_gone(version: _Version, key: str, stored: Collection[BaseOffset]) -> _Version:
-    """Remove the entries of segments that are not stored any more.
+    """Remove the entries of segments that are no longer stored.
 
     Entries above the last of the `stored` segments stay: the listing does not cover them.
     """

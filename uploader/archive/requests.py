@@ -50,13 +50,13 @@ def check_same_epoch_history(
     if watermark.pending is not None:
         raise DivergedCopyError(
             f"a part of the archive is being moved to {watermark.pending}: the leader's sidecar "
-            "ends that first"
+            "finishes the move first"
         )
     divergence = divergence_offset(watermark, next_offset, epoch_history)
     if divergence is not None:
         raise DivergedCopyError(
-            f"{directory}: this copy left the stored history at offset {divergence}, but the "
-            f"archive reaches {next_offset}: the leader's sidecar settles that"
+            f"{directory}: this replica has diverged from the archive at offset {divergence}, but "
+            f"the archive reaches {next_offset}: the leader's sidecar resolves this"
         )
 
 
@@ -186,7 +186,7 @@ class RequestWork:
                     # A follower's sidecar takes nothing over and moves nothing.
                     raise
                 taken, report = archive_writer.take_over(tp, archive, leader, local())
-                if report.last is not None or report.set_aside:
+                if report.last is not None or report.quarantined:
                     reports.append(report)
                 # No segment was accepted: the archive begins as
                 # a new one, and uploads replace what differs.
@@ -319,7 +319,7 @@ class Requests:
         """Start requests while threads are free.
 
         Returns:
-            For each request that could not begin, the event that tells its partition so.
+            One event for each request that could not begin.
         """
         events: list[tuple[Partition, Event]] = []
         while (wanted := self._next()) is not None:

@@ -234,8 +234,8 @@ def decide(spans: Iterable[Span], named: BaseOffset | None, log_start: Offset | 
     """Take segments up to the first gap that this broker's log can fill.
 
     Gaps below the log start are recorded and passed, because no broker can fill them. Segments
-    above the one that `offset.wm` names are taken only if the log does not hold their base offset
-    any more. The others are uploaded again, because Pinterest's uploader does not check the high
+    above the one that `offset.wm` names are taken only if the log no longer holds their base
+    offset. The others are uploaded again, because Pinterest's uploader does not check the high
     watermark. Overlapping segments are taken.
 
     Args:
@@ -294,7 +294,7 @@ class TakeoverReport:
         next_offset: The archive end offset; None where no segment was taken over.
         gaps: The gaps that were recorded.
         rebuilt: Keys of the indexes that were rebuilt.
-        set_aside: New keys of the objects that were moved.
+        quarantined: New keys of the objects that were moved.
         damaged: Keys of damaged `.log` objects, which stay where they are.
     """
 
@@ -305,7 +305,7 @@ class TakeoverReport:
     next_offset: Offset | None = None
     gaps: tuple[OffsetRange, ...] = ()
     rebuilt: tuple[str, ...] = ()
-    set_aside: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
 
 
@@ -348,7 +348,9 @@ class Takeover:
         taken = {span.base for span in decision.taken}
         foreign = {span.base for span in decision.foreign}
         rebuilt = [key for s in whole if s.base_offset in taken for key in self._complete(s)]
-        aside = [key for s in whole if s.base_offset in foreign for key in self._set_aside(s)]
+        quarantined = [
+            key for s in whole if s.base_offset in foreign for key in self._quarantine(s)
+        ]
         for gap in decision.gaps:
             write_gap(
                 self.store,
@@ -368,7 +370,7 @@ class Takeover:
             next_offset=decision.next_offset,
             gaps=decision.gaps,
             rebuilt=tuple(rebuilt),
-            set_aside=tuple(aside),
+            quarantined=tuple(quarantined),
             damaged=tuple(damaged),
         )
 
@@ -377,16 +379,16 @@ class Takeover:
         if is_of_another_log(spans):
             raise OperatorNeededError(
                 f"{prefix}: Pinterest's uploader stored the records of another log under this "
-                f"name: none of its segments that {self.local.directory} could hold is the same "
-                f"there (the topic was deleted and created again?); {_REMEDY}"
+                f"name: no stored segment equals the one of these offsets in "
+                f"{self.local.directory} (the topic was deleted and created again?); {_REMEDY}"
             )
         end, reached = self.local.end(), max((span.end for span in spans), default=0)
         if end is not None and end < reached:
             raise DivergedError(
                 f"{prefix}: Pinterest's archive reaches {reached}, but the log in "
-                f"{self.local.directory} ends at {end}: it stored uncommitted records, or an "
-                "unclean election has lost them; nothing is written before the log has reached "
-                f"that offset; {_REMEDY}"
+                f"{self.local.directory} ends at {end}: the uploader stored uncommitted "
+                "records, or an unclean election has lost them; nothing is written before the "
+                f"log has reached that offset; {_REMEDY}"
             )
         if decision.foreign and self.local.doubt is not None:
             raise DivergedError(
@@ -415,7 +417,7 @@ class Takeover:
             )
         return key
 
-    def _set_aside(self, segment: PinterestSegment) -> list[str]:
+    def _quarantine(self, segment: PinterestSegment) -> list[str]:
         """Move a segment that is not of this log to the quarantine, and return the new keys.
 
         The `.log` goes first: without it, readers ignore the other files. The folder's name comes

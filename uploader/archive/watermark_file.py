@@ -68,7 +68,7 @@ class WatermarkFile:
         next_offset: Offset,
         leader: Leader,
     ) -> ArchiveState:
-        """Write `offset.wm` anew.
+        """Write a new version of `offset.wm`.
 
         Args:
             tp: The partition.
@@ -113,19 +113,19 @@ def _refusal(
             f"{key} has been deleted since it was read (by hand, or by a lifecycle rule of the "
             "bucket): the archive is read again, and its listing shows the stored segments"
         )
-    theirs = stored.watermark
-    if theirs.next_offset is None:
-        return _overwritten_by_pinterest(key, theirs)
+    written = stored.watermark
+    if written.next_offset is None:
+        return _overwritten_by_pinterest(key, written)
     _check_writer(key, stored, leader)
     return ArchiveConflictError(
-        f"{key} was moved to {theirs.next_offset} by broker {theirs.broker_id} in leader epoch "
-        f"{theirs.leader_epoch} while we wanted to move it to {ours.next_offset}"
+        f"{key} was moved to {written.next_offset} by broker {written.broker_id} in leader epoch "
+        f"{written.leader_epoch} while this sidecar was moving it to {ours.next_offset}"
     )
 
 
-def _overwritten_by_pinterest(key: str, there: Watermark) -> PinterestUploaderRunningError:
+def _overwritten_by_pinterest(key: str, watermark: Watermark) -> PinterestUploaderRunningError:
     return PinterestUploaderRunningError(
-        f"{key} names {there.base_offset} and has lost the second line of this sidecar: "
+        f"{key} names {watermark.base_offset} and has lost the second line of this sidecar: "
         "Pinterest's uploader is running for this partition, too, and overwrites the watermark; "
         "stop it on every broker, then restart this sidecar, which takes the partition over"
     )
@@ -133,12 +133,12 @@ def _overwritten_by_pinterest(key: str, there: Watermark) -> PinterestUploaderRu
 
 def _check_writer(key: str, mark: StoredWatermark, leader: Leader) -> None:
     watermark = mark.watermark
-    theirs, ours = watermark.topic_id, leader.topic_id
-    if theirs is not None and ours is not None and theirs != ours:
+    stored_id, topic_id = watermark.topic_id, leader.topic_id
+    if stored_id is not None and topic_id is not None and stored_id != topic_id:
         raise RecreatedError(
-            f"{key} belongs to topic id {theirs}, the topic of this name has id {ours} now: it was "
-            "deleted and created again; `sidetier retire` moves the old archive away, and then "
-            "the archive of the new topic begins",
+            f"{key} belongs to topic id {stored_id}, but the topic of this name has id {topic_id} "
+            "now: it was deleted and created again; `sidetier retire` moves the old archive away, "
+            "and then the archive of the new topic begins",
             mark,
         )
     if watermark.leader_epoch > leader.leader_epoch:

@@ -141,7 +141,7 @@ def why_unproven(
     to its checkpoint. Otherwise the log is not, or not yet, the leader's.
     """
     if leader_epoch == UNKNOWN_EPOCH:
-        return "the source of leadership tells no leader epoch: this need not be the leader's log"
+        return "the source of leadership gives no leader epoch: this log may not be the leader's"
     last = local.epoch_history.entries[-1][0] if local.epoch_history.entries else UNKNOWN_EPOCH
     if last != leader_epoch:
         return (
@@ -186,7 +186,7 @@ def check_stored_segment(
     if problem is not None:
         raise OrphanSegmentError(
             f"{key}: {problem}: it was stored before an unclean election; nothing is written until "
-            "the archive from there on has been set aside",
+            "the archive from that offset on has been moved away",
             LeaderEpoch(leader_epoch),
         )
 

@@ -219,7 +219,7 @@ def pin(
         closed: See `PinnedSegment.closed`.
 
     Raises:
-        SegmentGoneError: the `.log` has neither name any more.
+        SegmentGoneError: the `.log` no longer has either name.
         OSError: the `.log` or an index cannot be opened, or too many files are open.
     """
     descriptors: dict[FileKind, int] = {}

@@ -158,7 +158,7 @@ class PinTable:
     ) -> list[HeldPin]:
         """Release pins, and links in the spool, until both limits on disk space hold.
 
-        A pin whose file system does not answer is released, too: its files cannot be read any more,
+        A pin whose file system does not answer is released, too: its files can no longer be read,
         and open descriptors would keep an operator from unmounting the disk. Its links stay.
 
         Args:

@@ -46,7 +46,7 @@ log: Final = structlog.get_logger()
 CHECKSUM_KEY: Final = "sidetier-crc64nvme"
 WRITER_EPOCH_KEY: Final = "sidetier-writer-epoch"
 
-_LOOKS: Final = 3
+_ATTEMPTS: Final = 3
 """Attempts: an index changes at most from a foreign one to a sidecar's to an empty one."""
 
 
@@ -176,56 +176,56 @@ def store_file(
 
 
 def _settle(
-    store: RemoteStorage, ours: FileToStore, there: ObjectHead, *, may_replace: bool
+    store: RemoteStorage, ours: FileToStore, stored: ObjectHead, *, may_replace: bool
 ) -> int:
-    for _ in range(_LOOKS):
-        verdict = compare(there, ours)
+    for _ in range(_ATTEMPTS):
+        verdict = compare(stored, ours)
         if verdict is Existing.GOOD:
             return 0
         if may_replace and verdict is not Existing.STAND_DOWN:
             verdict = Existing.REPLACEABLE
         elif verdict is not Existing.STAND_DOWN:
-            _check_undecided(store, ours, there)
-        wanted = _instead(ours, there, verdict)
+            _check_undecided(store, ours, stored)
+        wanted = _instead(ours, stored, verdict)
         try:
             # Never unconditional: the version that was judged is the one that is replaced.
-            put_file(store, wanted, IfMatch(there.etag))
+            put_file(store, wanted, IfMatch(stored.etag))
         except PreconditionFailedError:
-            there = store.head_object(ours.key, with_checksum=True)
+            stored = store.head_object(ours.key, with_checksum=True)
         else:
             return wanted.body.size
     raise ArchiveConflictError(f"{ours.key} is being written by another process at the same time")
 
 
-def _check_undecided(store: RemoteStorage, ours: FileToStore, there: ObjectHead) -> None:
+def _check_undecided(store: RemoteStorage, ours: FileToStore, stored: ObjectHead) -> None:
     """Raise StoredByAnotherError if another sidecar's file belongs to a stored `.log`.
 
     That `.log` may be committed by now, and then the files beside it must not change.
     """
-    if ours.is_log or WRITER_EPOCH_KEY not in there.metadata:
+    if ours.is_log or WRITER_EPOCH_KEY not in stored.metadata:
         return
     decided = _head(store, ours.log_key)
     if decided is not None and WRITER_EPOCH_KEY in decided.metadata:
         raise StoredByAnotherError(
             f"{ours.key} belongs to {ours.log_key} of leader epoch {_writer_epoch(decided)}: the "
-            "archive goes on where that ends"
+            "archive continues where that ends"
         )
 
 
-def _instead(ours: FileToStore, there: ObjectHead, verdict: Existing) -> FileToStore:
+def _instead(ours: FileToStore, stored: ObjectHead, verdict: Existing) -> FileToStore:
     """Return the file that may replace the stored object; raises where none may."""
     if verdict is Existing.STAND_DOWN:
         raise ArchiveConflictError(
-            f"{ours.key} was written in leader epoch {_writer_epoch(there)}, this broker leads in "
-            f"{ours.writer_epoch}: another broker leads now"
+            f"{ours.key} was written in leader epoch {_writer_epoch(stored)}, but this broker "
+            f"leads in {ours.writer_epoch}: another broker leads now"
         )
     if verdict is Existing.TO_FOLLOW:
         raise StoredByAnotherError(
-            f"{ours.key} was written in leader epoch {_writer_epoch(there)} with other bytes than "
-            f"ours of epoch {ours.writer_epoch}: the archive goes on where it ends"
+            f"{ours.key} was written in leader epoch {_writer_epoch(stored)} with other bytes than "
+            f"ours of epoch {ours.writer_epoch}: the archive continues where it ends"
         )
     if verdict is Existing.TO_EMPTY:
-        log.warning("index.emptied", key=ours.key, writer_epoch=_writer_epoch(there))
+        log.warning("index.emptied", key=ours.key, writer_epoch=_writer_epoch(stored))
         return ours.emptied()
     return ours
 

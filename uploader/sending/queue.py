@@ -95,7 +95,7 @@ class UploadQueue:
         """Start uploads while threads are free, by urgency over all stores that have room.
 
         Returns:
-            For each upload that could not begin, the event that tells its partition so.
+            One event for each upload that could not begin.
         """
         events: list[tuple[Partition, Event]] = []
         while ready := [
@@ -104,8 +104,8 @@ class UploadQueue:
             entry = heapq.heappop(min(ready))
             self._length -= 1
             self._bytes -= entry.size
-            # The entry may be outdated: the segment was released, or planned
-            # anew, since it was queued. Entries are not removed from the heap.
+            # The entry may be outdated: the segment was released, or planned again, after it was
+            # queued. Entries are not removed from the heap.
             tracked = entry.partition.tracked.get(entry.planned.segment.base_offset)
             if tracked is not None and _still_wanted(tracked, entry):
                 if (event := self._start(tracked, entry)) is not None:

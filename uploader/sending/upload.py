@@ -281,7 +281,7 @@ def _check_follows(
         conflict = Conflict(planned.start, end_of_batch(pinned, verified.base_offset))
         raise StoredOtherwiseError(
             f"{pinned.name}: the archive ends at {planned.start}, within the record batch from "
-            f"{verified.base_offset} up to {conflict.end}: it is of another history there",
+            f"{verified.base_offset} up to {conflict.end}: archive and log have diverged",
             conflict,
         )
 

@@ -352,7 +352,7 @@ def _check_epoch_history(
         raise UnprovenSegmentError(
             f"{pinned.name} was deleted by the broker, and holds records of leader epoch "
             f"{facts.epochs[0][0]}: the log begins with epoch {first_epoch} at offset "
-            f"{first_start}, and nothing tells whether retention or truncation deleted the "
+            f"{first_start}, and it is not known whether retention or truncation deleted the "
             "segment. Records that may be uncommitted are not stored"
         )
     return epoch_history

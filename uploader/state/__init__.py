@@ -1,1 +1,1 @@
-"""The state of a partition: events change it, and say what is to be done."""
+"""The state of a partition. Events change it, and result in actions."""

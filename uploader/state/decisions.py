@@ -19,11 +19,11 @@ from sidetier.uploader.state.events import (
     AskBroker,
     Asked,
     AskStore,
-    LookAt,
     Release,
+    ReportGapHalt,
+    ReportRescue,
     Request,
-    TellGapHalt,
-    TellRescue,
+    ScanAt,
     Upload,
 )
 from sidetier.uploader.state.plan import PlannedSegment
@@ -152,7 +152,7 @@ def lead(partition: "Partition", situation: Situation) -> list[Action]:
         partition.schedule_reading(now + _reading_pause(partition))
         actions.append(AskStore(request))
     elif partition.hold.until > now:
-        actions.append(LookAt(partition.hold.until))
+        actions.append(ScanAt(partition.hold.until))
     return actions
 
 
@@ -163,7 +163,7 @@ def offer(partition: "Partition", planned: PlannedSegment, situation: Situation)
     if segment.stage is not SegmentState.CLOSED:
         return []
     if situation.now < segment.hold.until:
-        return [LookAt(segment.hold.until)]
+        return [ScanAt(segment.hold.until)]
     if situation.is_committed(segment):
         return [Upload(segment, planned)]
     # Not known to be committed yet. The checkpoint of the broker is read again with each decision.
@@ -185,7 +185,7 @@ def mind_gap(partition: "Partition", situation: Situation) -> list[Action]:
             actions.append(AskBroker())
     if partition.gap is not None and now < second_listing:
         again = partition.read_again_at
-        actions.append(LookAt(min(second_listing, again) if again > now else second_listing))
+        actions.append(ScanAt(min(second_listing, again) if again > now else second_listing))
     if partition.halted_at is not None:
         actions += _examine_halt(partition, now)
     if rules.on_gap == "halt" and not partition.halted:
@@ -201,7 +201,7 @@ def _halt_at_gap(partition: "Partition", now: float) -> list[Action]:
         return []  # a restart would begin behind the gap, and not know of it
     partition.halt_at_gap(gap)
     partition.schedule_reading(now + READ_PAST_HALT_SECONDS)
-    return [*_examine_halt(partition, now), TellGapHalt(gap)]
+    return [*_examine_halt(partition, now), ReportGapHalt(gap)]
 
 
 def _examine_halt(partition: "Partition", now: float) -> list[Action]:
@@ -214,7 +214,7 @@ def _examine_halt(partition: "Partition", now: float) -> list[Action]:
     if partition.gap != partition.halted_at:
         partition.end_halt()
         return []
-    return [LookAt(partition.read_again_at)] if partition.read_again_at > now else []
+    return [ScanAt(partition.read_again_at)] if partition.read_again_at > now else []
 
 
 def _patience(partition: "Partition", rules: Rules) -> float:
@@ -246,7 +246,7 @@ def follow(partition: "Partition", situation: Situation) -> Iterator[Action]:
     are uploaded under the same conditions as by a leader: two sidecars that do so at once disturb
     each other, and do no harm.
     """
-    # Counted anew below, so that a return in between leaves no outdated number.
+    # Set again below, so that a return in between leaves no outdated number.
     partition.note_risk(0)
     stall = partition.watermark_stall
     if partition.config is None or partition.unsure or stall is None:
@@ -262,9 +262,9 @@ def follow(partition: "Partition", situation: Situation) -> Iterator[Action]:
     partition.plan_again()
     partition.note_risk(risk.segments)
     if risk.next_at != float("inf"):
-        yield LookAt(situation.now + max(0.0, risk.next_at - situation.wall))
+        yield ScanAt(situation.now + max(0.0, risk.next_at - situation.wall))
     if not risk.segments:
-        # No request is made, so what is known of the archive is out of date at the next risk.
+        # No request is made, so the known state of the archive is out of date at the next risk.
         stall.end_rescue()
         if not partition.requesting and not _is_under_way(partition):
             partition.forget_archive()
@@ -280,14 +280,14 @@ def _watch_stall(partition: "Partition", situation: Situation, risk: Risk) -> li
     read_again = stall.read_at + patience
     held = min(partition.hold.until, read_again)  # a leader that sees a gap does not wait longer
     if now < held:
-        return [LookAt(held)]
+        return [ScanAt(held)]
     is_fresh = now < read_again or _is_under_way(partition)
     actions: list[Action] = []
     if partition.archive is not None and is_fresh and stall.lasts(patience):
         actions = _rescue(partition, situation, risk)
     elif now >= read_again:
         return _read(partition, situation)
-    return [*actions, LookAt(read_again if now < read_again else now + patience)]
+    return [*actions, ScanAt(read_again if now < read_again else now + patience)]
 
 
 def _read(partition: "Partition", situation: Situation) -> list[Action]:
@@ -312,7 +312,7 @@ def _rescue(partition: "Partition", situation: Situation, risk: Risk) -> list[Ac
     if not stall.rescuing:
         stall.begin_rescue()
         still = situation.now - (stall.since or situation.now)
-        actions.append(TellRescue(archive.next_offset, risk.segments, still))
+        actions.append(ReportRescue(archive.next_offset, risk.segments, still))
     if not archive.start_is_kept and (archive.start or archive.kept_start is not None):
         # Another replica's log may begin lower than ours, or than the record: its sidecar lowers
         # the record.
@@ -391,7 +391,7 @@ def _next_write(partition: "Partition", archive: ArchiveState) -> Request | None
     if stored_prefix(partition):
         return Request.COMMIT
     if partition.plan().segments:
-        # Uploads need the listing of what is above `offset.wm`. With
+        # Uploads need the listing of the objects above `offset.wm`. With
         # it, there is nothing to ask for until an upload has ended.
         return Request.PREPARE if archive.present is None else None
     if not (partition.gap_is_confirmed() and partition.gap_vouched):
@@ -403,8 +403,8 @@ def _next_write(partition: "Partition", archive: ArchiveState) -> Request | None
 def _next_reading(partition: "Partition", now: float) -> Request | None:
     """Read the archive again while a gap waits for other sidecars.
 
-    This shows whether the store answers at all, and whether they have stored the records. Without
-    `offset.wm` there is no reading: only this archive's state tells of a gap before the first one.
+    This shows whether the store answers at all, and whether they have stored the records. An
+    archive without `offset.wm` is not read again: a gap at its start is known only to this process.
     """
     archive = partition.archive
     waits = partition.gap is not None and partition.gap_waits_for_others()

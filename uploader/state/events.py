@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class Request(Enum):
     """A request to the store. Each partition makes one at a time."""
 
-    LOAD = "read the watermark"
+    LOAD = "read offset.wm"
     START = "record where the archive starts"
-    PREPARE = "look at what is stored above the watermark"
-    COMMIT = "move the watermark"
+    PREPARE = "list the objects above the archive end offset"
+    COMMIT = "write offset.wm"
     GAP = "record a gap"
 
 
@@ -37,7 +37,7 @@ class Asked:
         request: The kind of request.
         generation: The partition's generation when the request began.
         follows: Whether another broker led the partition: a follower acts in the leader's place.
-        archive: The archive as it was known; None before the first LOAD.
+        archive: The archive's last known state; None before the first LOAD.
         stored: The segments over which a COMMIT moves `offset.wm`, by rising base offset.
         gap: The offsets that a GAP records as lost.
     """
@@ -70,8 +70,8 @@ class RequestSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request has raised an error. It may have changed the store all the same; `takeovers` are
-    complete.
+    """A request has raised an error. It may still have changed the store. `takeovers` lists the
+    completed takeovers.
     """
 
     asked: Asked
@@ -88,7 +88,7 @@ class SituationChanged:
 
 @dataclass(frozen=True, slots=True)
 class RequestOvertaken:
-    """The request is not needed any more. It was not made."""
+    """The request was not made, because it is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class UploadPutOff:
-    """The upload did not begin: the file has changed since its high watermark was checked."""
+    """The upload did not begin: the file has changed after the check of its high watermark."""
 
     segment: TrackedSegment
 
@@ -169,21 +169,21 @@ class AskBroker:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt:
+class ScanAt:
     """List the partition's directory again at `when`, in monotonic seconds."""
 
     when: float
 
 
 @dataclass(frozen=True, slots=True)
-class TellGapHalt:
+class ReportGapHalt:
     """The partition halts at a gap, because `uploader.on_gap` is `halt`."""
 
     gap: OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
-class TellRescue:
+class ReportRescue:
     """A follower begins to store in the leader's place.
 
     Attributes:
@@ -205,20 +205,20 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class TellTakeover:
+class ReportTakeover:
     """An archive of Pinterest's uploader was taken over."""
 
     report: "TakeoverReport"
 
 
 @dataclass(frozen=True, slots=True)
-class TellCommitted:
+class ReportCommitted:
     """`offset.wm` has moved over `stored`.
 
     Attributes:
         stored: By rising base offset.
-        timelines: Of those of the segments that are still tracked.
-        rescued: Whether a follower did it in the leader's place.
+        timelines: The timelines of the segments that are still tracked.
+        rescued: Whether a follower moved it in the leader's place.
         now: Monotonic seconds.
     """
 
@@ -229,21 +229,21 @@ class TellCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class TellAdopted:
+class ReportAdopted:
     """The supposed gap is stored: the archive ends with the segment of this base offset."""
 
     base_offset: BaseOffset
 
 
 @dataclass(frozen=True, slots=True)
-class TellGap:
+class ReportGap:
     """`offset.wm` has moved over records that were deleted before they were archived."""
 
     gap: OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
-class TellUploaded:
+class ReportUploaded:
     """A segment's objects are on the store. The upload took `seconds`."""
 
     stored: StoredSegment
@@ -251,7 +251,7 @@ class TellUploaded:
 
 
 @dataclass(frozen=True, slots=True)
-class TellUploadFailed:
+class ReportUploadFailed:
     """An upload has failed, for the `failures`-th time in a row. It is tried again."""
 
     base_offset: BaseOffset
@@ -260,7 +260,7 @@ class TellUploadFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class TellRequestFailed:
+class ReportRequestFailed:
     """A request has failed. It is made again."""
 
     request: Request
@@ -268,7 +268,7 @@ class TellRequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class TellOutdated:
+class ReportOutdated:
     """A request of an earlier generation has failed: the failure changes nothing."""
 
     request: Request
@@ -276,24 +276,24 @@ class TellOutdated:
 
 
 @dataclass(frozen=True, slots=True)
-class TellStoodBy:
-    """A follower steps back, which is no fault: the leader's sidecar has written the archive, or
-    has to resolve a divergence first.
+class ReportRescueInterrupted:
+    """A follower stops a rescue, which is no error: the leader's sidecar has written the archive,
+    or has to resolve a divergence first.
     """
 
     error: ArchiveConflictError
 
 
 @dataclass(frozen=True, slots=True)
-class TellHalted:
+class ReportHalted:
     """The partition is halted until an operator acts."""
 
     error: OperatorNeededError
 
 
 @dataclass(frozen=True, slots=True)
-class TellUnexpected:
-    """An unexpected exception, raised in `what`. `before` is the text of the last one there."""
+class ReportUnexpected:
+    """An unexpected exception in the step `what`. `before` is the text of the step's last error."""
 
     what: str
     error: Exception
@@ -311,20 +311,20 @@ Action = (
     Upload
     | AskStore
     | AskBroker
-    | LookAt
-    | TellGapHalt
-    | TellRescue
+    | ScanAt
+    | ReportGapHalt
+    | ReportRescue
     | Release
-    | TellTakeover
-    | TellCommitted
-    | TellAdopted
-    | TellGap
-    | TellUploaded
-    | TellUploadFailed
-    | TellRequestFailed
-    | TellOutdated
-    | TellStoodBy
-    | TellHalted
-    | TellUnexpected
+    | ReportTakeover
+    | ReportCommitted
+    | ReportAdopted
+    | ReportGap
+    | ReportUploaded
+    | ReportUploadFailed
+    | ReportRequestFailed
+    | ReportOutdated
+    | ReportRescueInterrupted
+    | ReportHalted
+    | ReportUnexpected
     | HoldBack
 )

@@ -46,23 +46,23 @@ from sidetier.uploader.state.events import (
     Event,
     HoldBack,
     Release,
+    ReportAdopted,
+    ReportCommitted,
+    ReportGap,
+    ReportHalted,
+    ReportOutdated,
+    ReportRequestFailed,
+    ReportRescueInterrupted,
+    ReportTakeover,
+    ReportUnexpected,
+    ReportUploaded,
+    ReportUploadFailed,
     Request,
     RequestFailed,
     RequestOvertaken,
     RequestSucceeded,
     SituationChanged,
     StoreSilent,
-    TellAdopted,
-    TellCommitted,
-    TellGap,
-    TellHalted,
-    TellOutdated,
-    TellRequestFailed,
-    TellStoodBy,
-    TellTakeover,
-    TellUnexpected,
-    TellUploaded,
-    TellUploadFailed,
     UploadFailed,
     UploadPutOff,
     UploadSucceeded,
@@ -192,10 +192,10 @@ class Partition:
     # -- its archive
 
     archive: ArchiveState | None = None
-    """None until the archive is read, and again from when it must be read anew."""
+    """None until the archive is read, and while it must be read again."""
     generation: int = 0
-    """Rises whenever the archive must be read anew. The outcome of a request or an upload that
-    began in an earlier generation does not change the state.
+    """Increases each time the archive must be read again. The outcome of a request or an upload
+    that began in an earlier generation does not change the state.
     """
     requesting: Request | None = None
     """The request that waits for a thread, or is under way."""
@@ -218,8 +218,8 @@ class Partition:
     at `read_again_at`: the sidecar of another replica may have stored the records.
     """
     read_again_at: float = 0.0
-    parted: bool = False
-    """Whether the archive and the log have diverged."""
+    diverged: bool = False
+    """Whether the archive has another history than the log, or belongs to a deleted topic."""
     moving: str | None = None
     """Which part of the archive is being moved to quarantine, or is about to be."""
 
@@ -267,12 +267,12 @@ class Partition:
         self.local_start = first_base(listing.closed, listing.active)
         self.listed_at = now
         # Files that are open or linked can be stored
-        # although the listing does not show them any more.
+        # although the listing no longer shows them.
         kept = [t.segment for t in self.tracked.values() if t.pinned or t.spooled]
-        there = available(listing, kept)
+        available_segments = available(listing, kept)
         if self.first_start is None:
-            self.first_start = first_base(there, listing.active)
-        by_base = {segment.base_offset: segment for segment in there}
+            self.first_start = first_base(available_segments, listing.active)
+        by_base = {segment.base_offset: segment for segment in available_segments}
         released = [self.tracked.pop(base) for base in self._thrown_away(by_base)]
         done = self.stored_below()
         for base, segment in by_base.items():
@@ -382,7 +382,7 @@ class Partition:
         self._change_role(follows=False)
 
     def lose(self) -> None:
-        """Stop leading and following. Nothing is sent any more, and the pins stay."""
+        """Stop leading and following. Nothing is sent from now on, and the pins stay."""
         self.lost = True
         self.reset()
 
@@ -416,7 +416,7 @@ class Partition:
                 tracked.stored = None
 
     def begin_anew(self, topic_id: str | None) -> list[TrackedSegment]:
-        """Begin anew for another topic of the same name, which has replaced this one.
+        """Begin again for another topic of the same name, which has replaced this one.
 
         Returns:
             Segments whose files the caller releases.
@@ -608,7 +608,7 @@ class Partition:
         self.requesting = request
 
     def end_request(self) -> None:
-        """Note that the request has ended, or is not needed any more."""
+        """Note that the request has ended, or is no longer needed."""
         self.requesting = None
 
     def notice_watermark(self) -> None:
@@ -697,15 +697,17 @@ class Partition:
             self._wait_anew(now)
         # Whatever the generation: the request has ended, and another one may begin.
         self.requesting = self.moving = None
-        is_current = self.generation == asked.generation  # or else the archive must be read anew
+        is_current = self.generation == asked.generation  # otherwise the archive must be read again
         if is_current:
             self.hold.clear()
-            self.parted = False
+            self.diverged = False
             self._take_over(asked.request, event.archive)
         actions = self._taken_over(event.takeovers)
         # Reported whatever the generation: `offset.wm` has moved.
         if asked.request is Request.COMMIT:
-            actions.append(TellCommitted(asked.stored, self._timelines(asked), asked.follows, now))
+            actions.append(
+                ReportCommitted(asked.stored, self._timelines(asked), asked.follows, now)
+            )
         elif asked.request is Request.GAP:
             actions.append(self._stepped_over(asked, event.archive))
         if is_current:
@@ -733,28 +735,28 @@ class Partition:
         before = asked.archive.watermark if asked.archive is not None else None
         base = archive.watermark.base_offset if archive.watermark is not None else None
         if base is not None and base != (before.base_offset if before is not None else None):
-            return TellAdopted(base)
+            return ReportAdopted(base)
         if asked.gap is None:
             raise ValueError(f"{self.topic_partition}: a gap was recorded, and none was asked for")
         return self._lost(OffsetRange(asked.gap.start, archive.next_offset or asked.gap.end))
 
     def _lost(self, gap: OffsetRange) -> Action:
         self.gap_records += gap.size
-        return TellGap(gap)
+        return ReportGap(gap)
 
     def _taken_over(self, takeovers: Iterable["TakeoverReport"]) -> list[Action]:
         actions: list[Action] = []
         for report in takeovers:
-            actions += [TellTakeover(report), *map(self._lost, report.gaps)]
+            actions += [ReportTakeover(report), *map(self._lost, report.gaps)]
         return actions
 
     def _request_failed(self, asked: Asked, error: Exception, now: float) -> list[Action]:
         """Wait before the next try, and read again what others may have written."""
         self.requesting = None
         if self.generation != asked.generation:
-            # For example after another election: the error concerns a state of the archive that is
-            # not used any more.
-            return [TellOutdated(asked.request, error)]
+            # For example after another election: the error concerns an outdated state of the
+            # archive.
+            return [ReportOutdated(asked.request, error)]
         if not isinstance(error, SidetierError | OSError):
             return self._request_failed_unexpectedly(asked, error, now)
         if isinstance(error, StorageError) and not isinstance(error, _ANSWERS):
@@ -765,15 +767,15 @@ class Partition:
         if isinstance(error, ArchiveConflictError):
             if self.follows:
                 self.reset()
-                return [TellStoodBy(error)]
-            parted = isinstance(error, DivergedError | RecreatedError)
-            self.parted = parted and self.moving is None
+                return [ReportRescueInterrupted(error)]
+            diverged = isinstance(error, DivergedError | RecreatedError)
+            self.diverged = diverged and self.moving is None
             self.reset()
         actions: list[Action] = []
         if isinstance(error, OperatorNeededError):  # a retry would fail, or fight another writer
             self.halted, self.halted_at = str(error), None
-            actions.append(TellHalted(error))
-        return [*actions, TellRequestFailed(asked.request, error)]
+            actions.append(ReportHalted(error))
+        return [*actions, ReportRequestFailed(asked.request, error)]
 
     def _request_failed_unexpectedly(
         self, asked: Asked, error: Exception, now: float
@@ -783,7 +785,7 @@ class Partition:
         self.hold.fail(f"{type(error).__name__}: {error}", now)
         self.moving = None
         self.reset()
-        return [TellUnexpected(f"the request to {asked.request.value}", error, before)]
+        return [ReportUnexpected(f"the request to {asked.request.value}", error, before)]
 
     def _upload_succeeded(self, event: UploadSucceeded, now: float, wall: float) -> list[Action]:
         segment, stored = event.segment, event.stored
@@ -796,7 +798,7 @@ class Partition:
         segment.timeline.uploaded = now
         segment.hold.clear()  # it stays pinned until the watermark has moved over it
         self.last_upload_ms = int(wall * 1000)
-        return [TellUploaded(stored, now - (segment.timeline.started or now))]
+        return [ReportUploaded(stored, now - (segment.timeline.started or now))]
 
     def _upload_failed(
         self, segment: TrackedSegment, error: Exception, now: float, *, unlinked: bool
@@ -806,13 +808,13 @@ class Partition:
         if not isinstance(error, SidetierError | OSError):
             before, segment.stored = segment.hold.error, None
             segment.hold.fail(f"{type(error).__name__}: {error}", now)
-            unexpected = TellUnexpected(f"the upload of segment {base}", error, before)
+            unexpected = ReportUnexpected(f"the upload of segment {base}", error, before)
             return [unexpected, *self._released_unless_tracked(segment)]
         if isinstance(error, SegmentEndsElsewhereError):
-            segment.ends_at(error.next_offset)  # planned anew, and past the gates again
+            segment.ends_at(error.next_offset)  # planned again, and checked by the gates again
             return self._released_unless_tracked(segment)
         segment.hold.fail(str(error), now)
-        report = TellUploadFailed(base, error, segment.hold.failures)
+        report = ReportUploadFailed(base, error, segment.hold.failures)
         # No reading of an unlinked file can succeed once its bytes are damaged. Its records are a
         # gap, and its pin must not use the room of an intact segment.
         damaged = isinstance(error, DamagedSegmentError | UnsupportedFormatError)
@@ -879,7 +881,7 @@ class Partition:
         self.halted_at = gap
 
     def end_halt(self) -> None:
-        """Archive again, because the gap at which the partition was halted has changed."""
+        """Continue to archive: the gap at which the partition was halted has changed."""
         self.halted = self.halted_at = None
 
     def _wait_anew(self, now: float) -> None:
@@ -933,7 +935,7 @@ def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:
 def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
     """Keep the known end of a segment that is marked for deletion.
 
-    Once the segment behind it is gone, the listing does not show that end any more.
+    Once the segment behind it is gone, the listing no longer shows that end.
     """
     if new.marked_for_deletion and old.next_base is not None:
         return ClosedSegment(new.base_offset, old.next_base, new.marked_for_deletion)

@@ -64,7 +64,7 @@ def available(
 
     Retention deletes from the log start, so a `.deleted` segment belongs to the log only below the
     first live segment. Above it, the segment was removed by truncation or compaction. The same
-    applies to a pinned segment whose files have no name any more.
+    applies to a pinned segment whose files no longer have a name.
     """
     live = [segment.base_offset for segment in listing.closed if not segment.marked_for_deletion]
     if listing.active is not None:
@@ -113,22 +113,22 @@ def plan(
     # `expected` is where the next stored segment must begin. `accounted` is higher if compaction
     # has emptied segments: their offsets are no gap, but are stored only with the next segment.
     expected = accounted = next_offset
-    there = None if active is None else Offset(active)
+    following = None if active is None else Offset(active)
     for segment in segments:
         base = _first_to_follow(segment, expected, conflicts.get(segment.base_offset))
         # Archived already, or its end is not known: without an end, nothing can follow it.
         if segment.next_base is None or segment.next_base <= accounted:
             continue
         if base > accounted:
-            there = base if there is None else min(base, there)
+            following = base if following is None else min(base, following)
             break
         accounted = Offset(segment.next_base)
         if segment.base_offset not in empty:
             chosen.append(PlannedSegment(segment, expected))
             expected = accounted
-    if there is None or there <= accounted:
+    if following is None or following <= accounted:
         return Plan(tuple(chosen))
-    return Plan(tuple(chosen), OffsetRange(expected, there))
+    return Plan(tuple(chosen), OffsetRange(expected, following))
 
 
 def _first_to_follow(segment: ClosedSegment, expected: Offset, conflict: Conflict | None) -> Offset:

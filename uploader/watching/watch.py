@@ -97,7 +97,7 @@ class _Reader(InotifyFD):
     """Reads the inotify queue, on a thread of its own.
 
     The kernel ends a full queue with the event IN_Q_OVERFLOW and drops later events. watchdog then
-    sets its watches anew, which may lose more events, and does not call a handler. So this class
+    sets its watches again, which may lose more events, and does not call a handler. So this class
     calls `overflowed`, after watchdog has set the watches.
     """
 
@@ -306,7 +306,7 @@ Mode = Literal["auto", "inotify", "polling"]
 
 MakeWatch = Callable[[Iterable[str], HintBoard, Callable[[], None]], Watch]
 
-_MORE_EVENTS: Final = "raise fs.inotify.max_queued_events (sysctl) where this comes again and again"
+_MORE_EVENTS: Final = "raise fs.inotify.max_queued_events (sysctl) if this event repeats"
 _HOW_TO_RAISE: Final = (
     "raise fs.inotify.max_user_watches and fs.inotify.max_user_instances (sysctl), or set "
     "uploader.watch: polling"

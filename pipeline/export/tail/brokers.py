@@ -65,7 +65,7 @@ def broker_topic(broker: BrokerConfig, topic: str, isolation: IsolationLevel) ->
         starts = all_offsets(client, tps, End.START, _TIMEOUT)
     except KafkaException as error:
         raise LeadershipUnavailableError(
-            f"{servers} tells no offsets of {topic}: {error}"
+            f"{servers} returns no offsets of {topic}: {error}"
         ) from None
     logs = {
         tp.partition: BrokerLog(

@@ -132,7 +132,7 @@ class BrokerReader:
             elif not done and self.clock() - heard > self.patience:
                 trouble = f": {self._trouble.text}" if self._trouble.text else ""
                 raise BrokerReadError(
-                    f"{in_words(wanted.tp)}: the broker has given nothing up to offset "
+                    f"{in_words(wanted.tp)}: the broker has returned no record up to offset "
                     f"{until - 1} for {self.patience:g} s{trouble}"
                 )
 
@@ -172,7 +172,7 @@ class BrokerReader:
                 # For example a damaged batch, a deleted topic, or a truncated log.
                 raise BrokerReadError(
                     f"{in_words(wanted.tp)}: up to offset {wanted.range.end - 1} the broker "
-                    f"gives: {error.str()}"
+                    f"returns: {error.str()}"
                 )
         return messages, ended
 

@@ -56,8 +56,8 @@ def java_properties(broker: BrokerConfig, given: Mapping[str, str]) -> dict[str,
     """
     for name in sorted(_NOT_JAVAS & given.keys()):
         raise ConfigurationError(
-            f"--kafka-option {name}: is a name of librdkafka's, and tables are read by Kafka's "
-            "client in Java: put it into broker.client, or give what Java has (sasl.jaas.config, "
+            f"--kafka-option {name}: is a name of librdkafka, but tables are read by Kafka's Java "
+            "client: set it in broker.client, or give Java's properties (sasl.jaas.config, "
             "ssl.truststore.*, ssl.keystore.*) in --kafka-config"
         )
     servers, properties = client_settings(broker)
@@ -77,7 +77,7 @@ def translated(
         if name.startswith(("sasl.", "ssl.", "enable.ssl.")) and name not in _KNOWN:
             raise ConfigurationError(
                 f"broker.client.{name} has no counterpart in Kafka's Java client, with which Spark "
-                "reads: give security.protocol and what goes with it in Java's names, by "
+                "reads: give security.protocol and its properties under Java's names, by "
                 "--kafka-config or --kafka-option"
             )
     converted = {name: properties[name] for name in _SAME if name in properties}

@@ -26,14 +26,14 @@ class BrokerLog:
 
     Attributes:
         start: the log start offset.
-        stable: end of the readable records, exclusive: the last stable offset, or the high
+        last_stable_offset: end of the readable records, exclusive; with read_uncommitted, the high
             watermark.
         high_watermark: the high watermark: end of the committed records, exclusive.
         epoch: newest leader epoch of the log. No record is of a later one.
     """
 
     start: Offset
-    stable: Offset
+    last_stable_offset: Offset
     high_watermark: Offset
     epoch: LeaderEpoch | None = None
 
@@ -137,11 +137,11 @@ def joined(tp: TopicPartition, archived: LogOffsets | None, broker: BrokerLog | 
             Offset(0),
             Offset(0),
             broker.start,
-            broker.stable,
+            broker.last_stable_offset,
             broker.epoch,
             broker.high_watermark,
         )
-    cut = archived.stable
+    cut = archived.last_stable_offset
     if broker is None:
         return Log(archived.start, cut, archived.end, cut, cut)
     if broker.high_watermark < archived.end:
@@ -150,9 +150,9 @@ def joined(tp: TopicPartition, archived: LogOffsets | None, broker: BrokerLog | 
             f"{in_words(tp)}: the archive ends at offset {archived.end}, and the broker's log at "
             f"{broker.high_watermark}",
             "the topic was deleted and created again, or its log was truncated. --tail stop "
-            "exports what is archived",
+            "exports the archived records",
         )
-    latest = max(cut, broker.stable)
+    latest = max(cut, broker.last_stable_offset)
     begins = max(cut, broker.start)
     high_watermark = broker.high_watermark
     return Log(archived.start, cut, archived.end, begins, latest, broker.epoch, high_watermark)
@@ -166,7 +166,7 @@ def require_same_topic(topic: str, known: str | None, present: str | None, owner
     """
     if None not in {known, present} and known != present:
         raise OtherTopicError(
-            f"topic {topic}: {owner} has the topic id {known}, and what comes next is of "
+            f"topic {topic}: {owner} has the topic id {known}, but the next records have "
             f"{present}: the topic was deleted and created again. Export the new one into another "
             "place; where the archive still has the old one, --tail stop exports that"
         )

@@ -95,9 +95,9 @@ class TopicLogs:
         elif self.waiting.get(tp) != log.undecided:
             self.waiting[tp] = span = log.undecided
             self.say(
-                f"{tp}: offsets {span} are archived, in a transaction "
-                "whose end is not, and the broker has deleted them: they and what follows are "
-                "exported once it is"
+                f"{tp}: offsets {span} are archived, but the end of their transaction is not, and "
+                "the broker has deleted them: they and the following records are exported once it "
+                "is archived"
             )
         return log.reach(first)
 
@@ -207,8 +207,8 @@ class TopicLogs:
         known = self.planner.kafka_cluster_id(topic)
         if None not in {known, cluster_id} and known != cluster_id:
             raise ConfigurationError(
-                f"--bootstrap: the brokers are those of the Kafka cluster {cluster_id}, and the "
-                f"archive is that of {known}: give those of the cluster that was archived"
+                f"--bootstrap: the brokers belong to the Kafka cluster {cluster_id}, but the "
+                f"archive is of cluster {known}: give the brokers of the archived cluster"
             )
 
 

@@ -46,7 +46,7 @@ def file_set(schema: Registered, needed: Mapping[Reference, Registered]) -> str:
     """Return the file and all files that it imports, in base64.
 
     Raises:
-        UnusableSchemaError: a text is not a descriptor, or an imported file is not there.
+        UnusableSchemaError: a text is not a descriptor, or an imported file is missing.
         ConfigurationError: the package protobuf is not installed.
     """
     descriptors = _descriptors()
@@ -126,7 +126,7 @@ class _Files:
         try:
             return self._name(indexes)
         except IndexError:
-            raise ValueError("value names a message that its schema has not") from None
+            raise ValueError("value names a message that its schema does not have") from None
 
     def message(self, name: str) -> "Descriptor":
         """Return the message with this full name; raise ConfigurationError if there is none."""

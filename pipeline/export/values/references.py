@@ -81,7 +81,7 @@ class Referred:
         if reference not in self._known:
             schema = self._ask(reference)
             if schema is None:
-                raise UnusableSchemaError(f"it refers to {reference}, which is not there")
+                raise UnusableSchemaError(f"it refers to {reference}, which does not exist")
             self._known[reference] = schema
         return self._known[reference]
 

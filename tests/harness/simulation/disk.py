@@ -24,7 +24,7 @@ class Trouble(Enum):
     """Kinds of faults of a machine."""
 
     NO_DESCRIPTORS = "EMFILE: nothing can be opened or listed"
-    NAMES = "EIO: a log dir cannot be opened, listed or looked at"
+    NAMES = "EIO: a log dir cannot be opened, listed or examined"
     CONTENTS = "EIO: files of a log dir that are open cannot be read"
 
 

@@ -141,7 +141,9 @@ class Laws:
                 log for key, log in self.store.contents().items() if self._is_log_aside(key)
             )
             there_too = {data for log in quarantined for _, _, data in batches_of(log)}
-            assert self.seen <= archived | there_too, "what was stored is nowhere any more"
+            assert self.seen <= archived | there_too, (
+                "stored batches are neither archived, quarantined nor retired"
+            )
         self.seen |= archived
 
     def _moved(self, watermark: Watermark | None) -> None:
@@ -264,7 +266,7 @@ class Laws:
             assert not logs, "something is stored, and where the archive begins is not recorded"
             return
         below = {base for base, log in logs.items() if next_offset_of(log, base) <= start}
-        assert not below, f"{below} lie below {start}, where the archive is to begin"
+        assert not below, f"{below} are below {start}, where the archive is to begin"
 
     def _gaps_are_none_of_the_leaders(self, gaps: list[tuple[int, int]]) -> None:
         """Check each new gap record.

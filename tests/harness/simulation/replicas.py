@@ -140,7 +140,7 @@ class Replica:
         self.high_watermark = self.log_start = 0
         self.forget()
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Read the checkpoint as a sidecar does.
 
         It continues the earlier history if it knew the checkpoint's first epoch already.
@@ -421,7 +421,7 @@ class Replicated:
         """Note that a sidecar has listed the directory."""
         replica = self.replicas[broker]
         replica.seen.update(int(path.name.split(".")[0]) for path in replica.marked_for_deletion())
-        replica.look()
+        replica.scan()
 
     def _advance(self) -> None:
         if len(self.in_sync) < 2:

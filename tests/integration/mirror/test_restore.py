@@ -113,7 +113,7 @@ def store_group_offset(bucket: S3Bucket, group: str, tp: TopicPartition, offset:
     )
 
 
-def put_into_quarantine(bucket: S3Bucket, tp: TopicPartition, fork: int) -> str:
+def put_into_quarantine(bucket: S3Bucket, tp: TopicPartition, divergence_offset: int) -> str:
     """Copy the segments from the one with the divergence on to a quarantine folder, as a sidecar
     does; return its name.
     """
@@ -122,11 +122,16 @@ def put_into_quarantine(bucket: S3Bucket, tp: TopicPartition, fork: int) -> str:
     listed = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix=prefix)["Contents"]
     keys = [row["Key"] for row in listed]
     bases = sorted({int(key.removeprefix(prefix)[:20]) for key in keys if key.endswith(".log")})
-    first = max(base for base in bases if base <= fork)
-    name = quarantine_name(Offset(fork), LeaderEpoch(9))
+    first = max(base for base in bases if base <= divergence_offset)
+    name = quarantine_name(Offset(divergence_offset), LeaderEpoch(9))
     target = f"{layout.quarantine_prefix(tp)}{name}/"
     plan = MovePlan(
-        MoveKind.QUARANTINE, tp, target, Offset(fork), kept=BaseOffset(bases[0]), reason="test"
+        MoveKind.QUARANTINE,
+        tp,
+        target,
+        Offset(divergence_offset),
+        kept=BaseOffset(bases[0]),
+        reason="test",
     )
     for key in keys:
         file = key.removeprefix(prefix)
@@ -221,13 +226,15 @@ def test_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archive 
     assert result[1] == contents(source, 105, 333)[1]
 
     # A quarantine folder, and a retired archive.
-    fork = ends[0] - 100  # within a batch, perhaps
-    name = put_into_quarantine(s3_bucket, TopicPartition(topic, 0), fork)
+    divergence_offset = ends[0] - 100  # within a batch, perhaps
+    name = put_into_quarantine(s3_bucket, TopicPartition(topic, 0), divergence_offset)
     kept = f"kept.{topic}"
     commands.run(
         *(*restore, "--name", kept, "--rename", f"{topic}={kept}", "--from-quarantine", name)
     )
-    assert contents(consumed_at(servers, kept)) == {0: contents(source, fork, ends[0])[0]}
+    assert contents(consumed_at(servers, kept)) == {
+        0: contents(source, divergence_offset, ends[0])[0]
+    }
     commands.run("retire", topic, "--offline")
     old = f"old.{topic}"
     commands.run(

@@ -59,7 +59,7 @@ def test_export_waits_for_records_that_only_the_broker_has(
     wait = ("--tail", "wait", "--tail-timeout", "0s", "--bootstrap", servers)
     line = ("export", "files", topic, "--into", f"file://{tmp_path}/lake", *wait)
     assert cli.run(*line) == 3, cli.err
-    assert f"{topic}-1: offsets [3, 5) are still on the broker alone" in cli.err
+    assert f"{topic}-1: offsets [3, 5) are still only on the broker" in cli.err
     assert cli.lines()[-1].startswith("3 records exported")
     archive.segments(3, 5)
     assert cli.run(*line) == 0, cli.err
@@ -76,7 +76,7 @@ def test_export_waits_for_records_that_only_the_broker_has(
 
 
 def test_unavailable_broker_is_an_error() -> None:
-    with pytest.raises(LeadershipUnavailableError, match="tells no offsets of orders"):
+    with pytest.raises(LeadershipUnavailableError, match="returns no offsets of orders"):
         broker_ends(BrokerConfig(), "127.0.0.1:1", "orders", "read_committed")
 
 

@@ -14,7 +14,7 @@ from sidetier.segments.offsets import TopicPartition
 from tests.harness import spark_jobs
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import closed_segments
-from tests.harness.forked_archive import before_the_election, elect_uncleanly
+from tests.harness.diverged_archive import before_the_election, elect_uncleanly
 from tests.harness.made_archive import MadeArchive
 from tests.harness.spark import SPARK_4, SparkCallError, SparkDriver, spark_driver
 from tests.integration.pipeline.conftest import LAYOUT, Archive, NewArchive
@@ -120,19 +120,19 @@ def test_a_stream_reads_the_records_that_replace_discarded_ones(
     spark40: SparkDriver, new_archive: NewArchive, tmp_path: Path
 ) -> None:
     archive = new_archive("segms-0")
-    made = MadeArchive(archive.store, LAYOUT, TopicPartition("forked", 0))
+    made = MadeArchive(archive.store, LAYOUT, TopicPartition("diverged", 0))
     before_the_election(made, "first")
-    options = archive.reading(subscribe="forked", startingOffsets="earliest")
+    options = archive.reading(subscribe="diverged", startingOffsets="earliest")
     places = {"checkpoint": str(tmp_path / "checkpoint"), "output": str(tmp_path / "output")}
     spark40.call(spark_jobs.stream, options=options, **places)
-    assert written(tmp_path / "output") == Counter(("forked", n) for n in range(40))
+    assert written(tmp_path / "output") == Counter(("diverged", n) for n in range(40))
     elect_uncleanly(made, topic_id="first")
     with pytest.raises(SparkCallError, match=r"offsets \[24, 40\) .leader epoch 3, now 4"):
         spark40.call(spark_jobs.stream, options=options, **places)
-    assert written(tmp_path / "output") == Counter(("forked", n) for n in range(40))
+    assert written(tmp_path / "output") == Counter(("diverged", n) for n in range(40))
     reread = {**options, "onTruncation": "reread"}
     spark40.call(spark_jobs.stream, options=reread, **places)
     assert written(tmp_path / "output") == Counter(
-        ("forked", n) for n in (*range(40), *range(24, 50))
+        ("diverged", n) for n in (*range(40), *range(24, 50))
     )
     assert not spark40.call(spark_jobs.stream, options=reread, **places)[1:]

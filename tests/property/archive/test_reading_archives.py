@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from sidetier.archive.reader import Gap, GapReason, IsolationLevel, ReachedEnd
 from sidetier.segments.offsets import Offset
-from tests.harness.archive_world import World, build, cut, produced, store, store_companions
+from tests.harness.archive_world import (
+    World,
+    build,
+    cut,
+    produced,
+    store,
+    store_transaction_indexes,
+)
 from tests.harness.made_archive import TP, MadeArchive, offsets, read_over
 
 SETTINGS = "sidetier.archive.reader.settings.LEAST_MEMORY"
@@ -71,7 +78,7 @@ def test_transaction_indexes_do_not_change_the_result(
     world = World(MadeArchive(), line, end=line[-1].end)
     for one in line:
         store(world, one)
-    store_companions(world, line)
+    store_transaction_indexes(world, line)
     world.archive.mark(line[-1].base, world.end)
     shown, _, ends = world.expect(0, committed=True)
 

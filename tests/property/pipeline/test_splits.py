@@ -15,7 +15,14 @@ from sidetier.pipeline.planning.split import Missing, Split
 from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange
-from tests.harness.archive_world import World, build, cut, produced, store, store_companions
+from tests.harness.archive_world import (
+    World,
+    build,
+    cut,
+    produced,
+    store,
+    store_transaction_indexes,
+)
 from tests.harness.made_archive import TP, MadeArchive, access_to
 
 LEAST_MEMORY = "sidetier.archive.reader.settings.LEAST_MEMORY"
@@ -127,7 +134,7 @@ def test_committed_splits_end_at_the_last_stable_offset(seed: int, most: int) ->
     world = World(MadeArchive(), line, end=line[-1].end)
     for item in line:
         store(world, item)
-    store_companions(world, line)
+    store_transaction_indexes(world, line)
     world.archive.mark(line[-1].base, world.end)
     shown, _, _ = world.expect(0, committed=True)
 

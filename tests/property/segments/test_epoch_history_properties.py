@@ -84,10 +84,15 @@ def test_growing_archive_knows_the_epoch_of_all_its_records(
 
 @given(histories(), offsets, st.integers(1, END))
 def test_divergence_below_the_known_end_is_never_merged(
-    history: EpochHistory, fork: int, tail: int
+    history: EpochHistory, divergence_offset: int, tail: int
 ) -> None:
-    assume(any(start > fork for _, start in history.entries))
-    local = EpochHistory((*truncate(history, fork).entries, (LeaderEpoch(99), Offset(fork))))
+    assume(any(start > divergence_offset for _, start in history.entries))
+    local = EpochHistory(
+        (
+            *truncate(history, divergence_offset).entries,
+            (LeaderEpoch(99), Offset(divergence_offset)),
+        )
+    )
     with pytest.raises(ArchiveConflictError):
         merge(history, local)
     with pytest.raises(ArchiveConflictError):
@@ -114,12 +119,14 @@ def test_epoch_has_one_start(history: EpochHistory, data: st.DataObject) -> None
 
 
 @given(histories(), offsets)
-def test_truncation_keeps_the_earlier_epochs(history: EpochHistory, fork: int) -> None:
-    kept = truncate(history, fork)
-    assert all(kept.epoch_at(offset) == history.epoch_at(offset) for offset in range(fork))
-    assert all(start < fork for _, start in kept.entries)
-    assert truncate(kept, fork) == kept
-    later = EpochHistory((*kept.entries, (LeaderEpoch(99), Offset(fork))))
+def test_truncation_keeps_the_earlier_epochs(history: EpochHistory, divergence_offset: int) -> None:
+    kept = truncate(history, divergence_offset)
+    assert all(
+        kept.epoch_at(offset) == history.epoch_at(offset) for offset in range(divergence_offset)
+    )
+    assert all(start < divergence_offset for _, start in kept.entries)
+    assert truncate(kept, divergence_offset) == kept
+    later = EpochHistory((*kept.entries, (LeaderEpoch(99), Offset(divergence_offset))))
     assert merge(kept, later) == later
 
 

@@ -92,7 +92,7 @@ class Disasters(Protocol):
         it.
         """
         says = self.sidecars[partition.cluster.leader].error(partition.cluster.tp) or ""
-        return self.created_again and "nothing is moved, look at both" in says
+        return self.created_again and "nothing is moved; compare both" in says
 
     def _has_settled(self, partition: Watched) -> bool:
         return self._refused(partition) or super()._has_settled(partition)

@@ -173,7 +173,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
         Plain,
         {"sidetier.archive.objects.watermark.unchanged": _nothing},
     ),
-    "6: no fork is looked for": (
+    "6: no divergence is looked for": (
         Disasters,
         {
             f"{UPLOADER}.archive.history.latest_divergence": _nothing,
@@ -249,7 +249,7 @@ SEEDS = {
     "2: closed is taken for committed": 1,
     "4: no slice": 1,
     "4: resumed by base offset": 1,
-    "6: no fork is looked for": 1,
+    "6: no divergence is looked for": 1,
     "8: events are believed to be all there is": 1,
     "a gap does not halt the partition": 1,
     "a late answer of a broker confirms the lead": 1,

@@ -105,7 +105,7 @@ def test_all_facts_about_an_offset_are_found(store: FakeStorage) -> None:
 def test_empty_archive_is_a_valid_answer(store: FakeStorage) -> None:
     found = archive(store).about(Offset(5))
     assert found.watermark.problem == "no offset.wm"
-    assert (found.first_base, found.holder, found.gap, found.set_aside) == (None, None, None, ())
+    assert (found.first_base, found.holder, found.gap, found.moved_away) == (None, None, None, ())
 
 
 def test_quarantined_and_retired_segments_are_found_by_the_nearest_base_offset(
@@ -119,13 +119,13 @@ def test_quarantined_and_retired_segments_are_found_by_the_nearest_base_offset(
     ):
         put_json(store, root + name, {})
     put_json(store, f"_sidetier/prod-a/quarantine/{TP}/1/00000000000000000070.log", {})
-    assert archive(store).about(Offset(60)).set_aside == (f"{root}00000000000000000050.log",)
-    assert len(archive(store).about(Offset(75)).set_aside) == 2
+    assert archive(store).about(Offset(60)).moved_away == (f"{root}00000000000000000050.log",)
+    assert len(archive(store).about(Offset(75)).moved_away) == 2
 
 
 def test_other_entropy_bits_are_refused(store: FakeStorage) -> None:
     put_json(store, LAYOUT.layout_key(), {"bits": 5, "kafka_cluster_id": None})
-    with pytest.raises(ConfigurationError, match="begun with 5"):
+    with pytest.raises(ConfigurationError, match="has keys with 5"):
         archive(store).about(Offset(0))
 
 

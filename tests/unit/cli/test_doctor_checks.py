@@ -228,7 +228,7 @@ def test_correct_setup_has_no_findings() -> None:
             "the files of /kafka may not be linked",
         ),
         (with_store(error="403"), "problem", "store", "s3://bucket: 403"),
-        (with_store(note=LayoutNote(4, "K")), "problem", "layout", "begun with 4"),
+        (with_store(note=LayoutNote(4, "K")), "problem", "layout", "has keys with 4"),
         (with_store(note=LayoutNote(5, "other")), "problem", "layout", "Kafka cluster other"),
         (with_store(honours_conditions=False), "problem", "conditional writes", "ignores"),
         (with_store(declares_conditions=False), "problem", "conditional writes", "has none"),

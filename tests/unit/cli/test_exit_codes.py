@@ -45,7 +45,7 @@ WRONG = [
     ("consume orders --from -5 --to -10", "--from is above --to"),
     ("consume orders --from 20 --to @1700000000003", "--from is offset 20, above --to, offset 3"),
     ("consume orders --output table", "add --count"),
-    ("consume orders --output raw --count", "leave --count away"),
+    ("consume orders --output raw --count", "omit --count"),
     ("backfill -t order", "order is not in the log dirs"),
     ("backfill -p orders-7 --dry-run", "orders-7 is not in the log dirs"),
     ("export files order --into file:///tmp/lake", "topic order: nothing of it is stored"),

@@ -174,8 +174,8 @@ def test_recorded_gap_is_explained_with_its_time_and_broker() -> None:
         ),
         (
             30,
-            {"archive": archive(None, set_aside=("_sidetier/x",)), "local": None},
-            Kind.SET_ASIDE,
+            {"archive": archive(None, moved_away=("_sidetier/x",)), "local": None},
+            Kind.MOVED_AWAY,
             3,
             "in quarantine or retired: _sidetier/x",
         ),

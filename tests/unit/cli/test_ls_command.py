@@ -146,7 +146,7 @@ def test_topics_in_other_stores_are_listed(cli: CommandLine) -> None:
 
 def test_empty_store_is_reported(cli: CommandLine) -> None:
     assert cli.run("ls") == 2
-    assert "there is no such directory; nothing has been stored there yet" in cli.err
+    assert "there is no such directory; nothing is stored at this URL yet" in cli.err
     assert not cli.store.exists()
     cli.store.mkdir()
     assert cli.run("ls") == 0

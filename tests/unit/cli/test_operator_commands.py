@@ -176,7 +176,7 @@ def test_explain_works_without_a_log_dir_and_a_store(cli: CommandLine, sidecar: 
     assert cli.run("explain", "orders", "0", "35", "--sidecar", sidecar) == 3
     assert "queued for a free upload thread" in cli.lines()[0]
     assert "/nowhere/kafka: not on this host" in cli.out
-    assert "nothing has been stored there yet" in cli.out
+    assert "nothing is stored at this URL yet" in cli.out
 
 
 def test_explain_refuses_an_impossible_offset(cli: CommandLine) -> None:
@@ -340,7 +340,7 @@ def test_doctor_continues_without_store_broker_and_sidecar(
     cli.log_dir.create("orders")
     told = cli.json("doctor", "--sidecar", "http://127.0.0.1:1", code=3)
     found = {one["check"]: one["found"] for one in told["findings"]}
-    assert "nothing has been stored there yet" in found["store"]
+    assert "nothing is stored at this URL yet" in found["store"]
     assert "one:9092 returns no metadata" in found["topics"]
     assert "no sidecar answers" in found["sidecar"]
 

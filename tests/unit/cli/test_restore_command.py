@@ -96,7 +96,7 @@ def test_incomplete_partitions_are_listed_with_the_cause_of_the_job() -> None:
         [f"copy-{number} is restored up to 5 of 9" for number in range(25)], OSError(trace)
     )
     first, *lines, more, cause = text.splitlines()
-    assert first.startswith("25 partitions are not whole")
+    assert first.startswith("25 partitions are incomplete")
     assert len(lines) == 20
     assert more == "and 5 more"
     assert cause.endswith("BrokerUnavailableError: b:9092 refuses the connection")

@@ -47,17 +47,17 @@ def archive(store: FakeStorage, *, topic_id: str, tp: TopicPartition = TP) -> Ma
     return made
 
 
-def put_into_quarantine(store: FakeStorage, fork: int, epoch: int = 7) -> str:
+def put_into_quarantine(store: FakeStorage, divergence_offset: int, epoch: int = 7) -> str:
     """Quarantine segments as a sidecar does after an unclean election; return the folder's name."""
     key = LAYOUT.watermark_key(TP)
     found = store.get_object(key)
-    name = quarantine_name(Offset(fork), LeaderEpoch(epoch))
-    kept = encoded(batches(20, fork))
+    name = quarantine_name(Offset(divergence_offset), LeaderEpoch(epoch))
+    kept = encoded(batches(20, divergence_offset))
     plan = MovePlan(
         MoveKind.QUARANTINE,
         TP,
         f"{LAYOUT.quarantine_prefix(TP)}{name}/",
-        Offset(fork),
+        Offset(divergence_offset),
         kept=BaseOffset(0),
         cut=Cut(BaseOffset(20), len(kept)),
         leader_epoch=LeaderEpoch(epoch),

@@ -65,7 +65,7 @@ MOVING = replace(
     partition=4,
     state=PartitionState.QUARANTINING,
     waiting_for="it is being moved",
-    last_error="a second look will tell",
+    last_error="the sidecar checks again",
 )
 READY = (Condition("bootstrapped", holds=True),)
 

@@ -138,14 +138,14 @@ def test_a_restore_continues_only_from_its_own_progress() -> None:
     assert progress_problem(wanted(), NOTE) is None
     created = replace(NOTE, lineage=replace(LINEAGE, target_id="known since the first run"))
     assert progress_problem(wanted(), created) is None
-    assert "used by something else" in (progress_problem(wanted(), None) or "")
+    assert "another program uses the progress group" in (progress_problem(wanted(), None) or "")
     assert "began at offset 10, and --from is offset 12 now" in (
         progress_problem(wanted(start=12), NOTE) or ""
     )
     other = RestoreNote(Lineage("payments", ("lost",)), Offset(10))
-    assert "has copied payments-0 there" in (progress_problem(wanted(), other) or "")
+    assert "has copied payments-0 into this partition" in (progress_problem(wanted(), other) or "")
     folder = RestoreNote(LINEAGE, Offset(10), "_sidetier/prod-a/retired/orders-0/id/")
-    assert "there from _sidetier" in (progress_problem(wanted(), folder) or "")
+    assert "into this partition from _sidetier" in (progress_problem(wanted(), folder) or "")
 
 
 def test_omitted_and_undecided_offsets_are_computed() -> None:

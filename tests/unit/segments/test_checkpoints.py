@@ -44,7 +44,7 @@ def test_ten_thousand_rows_are_read() -> None:
         ("0\n1\norders 0\n", "'orders 0' is not a topic, a partition and an offset"),
         ("0\n1\norders 0 700 1\n", "is not a topic"),
         ("0\n1\norders zero 700\n", "is not a topic"),
-        ("0\n2\norders 0 700\norders 0 800\n", "1 partitions come twice"),
+        ("0\n2\norders 0 700\norders 0 800\n", "1 partitions occur twice"),
     ],
 )
 def test_error_for_a_damaged_file_names_it(text: str, reason: str) -> None:

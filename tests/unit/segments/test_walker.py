@@ -201,5 +201,5 @@ def test_rebuilding_indexes_needs_the_base_offset_in_the_name() -> None:
 
 def test_segment_beyond_the_range_of_an_index_is_refused() -> None:
     walker = BatchWalker(LOG, index_interval_bytes=0, rebuild_indexes=True)
-    with pytest.raises(DamagedSegmentError, match="more than an index can say"):
+    with pytest.raises(DamagedSegmentError, match="does not fit into an index"):
         walker.feed(memoryview(make_batch(0) + make_batch(2**31 + 1)))

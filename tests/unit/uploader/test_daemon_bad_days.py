@@ -374,7 +374,7 @@ def test_gap_is_recorded_only_after_a_second_listing(
         running.wait(
             lambda: (
                 (s := running.status(log.tp)) is not None
-                and s.waiting_for == "a second look at the gap [10, 20)"
+                and s.waiting_for == "a second check of the gap [10, 20)"
             ),
             "the gap to be noticed",
         )

@@ -282,7 +282,7 @@ def test_nothing_is_moved_before_a_broker_names_the_leader_again(
 ) -> None:
     part_unseen(log, store, 15)
     error = untouched(store, Sidecar(log, named=named))
-    assert "once a broker has named this one as the leader in epoch 2 since" in str(error)
+    assert "waits until a broker confirms that this broker leads in epoch 2" in str(error)
 
 
 @pytest.mark.parametrize("ours", [10, 20])
@@ -484,14 +484,14 @@ def test_suspicion_that_did_not_persist_is_forgotten(log: PartitionLog, store: F
     """The same finding a day later counts as the first one."""
     part_unseen(log, store, 15)
     sidecar = Sidecar(log)
-    with pytest.raises(DivergedError, match="a second look will tell"):
+    with pytest.raises(DivergedError, match="the sidecar checks again"):
         sidecar.look(store)
     checkpoint = log.path / "leader-epoch-checkpoint"
     text = checkpoint.read_text()
     checkpoint.write_text("0\n1\n0 0\n")
     sidecar.look(store)
     checkpoint.write_text(text)
-    with pytest.raises(DivergedError, match="a second look will tell"):
+    with pytest.raises(DivergedError, match="the sidecar checks again"):
         sidecar.look(store)
 
 
@@ -509,7 +509,7 @@ def test_daemon_continues_once_a_broker_names_the_leader(
             lambda: (
                 (s := running.status(log.tp))
                 and s.state is PartitionState.QUARANTINING
-                and "once a broker has named this one" in (s.waiting_for or "")
+                and "waits until a broker confirms" in (s.waiting_for or "")
             ),
             "the suspicion",
         )
@@ -559,7 +559,7 @@ def test_divergence_noted_by_a_segment_counts_after_the_checkpoint_dropped_it(
     assert archived.next_offset == 40
     told = Contradiction(Offset(15), LeaderEpoch(0), LeaderEpoch(1), LeaderEpoch(0))
     error = DivergenceBelowError("offset 15 is of another leader epoch in the log", told)
-    with pytest.raises(DivergedError, match="a second look will tell"):
+    with pytest.raises(DivergedError, match="the sidecar checks again"):
         takeover.histories.resolve(place_of(store), takeover.look(), archived, error)
     takeover.now += 3
     mended = takeover.histories.resolve(place_of(store), takeover.look(), archived, error)

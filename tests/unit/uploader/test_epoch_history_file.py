@@ -151,7 +151,7 @@ def test_loser_of_a_commit_does_not_shorten_the_winners_file(
 def test_divergence_below_the_watermark_is_a_conflict(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
-    with pytest.raises(ArchiveConflictError, match=f"{KEY}: archive and log have forked"):
+    with pytest.raises(ArchiveConflictError, match=f"{KEY}: archive and log have diverged"):
         file.cover(
             TP, known, Offset(50), [segment(50, 60, epoch_history((0, 0), (3, 15), (8, 35)))]
         )

@@ -448,7 +448,7 @@ def test_gap_after_another_brokers_watermark_waits_longer(
         running.wait(
             lambda: (
                 (s := running.status(log.tp)) is not None
-                and s.waiting_for == "a second look at the gap [20, 40)"
+                and s.waiting_for == "a second check of the gap [20, 40)"
             ),
             "the gap to be seen",
         )

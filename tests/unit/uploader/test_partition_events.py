@@ -35,23 +35,23 @@ from sidetier.uploader.state.events import (
     Asked,
     AskStore,
     HoldBack,
-    LookAt,
     Release,
+    ReportAdopted,
+    ReportCommitted,
+    ReportGap,
+    ReportHalted,
+    ReportOutdated,
+    ReportRequestFailed,
+    ReportRescue,
+    ReportRescueInterrupted,
+    ReportUnexpected,
+    ReportUploaded,
+    ReportUploadFailed,
     Request,
     RequestFailed,
     RequestSucceeded,
+    ScanAt,
     SituationChanged,
-    TellAdopted,
-    TellCommitted,
-    TellGap,
-    TellHalted,
-    TellOutdated,
-    TellRequestFailed,
-    TellRescue,
-    TellStoodBy,
-    TellUnexpected,
-    TellUploaded,
-    TellUploadFailed,
     Upload,
     UploadFailed,
     UploadSucceeded,
@@ -142,12 +142,12 @@ def test_segment_is_uploaded_and_committed() -> None:
     assert [step.segment for step in steps if isinstance(step, Upload)] == [first, second]
 
     told, *_, request = upload(partition, 0)
-    assert told == TellUploaded(stored(0), 0.0)
+    assert told == ReportUploaded(stored(0), 0.0)
     assert request == AskStore(Request.COMMIT), "decided in the same step"
 
     begun = begin(partition, Request.COMMIT)
     actions = partition.handle(RequestSucceeded(begun, archive(10, base=0)), ALL_COMMITTED)
-    assert kinds(actions) == [TellCommitted, Release, Upload]
+    assert kinds(actions) == [ReportCommitted, Release, Upload]
     assert actions[1] == Release(first)
     assert list(partition.tracked.values()) == [second]
     assert partition.archive == archive(10, base=0)
@@ -198,7 +198,7 @@ def test_failed_upload_is_retried_unless_its_bytes_are_lost(
     segment = partition.tracked[BaseOffset(0)]
     segment.hold.failures = failures
     actions = partition.handle(UploadFailed(segment, error, unlinked), ALL_COMMITTED)
-    assert actions[0] == TellUploadFailed(BaseOffset(0), error, failures + 1)
+    assert actions[0] == ReportUploadFailed(BaseOffset(0), error, failures + 1)
     assert (Release(segment) in actions) is released
     assert (BaseOffset(0) in partition.tracked) is not released
     assert segment.hold.until > NOW
@@ -221,22 +221,22 @@ def test_unexpected_error_of_an_upload_delays_its_segment() -> None:
     partition = made(0)
     segment, error = partition.tracked[BaseOffset(0)], KeyError("x")
     actions = partition.handle(UploadFailed(segment, error, unlinked=False), ALL_COMMITTED)
-    told = TellUnexpected("the upload of segment 0", error, None)
-    assert actions == [told, LookAt(NOW + 1)]
+    told = ReportUnexpected("the upload of segment 0", error, None)
+    assert actions == [told, ScanAt(NOW + 1)]
 
 
 # -- failed requests -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "archive_is_known", "parted", "halted"),
+    ("error", "told", "archive_is_known", "diverged", "halted"),
     [
-        (StoreUnavailableError("503"), [TellRequestFailed], True, False, False),
-        (StandDownError("epoch 4"), [TellRequestFailed], False, False, False),
-        (DivergedError("fork"), [TellRequestFailed], False, True, False),
-        (DivergenceSuspectedError("fork?"), [TellRequestFailed], False, False, False),
-        (OperatorNeededError("whose?"), [TellHalted, TellRequestFailed], False, False, True),
-        (KeyError("x"), [TellUnexpected], False, False, False),
+        (StoreUnavailableError("503"), [ReportRequestFailed], True, False, False),
+        (StandDownError("epoch 4"), [ReportRequestFailed], False, False, False),
+        (DivergedError("diverged"), [ReportRequestFailed], False, True, False),
+        (DivergenceSuspectedError("diverged?"), [ReportRequestFailed], False, False, False),
+        (OperatorNeededError("whose?"), [ReportHalted, ReportRequestFailed], False, False, True),
+        (KeyError("x"), [ReportUnexpected], False, False, False),
     ],
 )
 def test_failed_request_of_a_leader_sets_its_backoff_or_halt(
@@ -244,18 +244,18 @@ def test_failed_request_of_a_leader_sets_its_backoff_or_halt(
     told: list[type],
     *,
     archive_is_known: bool,
-    parted: bool,
+    diverged: bool,
     halted: bool,
 ) -> None:
     partition = made(0)
     actions = partition.handle(RequestFailed(begin(partition, Request.LOAD), error), EVENT_ALONE)
     assert kinds(actions) == told
     assert (partition.archive is not None) is archive_is_known
-    assert (partition.parted, partition.halted is not None) == (parted, halted)
+    assert (partition.diverged, partition.halted is not None) == (diverged, halted)
     assert partition.hold.until > NOW
     assert partition.requesting is None
     if not halted:
-        assert LookAt(partition.hold.until) in partition.handle(CHANGED, ALL_COMMITTED)
+        assert ScanAt(partition.hold.until) in partition.handle(CHANGED, ALL_COMMITTED)
 
 
 def test_conflict_of_a_follower_is_no_error() -> None:
@@ -263,8 +263,8 @@ def test_conflict_of_a_follower_is_no_error() -> None:
     partition.follow()
     error = DivergedError("the leader settles it")
     actions = partition.handle(RequestFailed(begin(partition, Request.LOAD), error), EVENT_ALONE)
-    assert actions == [TellStoodBy(error)]
-    assert not partition.parted
+    assert actions == [ReportRescueInterrupted(error)]
+    assert not partition.diverged
 
 
 def test_failure_from_before_another_election_causes_no_backoff() -> None:
@@ -273,7 +273,7 @@ def test_failure_from_before_another_election_causes_no_backoff() -> None:
     partition.resume(LeaderEpoch(4))
     error = StandDownError("epoch 4")
     assert partition.handle(RequestFailed(begun, error), ALL_COMMITTED) == [
-        TellOutdated(Request.LOAD, error),
+        ReportOutdated(Request.LOAD, error),
         AskStore(Request.LOAD),
     ]
     assert partition.hold.until <= NOW
@@ -293,7 +293,7 @@ def with_gap() -> Partition:
 def test_gap_is_recorded_when_a_later_listing_shows_it_again() -> None:
     partition = with_gap()
     steps = partition.handle(CHANGED, ALL_COMMITTED)
-    assert steps == [LookAt(NOW + 2)]
+    assert steps == [ScanAt(NOW + 2)]
 
     partition.listed_at = NOW + 2
     asks = replace(at(NOW + 2), is_confirmed_since=lambda _: False)
@@ -303,7 +303,7 @@ def test_gap_is_recorded_when_a_later_listing_shows_it_again() -> None:
     begun = begin(partition, Request.GAP)
     event = RequestSucceeded(begun, archive(20))
     recorded, upload_behind = partition.handle(event, at(NOW + 2))
-    assert recorded == TellGap(OffsetRange(Offset(0), Offset(20)))
+    assert recorded == ReportGap(OffsetRange(Offset(0), Offset(20)))
     assert isinstance(upload_behind, Upload)
     assert (partition.gap, partition.gap_records) == (None, 20)
 
@@ -313,7 +313,7 @@ def test_gap_that_another_sidecar_stored_is_adopted() -> None:
     partition.listed_at = NOW + 2
     partition.handle(CHANGED, at(NOW + 2))
     event = RequestSucceeded(begin(partition, Request.GAP), archive(20, base=10))
-    assert partition.handle(event, at(NOW + 2))[0] == TellAdopted(BaseOffset(10))
+    assert partition.handle(event, at(NOW + 2))[0] == ReportAdopted(BaseOffset(10))
     assert partition.gap_records == 0
 
 
@@ -366,7 +366,7 @@ def steps_of(partition: Partition, now: float, rule: RiskRule) -> list[Action]:
 
 
 def test_follower_sends_no_request_before_a_segment_nears_its_deletion() -> None:
-    assert steps_of(followed(), NOW, AT_RISK_IN_30_SECONDS) == [LookAt(NOW + 30)]
+    assert steps_of(followed(), NOW, AT_RISK_IN_30_SECONDS) == [ScanAt(NOW + 30)]
 
 
 def test_follower_stores_segments_at_risk_once_the_watermark_stalls() -> None:
@@ -379,11 +379,11 @@ def test_follower_stores_segments_at_risk_once_the_watermark_stalls() -> None:
 
     first, second = partition.tracked.values()
     began, wanted, again = actions
-    assert began == TellRescue(Offset(0), 1, PATIENCE)
+    assert began == ReportRescue(Offset(0), 1, PATIENCE)
     assert isinstance(wanted, Upload)
     assert wanted.segment is first, "the second is not at risk"
     assert second.stage is SegmentState.CLOSED
-    assert again == LookAt(later + PATIENCE)
+    assert again == ScanAt(later + PATIENCE)
 
 
 def test_follower_does_not_interfere_while_the_watermark_moves() -> None:
@@ -393,7 +393,7 @@ def test_follower_does_not_interfere_while_the_watermark_moves() -> None:
         begun = begin(partition, Request.LOAD)
         read = archive(next_offset, base=0)
         partition.handle(RequestSucceeded(begun, read), as_follower(now, FIRST_AT_RISK))
-    assert steps_of(partition, later, FIRST_AT_RISK) == [LookAt(later + PATIENCE)]
+    assert steps_of(partition, later, FIRST_AT_RISK) == [ScanAt(later + PATIENCE)]
 
 
 def test_an_error_in_a_decision_does_not_lose_the_events_actions() -> None:

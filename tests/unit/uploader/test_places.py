@@ -6,7 +6,7 @@ import pytest
 from pyfakefs.fake_filesystem import FakeFilesystem
 from pyfakefs.fake_filesystem_unittest import Patcher
 
-from sidetier.archive.objects.layout import LayoutNote, agree, read_note
+from sidetier.archive.objects.layout import LayoutNote, read_note, write_or_check_note
 from sidetier.archive.objects.segment import derive_next_offset
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
@@ -220,32 +220,32 @@ def test_hint_for_another_directory_is_ignored(fs: FakeFilesystem, name: str) ->
 def test_first_start_writes_the_layout_object(store: FakeStorage) -> None:
     layout = ArchiveLayout("c", 5)
     assert read_note(store, layout) is None
-    agree(store, layout, "kafka-id")
+    write_or_check_note(store, layout, "kafka-id")
     assert read_note(store, layout) == LayoutNote(5, "kafka-id")
-    agree(store, layout, "kafka-id")
-    agree(store, layout, None)
+    write_or_check_note(store, layout, "kafka-id")
+    write_or_check_note(store, layout, None)
     assert store.count("put") == 1
 
 
 @pytest.mark.parametrize(
     ("layout", "kafka_id", "message"),
     [
-        (ArchiveLayout("c", 6), "kafka-id", "prefix_entropy_bits is 6.*begun with 5"),
+        (ArchiveLayout("c", 6), "kafka-id", "prefix_entropy_bits is 6.*has keys with 5"),
         (ArchiveLayout("c", 5), "another", "Kafka cluster kafka-id.*another"),
     ],
 )
 def test_disagreement_with_the_layout_object_is_refused_before_any_write(
     store: FakeStorage, layout: ArchiveLayout, kafka_id: str, message: str
 ) -> None:
-    agree(store, ArchiveLayout("c", 5), "kafka-id")
+    write_or_check_note(store, ArchiveLayout("c", 5), "kafka-id")
     with pytest.raises(ConfigurationError, match=message):
-        agree(store, layout, kafka_id)
+        write_or_check_note(store, layout, kafka_id)
     assert store.count("put") == 1
 
 
 def test_zero_and_negative_prefix_bits_are_equal(store: FakeStorage) -> None:
-    agree(store, ArchiveLayout("c", 0), None)
-    agree(store, ArchiveLayout("c", -1), None)
+    write_or_check_note(store, ArchiveLayout("c", 0), None)
+    write_or_check_note(store, ArchiveLayout("c", -1), None)
 
 
 def test_second_of_two_first_starts_reads_the_layout_object_of_the_first(
@@ -260,16 +260,16 @@ def test_second_of_two_first_starts_reads_the_layout_object_of_the_first(
             self.has_put = self.has_put or call.operation == "put"
             return call.effect(self.store if self.has_put else FakeStorage())
 
-    agree(store, ArchiveLayout("c", 5), "kafka-id")
-    with pytest.raises(ConfigurationError, match="begun with 5"):
-        agree(FirstGetTooEarly(store), ArchiveLayout("c", 6), "kafka-id")
+    write_or_check_note(store, ArchiveLayout("c", 5), "kafka-id")
+    with pytest.raises(ConfigurationError, match="has keys with 5"):
+        write_or_check_note(FirstGetTooEarly(store), ArchiveLayout("c", 6), "kafka-id")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"bits": "x"}', b"\xff"])
 def test_malformed_layout_object_is_named_by_its_key(store: FakeStorage, data: bytes) -> None:
     store.put_object(LAYOUT.layout_key(), BytesBody(data))
     with pytest.raises(MalformedObjectError, match=LAYOUT.layout_key()):
-        agree(store, LAYOUT, None)
+        write_or_check_note(store, LAYOUT, None)
 
 
 # -- stored segments ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sidetier.archive.objects.layout import agree
+from sidetier.archive.objects.layout import write_or_check_note
 from sidetier.cli.wiring import daemon
 from sidetier.config.model import Config
 from sidetier.segments.errors import (
@@ -174,11 +174,11 @@ Prepare = Callable[[FakeStorage], None]
 
 
 def begun_with_other_bits(store: FakeStorage) -> None:
-    agree(store, ArchiveLayout(LAYOUT.cluster, 5), CLUSTER_ID)
+    write_or_check_note(store, ArchiveLayout(LAYOUT.cluster, 5), CLUSTER_ID)
 
 
 def begun_by_another_cluster(store: FakeStorage) -> None:
-    agree(store, LAYOUT, "another")
+    write_or_check_note(store, LAYOUT, "another")
 
 
 def unfenced(store: FakeStorage) -> None:
@@ -230,7 +230,7 @@ def test_store_that_was_away_is_checked_before_the_first_write(
         running.wait(
             lambda: (
                 (s := running.status(log.tp)) is not None
-                and any(word in (s.last_error or "") for word in ("begun with", "belongs"))
+                and any(word in (s.last_error or "") for word in ("has keys with", "belongs"))
             ),
             "the reason",
         )

@@ -343,7 +343,7 @@ def test_divergence_must_be_seen_twice_and_some_time_apart(
     before, takeover = store.contents(), Takeover(log)
     takeover.histories = Histories("quarantine", "halt", lambda: takeover.now, takeover.metrics)
     for _ in range(3):
-        with pytest.raises(DivergedError, match="a second look will tell"):
+        with pytest.raises(DivergedError, match="the sidecar checks again"):
             takeover.load(store)
     assert store.contents() == before
 
@@ -354,7 +354,7 @@ def test_retention_between_the_two_checks_does_not_restart_them(
     """Retention moves the start of the first epoch in the checkpoint."""
     part_at(15)(log, store)
     takeover = Takeover(log)
-    with pytest.raises(DivergedError, match="a second look will tell"):
+    with pytest.raises(DivergedError, match="the sidecar checks again"):
         takeover.load(store)
     log.unlink(0)
     (log.path / "leader-epoch-checkpoint").write_text(f"0\n1\n{log.epoch} 25\n")
@@ -401,7 +401,7 @@ def test_epoch_that_no_broker_has_confirmed_proves_no_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     part_at(15)(log, store)
-    assert "tells no leader epoch" in str(untouched(store, Takeover(log, told=False)))
+    assert "gives no leader epoch" in str(untouched(store, Takeover(log, told=False)))
 
 
 def test_quarantine_waits_for_uploads_under_way(log: PartitionLog, store: FakeStorage) -> None:
@@ -532,7 +532,7 @@ def test_status_reports_a_running_quarantine(
     with Site([log_dir], store).running() as running:
         with store.hold("copy"):
             running.wait(lambda: store.count("copy"), "the first copy")
-            says = "from offset 15 on, is being moved to _sidetier/c/quarantine/t-0/"
+            says = "from offset 15 on, are being moved to _sidetier/c/quarantine/t-0/"
             running.wait(
                 lambda: (s := running.status(log.tp)) and says in (s.waiting_for or ""), "a status"
             )
@@ -555,7 +555,7 @@ def test_suspected_divergence_is_not_reported_as_a_halt(
             lambda: (
                 (s := running.status(log.tp))
                 and s.state is PartitionState.QUARANTINING
-                and "a second look will tell" in (s.waiting_for or "")
+                and "the sidecar checks again" in (s.waiting_for or "")
             ),
             "the suspicion",
         )

@@ -275,7 +275,7 @@ def test_replica_of_another_history_is_not_stored(
         assert store.contents() == before
         status = running.status(log.tp)
         assert status is not None
-        assert "left the stored history at offset 15" in (status.last_error or "")
+        assert "has diverged from the archive at offset 15" in (status.last_error or "")
 
 
 @pytest.mark.usefixtures("quick_divergences")

@@ -30,7 +30,7 @@ from tests.harness.daemons import (
     watermark_of,
 )
 from tests.harness.log_dir import LogDir, PartitionLog, record_batch
-from tests.harness.peer_archive import THREE, PinterestArchive, read_as_pinterest
+from tests.harness.pinterest_archive import THREE, PinterestArchive, read_as_pinterest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping, MutableSequence
@@ -48,7 +48,7 @@ class Scene:
     log: PartitionLog
     store: FakeStorage
     site: Site
-    peer: PinterestArchive
+    pinterest: PinterestArchive
     deleted: list[int] = field(default_factory=list)
 
     def retain_from(self, start: int) -> None:
@@ -96,8 +96,8 @@ def bases(start: int, end: int) -> range:
 
 
 def test_complete_archive_is_continued_at_its_end(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 70))
-    scene.peer.mark(60)
+    scene.pinterest.upload(scene.log, *bases(0, 70))
+    scene.pinterest.mark(60)
     scene.settle()
     scene.check()
     assert [scene.sent(base) for base in bases(0, 100)] == [1] * 10, "nothing is sent again"
@@ -107,8 +107,8 @@ def test_complete_archive_is_continued_at_its_end(scene: Scene) -> None:
 
 
 def test_archive_is_scanned_once(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 70))
-    scene.peer.mark(60)
+    scene.pinterest.upload(scene.log, *bases(0, 70))
+    scene.pinterest.mark(60)
     scene.settle()
     before = scene.store.count("stream")
     assert before == 7, "a tail for each segment: they are too small for an index entry"
@@ -122,8 +122,8 @@ def test_scan_sends_one_listing_and_two_requests_per_segment(scene: Scene) -> No
     """Helper threads send the requests; the answers may come in any order."""
     assert HELPERS > 1
     stored = [scene.log.closed_segment(50) for _ in range(20)]
-    scene.peer.upload(scene.log, *stored)
-    scene.peer.mark(stored[-1])
+    scene.pinterest.upload(scene.log, *stored)
+    scene.pinterest.mark(stored[-1])
     made = len(scene.store.requests)
     segments, damaged = scan(scene.store, LAYOUT, scene.log.tp)
     assert [s.base_offset for s in segments] == stored
@@ -133,9 +133,9 @@ def test_scan_sends_one_listing_and_two_requests_per_segment(scene: Scene) -> No
 
 
 def test_gap_that_the_broker_can_fill_is_filled(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 80))
-    scene.peer.lose(30)
-    scene.peer.mark(70)
+    scene.pinterest.upload(scene.log, *bases(0, 80))
+    scene.pinterest.lose(30)
+    scene.pinterest.mark(70)
     scene.settle()
     scene.check()
     assert [scene.sent(base) for base in bases(0, 30)] == [1, 1, 1], "never what lies before it"
@@ -143,10 +143,10 @@ def test_gap_that_the_broker_can_fill_is_filled(scene: Scene) -> None:
 
 
 def test_gap_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 80))
-    scene.peer.lose(30)
-    scene.peer.lose(50)
-    scene.peer.mark(70)
+    scene.pinterest.upload(scene.log, *bases(0, 80))
+    scene.pinterest.lose(30)
+    scene.pinterest.lose(50)
+    scene.pinterest.mark(70)
     scene.retain_from(70)
     with capture_logs() as logs:
         scene.settle()
@@ -158,20 +158,20 @@ def test_gap_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
 
 
 def test_gap_is_filled_as_far_as_the_broker_has_the_records(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.pinterest.upload(scene.log, *bases(0, 80))
     for base in (30, 40, 50):
-        scene.peer.lose(base)
-    scene.peer.mark(70)
+        scene.pinterest.lose(base)
+    scene.pinterest.mark(70)
     scene.retain_from(50)
     scene.settle()
     scene.check(gaps=((30, 50),))
 
 
 def test_gaps_on_both_sides_of_the_log_start_are_handled(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 90))
+    scene.pinterest.upload(scene.log, *bases(0, 90))
     for base in (20, 70):
-        scene.peer.lose(base)
-    scene.peer.mark(80)
+        scene.pinterest.lose(base)
+    scene.pinterest.mark(80)
     scene.retain_from(50)
     scene.settle()
     scene.check(gaps=((20, 30),))
@@ -179,9 +179,9 @@ def test_gaps_on_both_sides_of_the_log_start_are_handled(scene: Scene) -> None:
 
 @pytest.mark.parametrize("log_start", [0, 70, 90])
 def test_watermark_of_a_missing_segment_is_accepted(scene: Scene, log_start: int) -> None:
-    scene.peer.upload(scene.log, *bases(0, 80))
-    scene.peer.lose(70, FileKind.LOG)
-    scene.peer.mark(70)
+    scene.pinterest.upload(scene.log, *bases(0, 80))
+    scene.pinterest.lose(70, FileKind.LOG)
+    scene.pinterest.mark(70)
     scene.retain_from(log_start)
     scene.settle()
     scene.check(gaps=((70, 90),) if log_start == 90 else ())
@@ -192,8 +192,8 @@ def test_watermark_far_behind_the_stored_segments_is_accepted(scene: Scene) -> N
     """Pinterest's watermark also moves backwards. Segments the broker has deleted are accepted; the
     others are compared with the log, because Pinterest's uploader ignores the high watermark.
     """
-    scene.peer.upload(scene.log, *bases(0, 80))
-    scene.peer.mark(10)
+    scene.pinterest.upload(scene.log, *bases(0, 80))
+    scene.pinterest.mark(10)
     scene.retain_from(60)
     scene.settle()
     scene.check()
@@ -207,9 +207,9 @@ def test_watermark_far_behind_the_stored_segments_is_accepted(scene: Scene) -> N
 def test_missing_index_is_rebuilt_from_its_log(
     scene: Scene, kinds: tuple[FileKind, ...], log_start: int
 ) -> None:
-    scene.peer.upload(scene.log, *bases(0, 80))
-    scene.peer.lose(40, *kinds)
-    scene.peer.mark(70)
+    scene.pinterest.upload(scene.log, *bases(0, 80))
+    scene.pinterest.lose(40, *kinds)
+    scene.pinterest.mark(70)
     scene.retain_from(log_start)
     with capture_logs() as logs:
         scene.settle()
@@ -222,38 +222,38 @@ def test_missing_index_is_rebuilt_from_its_log(
 
 
 def test_segments_missing_in_metadata_are_listed(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 80))
-    scene.peer.forget(0, 30, 70)
-    scene.peer.mark(70)
+    scene.pinterest.upload(scene.log, *bases(0, 80))
+    scene.pinterest.forget(0, 30, 70)
+    scene.pinterest.mark(70)
     scene.settle()
     scene.check()
 
 
 def test_metadata_with_missing_segments_in_any_order_is_accepted(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 80))
-    scene.peer.entries[20] = scene.peer.entries[60] + 1  # a log that was touched later
-    scene.peer.entries[75] = scene.peer.entries[70]
-    scene.peer.mark(70, [70, 0, 75, *bases(10, 70)])
+    scene.pinterest.upload(scene.log, *bases(0, 80))
+    scene.pinterest.entries[20] = scene.pinterest.entries[60] + 1  # a log that was touched later
+    scene.pinterest.entries[75] = scene.pinterest.entries[70]
+    scene.pinterest.mark(70, [70, 0, 75, *bases(10, 70)])
     scene.settle()
     scene.check()
 
 
 def test_all_segments_are_listed_without_metadata(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 80))
-    scene.peer.move_watermark(70)
+    scene.pinterest.upload(scene.log, *bases(0, 80))
+    scene.pinterest.move_watermark(70)
     scene.settle()
     scene.check()
 
 
 def test_overlapping_segments_stay_unchanged(scene: Scene) -> None:
     """Two leaders had other segment boundaries."""
-    scene.peer.upload(scene.log, *bases(0, 40))
+    scene.pinterest.upload(scene.log, *bases(0, 40))
     data = scene.log.written[30] + scene.log.written[40]
-    scene.peer.segment(
+    scene.pinterest.segment(
         25, scene.log.written[20][len(scene.log.written[20]) // 2 :] + data, b"", b""
     )
-    scene.peer.upload(scene.log, 50, 60)
-    scene.peer.mark(60)
+    scene.pinterest.upload(scene.log, 50, 60)
+    scene.pinterest.mark(60)
     scene.settle()
     scene.check()
     assert 25 in stored_logs(scene.store, scene.log.tp)
@@ -271,9 +271,9 @@ def test_useless_index_is_ignored(scene: Scene, index: str) -> None:
         "of another log": b"\0\0\xff\xff\0\0\1\1",
         "cut": built[:-3],
     }[index]
-    scene.peer.upload(scene.log, *bases(0, 100), base)
-    scene.peer.put(base, FileKind.INDEX, data)
-    scene.peer.mark(base)
+    scene.pinterest.upload(scene.log, *bases(0, 100), base)
+    scene.pinterest.put(base, FileKind.INDEX, data)
+    scene.pinterest.mark(base)
     segments, damaged = scan(scene.store, LAYOUT, scene.log.tp)
     assert damaged == []
     assert segments[-1].next_offset == base + 600
@@ -282,11 +282,11 @@ def test_useless_index_is_ignored(scene: Scene, index: str) -> None:
 @pytest.mark.parametrize("how", ["cut", "empty", "garbage"])
 @pytest.mark.parametrize("log_start", [0, 80])
 def test_damaged_log_is_a_gap(scene: Scene, how: str, log_start: int) -> None:
-    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.pinterest.upload(scene.log, *bases(0, 80))
     whole = scene.log.written[30]
     data = {"cut": whole[:-7], "empty": b"", "garbage": b"x" * 200}[how]
-    scene.peer.put(30, FileKind.LOG, data)
-    scene.peer.mark(70)
+    scene.pinterest.put(30, FileKind.LOG, data)
+    scene.pinterest.mark(70)
     scene.retain_from(log_start)
     scene.settle()
     if log_start == 0:
@@ -308,8 +308,8 @@ def test_uncommitted_records_are_replaced(log_dir: LogDir, store: FakeStorage) -
     site = Site([log_dir], store)
     scene = Scene(log_dir, log, store, site, PinterestArchive(store, LAYOUT, log.tp))
     log.closed_segments(5)
-    scene.peer.upload(log, *bases(0, 50))
-    scene.peer.mark(40)
+    scene.pinterest.upload(log, *bases(0, 50))
+    scene.pinterest.mark(40)
     thrown_away = log.written[40]
     log.truncate(25)
     for base in (30, 40):
@@ -335,7 +335,7 @@ def test_later_takeover_does_not_overwrite_objects_quarantined_by_an_earlier_one
     """
     log = log_dir.create()
     site = Site([log_dir], store)
-    peer = PinterestArchive(store, LAYOUT, log.tp)
+    pinterest = PinterestArchive(store, LAYOUT, log.tp)
     log.closed_segments(3)
     thrown_away = [log.written[20], record_batch(20, [b"again"] * 10)]
     log.truncate(20)
@@ -345,8 +345,8 @@ def test_later_takeover_does_not_overwrite_objects_quarantined_by_an_earlier_one
     ours = log.written[20]
     for data in thrown_away:
         log.written[20] = data
-        peer.upload(log, 0, 10, 20)
-        peer.mark(20)
+        pinterest.upload(log, 0, 10, 20)
+        pinterest.mark(20)
         log.written[20] = ours
         site.settle()
         for key in list(store.contents()):
@@ -357,8 +357,8 @@ def test_later_takeover_does_not_overwrite_objects_quarantined_by_an_earlier_one
 
 
 def test_archive_of_another_topic_of_the_same_name_is_left_alone(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 50))
-    scene.peer.mark(40)
+    scene.pinterest.upload(scene.log, *bases(0, 50))
+    scene.pinterest.mark(40)
     before = scene.store.contents()
     scene.log.delete_topic()
     again = scene.log_dir.create()
@@ -374,8 +374,8 @@ def test_archive_of_another_topic_of_the_same_name_is_left_alone(scene: Scene) -
 
 def test_takeover_waits_while_the_archive_reaches_beyond_the_log(scene: Scene) -> None:
     """Pinterest's uploader stored uncommitted records; the log continues with other records."""
-    scene.peer.upload(scene.log, *bases(0, 100))
-    scene.peer.mark(90)
+    scene.pinterest.upload(scene.log, *bases(0, 100))
+    scene.pinterest.mark(90)
     before = scene.store.contents()
     scene.log.truncate(50)
     scene.log.lead(1)
@@ -407,9 +407,9 @@ def test_nothing_is_quarantined_while_the_divergence_is_in_doubt(
 ) -> None:
     log = log_dir.create()
     log.closed_segments(3)
-    peer = PinterestArchive(store, LAYOUT, log.tp)
-    peer.upload(log, *bases(0, 30))
-    peer.mark(20)
+    pinterest = PinterestArchive(store, LAYOUT, log.tp)
+    pinterest.upload(log, *bases(0, 30))
+    pinterest.mark(20)
     log.truncate(20)
     log.lead(1)
     log.closed_segments(2)
@@ -427,7 +427,7 @@ def test_nothing_is_quarantined_while_the_divergence_is_in_doubt(
 
 
 def test_archive_starts_anew_without_a_complete_segment(scene: Scene) -> None:
-    scene.peer.mark(30)
+    scene.pinterest.mark(30)
     scene.settle()
     scene.check()
 
@@ -437,13 +437,13 @@ def test_archive_starts_anew_without_a_complete_segment(scene: Scene) -> None:
 
 def test_running_pinterest_uploader_halts_the_partition(scene: Scene) -> None:
     """The first overwritten write halts the partition and reports what to do."""
-    scene.peer.upload(scene.log, *bases(0, 50))
-    scene.peer.mark(40)
+    scene.pinterest.upload(scene.log, *bases(0, 50))
+    scene.pinterest.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
     tp = scene.log.tp
     with capture_logs() as logs, scene.site.running() as running:
         running.wait(lambda: stored_next(scene.store, tp) == 100, "the takeover")
-        scene.peer.move_watermark(90)
+        scene.pinterest.move_watermark(90)
         theirs = scene.store.contents()[LAYOUT.watermark_key(tp)]
         scene.log.closed_segment()
         scene.log_dir.checkpoint_high_watermarks()
@@ -473,14 +473,14 @@ def _lag(running: RunningDaemon, tp: TopicPartition) -> int | None:
 
 def test_watermark_overwritten_by_pinterest_is_detected_by_a_read(scene: Scene) -> None:
     """A renewed lead reads the watermark again in the same process."""
-    scene.peer.upload(scene.log, *bases(0, 50))
-    scene.peer.mark(40)
+    scene.pinterest.upload(scene.log, *bases(0, 50))
+    scene.pinterest.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
     tp = scene.log.tp
     leadership = scene.site.leadership = LeadershipByHand({tp: 0})
     with capture_logs() as logs, scene.site.running() as running:
         running.wait(lambda: stored_next(scene.store, tp) == 100, "the takeover")
-        scene.peer.move_watermark(90)
+        scene.pinterest.move_watermark(90)
         leadership.lead(tp, 1)
         running.wait(lambda: _alarms(logs), "the alarm")
     assert stored_next(scene.store, tp) is None, "Pinterest's mark stands"
@@ -489,18 +489,18 @@ def test_watermark_overwritten_by_pinterest_is_detected_by_a_read(scene: Scene) 
 
 
 def test_restart_takes_over_again_once_pinterest_is_stopped(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 50))
-    scene.peer.mark(40)
+    scene.pinterest.upload(scene.log, *bases(0, 50))
+    scene.pinterest.mark(40)
     scene.settle()
-    scene.peer.move_watermark(20)
+    scene.pinterest.move_watermark(20)
     scene.log.closed_segments(2)
     scene.settle()
     scene.check()
 
 
 def test_pinterest_write_during_the_scan_is_detected(scene: Scene) -> None:
-    scene.peer.upload(scene.log, *bases(0, 50))
-    scene.peer.mark(40)
+    scene.pinterest.upload(scene.log, *bases(0, 50))
+    scene.pinterest.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
     daemon = scene.site.daemon()
     metadata = LAYOUT.metadata_key(scene.log.tp)
@@ -509,7 +509,7 @@ def test_pinterest_write_during_the_scan_is_detected(scene: Scene) -> None:
     def put(key: str, *args: object, **kwargs: object) -> str:
         etag = original(key, *args, **kwargs)
         if key == metadata:
-            scene.peer.move_watermark(50)
+            scene.pinterest.move_watermark(50)
         return etag
 
     scene.store.put_object = put  # type: ignore[method-assign]
@@ -522,8 +522,8 @@ def test_pinterest_write_during_the_scan_is_detected(scene: Scene) -> None:
 
 def test_takeover_by_a_second_sidecar_uses_the_first_ones_watermark(scene: Scene) -> None:
     """The other sidecar was first: its watermark is trusted, and nothing is scanned again."""
-    scene.peer.upload(scene.log, *bases(0, 50))
-    scene.peer.mark(40)
+    scene.pinterest.upload(scene.log, *bases(0, 50))
+    scene.pinterest.mark(40)
     scene.settle()
     found = watermark_of(scene.store, scene.log.tp)
     assert found is not None
@@ -541,8 +541,8 @@ def test_follower_leaves_the_takeover_to_the_leader(scene: Scene, reset: str) ->
     """Regardless of its patience: it reads the watermark, recognises Pinterest's, and stores
     nothing.
     """
-    scene.peer.upload(scene.log, *bases(0, 50))
-    scene.peer.mark(40)
+    scene.pinterest.upload(scene.log, *bases(0, 50))
+    scene.pinterest.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
     before, tp, lists = scene.store.contents(), scene.log.tp, scene.store.count("list")
     scene.site.leadership = LeadershipByHand()
@@ -572,8 +572,8 @@ def unmark(scene: Scene) -> None:
 def test_segments_below_the_log_start_are_taken_over_without_a_watermark(
     scene: Scene,
 ) -> None:
-    scene.peer.upload(scene.log, *bases(0, 70))
-    scene.peer.mark(60)
+    scene.pinterest.upload(scene.log, *bases(0, 70))
+    scene.pinterest.mark(60)
     unmark(scene)
     scene.retain_from(40)
     with capture_logs() as logs:
@@ -587,9 +587,9 @@ def test_segments_below_the_log_start_are_taken_over_without_a_watermark(
 def test_segments_in_the_log_are_compared_and_replaced_without_a_watermark(
     scene: Scene,
 ) -> None:
-    scene.peer.upload(scene.log, *bases(0, 50))
-    scene.peer.segment(20, scene.log.written[20][:-1], b"", b"")
-    scene.peer.mark(40)
+    scene.pinterest.upload(scene.log, *bases(0, 50))
+    scene.pinterest.segment(20, scene.log.written[20][:-1], b"", b"")
+    scene.pinterest.mark(40)
     unmark(scene)
     scene.settle()
     scene.check()
@@ -602,8 +602,8 @@ def test_archive_of_another_log_is_left_alone_without_a_watermark(
     another = LogDir(tmp_path / "another").create(scene.log.tp.topic)
     another.append(7)
     another.closed_segments(4, 13)
-    scene.peer.upload(another, *another.bases()[:-1])
-    scene.peer.mark(0)
+    scene.pinterest.upload(another, *another.bases()[:-1])
+    scene.pinterest.mark(0)
     unmark(scene)
     before = scene.store.contents()
     with capture_logs() as logs, scene.site.running() as running:

@@ -20,7 +20,7 @@ from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import LAYOUT, Site, key_of, stored_next
 from tests.harness.intercepted_store import MortalStore
 from tests.harness.log_dir import LogDir, PartitionLog
-from tests.harness.peer_archive import PinterestArchive, read_as_pinterest
+from tests.harness.pinterest_archive import PinterestArchive, read_as_pinterest
 
 PREFIX_END = 30
 """Up to here Pinterest's archive has no gap."""

@@ -203,13 +203,13 @@ def plan_quarantine(context: MoveContext, suspected: SuspectedDivergence) -> Mov
         if divergence.proof is None and suspected.in_epoch_history_only:
             raise DivergedError(
                 f"{suspected.reason}; but no stored record batch is of another history than the "
-                "log: nothing is moved, look at both"
+                "log: nothing is moved; compare both"
             )
         if divergence.proof is not None and not suspected.local.lacks(divergence.proof):
             raise DivergedError(
                 f"{suspected.reason}; but the records stored from offset "
                 f"{divergence.proof.base_offset} on are of this log's epoch history: nothing is "
-                "moved, look at both"
+                "moved; compare both"
             )
         kept, cut, end = divergence.kept, divergence.cut, divergence.next_offset
     elif archive.watermark is not None:

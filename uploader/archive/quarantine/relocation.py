@@ -143,8 +143,8 @@ class Relocation:
             pass
 
     def _remove(self, move: Move) -> None:
-        # Usually a look into `_copied`. After a restart of the process, it
-        # compares the object with its copy again before the object goes.
+        # Usually a lookup in `_copied`. After a restart of the process, the object is compared with
+        # its copy again before it is removed.
         self._copy(move)
         # Right before the delete, and for each object: some stores ignore If-Match on deletes.
         self.claim.check()

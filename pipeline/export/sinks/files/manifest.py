@@ -124,7 +124,7 @@ class Manifest(Part):
         epochs: the newest leader epochs below the next offset, each with its start offset, by Kafka
             partition. Partitions without known epochs are left out.
         replacing: the offset up to which the old files go that hold discarded records, by Kafka
-            partition. The manifest does not name these files any more. One run replaces all of
+            partition. The manifest no longer names these files. One run replaces all of
             them.
         unfinished: with `whole_files`, the offset up to which records were read that do not fill a
             file yet, by Kafka partition. They are read again once there are more.

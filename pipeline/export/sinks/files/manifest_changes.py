@@ -173,7 +173,7 @@ def _named(
         # An entry that exists stays: `files` has all files since then.
         return {"files": manifest.files + new, "named_from": {**starts, **manifest.named_from}}
     if len(new) <= MOST_FILES:
-        # The older files are named no more: the names begin with this
+        # The older files are no longer named: the names begin with this
         # run, and for other partitions with what they export next.
         return {"files": new, "named_from": {**manifest.next_offsets, **starts}}
     return {"files": (), "named_from": {**manifest.next_offsets, **ends}}
@@ -250,8 +250,8 @@ def withdrawn(manifest: Manifest, nonce: str) -> Manifest:
     return manifest.model_copy(update={**changes, "nonce": nonce})
 
 
-def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Manifest:
-    """Return the manifest as of before the divergence offsets in `forks`, by Kafka partition.
+def rewound(manifest: Manifest, divergence_offsets: Mapping[int, Offset], where: str) -> Manifest:
+    """Return the manifest as of before `divergence_offsets`, which are by Kafka partition.
 
     Records at and above these offsets, and all records that share a file with them, are no longer
     part of the output. Later runs export them again and remove the old files. No run may be under
@@ -260,12 +260,15 @@ def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Mani
     Raises:
         OtherExportError: the manifest does not name all of these files.
     """
-    starts = {item: _first_of_files(manifest, item, fork) for item, fork in forks.items()}
+    starts = {
+        item: _first_of_files(manifest, item, divergence_offset)
+        for item, divergence_offset in divergence_offsets.items()
+    }
     for partition, start in starts.items():
         if start < manifest.named_from.get(partition, 0):
             raise OtherExportError(
-                f"{where}: does not name the files any more that hold offset {forks[partition]} of "
-                f"partition {partition}: export the topic into another directory"
+                f"{where}: no longer names the files with offset {divergence_offsets[partition]} "
+                f"of partition {partition}: export the topic into another directory"
             )
     files = tuple(
         file for file in manifest.files if file.first < starts.get(file.partition, _NEVER)
@@ -325,9 +328,9 @@ def _directory_of(key: str, topic: str) -> str:
     return key.rpartition(f"/{topic}/")[0]
 
 
-def _first_of_files(manifest: Manifest, partition: int, fork: Offset) -> int:
-    """Return the lowest first offset of the files to drop for a divergence at `fork`."""
-    first: int = fork
+def _first_of_files(manifest: Manifest, partition: int, divergence_offset: Offset) -> int:
+    """Return the lowest first offset of the files to drop for a divergence."""
+    first: int = divergence_offset
     ours = (file for file in manifest.files if file.partition == partition)
     # Files of different encoded partitions overlap in offsets, so a file that is dropped can make
     # an earlier file overlap too.

@@ -124,8 +124,8 @@ def _letter(letter: str, count: int, pattern: str, locale: str) -> Render:
         return lambda at: f"{at.microsecond:06d}"[:_FRACTION_DIGITS].ljust(count, "0")[:count]
     if letter not in _NUMBERS:
         raise ConfigurationError(
-            f"path format {pattern!r}: {letter!r} is no letter that is known here: there are "
-            f"{', '.join(_NUMBERS)}, S, E and a; text stands in quotes"
+            f"path format {pattern!r}: {letter!r} is an unknown letter; known are "
+            f"{', '.join(_NUMBERS)}, S, E and a; put text in quotes"
         )
     number = _NUMBERS[letter]
     if letter in _YEARS and count == _SHORT_YEAR:

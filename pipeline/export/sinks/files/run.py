@@ -67,8 +67,8 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import IfMatch, RemoteStorage
 
 _REMEDY: Final = (
-    "--on-truncation reread replaces the files that hold them by what is there now; or export the "
-    "topic into another directory"
+    "--on-truncation reread replaces the files that hold them by files of the present records; or "
+    "export the topic into another directory"
 )
 _WHOLE: Final = 1 << 40
 """Split size in bytes, larger than any range: one task reads a Kafka partition from the first
@@ -375,7 +375,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
                 fail_on_data_loss=run.options.fail_on_data_loss,
             )
         except UndecidedRecordsError as error:
-            return f"{error}; what comes before is exported"
+            return f"{error}; the records before it are exported"
         except BehindError as error:
             return error.fact
         except MissingRecordsError as error:
@@ -388,11 +388,15 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
                 item for item in plan.missing if item.range.end == ends[item.tp.partition]
             )
         # The archive's end may have been quarantined: a new plan ends where the archive ends now.
-        return f"it reads what is not stored: {describe_missing(missing[0])}" if missing else None
+        return (
+            f"it reads records that are not stored: {describe_missing(missing[0])}"
+            if missing
+            else None
+        )
 
     def _rewound(self, manifest: Manifest, gone: tuple[Truncated, ...]) -> Manifest:
-        forks = {discarded.tp.partition: discarded.range.start for discarded in gone}
-        manifest = rewound(manifest, forks, self.output)
+        divergence_offsets = {discarded.tp.partition: discarded.range.start for discarded in gone}
+        manifest = rewound(manifest, divergence_offsets, self.output)
         # Records below a divergence that share its file are written again: they must be stored.
         shared = {
             discarded.tp: OffsetRange(

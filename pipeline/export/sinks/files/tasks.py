@@ -68,7 +68,7 @@ class Engine(Protocol):
         """Run tasks; return their results in any order.
 
         Raises:
-            SidetierError: a task has failed. No other task of this call runs any more.
+            SidetierError: a task has failed. All other tasks of this call have ended.
         """
         ...
 

@@ -32,8 +32,8 @@ def zone_named(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ConfigurationError(
-            f"timezone {name!r}: no time zone of that name is known here; names are as "
-            "Europe/Berlin, UTC; the package tzdata brings them where the system has none"
+            f"timezone {name!r}: no time zone of that name is known here; use a name such as "
+            "Europe/Berlin or UTC; if the system has no time zones, install the package tzdata"
         ) from None
 
 

@@ -285,7 +285,7 @@ def parse_epochs(text: str) -> dict[TopicPartition, EpochHistory]:
 
 def _known(version: str, where: str) -> int:
     if not version.isdecimal():
-        raise MalformedObjectError(f"{where}: {VERSION_KEY} is {version!r}, and no number")
+        raise MalformedObjectError(f"{where}: {VERSION_KEY} is {version!r}, not a number")
     refuse_later(int(version), CHANGES_VERSION, "an export's offsets", where)
     return int(version)
 
@@ -331,7 +331,7 @@ def last_progress(
 
     Raises:
         BrokenProgressError: the last commits do not follow each other.
-        LostProgressError: the commit with the whole state does not exist any more.
+        LostProgressError: the commit with the whole state no longer exists.
     """
     ours: Iterator[Progress | Changes] = (
         progress for progress in newest_first if progress is not None

@@ -141,13 +141,13 @@ def with_schema_changes(options: HudiOptions) -> HudiOptions:
 def _refuse(given: Mapping[str, str]) -> None:
     for name, value in given.items():
         if name in _MEANINGLESS:
-            raise ConfigurationError(f"{name} means nothing here: {_MEANINGLESS[name]}")
+            raise ConfigurationError(f"{name} has no effect here: {_MEANINGLESS[name]}")
         fixed = _FIXED.get(_OLD_NAMES.get(name, name))
         if fixed is not None and value.upper() != fixed.upper():
             raise ConfigurationError(f"{name} {value}: an export needs {fixed}, and sets it")
         if name not in {BASE_PATH, TABLE_NAME, *_SECONDS} and not name.startswith("hoodie."):
             raise ConfigurationError(
-                f"{name} is no option of an export into Hudi; those that are not hoodie.* are "
+                f"{name} is not an option of an export into Hudi; besides hoodie.*, these are: "
                 f"{BASE_PATH}, {TABLE_NAME}, {INTERVAL} and {TIMEOUT}"
             )
 

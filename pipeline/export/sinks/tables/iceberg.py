@@ -78,13 +78,13 @@ class Seen:
 
 
 class IcebergMetadata:
-    """The metadata of one table. Each `look` reads it again."""
+    """The metadata of one table. Each `refresh` reads it again."""
 
     def __init__(self, spark: SparkSession, table: str) -> None:
         self._spark = spark
         self._table = table
 
-    def look(self) -> Seen:
+    def refresh(self) -> Seen:
         """Read the catalog's present metadata."""
         operations = self.load().operations()
         return Seen(operations, operations.refresh())
@@ -337,14 +337,14 @@ class IcebergTable:
         """See `Table.progress`."""
         if not self._exists():
             return None
-        return self._metadata.progress(self._metadata.look())
+        return self._metadata.progress(self._metadata.refresh())
 
     def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
         """See `Table.write`. The table is created if it does not exist."""
         with cancel_jobs_after(self._spark.sparkContext, seconds) as watch:
             try:
                 self._make(frame)
-                self._require_since(self._metadata.look(), progress)
+                self._require_since(self._metadata.refresh(), progress)
                 self._stage(frame, progress)
                 self._publish(progress, watch)
             except SPARK_ERRORS as error:
@@ -403,7 +403,7 @@ class IcebergTable:
         for _ in range(_MOST_TRIES):
             if watch.reason:
                 raise CommitTimedOutError(f"{self.name}: not committed: {watch.reason}")
-            seen = self._metadata.look()
+            seen = self._metadata.refresh()
             self._require_since(seen, progress)
             staged = self._metadata.staged(seen, progress.commit)
             if staged is None:

@@ -80,7 +80,7 @@ def _started(proc: Path, pid: int) -> int | None:
         return None
     # The process's name can contain blanks and parentheses.
     state, *fields = stat.rpartition(")")[2].split()
-    # A zombie does nothing any more, although `/proc` still has it.
+    # A zombie no longer runs, although `/proc` still has it.
     return None if state in "ZX" else int(fields[_STARTED - 1])
 
 

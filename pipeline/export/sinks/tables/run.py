@@ -42,7 +42,7 @@ DEFAULT_TIMEOUT: Final = 300.0
 """Time limit of one commit, in seconds. Hudi's sink connector has the same default."""
 _REMEDY: Final = (
     "Roll the table back to a commit before them, and run again; or --on-truncation reread adds "
-    "what is there now, beside the rows of discarded records; or export into another table"
+    "the present records, beside the rows of discarded records; or export into another table"
 )
 
 
@@ -62,7 +62,7 @@ class Table(Protocol):
         """Return the state of the last visible commit of an export; None if there is none yet.
 
         Raises:
-            LostProgressError: there is, or may have been, such a commit, and it is not found.
+            LostProgressError: such a commit exists, or may have existed, and is not found.
             BrokenProgressError: the last commits do not follow each other.
             NewerStateError, MalformedObjectError: see `from_properties`.
         """
@@ -245,7 +245,7 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
     def commit(self, remaining: TableRemaining, plan: Chunk) -> TableRemaining:
         """See `ExportRun.commit`. A chunk without records may be skipped without a commit."""
         later = self.source.tail(plan.reached)
-        if self._has_forked(remaining.state, later, plan.ranges):
+        if self._has_diverged(remaining.state, later, plan.ranges):
             # The state is read again, and the discarded records are refused or exported again.
             return replace(
                 self.remaining(),
@@ -280,7 +280,7 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
             spanned=remaining.spanned + spanned,
         )
 
-    def _has_forked(self, state: Exported, later: Tail, ranges: Ranges) -> bool:
+    def _has_diverged(self, state: Exported, later: Tail, ranges: Ranges) -> bool:
         """Return whether the archive now shows that records of the table were discarded.
 
         A run can be long, and epochs of later records must not replace unchecked epochs of earlier
@@ -322,14 +322,17 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
 def _lowered(state: Exported, gone: tuple[Truncated, ...]) -> Exported:
     """Return the state from which discarded records are exported again."""
     known = state.positions
-    forks = {discarded.tp: discarded.range.start for discarded in gone}
+    divergence_offsets = {discarded.tp: discarded.range.start for discarded in gone}
     # Keep the epochs below the divergence: another one may follow before the next commit.
-    kept = {tp: shortened(known[tp], fork) for tp, fork in forks.items()}
+    kept = {
+        tp: shortened(known[tp], divergence_offset)
+        for tp, divergence_offset in divergence_offsets.items()
+    }
     epoch_histories = {
         tp: epoch_history for tp, epoch_history in kept.items() if epoch_history.entries
     }
-    tail = state.tail.without(forks)
+    tail = state.tail.without(divergence_offsets)
     return Exported(
-        {**state.next_offsets, **forks},
+        {**state.next_offsets, **divergence_offsets},
         replace(tail, epoch_histories={**tail.epoch_histories, **epoch_histories}),
     )

@@ -239,29 +239,29 @@ def test_observer_receives_bytes_records_and_cache_hits(archive: MadeArchive) ->
 
 
 @pytest.fixture
-def peers() -> MadeArchive:
+def pinterest() -> MadeArchive:
     made = MadeArchive(is_pinterest=True)
     made.segments(0, 100, 200, 300)
     return made
 
 
-def test_end_of_a_pinterest_archive_is_read_from_its_bytes(peers: MadeArchive) -> None:
-    peers.mark(0, 0)
-    peers.put(LAYOUT.metadata_key(TP), b'{"topicPartition": "names no segment at all"}')
+def test_end_of_a_pinterest_archive_is_read_from_its_bytes(pinterest: MadeArchive) -> None:
+    pinterest.mark(0, 0)
+    pinterest.put(LAYOUT.metadata_key(TP), b'{"topicPartition": "names no segment at all"}')
 
-    taken = read_from(peers, 0)
+    taken = read_from(pinterest, 0)
 
     assert offsets(taken) == list(range(300))
     assert taken[-1] == ReachedEnd(TP, Offset(300))
 
 
 def test_gap_of_a_pinterest_archive_is_reported_below_and_ends_it_above_the_watermark(
-    peers: MadeArchive,
+    pinterest: MadeArchive,
 ) -> None:
-    peers.segment(400, batches(400, 500))
-    peers.lose(100)
+    pinterest.segment(400, batches(400, 500))
+    pinterest.lose(100)
 
-    taken = read_over(peers, 0)
+    taken = read_over(pinterest, 0)
 
     assert [one.offsets for one in taken if isinstance(one, Gap)] == [(100, 200)]
     assert offsets(taken) == [*range(100), *range(200, 300)]
@@ -269,30 +269,30 @@ def test_gap_of_a_pinterest_archive_is_reported_below_and_ends_it_above_the_wate
 
 
 def test_empty_indexes_of_a_pinterest_archive_need_one_request(
-    peers: MadeArchive,
+    pinterest: MadeArchive,
 ) -> None:
-    assert isinstance(peers.store, FakeStorage)
-    peers.segment(300, batches(300, 3000))
-    peers.mark(300, 0)
+    assert isinstance(pinterest.store, FakeStorage)
+    pinterest.segment(300, batches(300, 3000))
+    pinterest.mark(300, 0)
     for base in (0, 100, 200, 300):
-        peers.put(peers.key(base, FileKind.INDEX), b"")
-    with reading(peers.store) as reader:
+        pinterest.put(pinterest.key(base, FileKind.INDEX), b"")
+    with reading(pinterest.store) as reader:
         bounds = reader.bounds(TP)
     assert bounds is not None
     assert (bounds.start_offset, bounds.next_offset, bounds.is_pinterest) == (0, 3000, True)
-    assert peers.store.count("stream", peers.key(300)) == 1
-    assert offsets(read_from(peers, 250)) == list(range(250, 3000))
+    assert pinterest.store.count("stream", pinterest.key(300)) == 1
+    assert offsets(read_from(pinterest, 250)) == list(range(250, 3000))
 
 
 @pytest.mark.parametrize("index", [True, False])
 def test_truncated_last_segment_of_a_pinterest_archive_is_reported(
-    peers: MadeArchive, *, index: bool
+    pinterest: MadeArchive, *, index: bool
 ) -> None:
-    peers.put(peers.key(200), encoded(batches(200, 300))[:-10])
+    pinterest.put(pinterest.key(200), encoded(batches(200, 300))[:-10])
     if not index:
-        peers.put(peers.key(200, FileKind.INDEX), b"")
+        pinterest.put(pinterest.key(200, FileKind.INDEX), b"")
 
-    taken = read_from(peers, 0)
+    taken = read_from(pinterest, 0)
 
     failed = taken[-1]
     assert isinstance(failed, Failed)
@@ -305,15 +305,15 @@ def test_truncated_last_segment_of_a_pinterest_archive_is_reported(
 
 
 def test_segment_stored_again_with_more_records_is_read_on() -> None:
-    peers = MadeArchive(is_pinterest=True)
-    peers.segment(0, batches(0, 100))
-    peers.segment(100, batches(100, 150))
-    peers.mark(100, 150)
+    pinterest = MadeArchive(is_pinterest=True)
+    pinterest.segment(0, batches(0, 100))
+    pinterest.segment(100, batches(100, 150))
+    pinterest.mark(100, 150)
     clock = Clock()
-    with reading(peers.store, clock=clock) as reader:
+    with reading(pinterest.store, clock=clock) as reader:
         reader.assign(TP, 0)
         assert take_to_end(reader)[-1] == ReachedEnd(TP, Offset(150))
-        peers.segment(100, batches(100, 200))
+        pinterest.segment(100, batches(100, 200))
         clock.now += 10
         taken = take_to_end(reader)
 
@@ -322,14 +322,16 @@ def test_segment_stored_again_with_more_records_is_read_on() -> None:
 
 
 def test_segment_replaced_while_it_is_read_is_read_on() -> None:
-    peers = MadeArchive(is_pinterest=True)
-    peers.segment(0, batches(0, 400))
-    peers.segment(500, batches(500, 600))
-    peers.mark(500, 600)
-    with reading(peers.store, first_range=400, largest_range=400, memory_budget=1 << 20) as reader:
+    pinterest = MadeArchive(is_pinterest=True)
+    pinterest.segment(0, batches(0, 400))
+    pinterest.segment(500, batches(500, 600))
+    pinterest.mark(500, 600)
+    with reading(
+        pinterest.store, first_range=400, largest_range=400, memory_budget=1 << 20
+    ) as reader:
         reader.assign(TP, 0)
         taken = take_until(reader, lambda one: isinstance(one, Records), most=20)
-        peers.segment(0, batches(0, 500, each=7))
+        pinterest.segment(0, batches(0, 500, each=7))
         taken += take_to_end(reader)
 
     assert offsets(taken) == list(range(600))

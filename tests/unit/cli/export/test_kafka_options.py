@@ -40,7 +40,9 @@ def test_secrets_are_passed_as_references() -> None:
     assert found.bootstrap_servers == "b:1"
     assert found.client == {"client.id": "x", "sasl.password": SecretRef(env="WORD")}
     for value in ("word", "env:"):
-        with pytest.raises(ConfigurationError, match=r"--kafka-option sasl.password: must say"):
+        with pytest.raises(
+            ConfigurationError, match=r"--kafka-option sasl.password: must be a reference"
+        ):
             read_by(BROKER, None, {"sasl.password": value})
     with pytest.raises(ConfigurationError, match=r"--kafka-option sasl.password: .*absolute path"):
         read_by(BROKER, None, {"sasl.password": "file:word"})
@@ -55,7 +57,9 @@ def test_secrets_for_tables_are_refused_on_the_command_line(
 ) -> None:
     """The properties file may contain the secret; Spark's source receives the secret itself."""
     plain = name.removeprefix("kafka.")
-    with pytest.raises(ConfigurationError, match=f"--kafka-option {plain}: .*not be the secret"):
+    with pytest.raises(
+        ConfigurationError, match=f"--kafka-option {plain}: .*not the secret itself"
+    ):
         java_kafka_properties(given(kafka_options={name: "word"}))
     secret, file = tmp_path / "secret", tmp_path / "client.properties"
     secret.write_text("word\n")

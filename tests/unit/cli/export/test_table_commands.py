@@ -106,7 +106,7 @@ def test_run_begins_at_the_tables_offsets_by_default() -> None:
         ({"kafka_options": {"client.id": "x"}}, "are for --tail kafka"),
         (
             {"tail": "kafka", "kafka_options": {"kafka.isolation.level": "read_committed"}},
-            "--kafka-option isolation.level: leave it away",
+            "--kafka-option isolation.level: omit it",
         ),
         ({"starting_offsets": "soon"}, "--starting-offsets: .* must be JSON"),
         ({"ending_offsets": '{"orders":{"0":-3}}'}, "--ending-offsets: an offset is below -2"),

@@ -15,7 +15,7 @@ from sidetier.pipeline.export.errors import LogTruncatedError, NotCommittedError
 from sidetier.pipeline.export.source import ArchiveSource
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.split import Plan
-from tests.harness.forked_archive import (
+from tests.harness.diverged_archive import (
     END,
     FORK,
     Between,

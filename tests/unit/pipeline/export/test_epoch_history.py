@@ -21,7 +21,7 @@ TP = TopicPartition("orders", 0)
 Rows = list[tuple[int, int]]
 
 
-def fork_of(position: Position, *present: tuple[int, int]) -> tuple[int, int] | None:
+def divergence_of(position: Position, *present: tuple[int, int]) -> tuple[int, int] | None:
     found = truncated(TP, position, epoch_history_of(present))
     return None if found is None else (found.range.start, found.range.end)
 
@@ -31,7 +31,7 @@ def exported(until: int, *rows: tuple[int, int]) -> Position:
 
 
 @pytest.mark.parametrize(
-    ("known", "present", "fork"),
+    ("known", "present", "divergence_offset"),
     [
         ([(5, 0)], [(5, 0)], None),
         ([(5, 0)], [(5, 0), (6, 100)], None),
@@ -46,10 +46,10 @@ def exported(until: int, *rows: tuple[int, int]) -> Position:
     ],
 )
 def test_divergence_below_the_exported_offset_is_found(
-    known: Rows, present: Rows, fork: int | None
+    known: Rows, present: Rows, divergence_offset: int | None
 ) -> None:
-    expected = None if fork is None else (fork, 100)
-    assert fork_of(exported(100, *known), *present) == expected
+    expected = None if divergence_offset is None else (divergence_offset, 100)
+    assert divergence_of(exported(100, *known), *present) == expected
 
 
 def test_divergence_is_described_with_its_epochs() -> None:
@@ -69,9 +69,9 @@ def test_broker_reports_only_its_newest_epoch() -> None:
     assert behind(5) == Position(Offset(100), stored)
     assert rows_of(behind(6).epoch_history) == ((6, 100),)
     # Epoch 6 may have begun at any offset and may have no record.
-    assert fork_of(behind(6), (5, 50), (6, 90)) is None
-    assert fork_of(behind(6), (5, 50), (7, 100)) is None
-    assert fork_of(behind(6), (5, 50), (7, 80)) == (80, 100)
+    assert divergence_of(behind(6), (5, 50), (6, 90)) is None
+    assert divergence_of(behind(6), (5, 50), (7, 100)) is None
+    assert divergence_of(behind(6), (5, 50), (7, 80)) == (80, 100)
 
 
 def test_bounds_of_two_runs_do_not_contradict_each_other() -> None:
@@ -80,17 +80,19 @@ def test_bounds_of_two_runs_do_not_contradict_each_other() -> None:
     then = position_at(Offset(150), epoch_history_of([(5, 50)]), LeaderEpoch(7), is_stored=False)
     both = Position(Offset(150), followed(first, then))
     assert rows_of(both.epoch_history) == ((6, 100), (7, 150))
-    assert fork_of(both, (5, 50), (6, 90), (7, 100)) is None
-    assert fork_of(both, (5, 50), (7, 120)) is None, "epoch 6 may have had no record"
-    assert fork_of(both, (5, 50), (6, 90), (7, 97)) == (97, 150)
-    assert fork_of(both, (5, 50), (6, 90), (8, 140)) == (140, 150)
+    assert divergence_of(both, (5, 50), (6, 90), (7, 100)) is None
+    assert divergence_of(both, (5, 50), (7, 120)) is None, "epoch 6 may have had no record"
+    assert divergence_of(both, (5, 50), (6, 90), (7, 97)) == (97, 150)
+    assert divergence_of(both, (5, 50), (6, 90), (8, 140)) == (140, 150)
     longer = position_at(Offset(180), epoch_history_of([]), LeaderEpoch(7), is_stored=False)
     assert rows_of(followed(both, longer)) == ((6, 100), (7, 180))
     exact = exported(180, (5, 50), (6, 90), (7, 100))
     assert followed(both, exact) == exact.epoch_history, "they show that the bounds hold"
     assert rows_of(followed(exported(120, (4, 0), (5, 50)), then)) == ((5, 120), (7, 150))
     unknown = Position(Offset(150), followed(first, Position(Offset(150))))
-    assert fork_of(unknown, (5, 50), (6, 90), (7, 120)) is None, "of what lies behind nobody knows"
+    assert divergence_of(unknown, (5, 50), (6, 90), (7, 120)) is None, (
+        "of what lies behind nobody knows"
+    )
     assert str(truncated(TP, unknown, epoch_history_of([(5, 50), (7, 97)]))).endswith(
         "epoch 6, now 7)"
     )
@@ -105,11 +107,11 @@ def test_bounds_hold_when_a_run_reads_a_diverged_archive_and_newer_brokers() -> 
     after = position_at(Offset(120), stored, LeaderEpoch(6), is_stored=False, archived=Offset(100))
     both = Position(Offset(120), followed(before, after))
     assert rows_of(both.epoch_history) == ((5, 100), (6, 120))
-    assert fork_of(both, (5, 0), (6, 80)) == (80, 120)
-    assert fork_of(both, (5, 0), (6, 100)) is None
+    assert divergence_of(both, (5, 0), (6, 80)) == (80, 120)
+    assert divergence_of(both, (5, 0), (6, 100)) is None
     late = position_at(Offset(120), stored, LeaderEpoch(4), is_stored=False, archived=Offset(80))
     held = Position(Offset(120), followed(exported(100, (5, 0)), late))
-    assert fork_of(held, (5, 0), (6, 90)) == (90, 120), "the higher bound holds"
+    assert divergence_of(held, (5, 0), (6, 90)) == (90, 120), "the higher bound holds"
 
     then = position_at(Offset(200), stored, LeaderEpoch(7), is_stored=False, archived=Offset(160))
     assert rows_of(followed(both, then)) == ((5, 160), (7, 200)), "a bound that says more"
@@ -120,11 +122,14 @@ def test_exact_epochs_that_contradict_known_ones_do_not_replace_them() -> None:
     before, after = exported(100, (5, 0)), exported(125, (5, 0), (6, 80))
     assert is_doubtful(before, after)
     both = Position(Offset(125), followed(before, after))
-    assert fork_of(both, (5, 0), (6, 80)) == (80, 125)
+    assert divergence_of(both, (5, 0), (6, 80)) == (80, 125)
     assert not is_doubtful(before, exported(125, (5, 0), (6, 100)))
     many = exported(200, (5, 0), (6, 90), (7, 130), (8, 140), (9, 150), (10, 160))
     assert is_doubtful(before, many), "its rows do not go as far back"
-    assert fork_of(Position(Offset(200), followed(before, many)), (5, 0), (6, 90)) == (90, 200)
+    assert divergence_of(Position(Offset(200), followed(before, many)), (5, 0), (6, 90)) == (
+        90,
+        200,
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,9 +155,9 @@ def test_epochs_below_a_divergence_stay_known(known: Rows, offset: int, kept: Ro
 
 def test_epoch_start_hidden_by_compaction_is_no_divergence() -> None:
     known = exported(100, (4, 0), (5, 10), (6, 95))
-    assert fork_of(known, (4, 0), (5, 10), (6, 80)) is None
-    assert fork_of(known, (4, 0), (5, 10), (6, 80), (7, 98)) == (98, 100)
-    assert fork_of(exported(100, (5, 70), (6, 80)), (5, 40), (7, 100)) == (80, 100)
+    assert divergence_of(known, (4, 0), (5, 10), (6, 80)) is None
+    assert divergence_of(known, (4, 0), (5, 10), (6, 80), (7, 98)) == (98, 100)
+    assert divergence_of(exported(100, (5, 70), (6, 80)), (5, 40), (7, 100)) == (80, 100)
 
 
 def test_epochs_within_a_recorded_gap_are_not_compared() -> None:

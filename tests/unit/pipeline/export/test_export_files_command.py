@@ -31,8 +31,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
-from tests.harness.exported_files import data_files, manifest_in, offsets_in, rows_of
-from tests.harness.forked_archive import (
+from tests.harness.diverged_archive import (
     Between,
     before_the_election,
     elect_uncleanly,
@@ -40,6 +39,7 @@ from tests.harness.forked_archive import (
     nothing,
     set_aside,
 )
+from tests.harness.exported_files import data_files, manifest_in, offsets_in, rows_of
 from tests.harness.made_archive import MadeArchive, batches
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
@@ -127,13 +127,13 @@ def test_invalid_options_are_refused_before_any_write(cli: CommandLine) -> None:
     for options, reason in (
         (["--partitioner", "field"], "needs partition fields"),
         (["--partitioner", "daily", "--timezone", "Mars"], "timezone 'Mars'"),
-        (["--partitioner", "time", "--path-format", "QQ"], "'Q' is no letter"),
+        (["--partitioner", "time", "--path-format", "QQ"], "'Q' is an unknown letter"),
         (["--compression", "brotli"], "parquet files know the compressions snappy"),
         (["--value-format", "json"], "need a schema"),
         (["--value-schema", "/nowhere/s.json"], "/nowhere/s.json: cannot be read"),
-        (["--writer-schemas", str(cli.root)], "named by a schema's id"),
+        (["--writer-schemas", str(cli.root)], "named after a schema's id"),
         (["--flush-size", "0"], "flush-size"),
-        (["--from", "-5"], "an end that moves"),
+        (["--from", "-5"], "the end of the log moves"),
         (["--from", "soon"], "neither"),
         (["--from", "5", "--chunk", "3"], "--chunk: a given range is one commit"),
         (["--to", "5", "--chunk-bytes", "1MiB"], "--chunk-bytes: a given range is one commit"),
@@ -143,8 +143,8 @@ def test_invalid_options_are_refused_before_any_write(cli: CommandLine) -> None:
         (["--chunk-bytes", "a lot"], "--chunk-bytes"),
         (["--follow", "--to", "5"], "--follow has no end"),
         (["--tail", "kafka"], "--tail asks the cluster how far it goes: give --bootstrap"),
-        (["--tail", "kafka", "--from", "3"], "a given range is of what is archived"),
-        (["--tail", "kafka", "--kafka-option", "sasl.password=x"], "and not be the secret"),
+        (["--tail", "kafka", "--from", "3"], "a given range covers only archived records"),
+        (["--tail", "kafka", "--kafka-option", "sasl.password=x"], "not the secret itself"),
         (["--tail", "wait"], "give --bootstrap"),
         (["--topics-dir", "../x"], "--topics-dir"),
         (["--rotate-interval", "5 parsecs"], "must be a duration"),
@@ -254,7 +254,7 @@ def test_recreated_topic_is_not_taken_for_the_deleted_one(
     orders.mark(45, 50, topic_id="id-2")
     before = objects(cli)
     export(cli, code=1)
-    assert "the topic id id-1, and what comes next is of id-2" in cli.err
+    assert "the topic id id-1, but the next records have id-2" in cli.err
     other.mark(110, 120, topic_id="id-1")
     export(cli, code=1)
     assert "archived of topics with the ids id-1, id-2" in cli.err
@@ -290,7 +290,7 @@ def test_wait_ends_once_the_brokers_records_are_archived() -> None:
 
 def test_offsets_on_the_broker_only_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert wait_for_archive("orders", {1: 4}, lambda: {1: 2}, lambda: False)
-    said = "sidetier: orders-1: offsets [2, 4) are still on the broker alone\n"
+    said = "sidetier: orders-1: offsets [2, 4) are still only on the broker\n"
     assert capsys.readouterr().err == said
     assert not wait_for_archive("orders", {}, lambda: {1: 2}, lambda: False)
     assert "the brokers have no topic of this name" in capsys.readouterr().err
@@ -317,7 +317,7 @@ def test_exit_code_3_reports_offsets_that_wait_for_the_archive(
     tail = ("--tail", "kafka", "--bootstrap", "broker-1:9092")
     export(cli, *tail, "--dry-run", code=3)
     export(cli, *tail, code=1)
-    assert "orders-0: offsets [45, 50) are archived, in a transaction" in cli.err
+    assert "orders-0: offsets [45, 50) are archived, but the end of their transaction" in cli.err
     manifest = manifest_in(objects(cli))
     assert manifest.next_offsets == {0: 45, 3: 120}
     export(cli, *tail, "--on-data-loss", "skip", code=3)
@@ -404,11 +404,11 @@ def test_quarantined_idle_partition_does_not_block_its_topic(
 ) -> None:
     """Its next offset stays; later records are exported once the archive has them."""
     store = open_plain(StorageEndpoint(f"file://{cli.store}"))
-    forked, other = (MadeArchive(store, LAYOUT, TopicPartition("orders", at)) for at in (0, 1))
-    for archive in (forked, other):
+    diverged, other = (MadeArchive(store, LAYOUT, TopicPartition("orders", at)) for at in (0, 1))
+    for archive in (diverged, other):
         before_the_election(archive, ID)
     export(cli)
-    set_aside(forked, ID)
+    set_aside(diverged, ID)
     other.segment(40, batches(40, 60))
     other.mark(40, 60, topic_id=ID)
     assert "; 1 partition held back" in export(cli, "--dry-run", code=3)[-1]
@@ -424,7 +424,7 @@ def test_quarantined_idle_partition_does_not_block_its_topic(
         other.segment(60, batches(60, 70))
         other.mark(60, 70, topic_id=ID)
 
-    stop = Between(nothing, grow, lambda: go_on(forked, topic_id=ID), nothing)
+    stop = Between(nothing, grow, lambda: go_on(diverged, topic_id=ID), nothing)
     monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
     export(cli, "--follow", "--on-truncation", "reread")
     assert cli.err.count(said) == 1, "once, and not in every round"

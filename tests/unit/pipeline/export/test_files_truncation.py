@@ -25,6 +25,14 @@ from sidetier.pipeline.export.state import Tail
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from tests.harness.diverged_archive import (
+    END,
+    FORK,
+    before_the_election,
+    elect_uncleanly,
+    of_the_new_leader,
+    present,
+)
 from tests.harness.exported_files import (
     data_files,
     files_job,
@@ -32,14 +40,6 @@ from tests.harness.exported_files import (
     new_run,
     rows_of,
     run_once,
-)
-from tests.harness.forked_archive import (
-    END,
-    FORK,
-    before_the_election,
-    elect_uncleanly,
-    of_the_new_leader,
-    present,
 )
 from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.made_archive import MadeArchive, batches

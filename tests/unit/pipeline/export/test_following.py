@@ -14,8 +14,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
-from tests.harness.exported_files import data_files, manifest_in, rows_of
-from tests.harness.forked_archive import (
+from tests.harness.diverged_archive import (
     END,
     FORK,
     Between,
@@ -26,6 +25,7 @@ from tests.harness.forked_archive import (
     present,
     set_aside,
 )
+from tests.harness.exported_files import data_files, manifest_in, rows_of
 from tests.harness.intercepted_store import KilledError
 from tests.harness.made_archive import MadeArchive
 
@@ -192,7 +192,7 @@ def test_recreated_topic_ends_the_export(
     stop = between(lambda: elect_uncleanly(orders, 30, topic_id="id-2"), nothing, nothing)
     export(cli, "--follow", code=1)
     assert len(stop.left) == 1
-    assert "the topic id id-1, and what comes next is of id-2" in cli.err
+    assert "the topic id id-1, but the next records have id-2" in cli.err
 
 
 def test_retired_archive_ends_the_export(
@@ -235,7 +235,7 @@ def test_quarantined_records_of_a_killed_runs_plan_are_waited_for(
     set_aside(orders, ID)
     between(lambda: go_on(orders, topic_id=ID), nothing)
     export(cli, "--follow", "--on-truncation", "reread")
-    assert "withdrawn: it reads what is not stored: topic orders, partition 0" in cli.err
+    assert "withdrawn: it reads records that are not stored: topic orders, partition 0" in cli.err
     assert values(cli) == present()
 
 

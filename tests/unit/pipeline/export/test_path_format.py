@@ -45,7 +45,7 @@ def test_month_and_day_names_follow_the_locale(locale: str, words: str) -> None:
     ("pattern", "locale", "reason"),
     [
         ("'year=YYYY", "en", "a quote is opened"),
-        ("year=YYYY", "en", "'r' is no letter"),
+        ("year=YYYY", "en", "'r' is an unknown letter"),
         ("YYYY//MM", "en", "empty directory"),
         ("/YYYY", "en", "empty directory"),
         ("'..'/YYYY", "en", "empty directory"),

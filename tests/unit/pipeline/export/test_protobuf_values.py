@@ -239,7 +239,7 @@ def test_damaged_values_do_not_fit(server: FakeRegistry, registry: SchemaRegistr
     decoded = read(decoder(registry), *values)
     reasons = {one.row: one.reason for one in decoded.misfits}
     assert reasons.keys() == set(range(8))
-    assert "names a message that its schema has not" in reasons[1]
+    assert "names a message that its schema does not have" in reasons[1]
     assert "names no message" in reasons[2]
     assert "is of the type AVRO" in reasons[4]
     assert "it is not known" in reasons[5]

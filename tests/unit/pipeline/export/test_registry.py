@@ -216,7 +216,7 @@ def test_schemas_with_references_are_read(orders: FakeRegistry) -> None:
 BROKEN: dict[int, tuple[object, str]] = {
     1022: (
         referring(ORDER, ("address", 1), ("buyer", 9)),
-        "schema 1022: it refers to subject buyer, version 9, which is not there",
+        "schema 1022: it refers to subject buyer, version 9, which does not exist",
     ),
     1023: (
         referring("egg", ("hen", 1)),

@@ -22,7 +22,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from tests.harness.forked_archive import before_the_election, elect_uncleanly
+from tests.harness.diverged_archive import before_the_election, elect_uncleanly
 from tests.harness.made_archive import TP, MadeArchive, access_to
 
 REPLACED = ArchiveReplacedError("set aside", Offset(24))

@@ -25,6 +25,7 @@ from sidetier.storage.factory import open_plain
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
+from tests.harness.diverged_archive import Between
 from tests.harness.exported_files import (
     data_files,
     files_job,
@@ -33,7 +34,6 @@ from tests.harness.exported_files import (
     rows_of,
     run_once,
 )
-from tests.harness.forked_archive import Between
 from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.made_archive import MadeArchive
 from tests.harness.record_batches import MadeBatch, MadeRecord
@@ -410,8 +410,8 @@ def test_command_follows_a_schema_change_and_keeps_secrets(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (("basic.auth.user.info=me:hidden",), "must say where the secret is"),
-        (("bearer.auth.token=hidden",), "must say where the secret is"),
+        (("basic.auth.user.info=me:hidden",), "must be a reference to the secret"),
+        (("bearer.auth.token=hidden",), "must be a reference to the secret"),
         (("ssl.keystore.location=/x",), "Unrecognized properties: ssl.keystore.location"),
     ],
 )

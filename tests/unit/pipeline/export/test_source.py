@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from pyspark.sql import DataFrame
 
-from sidetier.archive.objects.layout import agree
+from sidetier.archive.objects.layout import write_or_check_note
 from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError, UndecidedRecordsError
 from sidetier.pipeline.export.epoch_history import Position, epoch_history_of
@@ -211,18 +211,18 @@ def test_topic_in_neither_archive_nor_cluster_is_an_error(
 def test_brokers_of_another_cluster_are_not_read(
     planner: Planner, archive: MadeArchive, noted: str | None, told: str | None
 ) -> None:
-    agree(archive.store, archive.layout, noted)
+    write_or_check_note(archive.store, archive.layout, noted)
     brokers = Brokers({0: (10, 40)}, cluster_id=told)
     assert TopicLogs(planner, BrokerConfig(), ("orders",), brokers).read(COMMITTED)
     if noted is not None:
         brokers.cluster_id = "kafka-2"
-        with pytest.raises(ConfigurationError, match=r"kafka-2, and the archive .* kafka-1"):
+        with pytest.raises(ConfigurationError, match=r"kafka-2, but the archive .* kafka-1"):
             TopicLogs(planner, BrokerConfig(), ("orders",), brokers).read(COMMITTED)
 
 
 def test_another_topic_id_on_the_brokers_is_refused(planner: Planner, archive: MadeArchive) -> None:
     archive.mark(10, 20, topic_id="id-0")
-    with pytest.raises(OtherTopicError, match="the archive has the topic id id-0, and what comes"):
+    with pytest.raises(OtherTopicError, match="the archive has the topic id id-0, but the next"):
         tailed(planner, Brokers({0: (0, 50)})).available({})
     with pytest.raises(BrokerBehindError, match="is exported up to offset 51, but the broker's"):
         tailed(planner, Brokers({0: (0, 50)}, topic_id=None)).available(at(51))
@@ -284,7 +284,7 @@ def test_transaction_that_only_the_archive_can_decide_is_reported_and_waited_for
     source.logs.say = said.append
     assert source.available({}) == {A: span(0, 25)}
     [text] = said
-    assert text.startswith("orders-0: offsets [25, 28) are archived, in a transaction whose end")
+    assert text.startswith("orders-0: offsets [25, 28) are archived, but the end")
     assert source.logs.waiting == {A: span(25, 28)}
     assert source.available({}) == {A: span(0, 25)}
     assert source.available(at(25)) == {A: span(25, 25)}
@@ -489,7 +489,7 @@ def test_table_does_not_begin_above_the_log_end(planner: Planner) -> None:
     assert source.available(at(50)) == {A: span(50, 50)}
     at_end = tailed(planner, Brokers({0: (5, 50)}), starting=AtOffsets({A: 50}))
     assert at_end.available({}) == {A: span(50, 50)}
-    with pytest.raises(ConfigurationError, match="offset 50 is above 20, where what is archived"):
+    with pytest.raises(ConfigurationError, match="offset 50 is above 20, where the archived"):
         at_end.archived.available({})
 
 

@@ -280,7 +280,9 @@ def test_another_topic_id_of_the_same_name_is_an_error(
     archive.segment(0, batches(0, 2000))
     archive.mark(0, 2000, topic_id="new")
 
-    with pytest.raises(ArchiveReplacedError, match="topic id new now, it was that of old"):
+    with pytest.raises(
+        ArchiveReplacedError, match="belonged to topic id old and now belongs to new"
+    ):
         read_splits(store, plan.splits, fail_on_data_loss=fail_on_data_loss)
 
 

@@ -23,7 +23,7 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
-from tests.harness.forked_archive import before_the_election, elect_uncleanly, go_on, set_aside
+from tests.harness.diverged_archive import before_the_election, elect_uncleanly, go_on, set_aside
 from tests.harness.made_archive import MadeArchive, batches
 
 LAYOUT = ArchiveLayout("prod-a", 5)
@@ -177,9 +177,9 @@ def test_unknown_offset_version_is_refused(offset: OffsetJson, error: str) -> No
 
 
 @pytest.fixture
-def forked(tmp_path: Path) -> Iterator[MadeArchive]:
+def diverged(tmp_path: Path) -> Iterator[MadeArchive]:
     """An archive of partition 0 with the offsets 0 to 39, of leader epochs 1 and 3."""
-    opened = open_plain(StorageEndpoint(f"file://{tmp_path}/forked"))
+    opened = open_plain(StorageEndpoint(f"file://{tmp_path}/diverged"))
     archive = partition(opened, 0)
     before_the_election(archive, "first")
     yield archive
@@ -188,8 +188,8 @@ def forked(tmp_path: Path) -> Iterator[MadeArchive]:
 
 
 @pytest.fixture
-def following(forked: MadeArchive, tmp_path: Path) -> Iterator["Streams"]:  # noqa: ARG001 -- is there
-    streams = Streams(f"file://{tmp_path}/forked")
+def following(diverged: MadeArchive, tmp_path: Path) -> Iterator["Streams"]:  # noqa: ARG001 -- is there
+    streams = Streams(f"file://{tmp_path}/diverged")
     yield streams
     streams.close()
 
@@ -218,10 +218,10 @@ REREAD = {**EARLIEST, "onTruncation": "reread"}
 
 
 def test_stream_stops_at_a_divergence_below_its_position(
-    forked: MadeArchive, following: Streams
+    diverged: MadeArchive, following: Streams
 ) -> None:
     stands = read_to_the_end(following(**EARLIEST))
-    elect_uncleanly(forked, topic_id="first")
+    elect_uncleanly(diverged, topic_id="first")
     with pytest.raises(
         StreamTruncatedError, match=r"offsets \[24, 40\) .leader epoch 3, now 4"
     ) as met:
@@ -232,21 +232,21 @@ def test_stream_stops_at_a_divergence_below_its_position(
 
 
 def test_running_and_restarted_streams_handle_a_divergence_equally(
-    forked: MadeArchive, following: Streams
+    diverged: MadeArchive, following: Streams
 ) -> None:
     running = following(**REREAD)
     stands = read_to_the_end(running)
-    elect_uncleanly(forked, topic_id="first")
+    elect_uncleanly(diverged, topic_id="first")
     end = running.latest()
     assert end == restarted(following(**REREAD), stands).latest()
     assert read(running.plan(stands, end)) == [(24, 50)]
 
 
 def test_records_that_replace_discarded_ones_are_read_once(
-    forked: MadeArchive, following: Streams
+    diverged: MadeArchive, following: Streams
 ) -> None:
     stands = read_to_the_end(following(**REREAD))
-    elect_uncleanly(forked, end=40, topic_id="first")
+    elect_uncleanly(diverged, end=40, topic_id="first")
     again = restarted(following(**REREAD), stands)
     end = again.latest()
     assert read(again.plan(stands, end)) == [(24, 40)]
@@ -255,18 +255,18 @@ def test_records_that_replace_discarded_ones_are_read_once(
     assert read(later.plan(stands, end)) == [(24, 40)]
     assert later.latest() == end
     assert not later.plan(end, end).splits
-    forked.segment(40, batches(40, 45))
-    forked.mark(40, 45, leader_epoch=4, topic_id="first")
+    diverged.segment(40, batches(40, 45))
+    diverged.mark(40, 45, leader_epoch=4, topic_id="first")
     last = later.latest()
     assert read(later.plan(end, last)) == [(40, 45)]
 
 
 def test_batch_planned_before_the_election_is_read_as_far_as_it_exists(
-    forked: MadeArchive, following: Streams
+    diverged: MadeArchive, following: Streams
 ) -> None:
     begin = following(**REREAD, maxOffsetsPerTrigger="20")
-    half, end = begin.latest(), begin.latest(as_json(StreamOffset({forked.tp: Offset(20)})))
-    elect_uncleanly(forked, topic_id="first")
+    half, end = begin.latest(), begin.latest(as_json(StreamOffset({diverged.tp: Offset(20)})))
+    elect_uncleanly(diverged, topic_id="first")
     with pytest.raises(StreamTruncatedError):
         following(**EARLIEST).plan(half, end)
     again = following(**REREAD)
@@ -276,52 +276,52 @@ def test_batch_planned_before_the_election_is_read_as_far_as_it_exists(
 
 
 def test_stream_waits_until_the_archive_shows_the_divergence(
-    forked: MadeArchive, following: Streams, caplog: pytest.LogCaptureFixture
+    diverged: MadeArchive, following: Streams, caplog: pytest.LogCaptureFixture
 ) -> None:
     stands = read_to_the_end(following(**REREAD))
-    set_aside(forked, "first")
+    set_aside(diverged, "first")
     with pytest.raises(StreamBehindError, match="is at offset 40, and the archive ends at 24"):
         restarted(following(**EARLIEST), stands).latest()
     waiting = restarted(following(**REREAD), stands)
     assert waiting.latest() == stands
     assert "the archive ends at 24" in caplog.text
-    go_on(forked, 30, "first")
+    go_on(diverged, 30, "first")
     end = waiting.latest()
     assert end["orders"] == {"0": 30}
     assert read(waiting.plan(stands, end)) == [(24, 30)]
 
 
 def test_an_offset_of_an_earlier_version_continues_and_gets_leader_epochs(
-    forked: MadeArchive, following: Streams
+    diverged: MadeArchive, following: Streams
 ) -> None:
     one = restarted(following(**EARLIEST), at(40))
     assert one.latest() == at(40)
-    forked.segment(40, batches(40, 45))
-    forked.mark(40, 45, topic_id="first")
+    diverged.segment(40, batches(40, 45))
+    diverged.mark(40, 45, topic_id="first")
     end = one.latest()
     assert end["sidetier:leader_epochs"] == {"orders": {"0": ((1, 0), (3, 12))}}
     assert read(one.plan(at(40), end)) == [(40, 45)]
 
 
 def test_running_stream_without_known_epochs_ends_at_a_divergence(
-    forked: MadeArchive, following: Streams
+    diverged: MadeArchive, following: Streams
 ) -> None:
     one = restarted(following(**REREAD), at(40))
     assert one.latest() == at(40)
-    elect_uncleanly(forked, topic_id="first")
+    elect_uncleanly(diverged, topic_id="first")
     with pytest.raises(ArchiveReplacedError):
         one.latest()
 
 
 def test_recreated_topic_is_an_error_or_read_from_its_start(
-    forked: MadeArchive, following: Streams, caplog: pytest.LogCaptureFixture
+    diverged: MadeArchive, following: Streams, caplog: pytest.LogCaptureFixture
 ) -> None:
     stands = read_to_the_end(following(**EARLIEST))
     for base in (0, 10, 20, 30):
-        forked.lose(base)
-    forked.segments(0, 60)
-    forked.epoch_history((0, 0))
-    forked.mark(0, 60, topic_id="second")
+        diverged.lose(base)
+    diverged.segments(0, 60)
+    diverged.epoch_history((0, 0))
+    diverged.mark(0, 60, topic_id="second")
     with pytest.raises(
         StreamTopicReplacedError, match="id first, and the archive has the topic with the id sec"
     ):

@@ -353,11 +353,19 @@ def test_wrong_record_count_is_refused(count: int, codec: Compression) -> None:
         (zigzag(7) + b"\0\0\0" + zigzag(90) + b"\0\0", 1, "is none"),
         (zigzag(6) + b"\0\0\0" + b"\1\1" + zigzag(-3), 1, "is none"),
         (zigzag(6) + b"\0\0\0" + b"\1\1" + zigzag(9), 1, "is none"),
-        (zigzag(8) + b"\0\0\0" + b"\1\1" + zigzag(1) + b"\1\1", 1, "has headers that are none"),
-        (zigzag(8) + b"\0\0\0" + b"\1\1" + zigzag(1) + b"\2\1", 1, "has headers that are none"),
-        (zigzag(9) + b"\0\0\0" + b"\1\1" + zigzag(1) + b"\0\1\0", 1, "has headers that are none"),
-        (zigzag(10) + b"\0\0\0" + b"\1\1" + zigzag(1) + b"\0\xf0\1\0", 1, "headers that are none"),
-        (zigzag(19) + b"\0\0\0\1\1" + zigzag(1) + b"\xff" * 13, 1, "headers that are none"),
+        (zigzag(8) + b"\0\0\0" + b"\1\1" + zigzag(1) + b"\1\1", 1, "has headers that do not parse"),
+        (zigzag(8) + b"\0\0\0" + b"\1\1" + zigzag(1) + b"\2\1", 1, "has headers that do not parse"),
+        (
+            zigzag(9) + b"\0\0\0" + b"\1\1" + zigzag(1) + b"\0\1\0",
+            1,
+            "has headers that do not parse",
+        ),
+        (
+            zigzag(10) + b"\0\0\0" + b"\1\1" + zigzag(1) + b"\0\xf0\1\0",
+            1,
+            "headers that do not parse",
+        ),
+        (zigzag(19) + b"\0\0\0\1\1" + zigzag(1) + b"\xff" * 13, 1, "headers that do not parse"),
     ],
 )
 def test_invalid_record_is_refused(payload: bytes, count: int, reason: str) -> None:

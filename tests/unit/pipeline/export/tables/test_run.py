@@ -91,7 +91,7 @@ def test_tail_offsets_from_the_brokers_are_in_each_commit(source: FakeSource) ->
     assert table.commits[-1].tail == table.commits[-2].tail
 
     source.ids = {"t": "id-2"}
-    with pytest.raises(OtherTopicError, match=r"lake.db.t has the topic id id-1, and what comes"):
+    with pytest.raises(OtherTopicError, match=r"lake.db.t has the topic id id-1, but the next"):
         export(table, source)
 
 

@@ -137,7 +137,7 @@ def test_records_deleted_during_the_read_are_an_error() -> None:
 
 def test_read_of_a_silent_broker_is_given_up() -> None:
     client = FakeClient([[failed(KafkaError._TRANSPORT)], [record(10)]])
-    with pytest.raises(BrokerReadError, match="given nothing up to offset 19 for 60 s"):
+    with pytest.raises(BrokerReadError, match="returned no record up to offset 19 for 60 s"):
         read(client)
     assert 10 < client.asked < 20
 
@@ -160,7 +160,7 @@ def test_aborted_records_do_not_count_as_silence() -> None:
     assert read(client) == [19]
     assert client.asked == 33
     beyond = FakeClient([], places=list(range(20, 60)))
-    with pytest.raises(BrokerReadError, match="given nothing"):
+    with pytest.raises(BrokerReadError, match="returned no record"):
         read(beyond)
 
 
@@ -174,7 +174,7 @@ def test_refusal_by_a_broker_is_a_configuration_error() -> None:
     [KafkaError._BAD_MSG, KafkaError._LOG_TRUNCATION, KafkaError.UNKNOWN_TOPIC_OR_PART],
 )
 def test_other_broker_errors_are_transient(code: int) -> None:
-    with pytest.raises(BrokerReadError, match="up to offset 19 the broker gives: ") as raised:
+    with pytest.raises(BrokerReadError, match="up to offset 19 the broker returns: ") as raised:
         read(FakeClient([[record(10)], [failed(code)]]))
     assert raised.value.retry
 

@@ -124,7 +124,7 @@ def test_unknown_topic_ids_are_accepted(known: str | None, found: str | None) ->
 
 
 def test_another_topic_id_of_the_same_name_is_refused() -> None:
-    with pytest.raises(OtherTopicError, match="topic orders: the archive has the topic id a, and"):
+    with pytest.raises(OtherTopicError, match="topic orders: the archive has the topic id a, but"):
         require_same_topic("orders", "a", "b", "the archive")
 
 
@@ -140,5 +140,5 @@ def test_limits_are_resolved_over_archive_and_broker_log() -> None:
         assert limited(logs, replace(request, starting=starting, ending=ending)) == {A: expected}
     with pytest.raises(ConfigurationError, match="--ending-offsets: must name each partition"):
         limited(logs, replace(request, ending=AtOffsets({})))
-    with pytest.raises(ConfigurationError, match="a range by time is of what is archived"):
+    with pytest.raises(ConfigurationError, match="a range by time covers only archived records"):
         limited(logs, replace(request, starting=AtTimes(5)))

@@ -10,10 +10,10 @@ _LOOK_SECONDS = 0.01
 class Repeated:
     """Calls a function every 10 ms on its own thread, until it is stopped."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look = look
+    def __init__(self, observe: Callable[[], None]) -> None:
+        self._observe = observe
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="looking")
+        self._thread = threading.Thread(target=self._run, name="observing")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -25,4 +25,4 @@ class Repeated:
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):
-            self._look()
+            self._observe()
