@@ -189,9 +189,11 @@ class GroupCoordinator:
             owned = self._own(group)
             with self._at_once(group) as machine:
                 error = machine.commit(member, self._clock())
-            if error is not ErrorCode.none or not offsets:
-                return error
-            return self._store(group, owned, offsets)
+                if error is not ErrorCode.none or not offsets:
+                    return error
+                # Before another event: a member that gets these partitions commits after this one.
+                stored = owned.commit(offsets)
+            return self._wait_for_store(group, stored)
 
     def offsets(self, name: str) -> Offsets | None:
         """Return committed offsets; None if there is no such group.
@@ -264,6 +266,8 @@ class GroupCoordinator:
         if len(self._groups) < self._settings.groups:
             return
         for name, group in self._groups.items():
+            with self._at_once(group):
+                pass  # ends the sessions of members that have gone without a word
             if group.is_idle:
                 del self._groups[name]
                 return
@@ -383,11 +387,11 @@ class GroupCoordinator:
             log.warning("endpoint.groups_not_read", error=str(error) or "timed out")
             raise RefusedError(ErrorCode.coordinator_load_in_progress) from None
 
-    def _store(self, group: _Group, owned: OwnedGroup, offsets: Offsets) -> ErrorCode:
-        """Store offsets, and return the error for the client."""
+    def _wait_for_store(self, group: _Group, stored: Future[None]) -> ErrorCode:
+        """Wait until a commit is stored, and return the error for the client."""
         self._metrics.commits.inc()
         try:
-            owned.commit(offsets).result(self._settings.store_wait)
+            stored.result(self._settings.store_wait)
         except ArchiveConflictError as error:
             self._lose(group, str(error))
             return ErrorCode.not_coordinator
