@@ -219,7 +219,7 @@ class ClassicGroup:
             self._answers[ticket] = JoinAnswer(error, join.member_id)
         elif join.member_id == "":
             self._join_new(join, ticket, now)
-        elif join.member_id in self._pending:
+        elif join.member_id in self._pending and join.instance_id is None:
             del self._pending[join.member_id]
             self._add(join, join.member_id, ticket, now)
         else:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from kio.schema.errors import ErrorCode
 
@@ -31,6 +31,7 @@ from sidetier.telemetry.logs import logger
 
 log = logger()
 _T = TypeVar("_T")
+_SWEEP_PAUSE: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ class GroupCoordinator:
         self._guard = threading.Lock()
         self._groups: dict[str, _Group] = {}
         self._closing = False
+        self._sweep_at = 0.0
+        """Before this time the sessions of all groups are not checked again."""
         metrics.watch(lambda: len(self._groups), self._count_members)
 
     def close(self) -> None:
@@ -189,9 +192,11 @@ class GroupCoordinator:
             owned = self._own(group)
             with self._at_once(group) as machine:
                 error = machine.commit(member, self._clock())
-            if error is not ErrorCode.none or not offsets:
-                return error
-            return self._store(group, owned, offsets)
+                if error is not ErrorCode.none or not offsets:
+                    return error
+                # Before another event: a member that gets these partitions commits after this one.
+                stored = owned.commit(offsets)
+            return self._wait_for_store(group, stored)
 
     def offsets(self, name: str) -> Offsets | None:
         """Return committed offsets; None if there is no such group.
@@ -245,6 +250,8 @@ class GroupCoordinator:
         """Yield the group of this name, which stays in memory meanwhile; create it if needed."""
         if not self._is_name(name):
             raise RefusedError(ErrorCode.invalid_group_id)
+        if self._known(name) is None:
+            self._end_sessions_if_full()
         with self._guard:
             group = self._groups.get(name)
             if group is None:
@@ -259,6 +266,19 @@ class GroupCoordinator:
 
     def _is_name(self, name: str) -> bool:
         return bool(name) and self._objects.layout.group_key(name) is not None
+
+    def _end_sessions_if_full(self) -> None:
+        """End the sessions of members that have gone without a word, if no other group fits.
+
+        Nothing else does so in a group that gets no requests. Not each time: with 10,000 groups it
+        takes about a second.
+        """
+        now = self._clock()
+        if len(self._groups) >= self._settings.groups and now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP_PAUSE
+            for group in self._all():
+                with self._at_once(group):
+                    pass
 
     def _make_room(self) -> None:
         if len(self._groups) < self._settings.groups:
@@ -383,11 +403,11 @@ class GroupCoordinator:
             log.warning("endpoint.groups_not_read", error=str(error) or "timed out")
             raise RefusedError(ErrorCode.coordinator_load_in_progress) from None
 
-    def _store(self, group: _Group, owned: OwnedGroup, offsets: Offsets) -> ErrorCode:
-        """Store offsets, and return the error for the client."""
+    def _wait_for_store(self, group: _Group, stored: Future[None]) -> ErrorCode:
+        """Wait until a commit is stored, and return the error for the client."""
         self._metrics.commits.inc()
         try:
-            owned.commit(offsets).result(self._settings.store_wait)
+            stored.result(self._settings.store_wait)
         except ArchiveConflictError as error:
             self._lose(group, str(error))
             return ErrorCode.not_coordinator

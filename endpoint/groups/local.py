@@ -351,7 +351,7 @@ def _described(machine: ClassicGroup) -> dict[str, Any]:
                 "client_id": member.client_id,
                 "client_host": member.client_host,
                 "member_metadata": member.metadata(machine.protocol) if is_stable else b"",
-                "member_assignment": member.assignment,
+                "member_assignment": member.assignment if is_stable else b"",
             }
             for member in machine.members.values()
         ],

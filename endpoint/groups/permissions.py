@@ -1,6 +1,6 @@
 """Permissions on groups and topics, in front of the coordinator that answers."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,7 +28,9 @@ class PermittedGroups:
     """Passes on what the user of the session may do, and refuses the rest, as brokers do.
 
     GROUP_AUTHORIZATION_FAILED for groups, TOPIC_AUTHORIZATION_FAILED for topics of commits and
-    committed offsets. ListGroups, and OffsetFetch of all topics, leave out what is not permitted.
+    committed offsets, and for subscriptions with the consumer protocol, which the coordinator
+    answers with the partitions of the topics. ListGroups, and OffsetFetch of all topics, leave out
+    what is not permitted.
 
     Args:
         groups: Answers what is permitted.
@@ -57,10 +59,10 @@ class PermittedGroups:
         match request.api:
             case ApiKey.OFFSET_COMMIT:
                 return self._commit(request, session, decoded)
-            case ApiKey.OFFSET_FETCH:
-                return self._changed(request, session, lambda r: _readable(r, decoded, access))
-            case ApiKey.LIST_GROUPS:
-                return self._changed(request, session, lambda r: _listed(r, access))
+            case ApiKey.CONSUMER_GROUP_HEARTBEAT if not _can_subscribe(decoded, access):
+                return error_answer(request, decoded, ErrorCode.topic_authorization_failed)
+            case ApiKey.OFFSET_FETCH | ApiKey.CONSUMER_GROUP_DESCRIBE | ApiKey.LIST_GROUPS:
+                return self._filtered(request, session, decoded)
         return self._groups.answer(request, session)
 
     def _without_groups(
@@ -96,16 +98,51 @@ class PermittedGroups:
         topics = (*response.topics, *denied.topics)
         return Answer(encode(replace(response, topics=topics)), error)
 
-    def _changed(
-        self, request: Request, session: Session, change: Callable[[Decoded], Decoded]
-    ) -> Answer:
-        answer = self._groups.answer(request, session)
-        return Answer(encode(change(_response(request, answer))), answer.error)
+    def _filtered(self, request: Request, session: Session, decoded: Decoded) -> Answer:
+        answer, access = self._groups.answer(request, session), session.access
+        response = _response(request, answer)
+        match request.api:
+            case ApiKey.OFFSET_FETCH:
+                response = _readable(response, decoded, access)
+            case ApiKey.CONSUMER_GROUP_DESCRIBE:
+                response = _described(response, access)
+            case ApiKey.LIST_GROUPS:
+                response = _listed(response, access)
+        return Answer(encode(response), answer.error)
 
 
 def _response(request: Request, answer: Answer) -> Decoded:
     assert answer.body is not None  # noqa: S101 - for mypy: each request of groups is answered
     return decode_response(request.api, request.version, memoryview(answer.body), "endpoint")
+
+
+def _can_subscribe(request: Decoded, access: Access) -> bool:
+    """Return whether the user may read all topics of a ConsumerGroupHeartbeat.
+
+    The coordinator finds the topics of a regular expression, so only a user that may read all
+    topics can subscribe with one.
+    """
+    if getattr(request, "subscribed_topic_regex", None) and "" not in access.topics.prefixes:
+        return False
+    return all(access.can_read(topic) for topic in request.subscribed_topic_names or ())
+
+
+def _described(response: Decoded, access: Access) -> Decoded:
+    """Return the response without the groups whose members have topics that are not permitted."""
+    groups = tuple(
+        group
+        if all(access.can_read(topic) for topic in _topics_of(group))
+        else replace(group, members=(), error_code=ErrorCode.topic_authorization_failed)
+        for group in response.groups
+    )
+    return replace(response, groups=groups)
+
+
+def _topics_of(group: Decoded) -> Iterator[str]:
+    for member in group.members:
+        yield from member.subscribed_topic_names
+        for assignment in (member.assignment, member.target_assignment):
+            yield from (assigned.topic_name for assigned in assignment.topic_partitions)
 
 
 def _listed(response: Decoded, access: Access) -> Decoded:
@@ -118,10 +155,14 @@ def _readable(response: Decoded, asked: Decoded, access: Access) -> Decoded:
     if not hasattr(response, "groups"):
         rows = _readable_topics(response.topics, access, are_named=asked.topics is not None)
         return replace(response, topics=rows)
-    named = {group.group_id: group.topics is not None for group in asked.groups}
+    # A request can contain a group twice.
+    of_all_topics = {group.group_id for group in asked.groups if group.topics is None}
     groups = tuple(
         replace(
-            group, topics=_readable_topics(group.topics, access, are_named=named[group.group_id])
+            group,
+            topics=_readable_topics(
+                group.topics, access, are_named=group.group_id not in of_all_topics
+            ),
         )
         for group in response.groups
     )
@@ -135,9 +176,9 @@ def _readable_topics(topics: Iterable[Any], access: Access, *, are_named: bool) 
             rows.append(topic)
         elif are_named:
             error = ErrorCode.topic_authorization_failed
-            partitions = tuple(
-                replace(row, committed_offset=-1, metadata="", error_code=error)
-                for row in topic.partitions
-            )
+            hidden: dict[str, Any] = {"committed_offset": -1, "metadata": "", "error_code": error}
+            if topic.partitions and hasattr(topic.partitions[0], "committed_leader_epoch"):
+                hidden["committed_leader_epoch"] = -1
+            partitions = tuple(replace(row, **hidden) for row in topic.partitions)
             rows.append(replace(topic, partitions=partitions))
     return tuple(rows)

@@ -73,6 +73,7 @@ _REQUEST_TIMEOUT: Final = 10.0
 """Less than the request timeout of clients (30 s), so that they get an answer."""
 _REBALANCE_TIMEOUT: Final = 300.0
 _AWAY: Final = "the endpoint cannot reach the live cluster that keeps its groups"
+_REFUSED: Final = "the live cluster that keeps the groups names no coordinator: "
 _MOST_WARNINGS: Final = 1000
 _SEVERAL: Final[Mapping[ApiKey, tuple[str, str]]] = MappingProxyType(
     {
@@ -278,7 +279,10 @@ class RelayGroups:
                 self._connection(upstream, key)
             except KafkaApiError as error:
                 self._metrics.relay_failures.inc()
-                found.append(Coordinator(key, ErrorCode(error.code), str(error)))
+                if self._warned.is_new(error.code):
+                    log.warning("endpoint.relay_refused", group=key, error=str(error))
+                # Without the text of the error, which names the broker's address.
+                found.append(Coordinator(key, _error_code(error.code), _REFUSED + error.name))
             except BrokerError as error:
                 away = error
                 self._note_away(error)
@@ -443,7 +447,11 @@ class RelayGroups:
 
 
 def _first_error(response: object) -> ErrorCode:
+    return _error_code(next((error.code for error in errors_in(response)), 0))
+
+
+def _error_code(code: int) -> ErrorCode:
     try:
-        return ErrorCode(next((error.code for error in errors_in(response)), 0))
-    except ValueError:
+        return ErrorCode(code)
+    except ValueError:  # of a later version of Kafka
         return ErrorCode.unknown_server_error

@@ -16,7 +16,8 @@ What a kill leaves:
 - After a write, before its answer: the new object. The client commits again, to the same effect.
 - A dead owner's id in the object. The next process takes the group at once.
 - A write whose answer was lost and that the store carries out later: its condition names the
-  version before it, so it fails once any other write has succeeded.
+  version before it, so it fails once any other write has succeeded. Until then no commit is
+  answered without a write, and to take a group is always a write.
 """
 
 import json
@@ -160,9 +161,9 @@ class GroupObjects:
         """
         key = self.key(group)
         for _ in range(_ATTEMPTS):
+            # Also if this process owns the group already: the store may still carry out a write
+            # whose answer it did not get.
             stored, etag = self.read_key(key)
-            if stored is not None and stored.owner == self.owner and etag is not None:
-                return OwnedGroup(self, key, stored, etag)
             before = stored or StoredGroup(group, "", "")
             mine = replace(before, owner=self.owner, host=self.host, writes=before.writes + 1)
             try:
@@ -227,6 +228,9 @@ class OwnedGroup:
         self._stored = stored
         self._etag: str | None = etag
         """None after a write that failed: the store may have carried it out."""
+        self._unanswered: str | None = None
+        """Etag that a failed write names as its condition: while the object has this etag, the
+        store may still carry the write out."""
         self._guard = threading.Lock()
         self._next: _Write | None = None
         self._is_writing = False
@@ -246,7 +250,7 @@ class OwnedGroup:
         group, with InvalidRequestError if the object would be too large, else with a StorageError.
 
         After a failure the store may have the offsets all the same. Offsets that are stored
-        already need no request.
+        already need no request, unless a failed write could still replace them.
         """
         with self._guard:
             if self._next is None:
@@ -283,21 +287,22 @@ class OwnedGroup:
             if self._etag is None:
                 self._read_again()
             wanted = {**self._stored.offsets, **offsets}
-            if wanted == self._stored.offsets:
+            if wanted == self._stored.offsets and self._etag != self._unanswered:
                 return
             stored = replace(self._stored, writes=self._stored.writes + 1, offsets=wanted)
             data = encode_group(stored)
             if len(data) > MAX_BYTES:
                 raise InvalidRequestError(f"{self._key}: {len(data)} bytes, above {MAX_BYTES}")
             assert self._etag is not None  # noqa: S101 - for mypy
-            condition, self._etag = IfMatch(self._etag), None
+            condition, self._unanswered, self._etag = IfMatch(self._etag), self._etag, None
             try:
                 self._etag = self._objects.store.put_object(
                     self._key, BytesBody(data), condition=condition
                 )
             except PreconditionFailedError:
+                self._unanswered = None
                 continue  # an earlier write whose answer was lost, or another owner
-            self._stored = stored
+            self._unanswered, self._stored = None, stored
             self._objects.on_write()
             return
         raise StoreUnavailableError(f"{self._key}: changes with each attempt to write it")

@@ -105,6 +105,18 @@ def stable(*clients: str, **limits: float) -> Script:
 # Joining
 
 
+def test_a_member_id_of_a_dynamic_member_is_not_accepted_from_a_static_one() -> None:
+    script = Script()
+    static = script.join("s", instance="i")
+    asked = script.join("a", old_client=False)
+    member_id = script.joined(asked).member_id
+    mixed = script.join("a", member_id, instance="i")
+    assert script.joined(mixed).error is ErrorCode.fenced_instance_id
+    script.after(2 * DELAY)
+    joined = script.joined(static)
+    assert [member.member_id for member in joined.members] == [joined.member_id]
+
+
 def test_first_join_of_a_group() -> None:
     script = Script()
     first = script.join("a")

@@ -1,6 +1,7 @@
 """What users may do with groups: the permitted part of each request is answered as ever."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.groups.local import OFFERED_LOCAL
 from sidetier.endpoint.groups.permissions import PermittedGroups
-from sidetier.endpoint.session import Session
+from sidetier.endpoint.groups.relay import OFFERED_RELAY
+from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.endpoint.users import Access, Names
 from sidetier.storage.fake import FakeStorage
-from sidetier.wire.protocol import ApiKey
+from sidetier.wire.protocol import ApiKey, build_response, encode
 from tests.harness.endpoint import ask_as, local_groups
 
 LIMITED = Access(Names(frozenset({"orders"})), Names(prefixes=("mine",)))
@@ -134,3 +136,90 @@ def test_groups_are_listed_and_described_if_permitted(groups: PermittedGroups) -
     )
     errors = {row.group_id: row.error_code for row in response.groups}
     assert errors == {"mine": ErrorCode.none, "theirs": DENIED}
+
+
+def test_nothing_of_a_committed_offset_of_another_topic_is_shown(groups: PermittedGroups) -> None:
+    row = {"partition_index": 0, "committed_offset": 7, "committed_metadata": "x"}
+    ask_as(
+        ANYONE, groups, ApiKey.OFFSET_COMMIT, 9,
+        group_id="mine", generation_id_or_member_epoch=-1, member_id="",
+        topics=[{"name": "orders", "partitions": [row | {"committed_leader_epoch": 5}]}],
+    )  # fmt: skip
+    user = Session("test:3", access=replace(LIMITED, topics=Names(frozenset({"payments"}))))
+    named = [{"name": "orders", "partition_indexes": [0]}]
+
+    def fetched(*topics: Any) -> Any:  # noqa: ANN401 - kio's
+        asked = [{"group_id": "mine", "topics": each} for each in topics]
+        return ask_as(user, groups, ApiKey.OFFSET_FETCH, 9, groups=asked).groups
+
+    (group,) = fetched(named)
+    (hidden,) = group.topics[0].partitions
+    assert (hidden.committed_offset, hidden.committed_leader_epoch, hidden.metadata) == (-1, -1, "")
+    assert hidden.error_code is TOPIC_DENIED
+    # Twice in one request: the names of other topics do not appear either.
+    assert fetched(None, named)[0].topics == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "denied"),
+    [
+        ({"subscribed_topic_names": ("orders",)}, False),
+        ({"subscribed_topic_names": None}, False),
+        ({"subscribed_topic_names": ("orders", "payments")}, True),
+        ({"subscribed_topic_regex": "pay.*"}, True),
+        ({"subscribed_topic_regex": ""}, False),
+    ],
+)
+def test_subscriptions_of_the_consumer_protocol(
+    groups: PermittedGroups, values: dict[str, Any], *, denied: bool
+) -> None:
+    def beat(session: Session) -> ErrorCode:
+        code: ErrorCode = ask_as(
+            session, groups, ApiKey.CONSUMER_GROUP_HEARTBEAT, 1,
+            group_id="mine", member_id="m", member_epoch=0, topic_partitions=None, **values,
+        ).error_code  # fmt: skip
+        return code
+
+    passed_on = ErrorCode.unsupported_version  # the answer of `--groups local`
+    assert beat(USER) is (TOPIC_DENIED if denied else passed_on)
+    assert beat(ANYONE) is passed_on
+
+
+class ClusterGroups:
+    """Answers ConsumerGroupDescribe with a member that has one topic."""
+
+    offered: Mapping[ApiKey, tuple[int, int]] = OFFERED_RELAY
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+
+    def answer(self, request: Request, _session: Session) -> Answer:
+        assigned = {"topic_id": None, "topic_name": self.topic, "partitions": (0,)}
+        member = {
+            "member_id": "m", "member_epoch": 1, "client_id": "c", "client_host": "/h",
+            "assignment": {"topic_partitions": [assigned]},
+            "target_assignment": {"topic_partitions": ()},
+        }  # fmt: skip
+        group = {
+            "error_code": ErrorCode.none, "group_id": "mine", "group_state": "Stable",
+            "group_epoch": 1, "assignment_epoch": 1, "assignor_name": "uniform",
+            "members": [member],
+        }  # fmt: skip
+        response = build_response(request.api, request.version, throttle_time=0, groups=[group])
+        return Answer(encode(response))
+
+    def close(self) -> None:
+        """No request waits."""
+
+
+@pytest.mark.parametrize(("topic", "error"), [("orders", ErrorCode.none), ("pay", TOPIC_DENIED)])
+@pytest.mark.parametrize("version", [0, 1])
+def test_groups_whose_members_read_other_topics_are_not_described(
+    topic: str, error: ErrorCode, version: int
+) -> None:
+    groups = PermittedGroups(ClusterGroups(topic))
+    (row,) = ask_as(
+        USER, groups, ApiKey.CONSUMER_GROUP_DESCRIBE, version,
+        group_ids=["mine"], include_authorized_operations=False,
+    ).groups  # fmt: skip
+    assert (row.error_code, len(row.members)) == (error, 1 if error is ErrorCode.none else 0)

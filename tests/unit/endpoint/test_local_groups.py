@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from sidetier.endpoint.groups.classic_group import GroupLimits
 from sidetier.endpoint.groups.coordinator import CoordinatorSettings
 from sidetier.endpoint.groups.local import OFFERED_LOCAL, LocalGroups
+from sidetier.endpoint.groups.stored_offsets import Offsets, OwnedGroup
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.storage.bodies import BytesBody
@@ -242,6 +243,7 @@ def test_describe_in_each_version(groups: LocalGroups, version: int) -> None:
     )  # fmt: skip
     member = joined(groups)
     assert describe()[0].group_state == "CompletingRebalance"
+    assert describe()[0].members[0].member_metadata == b""
     sync(groups, member, {member.member_id: b"all"})
     stable = describe()[0]
     assert (stable.group_state, stable.protocol_type, stable.protocol_data) == (
@@ -326,6 +328,35 @@ def test_the_most_groups(store: FakeStorage) -> None:
     groups.close()
 
 
+def test_groups_whose_members_have_gone_make_room(store: FakeStorage) -> None:
+    ahead = [0.0]
+    groups = local_groups(
+        store, settings=replace(QUICK, groups=1), clock=lambda: monotonic() + ahead[0]
+    )
+    sync(groups, joined(groups), {})
+    assert commit(groups, 1, group="b") is ErrorCode.coordinator_not_available
+    ahead[0] = 60.0  # no request ends the session
+    assert commit(groups, 1, group="b") is NONE
+    groups.close()
+
+
+def test_a_commit_is_handed_to_the_store_before_its_member_can_lose_its_partitions(
+    groups: LocalGroups, clients: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = joined(groups)
+    sync(groups, member, {})
+    store_offsets = OwnedGroup.commit
+
+    def slow(owned: OwnedGroup, offsets: Offsets) -> Future[None]:
+        leaving = [{"member_id": member.member_id, "group_instance_id": None}]
+        left = clients.submit(ask, groups, ApiKey.LEAVE_GROUP, 5, group_id="g", members=leaving)
+        holds_for(lambda: not left.done(), 0.3, "the member is in the group")
+        return store_offsets(owned, offsets)
+
+    monkeypatch.setattr(OwnedGroup, "commit", slow)
+    assert commit(groups, 1, member=member) is NONE
+
+
 # Several members
 
 
@@ -348,6 +379,8 @@ def test_two_members_rebalance(groups: LocalGroups, clients: ThreadPoolExecutor)
         "the rebalance",
     )
     assert not second.done()
+    rows = described(groups).members
+    assert {row.member_assignment for row in rows} == {b""}, "as from brokers: only while stable"
     leader, follower = join(groups, first.member_id), second.result(5)
     assert leader.generation_id == follower.generation_id == 2
     waiting = clients.submit(sync, groups, follower, {})

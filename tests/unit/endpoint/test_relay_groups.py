@@ -151,7 +151,14 @@ def test_errors_of_the_live_cluster_reach_the_client(broker: FakeBroker, client:
         throttle_time=0, error_code=ErrorCode.group_authorization_failed, error_message=None,
         node_id=-1, host="", port=-1,
     )  # fmt: skip
-    assert client.find("g") == [ErrorCode.group_authorization_failed]
+    with capture_logs() as logs:
+        assert client.find("g") == [ErrorCode.group_authorization_failed]
+    response = client.ask(ApiKey.FIND_COORDINATOR, 6, coordinator_keys=("g",))
+    message = response.coordinators[0].error_message
+    assert message.endswith("GROUP_AUTHORIZATION_FAILED")
+    assert str(broker.address.port) not in message, "clients learn no address of the live cluster"
+    (refused,) = [each for each in logs if each["event"] == "endpoint.relay_refused"]
+    assert str(broker.address.port) in refused["error"]
 
 
 def test_versions_that_both_sides_know() -> None:

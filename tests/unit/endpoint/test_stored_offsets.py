@@ -134,16 +134,6 @@ def test_commits_are_stored_before_their_answer_and_read_by_the_next_owner(
     assert stored(store).offsets == {TP: at(6), OTHER: at(7)}
 
 
-def test_an_owner_that_loads_its_group_again_writes_nothing(process: Process) -> None:
-    store = FakeStorage()
-    objects = process(store, "one")
-    commit(objects.take("g"), 5)
-    before = puts(store)
-    again = objects.take("g")
-    assert puts(store) == before
-    commit(again, 6)
-
-
 def test_a_group_whose_object_was_deleted_is_lost(process: Process) -> None:
     store = FakeStorage()
     group = process(store, "one").take("g")
@@ -229,29 +219,52 @@ def test_a_write_that_the_retry_layer_had_carried_out_before(process: Process) -
 
 
 class LateWrite(InterceptedStore):
-    """Answers the first conditional put with a timeout, and keeps it for later."""
+    """Answers the next conditional put with a timeout once `is_slow` is set, and keeps it."""
 
+    is_slow = False
     late: StoreCall | None = None
 
     def intercept(self, call: StoreCall) -> object:
-        if call.operation == "put" and self.late is None:
-            self.late = call
+        if call.operation == "put" and self.is_slow:
+            self.is_slow, self.late = False, call
             raise StoreTimeoutError("no answer")
         return super().intercept(call)
 
+    def carry_out(self, store: FakeStorage) -> None:
+        """Carry out the put that was kept, which must fail."""
+        assert self.late is not None
+        with pytest.raises(PreconditionFailedError):
+            self.late.effect(store)
 
-def test_a_late_write_cannot_replace_a_newer_one(process: Process) -> None:
+
+@pytest.mark.parametrize("newer", [3, 1], ids=["other offset", "offset that is stored already"])
+def test_a_late_write_cannot_replace_a_newer_commit(process: Process, newer: int) -> None:
     store = FakeStorage()
-    commit(process(store, "one").take("g"), 1)
     slow = LateWrite(store)
-    group = process(slow, "one").take("g")  # already its own: no put
+    group = process(slow, "one").take("g")
+    commit(group, 1)
+    slow.is_slow = True
     with pytest.raises(StoreTimeoutError):
         commit(group, 2)
-    commit(group, 3)
-    assert slow.late is not None
-    with pytest.raises(PreconditionFailedError):
-        slow.late.effect(store)
-    assert stored(store).offsets == {TP: at(3)}
+    commit(group, newer)
+    slow.carry_out(store)
+    assert stored(store).offsets == group.offsets == {TP: at(newer)}
+    before = puts(store)
+    commit(group, newer)  # nothing is open any more
+    assert puts(store) == before
+
+
+def test_a_late_write_cannot_replace_what_the_same_process_takes_again(process: Process) -> None:
+    store = FakeStorage()
+    slow = LateWrite(store)
+    objects = process(slow, "one")
+    group = objects.take("g")
+    slow.is_slow = True
+    with pytest.raises(StoreTimeoutError):
+        commit(group, 2)
+    again = objects.take("g")  # after it was removed from memory
+    slow.carry_out(store)
+    assert stored(store).offsets == again.offsets == {}
 
 
 def test_an_object_that_would_be_too_large(process: Process) -> None:
