@@ -32,6 +32,11 @@ _ACTIVE_SECONDS: Final = 10.0
 _PATIENCE: Final = 10.0
 """Seconds that a reader waits for memory that other clients hold."""
 _MOST_OPEN_FILES: Final = 256
+_RESERVE: Final = 4
+_RESERVE_SHARE: Final = 16
+"""The last quarter of the budget is for clients that read while others take their answers slowly. A
+response gets one batch of it, or a sixteenth of what is left.
+"""
 
 
 class OpenFile:
@@ -129,7 +134,8 @@ class BlockCache:
 
     The number of blocks ahead depends on the number of segments that are read: a cache that evicts
     blocks before they are used costs many times the requests. If even one block for each segment
-    does not fit, each fetch reads only the bytes that it sends.
+    does not fit, each fetch reads only the bytes that it sends. So it does, and gets fewer bytes,
+    while clients that take their answers slowly pin three quarters of the budget.
 
     Args:
         memory: The budget, in bytes.
@@ -146,6 +152,7 @@ class BlockCache:
         self._changed = threading.Condition()
         self._blocks: OrderedDict[BlockKey, _Block] = OrderedDict()
         self._used = 0
+        self._pinned = 0
         self._active: dict[str, float] = {}
         self._fetchers = ThreadPoolExecutor(_FETCHERS, "endpoint-ahead")
 
@@ -159,7 +166,16 @@ class BlockCache:
         # Queued fetches are not cancelled: connections may wait for their blocks.
         self._fetchers.shutdown(wait=False)
 
-    def borrow(self, read: ReadRange, log: StoredLog, start: int, end: int, need: int) -> Lease:
+    def borrow(
+        self,
+        read: ReadRange,
+        log: StoredLog,
+        start: int,
+        end: int,
+        need: int,
+        *,
+        may_wait: bool = True,
+    ) -> Lease:
         """Return the bytes [`start`, `end`) of a segment; fewer if memory is short.
 
         Args:
@@ -168,6 +184,7 @@ class BlockCache:
             start: First byte.
             end: End, exclusive; at most the segment's size.
             need: The number of bytes from `start` on that are needed at least.
+            may_wait: Whether to wait for memory for them; if not, nothing is lent without it.
 
         Raises:
             BatchTooLargeError: `need` is more than half of the budget.
@@ -181,13 +198,19 @@ class BlockCache:
                 f"{self.memory} bytes: increase --memory"
             )
         ahead = self._blocks_ahead(log)
+        unpinned = self.memory - self._pinned
+        if unpinned < self.memory // _RESERVE:
+            ahead, end = None, min(end, start + max(need, unpinned // _RESERVE_SHARE))
         pinned: list[tuple[BlockKey, _Block]] = []
         pieces: list[Piece] = []
         try:
             for begin, stop in self._ranges(log, start, end, in_blocks=ahead is not None):
                 is_needed = begin < start + need
                 key = (log.version, begin, stop)
-                block = self._pin(key, read, log, may_wait=is_needed)
+                block = self._pin(key, read, log, may_wait=is_needed and may_wait)
+                if block is None and is_needed:
+                    self._release(pinned, start)
+                    return Lease([])
                 if block is None:
                     # The response is shorter, and the client's next Fetch asks for the rest.
                     break
@@ -249,18 +272,23 @@ class BlockCache:
         with self._changed:
             while True:
                 block = self._blocks.get(key)
+                is_new = block is None
+                if block is None and self._make_room(size):
+                    block = self._blocks[key] = _Block(size)
+                    self._used += size
                 if block is not None:
                     self._blocks.move_to_end(key)
-                    block.pins += 1
-                    return block, False
-                if self._make_room(size):
-                    block = self._blocks[key] = _Block(size, pins=1)
-                    self._used += size
-                    return block, True
+                    self._count_pins(block, 1)
+                    return block, is_new
                 left = deadline - self._clock()
                 if left <= 0:
                     return None, False
                 self._changed.wait(left)
+
+    def _count_pins(self, block: _Block, change: int) -> None:
+        was_pinned = block.pins > 0
+        block.pins += change
+        self._pinned += block.size * ((block.pins > 0) - was_pinned)
 
     def _make_room(self, size: int) -> bool:
         for wants_passed in (True, False):
@@ -316,13 +344,13 @@ class BlockCache:
 
     def _unpin(self, block: _Block) -> None:
         with self._changed:
-            block.pins -= 1
+            self._count_pins(block, -1)
             self._changed.notify_all()
 
     def _release(self, pinned: list[tuple[BlockKey, _Block]], end: int) -> None:
         with self._changed:
             for key, block in pinned:
-                block.pins -= 1
+                self._count_pins(block, -1)
                 block.is_passed |= key[2] <= end
                 # A range that does not begin at a block's border was read for one response alone.
                 is_exact = key[1] % self._block_bytes != 0
@@ -362,17 +390,27 @@ class SegmentBytes:
         self._files = FileCache()
         self._file_stores: dict[str, FileBackedStorage | None] = {}
 
-    def lend(self, topic: str, log: StoredLog, start: int, end: int, need: int = 0) -> Lease:
+    def lend(
+        self,
+        topic: str,
+        log: StoredLog,
+        start: int,
+        end: int,
+        need: int = 0,
+        *,
+        may_wait: bool = True,
+    ) -> Lease:
         """Return the bytes [`start`, `end`) of a segment for sending; at least `need` bytes.
 
-        Raises as `BlockCache.borrow`.
+        The arguments and errors are those of `BlockCache.borrow`.
         """
         if topic not in self._file_stores:
             self._file_stores[topic] = file_backed(self._archive.store(topic))
         store = self._file_stores[topic]
         if store is not None:
             return Lease([FilePiece(self._files.open(store, log), start, end - start)])
-        return self._blocks.borrow(range_reader(self._archive, topic), log, start, end, need)
+        read = range_reader(self._archive, topic)
+        return self._blocks.borrow(read, log, start, end, need, may_wait=may_wait)
 
     def read(self, topic: str, log: StoredLog, start: int, size: int) -> bytes:
         """Return up to `size` bytes from byte `start` on. Raises as `lend`."""

@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import threading
 from base64 import urlsafe_b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -158,6 +158,7 @@ class Catalog:
         self._by_id: Mapping[UUID, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
         self._waited_for: dict[TopicPartition, int] = {}
+        self._announced: dict[TopicPartition, State] = {}
         self._discovered_at = float("-inf")
         self._is_closed = False
         self._helpers = ThreadPoolExecutor(_AT_ONCE, "endpoint-catalog")
@@ -289,15 +290,21 @@ class Catalog:
                 log.warning("endpoint.discovery_failed", error=str(error))
                 # As after a success: the store is not asked again before the interval is over.
                 self._discovered_at = self._clock()
-            except RuntimeError:
+            except Exception:
                 if not self._is_closed:  # the helpers accept no work after `close`
-                    raise
+                    # Without this thread, no client would see the archive grow, or new topics.
+                    log.exception("endpoint.discovery_failed")
+                    self._discovered_at = self._clock()
 
-    def _refresh(self, tps: Iterable[TopicPartition]) -> None:
-        before = {tp: self._state(tp) for tp in tps}
-        for _ in self._helpers.map(self._refresh_one, before):
+    def _refresh(self, tps: Sequence[TopicPartition]) -> None:
+        for _ in self._helpers.map(self._refresh_one, tps):
             pass
-        if any(self._state(tp) != state for tp, state in before.items()):
+        # Compared with the states of the last round, not with those before this one: a request of
+        # another client may have read the new state between the two rounds.
+        states = {tp: self._state(tp) for tp in tps}
+        news = states.items() - self._announced.items()
+        self._announced = states
+        if news:
             with self._changed:
                 self._changed.notify_all()
 

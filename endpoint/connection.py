@@ -252,27 +252,31 @@ class Connection:
         # With a cap, answers are small: clients that share it are served in turn, and none of them
         # waits so long that its request times out.
         most = min((MOST_BYTES, *(bucket.burst for bucket in buckets)))
-        fetched = self._service.fetcher.fetch(
-            request.decode(), request.version, self._session.access, most
-        )
+        asked, access, fetch = request.decode(), self._session.access, self._service.fetcher.fetch
+        fetched = fetch(asked, request.version, access, most)
         try:
-            self._wait_for_turn(buckets, fetched.record_bytes)
+            size = fetched.record_bytes
+            delay = max((bucket.reserve(size) for bucket in buckets), default=0.0)
+            if delay:
+                # Clients that wait for their turn must not keep the memory of their answers from
+                # the others: the same bytes are fetched again afterwards.
+                fetched.release()
+                self._wait_for_turn(delay)
+                fetched = fetch(asked, request.version, access, size)
             pieces = [prefix, *fetched.pieces]
             self._send(ApiKey.FETCH, pieces, began, fetched.first_error, fetched.record_bytes)
         finally:
             fetched.release()
 
-    def _wait_for_turn(self, buckets: Sequence[TokenBucket], size: int) -> None:
-        """Wait until the caps allow to send this number of bytes, or the endpoint stops.
+    def _wait_for_turn(self, delay: float) -> None:
+        """Wait until the caps allow to send the answer, or the endpoint stops.
 
         Brokers send the answer at once, with a `throttle_time_ms`, and then do not read from the
         connection. A client that connects anew for each answer escapes that. Here the answer itself
         is delayed, and its `throttle_time_ms` is 0: the client has waited already.
         """
-        delay = max((bucket.reserve(size) for bucket in buckets), default=0.0)
-        if delay:
-            self._metrics.throttled.inc(delay)
-            self._wait(delay)
+        self._metrics.throttled.inc(delay)
+        self._wait(delay)
 
     # Logins
 

@@ -429,7 +429,11 @@ class Fetcher:
         # The next segment overlaps this one, and has the records from `until` on.
         if partition.transactions.notes(stored).end > batch.until:
             end = min(end, self._positions.end_below(topic, stored, batch.until))
-        lease = self._bytes.lend(topic, stored, batch.start, end, batch.header.length)
+        # A response that holds memory already does not wait for more: two of them could wait for
+        # each other. The client asks again, as after a full response.
+        lease = self._bytes.lend(
+            topic, stored, batch.start, end, batch.header.length, may_wait=room.is_empty
+        )
         room.left -= lease.size
         room.is_empty = False
         return lease

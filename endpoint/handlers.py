@@ -76,10 +76,10 @@ class RequestHandlers:
             asked = None  # version 0 has no null: an empty list means all topics
         names = None
         if asked is not None:
-            # Each topic once, as brokers do: 2 MiB of one name would ask for gigabytes.
-            names = tuple(
-                dict.fromkeys((topic.name, getattr(topic, "topic_id", None)) for topic in asked)
-            )
+            # Each topic once, as brokers do: 2 MiB of one name would ask for gigabytes. The id
+            # beside a name does not count: a client could write another one each time.
+            ids = ((topic.name, getattr(topic, "topic_id", None)) for topic in asked)
+            names = tuple({name or topic_id: (name, topic_id) for name, topic_id in ids}.values())
             self._look_for(names, access)
         # After the look-ups, which may have replaced it.
         topics = self._catalog.topics

@@ -35,6 +35,8 @@ BEFORE_LOGIN: Final = frozenset(
 )
 """The requests that are answered before a login."""
 _MOST_LOGGED: Final = 100
+_MOST_TOKEN: Final = 4096
+"""Largest token of a login, in bytes. SASLprep takes seconds for a user name of 64 KiB."""
 
 
 class Logins:
@@ -223,6 +225,8 @@ class _Exchange:
         Raises:
             _RefusedError: The message is malformed, or the password is wrong.
         """
+        if len(token) > _MOST_TOKEN:
+            raise _RefusedError(f"Authentication failed: a token has at most {_MOST_TOKEN} bytes")
         if self._mechanism == PLAIN:
             self._plain(token, users)
             return b""

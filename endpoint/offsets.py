@@ -18,7 +18,7 @@ from sidetier.archive.reader.opening import Opener
 from sidetier.archive.reader.time_search import SegmentTimes, TimeSearch
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
-from sidetier.endpoint.catalog import Catalog, Partition
+from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.headers import walk_headers
@@ -81,6 +81,7 @@ class OffsetAnswers:
         self._guard = threading.Lock()
         self._times: OrderedDict[tuple[TopicPartition, str, int, int], ListedOffset] = OrderedDict()
         self._largest: dict[TopicPartition, dict[tuple[str, str, int], int]] = {}
+        self._epochs: dict[TopicPartition, tuple[State, EpochHistory]] = {}
 
     def list_offset(
         self,
@@ -132,12 +133,27 @@ class OffsetAnswers:
             view = partition.view()
             if view is None:
                 return end_of_epoch(NO_EPOCHS, epoch, Offset(0))
-            archive = self._catalog.archive
-            stored = read_epoch_history(archive.store(name), archive.layout, partition.tp)
-            return end_of_epoch(stored.epoch_history.up_to(view.end), epoch, view.end)
+            return end_of_epoch(self._epochs_of(partition, view), epoch, view.end)
         except SidetierError as error:
             log.warning("endpoint.epoch_end_failed", topic=name, partition=number, error=str(error))
             return EpochEnd(ErrorCode.kafka_storage_error)
+
+    def _epochs_of(self, partition: Partition, view: ArchiveView) -> EpochHistory:
+        """Return the leader epochs below the archive end offset.
+
+        One request for each state of the archive: a client can ask for the same partition some
+        hundred thousand times in a request.
+        """
+        # The epochs are stored before the `offset.wm` that refers to them.
+        state = state_of(view)
+        known = self._epochs.get(partition.tp)
+        if known is None or known[0] != state:
+            archive = self._catalog.archive
+            store = archive.store(partition.tp.topic)
+            stored = read_epoch_history(store, archive.layout, partition.tp)
+            known = state, stored.epoch_history.up_to(view.end)
+            self._epochs[partition.tp] = known
+        return known[1]
 
     def _listed(
         self, partition: Partition, view: ArchiveView, timestamp: int, isolation: int

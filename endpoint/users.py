@@ -37,8 +37,7 @@ half of the cores to the clients that read.
 _LEAST_SALT: Final = 12
 _SALT: Final = 20
 _SECRET: Final = secrets.token_bytes(32)
-"""From this follow the credentials that unknown users are given. They stay the same while the
-process runs: a salt that changed from login to login would show that the user is unknown."""
+"""Takes part in the credentials of unknown users if no user has a credential."""
 
 
 # Access
@@ -147,9 +146,15 @@ class Users:
     def __init__(self, users: Mapping[str, User]) -> None:
         self._users = users
         self._typical: dict[str, Credential] = {}
+        secret = hashlib.sha256()
         for user in users.values():
             for mechanism, credential in user.credentials.items():
                 self._typical.setdefault(mechanism, credential)
+                secret.update(credential.stored_key + credential.server_key)
+        # From this follow the credentials that unknown users are given. They are the same in each
+        # endpoint with this file, and after a restart: a salt that differed between the endpoints
+        # behind one address would show that the user is unknown.
+        self._secret = secret.digest() if self._typical else _SECRET
 
     def __len__(self) -> int:
         return len(self._users)
@@ -185,7 +190,7 @@ class Users:
         digest = _HASHES[mechanism]
 
         def derived(purpose: str) -> bytes:
-            return hmac.digest(_SECRET, f"{purpose} {mechanism} {name}".encode(), digest)
+            return hmac.digest(self._secret, f"{purpose} {mechanism} {name}".encode(), digest)
 
         salt = (derived("salt") * (size // len(derived("salt")) + 1))[:size]
         return Credential(salt, derived("stored key"), derived("server key"), iterations)

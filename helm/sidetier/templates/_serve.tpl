@@ -121,6 +121,9 @@ app.kubernetes.io/component: serve
 {{- if and (eq $serve.service.type "LoadBalancer") (not $serve.advertise) -}}
 {{- fail "serve.service.type is LoadBalancer, and serve.advertise is empty: clients outside of the cluster would be sent to the Service's name inside of it; set the balancer's name and port (kafka-archive.example.com:9092)" -}}
 {{- end -}}
+{{- if lt (include "sidetier.serve.cache" . | int) 16 -}}
+{{- fail (printf "serve.memory is %s: at least 16MiB are needed" $serve.memory) -}}
+{{- end -}}
 {{- if eq (int $serve.port) (include "sidetier.port" . | int) -}}
 {{- fail (printf "serve.port and config.http.port are both %d: the pod serves Kafka clients on one and metrics on the other" (int $serve.port)) -}}
 {{- end -}}

@@ -281,6 +281,10 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
         merged(SERVE, {"serve": {"service": {"type": "LoadBalancer"}}}),
         "serve.service.type is LoadBalancer, and serve.advertise is empty",
     ),
+    "an endpoint with too little memory": (
+        merged(SERVE, {"serve": {"memory": "8MiB"}}),
+        "serve.memory is 8MiB: at least 16MiB are needed",
+    ),
     "one port for clients and metrics": (
         merged(SERVE, {"serve": {"port": 9108}}),
         "serve.port and config.http.port are both 9108",

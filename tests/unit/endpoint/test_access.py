@@ -233,6 +233,16 @@ def test_clients_share_the_cap() -> None:
     assert (registry.get_sample_value("sidetier_endpoint_throttled_seconds_total") or 0) > 0
 
 
+def test_answers_that_wait_for_the_cap_hold_no_memory() -> None:
+    service, registry = capped(1)
+    with service as endpoint, RawClient(endpoint.address, timeout=0.5) as client:
+        with pytest.raises(TimeoutError):
+            client.request(ApiKey.FETCH, 11, **fetch_of("orders", 0))
+        assert (registry.get_sample_value("sidetier_endpoint_throttled_seconds_total") or 0) > 0
+        blocks = endpoint.blocks
+        wait_until(lambda: not any(b.pins for b in blocks._blocks.values()), 5, "the memory")
+
+
 def test_a_stop_does_not_wait_for_the_cap() -> None:
     service, _ = capped(1)  # one byte per second: the first batch takes minutes
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from time import monotonic
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_a_reader_waits_for_memory_that_another_one_holds(store: Store) -> None:
     leases: list[bytes] = []
 
     def read() -> None:
-        lease = cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1)
+        lease = cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, BLOCK)
         leases.append(joined(lease.pieces))
         lease.release()
 
@@ -131,6 +132,46 @@ def test_waiting_for_memory_ends(store: Store) -> None:
     cache._changed.wait = lambda _timeout=None: True  # type: ignore[method-assign, assignment]
     with pytest.raises(StoreTimeoutError, match="try again"):
         cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1)
+    cache.close()
+
+
+def test_slow_readers_leave_memory_for_others(store: Store) -> None:
+    cache = BlockCache(64 * BLOCK, BLOCK)
+    log = stored("a-0", size=100 * BLOCK)
+
+    def read(_row: ObjectSummary, start: int, end: int) -> bytes:
+        store.reads.append((start, end))
+        return bytes(end - start)
+
+    slow = [cache.borrow(read, log, at * BLOCK, at * BLOCK + 10, 10) for at in range(60)]
+    assert cache.used <= cache.memory
+    wait_until(lambda: all(b.ready.is_set() for b in cache._blocks.values()), 5, "blocks ahead")
+    # The last quarter: only the bytes that are sent, and no blocks ahead.
+    store.reads.clear()
+    lease = cache.borrow(read, log, 70 * BLOCK + 5, 99 * BLOCK, 100)
+    assert 100 <= lease.size <= BLOCK
+    assert store.reads == [(70 * BLOCK + 5, 70 * BLOCK + 5 + lease.size)]
+    # A batch is whole.
+    whole = cache.borrow(read, log, 80 * BLOCK, 99 * BLOCK, 3 * BLOCK)
+    assert whole.size == 3 * BLOCK
+    for each in (*slow, lease, whole):
+        each.release()
+    wait_until(lambda: cache._pinned == 0, 5, "all memory")
+    assert cache.borrow(read, log, 70 * BLOCK, 75 * BLOCK, 10).size == 5 * BLOCK
+    cache.close()
+
+
+def test_without_a_wait_nothing_is_lent_while_memory_is_short(store: Store) -> None:
+    cache = BlockCache(2 * BLOCK, BLOCK)
+    held = cache.borrow(store.read, stored("a-0"), 0, 2 * BLOCK, 1)
+    began = monotonic()
+    lease = cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1, may_wait=False)
+    assert lease.pieces == []
+    assert monotonic() - began < 5
+    held.release()
+    lease = cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1, may_wait=False)
+    assert lease.size == BLOCK
+    lease.release()
     cache.close()
 
 

@@ -233,6 +233,39 @@ def test_a_long_poll_ends_when_the_archive_grows(archive: MadeArchive, parts: Pa
     assert bases(answers[0].records) == [60, 65]
 
 
+def test_a_long_poll_ends_when_another_request_has_read_the_new_end(archive: MadeArchive) -> None:
+    settings = CatalogSettings(poll_interval=0.5, discovery_interval=3600.0)
+    with endpoint_over(archive.store, settings=settings) as parts:
+        answers: list[Any] = []
+        reader = threading.Thread(
+            target=lambda: answers.append(parts.read(60, max_wait=30_000)), daemon=True
+        )
+        reader.start()
+        wait_until(lambda: bool(parts.catalog._waited_for), 10, "the long poll")
+        archive.segment(60, batches(60, 70))
+        archive.mark(60, 70)
+        partition = parts.catalog.partition("orders", 0)
+        assert partition is not None
+        partition.view(max_age=0.0)
+        reader.join(20)
+        assert [bases(answer.records) for answer in answers] == [[60, 65]]
+
+
+def test_an_unexpected_error_does_not_end_the_refreshing_thread(
+    archive: MadeArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_prefix: str) -> list[str]:
+        raise ZeroDivisionError
+
+    with endpoint_over(archive.store) as parts:
+        monkeypatch.setattr(archive.store, "list_directories", fail)
+        with capture_logs() as logged:
+            wait_until(
+                lambda: any(event.get("exc_info") for event in logged), 10, "the logged error"
+            )
+        assert parts.catalog.is_alive
+
+
 def test_a_long_poll_ends_after_its_wait(parts: Parts) -> None:
     assert not parts.read(60, max_wait=30).records
 

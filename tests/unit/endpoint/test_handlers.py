@@ -85,6 +85,10 @@ def test_a_topic_that_is_named_twice_is_answered_once(parts: Parts) -> None:
     asked = [{"name": "clicks", "topic_id": None}] * 3
     rows = ask(parts.handlers, ApiKey.METADATA, 12, **METADATA, topics=asked).topics
     assert [row.name for row in rows] == ["clicks"]
+    for name in ("clicks", "nothing"):
+        repeated = [{"name": name, "topic_id": UUID(int=number)} for number in range(1, 4)]
+        rows = ask(parts.handlers, ApiKey.METADATA, 12, **METADATA, topics=repeated).topics
+        assert [row.name for row in rows] == [name]
 
 
 def test_topic_ids_are_stable_over_restarts(store: FakeStorage) -> None:

@@ -228,6 +228,7 @@ def test_authenticate_without_handshake_is_refused(users: Path) -> None:
         ("SCRAM-SHA-256", b"n,,n=al=ice,r=abc"),
         ("SCRAM-SHA-256", b"n,,n=,r=abc"),
         ("SCRAM-SHA-512", b"\xff\xfe"),
+        ("SCRAM-SHA-512", b"n,,n=" + b"a" * 5000 + b",r=abc"),
     ],
 )
 def test_malformed_tokens_are_failed_logins(

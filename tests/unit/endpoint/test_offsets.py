@@ -160,6 +160,24 @@ def test_epochs_end_where_the_next_one_begins(
     assert (end.error, end.leader_epoch, end.end_offset) == (ErrorCode.none, *answer)
 
 
+def test_epochs_are_read_once_for_each_state_of_the_archive() -> None:
+    store = FakeStorage()
+    archive = MadeArchive(store)
+    archive.segments(0, 20)
+    archive.epoch_history((2, 0))
+    key = archive.layout.epoch_checkpoint_key(archive.tp)
+    with endpoint_over(store) as parts:
+        ends = [parts.offsets.epoch_end("orders", 0, epoch).end_offset for epoch in range(2, 9)]
+        assert ends == [20] * 7
+        assert store.count("get", key) == 1
+        archive.segment(20, batches(20, 40))
+        archive.epoch_history((2, 0), (3, 20))
+        archive.mark(20, 40)
+        ends = [parts.offsets.epoch_end("orders", 0, epoch).end_offset for epoch in (2, 3)]
+        assert ends == [20, 40]
+        assert store.count("get", key) == 2
+
+
 def test_without_history_no_position_is_taken_for_truncated() -> None:
     assert end_of_epoch(NO_EPOCHS, 6, Offset(30)) == EpochEnd(ErrorCode.none, 6, 30)
     history = EpochHistory(((LeaderEpoch(3), Offset(10)),))

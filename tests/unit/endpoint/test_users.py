@@ -1,5 +1,7 @@
 """The users file: credentials, permissions, and errors that name their place."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,21 @@ def test_an_unknown_user_looks_like_a_known_one(path: Path, mechanism: str) -> N
     assert [len(part) for part in unknown[:3]] == [len(part) for part in known[:3]]
     assert unknown.iterations == 8192
     assert users.credential("alice", mechanism) == known
+
+
+def test_unknown_users_look_the_same_in_each_endpoint(path: Path) -> None:
+    write_users(path, {"alice": {"password": "secret"}})
+    question = (
+        "from pathlib import Path; from sidetier.endpoint.users import read_users; "
+        f"print(read_users(Path({str(path)!r})).credential('bob', 'SCRAM-SHA-256'))"
+    )
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", question], check=True, capture_output=True, text=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert answers == {f"{read_users(path).credential('bob', 'SCRAM-SHA-256')}\n"}
 
 
 def test_without_any_credential_unknown_users_get_a_default() -> None:
