@@ -7,7 +7,7 @@ Each has its own thread while its context is entered; `stop` waits for all ackno
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import Self
 
@@ -78,6 +78,24 @@ class Load:
             self.error = error
 
 
+def produce_if_possible(
+    producer: Producer,
+    tp: Partition,
+    key: bytes,
+    value: bytes,
+    on_delivery: Callable[[KafkaError | None, Message], None],
+) -> None:
+    """Produce a record; skip it if the producer accepts nothing for the partition now."""
+    try:
+        producer.produce(tp[0], value, key, tp[1], on_delivery=on_delivery)
+    except BufferError:
+        return  # no broker takes records
+    except KafkaException as error:
+        # A broker that has just started may not know the topic yet, and librdkafka believes it.
+        if error.args[0].code() != KafkaError._UNKNOWN_TOPIC:
+            raise
+
+
 class IdempotentLoad(Load):
     """A producer whose acknowledgements go into the ledger."""
 
@@ -112,8 +130,7 @@ class IdempotentLoad(Load):
             else:
                 self._ledger.acknowledge(tp, offset, number, monotonic())
 
-        with suppress(BufferError):  # the cluster accepts nothing now: skip this record
-            self._producer.produce(tp[0], value, key, tp[1], on_delivery=note)
+        produce_if_possible(self._producer, tp, key, value, note)
 
 
 class PausableLoad(Load):
@@ -217,8 +234,7 @@ class CarelessLoad(Load):
             if error is None and offset is not None and offset >= 0:
                 self._told.append((tp, offset, number))
 
-        with suppress(BufferError):
-            self._producer.produce(tp[0], value, key, tp[1], on_delivery=note)
+        produce_if_possible(self._producer, tp, key, value, note)
 
 
 class TransactionalLoad(Load):
