@@ -249,8 +249,8 @@ class Connection:
     def _answer_fetch(self, request: Request, prefix: bytes, began: float) -> None:
         caps = (self._service.bucket, self._session.bucket)
         buckets = [bucket for bucket in caps if bucket is not None]
-        # With a cap, answers are small: clients that share it are served in turn, and none of them
-        # waits so long that its request times out.
+        # With a cap, answers are small, and clients that share it are served in turn: each waits a
+        # quarter of a second for each of the others, and not for their whole answers.
         most = min((MOST_BYTES, *(bucket.burst for bucket in buckets)))
         asked, access, fetch = request.decode(), self._session.access, self._service.fetcher.fetch
         fetched = fetch(asked, request.version, access, most)
