@@ -199,6 +199,7 @@ def test_connections_of_one_host_are_bounded() -> None:
             client.request(ApiKey.API_VERSIONS, 0)
         with capture_logs() as logs, RawClient(endpoint.address) as third:
             assert third.is_closed()
+            wait_until(lambda: logs, 5, "the event")
         assert [row["bound"] for row in logs if row["event"] == "endpoint.connections_full"] == [
             "--max-connections-per-host 2"
         ]

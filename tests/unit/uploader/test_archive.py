@@ -435,7 +435,7 @@ def test_first_watermark_above_an_earlier_start_record_is_refused(
     ours = archive_writer.keep_start(TP, ArchiveState(), Offset(30), leader())
     archive_writer.keep_start(TP, ArchiveState(), Offset(10), leader())
     with pytest.raises(
-        ArchiveConflictError, match=r"starts/t-0.json says .* begin at 10, .* at 30"
+        ArchiveConflictError, match=r"starts/t-0.json records .* begins at 10, .* at 30"
     ):
         archive_writer.commit(TP, ours, [segment(30, 40)], leader())
     assert LAYOUT.watermark_key(TP) not in store.contents()

@@ -528,7 +528,7 @@ def test_wait_before_a_gap_restarts_after_a_store_outage(
         following.wait(lambda: following.status(log.tp) is not None, "what is at risk")
         delete(log, 0, 10, 20, 30)
         leading = stack.enter_context(leader.running(rescue={**RESCUE, "patience": 0.5}))
-        leading.wait(lambda: "at the gap" in waits_for(leading, log), "the gap to be seen")
+        leading.wait(lambda: "of the gap" in waits_for(leading, log), "the gap to be seen")
         with store.hold("put", key_of(log.tp, 20, FileKind.INDEX)):
             with store.away():
                 holds_for(lambda: stored_next(store, log.tp) == 20, RESCUES_TAKE * 0.5, "no gap")

@@ -87,6 +87,6 @@ def test_record_missed_by_a_listing_is_found_before_the_first_watermark(
     archive = archive_writer.load(partition(100), LEADER)
     assert archive == ArchiveState()
     segment = StoredSegment(BaseOffset(10), Offset(20), 0, 10, 10)
-    with pytest.raises(ArchiveConflictError, match="is to begin at 7"):
+    with pytest.raises(ArchiveConflictError, match="the archive begins at 7"):
         archive_writer.commit(partition(100), archive.beginning_at(Offset(10)), [segment], LEADER)
     assert LAYOUT.watermark_key(partition(100)) not in store.contents()

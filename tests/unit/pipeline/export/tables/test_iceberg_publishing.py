@@ -44,7 +44,7 @@ class Catalog:
     waiting: list[Snapshot] = field(default_factory=list)
     meanwhile: list[Snapshot | None] = field(default_factory=list)
 
-    def look(self) -> Snapshot | None:
+    def refresh(self) -> Snapshot | None:
         return self.shown
 
     def progress(self, seen: Snapshot | None) -> Progress | None:
