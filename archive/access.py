@@ -18,7 +18,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_storage
 from sidetier.storage.port import ChecksumAlgorithm, IfMatch, ObjectSummary, RemoteStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
-from sidetier.storage.ranges import read_range
+from sidetier.storage.ranges import read_into, read_range
 from sidetier.storage.settings import (
     AttemptDeadline,
     AzureSettings,
@@ -32,7 +32,10 @@ from sidetier.storage.settings import (
 from sidetier.storage.store_calls import RequestObserver, StoreCalls
 
 if TYPE_CHECKING:
-    from sidetier.archive.locate import ReadRange  # needs numpy, which the daemon does not load
+    from sidetier.archive.locate import (  # needs numpy, which the daemon does not load
+        FillRange,
+        ReadRange,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,23 @@ def range_reader(archive: ArchiveAccess, topic: str) -> "ReadRange":
     """Return a function that reads ranges of a topic's objects."""
     deadline = archive.provider.endpoint(topic).deadline
     return partial(_read, archive.store(topic), deadline)
+
+
+def range_filler(archive: ArchiveAccess, topic: str) -> "FillRange":
+    """Return a function that reads ranges of a topic's objects into memory of the caller."""
+    deadline = archive.provider.endpoint(topic).deadline
+    return partial(_fill, archive.store(topic), deadline)
+
+
+def _fill(
+    store: RemoteStorage,
+    deadline: AttemptDeadline,
+    row: ObjectSummary,
+    start: int,
+    buffer: memoryview,
+) -> int:
+    # With the same condition as `_read`.
+    return read_into(store, row.key, start, buffer, condition=IfMatch(row.etag), deadline=deadline)
 
 
 def _read(

@@ -25,6 +25,8 @@ from sidetier.segments.errors import (
 from sidetier.storage.port import ObjectSummary
 
 ReadRange = Callable[[ObjectSummary, int, int], bytes]
+FillRange = Callable[[ObjectSummary, int, memoryview], int]
+"""Reads an object from a byte on into memory; returns the number of bytes."""
 """Reads a range of a listed object: arguments are the object's row, the first byte, and the end
 byte, exclusive. Returns the bytes that exist. Raises PreconditionFailedError if the store has
 another version now.

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from sidetier.archive.access import ArchiveAccess, range_reader
-from sidetier.archive.locate import ReadRange
+from sidetier.archive.access import ArchiveAccess, range_filler
+from sidetier.archive.locate import FillRange
 from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.segments.buffers import is_exported
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, StoreTimeoutError
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.port import FileBackedStorage, IfMatch
@@ -121,7 +122,7 @@ class _Block:
     is_passed: bool = False
     """Whether a client has read to its end: then it is evicted first."""
     ready: threading.Event = field(default_factory=threading.Event)
-    data: bytes = b""
+    data: memoryview = field(default_factory=lambda: memoryview(b""))
     error: Exception | None = None
 
 
@@ -153,6 +154,8 @@ class BlockCache:
         self._blocks: OrderedDict[BlockKey, _Block] = OrderedDict()
         self._used = 0
         self._pinned = 0
+        self._free: list[bytearray] = []
+        """Buffers of dropped blocks; with `_used`, they are at most the budget."""
         self._active: dict[str, float] = {}
         self._fetchers = ThreadPoolExecutor(_FETCHERS, "endpoint-ahead")
 
@@ -168,7 +171,7 @@ class BlockCache:
 
     def borrow(
         self,
-        read: ReadRange,
+        fill: FillRange,
         log: StoredLog,
         start: int,
         end: int,
@@ -179,7 +182,7 @@ class BlockCache:
         """Return the bytes [`start`, `end`) of a segment; fewer if memory is short.
 
         Args:
-            read: Reads a range of the object.
+            fill: Reads a range of the object.
             log: The segment.
             start: First byte.
             end: End, exclusive; at most the segment's size.
@@ -207,7 +210,7 @@ class BlockCache:
             for begin, stop in self._ranges(log, start, end, in_blocks=ahead is not None):
                 is_needed = begin < start + need
                 key = (log.version, begin, stop)
-                block = self._pin(key, read, log, may_wait=is_needed and may_wait)
+                block = self._pin(key, fill, log, may_wait=is_needed and may_wait)
                 if block is None and is_needed:
                     self._release(pinned, start)
                     return Lease([])
@@ -216,13 +219,12 @@ class BlockCache:
                     break
                 pinned.append((key, block))
                 _check_length(block, key)
-                view = memoryview(block.data)
-                pieces.append(view[max(start - begin, 0) : end - begin])
+                pieces.append(block.data[max(start - begin, 0) : end - begin])
         except BaseException:
             self._release(pinned, start)
             raise
         for step in range(1, (ahead or 0) + 1):
-            self._fetch_ahead(read, log, (end - 1) // self._block_bytes + step)
+            self._fetch_ahead(fill, log, (end - 1) // self._block_bytes + step)
         return Lease(pieces, lambda: self._release(pinned, end))
 
     def _ranges(
@@ -250,7 +252,7 @@ class BlockCache:
         return None if fits < 1 else min(_AHEAD, fits - 1)
 
     def _pin(
-        self, key: BlockKey, read: ReadRange, log: StoredLog, *, may_wait: bool
+        self, key: BlockKey, fill: FillRange, log: StoredLog, *, may_wait: bool
     ) -> _Block | None:
         """Return a block that is fetched and pinned; None if there is no memory for it now."""
         _, start, end = key
@@ -260,7 +262,7 @@ class BlockCache:
                 raise StoreTimeoutError(f"{log.key}: other clients hold all memory: try again")
             return None
         if is_new:
-            self._load(key, block, read, log)
+            self._load(key, block, fill, log)
         block.ready.wait()
         if block.error is not None:
             self._unpin(block)
@@ -304,11 +306,30 @@ class BlockCache:
         if self._blocks.get(key) is block:
             del self._blocks[key]
             self._used -= block.size
+            if block.size == self._block_bytes and isinstance(block.data.obj, bytearray):
+                self._free.append(block.data.obj)
+                block.data = memoryview(b"")
 
-    def _load(self, key: BlockKey, block: _Block, read: ReadRange, log: StoredLog) -> None:
+    def _take_buffer(self, size: int) -> bytearray:
+        """Return memory for a block that `_used` counts already.
+
+        Buffers of blocks that were dropped are used again, once no client sends from them. The
+        allocator would keep many of them, and the kernel would clear each new one.
+        """
+        if size == self._block_bytes:
+            for at, buffer in enumerate(self._free):
+                if not is_exported(buffer):
+                    return self._free.pop(at)
+        spare = max(self.memory - self._used, 0) // self._block_bytes
+        del self._free[spare:]
+        return bytearray(size)
+
+    def _load(self, key: BlockKey, block: _Block, fill: FillRange, log: StoredLog) -> None:
         _, start, end = key
         try:
-            block.data = read(log.row, start, end)
+            with self._changed:
+                buffer = memoryview(self._take_buffer(end - start))
+            block.data = buffer[: fill(log.row, start, buffer)]
         except Exception as error:  # noqa: BLE001 - handed to every thread that waits for it
             block.error = error
             # Dropped before it is ready, so that the next reader tries again.
@@ -317,7 +338,7 @@ class BlockCache:
                 self._changed.notify_all()
         block.ready.set()
 
-    def _fetch_ahead(self, read: ReadRange, log: StoredLog, index: int) -> None:
+    def _fetch_ahead(self, fill: FillRange, log: StoredLog, index: int) -> None:
         start = index * self._block_bytes
         if start >= log.size:
             return
@@ -333,7 +354,7 @@ class BlockCache:
             return
 
         def load() -> None:
-            self._load(key, block, read, log)
+            self._load(key, block, fill, log)
             self._unpin(block)
 
         try:
@@ -409,8 +430,8 @@ class SegmentBytes:
         store = self._file_stores[topic]
         if store is not None:
             return Lease([FilePiece(self._files.open(store, log), start, end - start)])
-        read = range_reader(self._archive, topic)
-        return self._blocks.borrow(read, log, start, end, need, may_wait=may_wait)
+        fill = range_filler(self._archive, topic)
+        return self._blocks.borrow(fill, log, start, end, need, may_wait=may_wait)
 
     def read(self, topic: str, log: StoredLog, start: int, size: int) -> bytes:
         """Return up to `size` bytes from byte `start` on. Raises as `lend`."""
