@@ -55,6 +55,7 @@ def command(user: str, mechanisms: tuple[str, ...], iterations: int) -> None:
 
     \b
     Example:
+      echo users: > users.yaml
       sidetier scram-credential alice >> users.yaml
     """  # noqa: D301 -- \b is click's marker and must be one character
     import yaml  # noqa: PLC0415 -- `--help` must not load the libraries
