@@ -89,7 +89,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         emit(DemoResult(outcome), output)
         if keep:
             config = work / "sidecar" / "sidetier.yaml"
-            progress.tell("Kept", f"{work}; look at it with: .venv/bin/sidetier ls --config {config}")
+            progress.tell("Kept", f"{work}; look at it: .venv/bin/sidetier ls --config {config}")
     context.exit(exits.OK if outcome.sound else exits.FINDINGS)
 
 
