@@ -319,6 +319,8 @@ def _problem(detail: dict[str, Any]) -> Problem:
         hint = ""
         if "pass" in str(path[-1]).lower():
             hint = ": passwords are not stored; `sidetier scram-credential` derives a credential"
+        elif len(path) == 1:
+            hint = ": entries of users must be indented below `users:`"
         return Problem(path, f"no such key{hint}")
     if kind == "missing":
         return Problem(path, "is required")

@@ -158,6 +158,7 @@ def test_errors_name_the_user_and_the_line(
         ("users: {alice: {}\n", "is not YAML"),
         ("users: {alice: {}, alice: {}}", "occurs twice"),
         ("users: {alice: {}}\nuser: {}", "no such key"),
+        ("alice: {topics: [orders]}", "must be indented below `users:`"),
         ('users: {"": {}}', "must not be empty"),
         ('users: {"a\\0b": {}}', "control characters"),
         ('users: {"\\uFB01sh": {}}', "NFKC"),
