@@ -181,7 +181,7 @@ def serving(
         store: The archive's store; None for the directory `store` below `root`.
         settings: Further options of the section `storage`.
     """
-    (root / "logs").mkdir(parents=True)
+    (root / "logs").mkdir(parents=True, exist_ok=True)
     store = store or file_store(root / "store")
     config = root / "sidetier.yaml"
     document = {

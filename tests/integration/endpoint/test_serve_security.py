@@ -1,9 +1,5 @@
 """`sidetier serve` with TLS and logins, read by librdkafka and by Kafka's Java consumer."""
 
-import os
-import signal
-import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +9,6 @@ from typing import Any
 
 import pytest
 import trustme
-import yaml
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 from cryptography.x509 import load_pem_x509_certificate
@@ -24,7 +19,7 @@ from sidetier.storage.local import LocalStorage
 from tests.harness.endpoint import write_users
 from tests.harness.java_clients import read_partition_with_java
 from tests.harness.made_archive import MadeArchive
-from tests.harness.sidecar import PROGRAM
+from tests.harness.served_archive import serving
 from tests.harness.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -61,7 +56,6 @@ class Secured:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive, certificates and users."""
     root = tmp_path_factory.mktemp("secure")
-    (root / "logs").mkdir()
     store = LocalStorage(root / "store")
     for topic in ("orders", "clicks"):
         MadeArchive(store, LAYOUT, offsets.TopicPartition(topic, 0)).segments(0, 20, 40)
@@ -81,41 +75,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             subject.rfc4514_string(): {"topics": ["clicks"]},
         },
     )
-    settings = {
-        "cluster": {"name": "test"},
-        "log_dirs": [str(root / "logs")],
-        "storage": {"url": f"file://{root}/store", "prefix_entropy_bits": 5},
-    }
-    (root / "sidetier.yaml").write_text(yaml.safe_dump(settings))
     return root
 
 
 @contextmanager
-def serving(root: Path, *options: str) -> Iterator[Secured]:
-    """Run `sidetier serve` until the block ends; it must stop by itself after SIGTERM."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    command = [str(PROGRAM), "--config", str(root / "sidetier.yaml"), "serve"]
-    command += ["--listen", f"127.0.0.1:{port}", *options]
-    log = root / "log"
-    with (
-        log.open("w") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, env=os.environ) as process,
-    ):
-        try:
-            wait_until(lambda: "endpoint.listening" in log.read_text(), 60, "the endpoint")
-            yield Secured(f"127.0.0.1:{port}", root)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0, log.read_text()
-        finally:
-            process.kill()
-    assert "request_failed" not in log.read_text()
-    assert PASSWORD not in log.read_text()
+def secured_by(root: Path, *options: str) -> Iterator[Secured]:
+    """Run `sidetier serve` with these options; the log must not contain the password."""
+    with serving(root, *options) as served:
+        yield Secured(served.bootstrap, root)
+    assert PASSWORD not in served.log()
 
 
 @pytest.fixture(scope="module")
 def sasl_ssl(root: Path) -> Iterator[Secured]:
-    with serving(root, *_tls(root), "--users", str(root / "users.yaml")) as secured:
+    with secured_by(root, *_tls(root), "--users", str(root / "users.yaml")) as secured:
         yield secured
 
 
@@ -198,7 +171,7 @@ def test_a_client_without_tls_or_without_a_login(sasl_ssl: Secured) -> None:
 
 
 def test_scram_without_tls_where_that_is_allowed(root: Path) -> None:
-    with serving(root, "--users", str(root / "users.yaml"), "--insecure") as secured:
+    with secured_by(root, "--users", str(root / "users.yaml"), "--insecure") as secured:
         for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
             properties = secured.properties("SASL_PLAINTEXT", sasl_mechanism=mechanism)
             assert read(properties, "orders") == RECORDS
@@ -208,7 +181,7 @@ def test_scram_without_tls_where_that_is_allowed(root: Path) -> None:
 
 def test_mutual_tls(root: Path) -> None:
     options = [*_tls(root), "--tls-client-ca", str(root / "ca.pem")]
-    with serving(root, *options, "--users", str(root / "users.yaml")) as secured:
+    with secured_by(root, *options, "--users", str(root / "users.yaml")) as secured:
         certificate = {
             "ssl_certificate_location": str(root / "client.pem"),
             "ssl_key_location": str(root / "client.key"),
