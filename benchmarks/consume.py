@@ -1,8 +1,6 @@
 """Consume: the store with `TieredConsumer` against the broker with confluent-kafka."""
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +13,7 @@ from lib import holding, reading, seeking
 from lib.backlog import broker
 from lib.holding import Held
 from lib.options import benchmark_options, work_directory
+from lib.programs import run_program
 from lib.reading import Read
 from lib.results import Report, Spread, Target
 from lib.seeking import Seek
@@ -24,7 +23,6 @@ from lib.topics import Shape, mean_batch, store, write
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _KIB = 1 << 10
-_TIMEOUT = 300.0
 _WAYS = (
     ("kafka", "poll"),
     ("kafka", "consume"),
@@ -107,9 +105,11 @@ def measure(directory: Path, plan: Plan) -> Found:
         }
         first = plan.shapes[0].topic
         place = {"topic": first, "end": ends[first], "storage": real.storage}
-        seek_rows = _run(seeking.__file__, {**place, "seeks": _SEEKS}, real)
+        seek_rows = run_program(seeking.__file__, {**place, "seeks": _SEEKS}, real.environment)
         memory_runs = [
-            Held(**_run(holding.__file__, {**place, "budget": size * _MIB}, real))
+            Held(
+                **run_program(holding.__file__, {**place, "budget": size * _MIB}, real.environment)
+            )
             for size in (16, 64, 128)
         ]
         batches = {shape.topic: mean_batch(real, shape.topic) for shape in plan.shapes}
@@ -130,25 +130,12 @@ def _reads(
                 "end": last,
                 "config": configs[side],
             }
-            read = Read(**_run(reading.__file__, parameters, real))
+            read = Read(**run_program(reading.__file__, parameters, real.environment))
             print(f"{shape.topic} {side} {method}: {read}", file=sys.stderr)
             if read.records < last - 1:
                 raise RuntimeError(f"{shape.topic} {side} {method}: {read.records} of {last} came")
             reads_by_way[f"{side} {method}"].append(read)
     return reads_by_way
-
-
-def _run(script: str, asked: Mapping[str, Any], real: RealStore) -> Any:  # noqa: ANN401 - JSON
-    """Run a program of `lib` in a separate process, and return its JSON output."""
-    line = [sys.executable, script, json.dumps(asked)]
-    path = str(Path(__file__).parent)
-    environment = {**os.environ, **real.environment, "PYTHONPATH": path}
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{Path(script).name} {asked} ended:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout)
 
 
 def _kafka(servers: str) -> dict[str, Any]:

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-import trustme
 from lib import idle_clients, kafka_reading, processes
 from lib.backlog import broker
 from lib.clock import pause
 from lib.endpoint import Endpoint
 from lib.kafka_reading import KafkaRead
 from lib.options import benchmark_options, work_directory
+from lib.programs import program_environment, program_line, run_program
 from lib.results import Report, Spread, Target
-from lib.stores import FileStore, real_store
+from lib.stores import FileStore, certificate, real_store
 from lib.topics import Shape, store, write
 
 _MIB, _GIB, _KIB = 1 << 20, 1 << 30, 1 << 10
-_TIMEOUT = 300.0
 _MEMORY = 256
 """Budget of the endpoint's block cache in MiB, its default."""
 _OVER_BUDGET = 60
@@ -101,9 +100,9 @@ def measure(
         store(cluster, s3, topics, directory / "sidecar-s3")
         records = store(cluster, files, topics, directory / "sidecar-files")
         os.sync()
-        certificate, key, authority = _certificate(directory)
+        pair, authority = certificate(directory / "tls")
         memory = ("--memory", f"{_MEMORY}MiB")
-        tls = ("--tls-certificate", str(certificate), "--tls-key", str(key))
+        tls = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key))
         over_files, over_s3, over_tls = (
             stack.enter_context(Endpoint(directory / name, real.storage, real.environment, options))
             for name, real, options in (
@@ -158,18 +157,20 @@ def _read(server: Server, shape: Shape, records: int) -> Measured:
         "records": records,
     }
     before = processes.cpu_seconds(server.pid)
-    read = KafkaRead(**json.loads(_run(kafka_reading.__file__, asked)))
+    read = KafkaRead(**run_program(kafka_reading.__file__, asked))
     return Measured(read, processes.cpu_seconds(server.pid) - before)
 
 
 def _idle(endpoint: Endpoint, topic: str, end: int) -> Idle:
     asked = {"address": endpoint.address, "connections": 1, "topic": topic, "offset": end}
-    _run(idle_clients.__file__, {**asked, "seconds": 2})
+    run_program(idle_clients.__file__, {**asked, "seconds": 2})
     before = endpoint.resident_bytes
-    line = _command(
+    line = program_line(
         idle_clients.__file__, {**asked, "connections": _IDLE, "seconds": _IDLE_SECONDS + 4}
     )
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=_environment()) as clients:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, text=True, env=program_environment()
+    ) as clients:
         assert clients.stdout is not None  # noqa: S101 - for mypy
         if not clients.stdout.readline():
             raise RuntimeError("the idle clients have ended")
@@ -180,38 +181,6 @@ def _idle(endpoint: Endpoint, topic: str, end: int) -> Idle:
         grown = endpoint.resident_bytes - before
         answers = json.loads(clients.stdout.readline())
     return Idle(grown, cores, answers)
-
-
-def _command(script: str, asked: Mapping[str, Any]) -> list[str]:
-    return [sys.executable, script, json.dumps(asked)]
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-
-
-def _run(script: str, asked: Mapping[str, Any]) -> str:
-    done = subprocess.run(
-        _command(script, asked),
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{Path(script).name} {asked} ended:\n{done.stderr[-3000:]}")
-    return done.stdout.splitlines()[-1]
-
-
-def _certificate(directory: Path) -> tuple[Path, Path, Path]:
-    authority = trustme.CA()
-    leaf = authority.issue_cert("127.0.0.1", "localhost")
-    chain, key, root = (directory / name for name in ("serve.pem", "serve.key", "ca.pem"))
-    chain.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
-    leaf.private_key_pem.write_to_path(str(key))
-    authority.cert_pem.write_to_path(str(root))
-    return chain, key, root
 
 
 def report_on(

@@ -1,7 +1,6 @@
 """Consumer groups of `sidetier serve --groups local`: many members that stay for minutes."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from lib.backlog import broker
 from lib.endpoint import Endpoint
 from lib.group_members import GroupsResult
 from lib.options import benchmark_options, work_directory
+from lib.programs import program_environment, program_line
 from lib.results import Report, Target
 from lib.stores import real_store
 from lib.topics import Shape, store, write
@@ -52,10 +52,9 @@ def measure(directory: Path, groups: int, members: int, seconds: float) -> Measu
                 "topic": shape.topic,
                 "seconds": seconds,
             }
-            line = [sys.executable, group_members.__file__, json.dumps(asked)]
-            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+            line = program_line(group_members.__file__, asked)
             with subprocess.Popen(
-                line, stdout=subprocess.PIPE, text=True, env=environment
+                line, stdout=subprocess.PIPE, text=True, env=program_environment()
             ) as running:
                 assert running.stdout is not None  # noqa: S101 - for mypy
                 if not running.stdout.readline():

@@ -122,13 +122,16 @@ def _poll(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401 - one of 
 
 
 def _consume(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401
-    records = size = 0
+    records = size = offset = 0
     while True:
-        messages = consumer.consume(_BATCH, _WAIT_SECONDS)
+        # `consume` waits until it has as many as it was asked for.
+        messages = consumer.consume(min(_BATCH, end - offset), _WAIT_SECONDS)
         messages = [message for message in messages or [None] if _is_record(message)]
         size += sum(len(message.value()) for message in messages)
         records += len(messages)
-        if messages and messages[-1].offset() >= end - 1:
+        if messages:
+            offset = messages[-1].offset() + 1
+        if offset >= end:
             return records, size
 
 

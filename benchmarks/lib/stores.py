@@ -139,14 +139,15 @@ def _stored_up_to(directory: Path, tp: TopicPartition) -> Offset:
 @contextmanager
 def real_store(directory: Path, *, https: bool = False) -> Iterator[RealStore]:
     """Yield a running versitygw with an empty bucket."""
-    certificate, authority = _certificate(directory) if https else (None, None)
-    with S3Server(directory, certificate=certificate) as server:
+    pair, authority = certificate(directory) if https else (None, None)
+    with S3Server(directory, certificate=pair) as server:
         store = RealStore(server, authority)
         store.client().create_bucket(Bucket=BUCKET)
         yield store
 
 
-def _certificate(directory: Path) -> tuple[TlsCertificate, Path]:
+def certificate(directory: Path) -> tuple[TlsCertificate, Path]:
+    """Write a certificate for this host with its key, and return them and their authority."""
     directory.mkdir(parents=True, exist_ok=True)
     authority = trustme.CA()
     leaf = authority.issue_cert(HOST, "localhost")

@@ -1,0 +1,47 @@
+"""Programs of this package that run in processes of their own, and print their results as JSON."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_TIMEOUT = 300.0
+
+
+def program_line(script: str, asked: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a program with its parameters."""
+    return [sys.executable, script, json.dumps(asked)]
+
+
+def program_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a program: it imports `lib`."""
+    return {**os.environ, **(more or {}), "PYTHONPATH": str(Path(__file__).parent.parent)}
+
+
+def run_program(
+    script: str, asked: Mapping[str, Any], more: Mapping[str, str] | None = None
+) -> Any:  # noqa: ANN401 - JSON
+    """Run a program, and return what its last line of output says.
+
+    Args:
+        script: Path of the program.
+        asked: Its parameters.
+        more: Further environment variables.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    done = subprocess.run(
+        program_line(script, asked),
+        env=program_environment(more),
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{Path(script).name} {asked} ended:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
