@@ -19,6 +19,7 @@ from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import Lease, Piece, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
 from sidetier.endpoint.positions import Positions
+from sidetier.endpoint.session import first_error
 from sidetier.endpoint.users import EVERYTHING, Access
 from sidetier.segments.errors import (
     BatchTooLargeError,
@@ -172,10 +173,7 @@ class FetchAnswer:
     @property
     def first_error(self) -> ErrorCode:
         """The error of the response or of its first partition that has one."""
-        if self.error is not ErrorCode.none:
-            return self.error
-        errors = (data.error for data in self._data())
-        return next((error for error in errors if error is not ErrorCode.none), ErrorCode.none)
+        return self.error or first_error(data.error for data in self._data())
 
     def release(self) -> None:
         """Return the memory of the batches."""

@@ -1,22 +1,22 @@
-"""The answers to all requests but Fetch. See `protocol` for the versions."""
+"""The answers to all requests but Fetch, logins and consumer groups.
+
+`protocol` has the versions of these requests.
+"""
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.catalog import Catalog, Topic
 from sidetier.endpoint.offsets import EpochEnd, ListedOffset, OffsetAnswers
-from sidetier.endpoint.session import Answer, Request, Session
+from sidetier.endpoint.session import Answer, Request, Session, first_error
 from sidetier.endpoint.users import Access
 from sidetier.segments.names import is_legal_topic
 from sidetier.wire.protocol import ApiKey, build_response, encode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 NODE_ID: Final = 0
 """Node id of the endpoint: the only broker of the cluster that it shows."""
@@ -104,8 +104,7 @@ class RequestHandlers:
             error_code=ErrorCode.none,
         )
         body = encode(response)
-        errors = (row["error_code"] for row in rows)
-        error = next((code for code in errors if code is not ErrorCode.none), ErrorCode.none)
+        error = first_error(row["error_code"] for row in rows)
         if error is ErrorCode.none:
             with self._guard:
                 self._metadata[key] = topics, body
@@ -140,7 +139,6 @@ class RequestHandlers:
 
     def _answer_list_offsets(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
         isolation = getattr(request, "isolation_level", 0)
-        first_error = ErrorCode.none
         topics = []
         for topic in request.topics:
             rows = []
@@ -150,8 +148,6 @@ class RequestHandlers:
                     listed = self._offsets.list_offset(
                         topic.name, asked.partition_index, asked.timestamp, isolation, version
                     )
-                # `ErrorCode.none` is 0, and thus false.
-                first_error = first_error or listed.error
                 rows.append(
                     {
                         "partition_index": asked.partition_index,
@@ -163,10 +159,9 @@ class RequestHandlers:
                 )
             topics.append({"name": topic.name, "partitions": rows})
         response = build_response(ApiKey.LIST_OFFSETS, version, throttle_time=0, topics=topics)
-        return Answer(encode(response), first_error)
+        return Answer(encode(response), _error_of_partitions(topics))
 
     def _answer_epoch_ends(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
-        first_error = ErrorCode.none
         topics = []
         for topic in request.topics:
             rows = []
@@ -174,7 +169,6 @@ class RequestHandlers:
                 end = EpochEnd(ErrorCode.topic_authorization_failed)
                 if access.can_read(topic.topic):
                     end = self._offsets.epoch_end(topic.topic, asked.partition, asked.leader_epoch)
-                first_error = first_error or end.error
                 rows.append(
                     {
                         "error_code": end.error,
@@ -187,7 +181,7 @@ class RequestHandlers:
         response = build_response(
             ApiKey.OFFSET_FOR_LEADER_EPOCH, version, throttle_time=0, topics=topics
         )
-        return Answer(encode(response), first_error)
+        return Answer(encode(response), _error_of_partitions(topics))
 
     # The cluster
 
@@ -210,13 +204,11 @@ class RequestHandlers:
 
     def _answer_configs(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
         """Return no setting: the archive does not have those of topics."""
-        first_error = ErrorCode.none
         results = []
         for asked in request.resources:
             error = ErrorCode.none
             if asked.resource_type == _TOPIC_RESOURCE:
                 error = self._topic_error(asked.resource_name, access)
-            first_error = first_error or error
             results.append(
                 {
                     "error_code": error,
@@ -229,7 +221,7 @@ class RequestHandlers:
         response = build_response(
             ApiKey.DESCRIBE_CONFIGS, version, throttle_time=0, results=results
         )
-        return Answer(encode(response), first_error)
+        return Answer(encode(response), first_error(row["error_code"] for row in results))
 
     def _topic_error(self, name: str, access: Access) -> ErrorCode:
         if not access.can_read(name):
@@ -274,6 +266,11 @@ class RequestHandlers:
             producer_epoch=-1,
         )
         return Answer(encode(response), error)
+
+
+def _error_of_partitions(topics: Iterable[Mapping[str, Any]]) -> ErrorCode:
+    """Return the first error in rows of topics with rows of partitions."""
+    return first_error(row["error_code"] for topic in topics for row in topic["partitions"])
 
 
 def _unknown(name: str | None) -> ErrorCode:

@@ -14,22 +14,22 @@ log = logger()
 Value = TypeVar("Value")
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 CHECK_SECONDS: Final = 5.0
-"""Least time between two looks at the files."""
+"""Least time between two checks of the files."""
 
 
 class Reloaded(Generic[Value]):
     """The latest value that could be loaded. Thread-safe.
 
-    Kubernetes and cert-manager replace mounted files in place, and one after the other: a new
-    certificate is for a moment beside the old key. A version that cannot be loaded changes nothing
-    and is tried again at the next look.
+    Kubernetes and cert-manager replace mounted files in place, one file at a time: for a moment the
+    new certificate is beside the old key. A version that cannot be loaded changes nothing
+    and is tried again at the next check.
 
     Args:
         paths: The files. A change of one of them causes a load.
         load: Loads the value.
         failed: Called after each load that failed, except the first one.
         clock: Returns monotonic seconds.
-        interval: Least time between two looks at the files, in seconds.
+        interval: Least time between two checks of the files, in seconds.
 
     Raises:
         ConfigurationError: The first load failed.
@@ -51,21 +51,21 @@ class Reloaded(Generic[Value]):
         self._guard = threading.Lock()
         self._loaded = self._stamp()
         self._value = load()
-        self._next_look = clock() + interval
+        self._next_check = clock() + interval
         self._logged: tuple[_Stamp, str] | None = None
 
     def current(self) -> Value:
-        """Return the value, after a look at the files if the last one was long enough ago."""
-        # One thread looks; the others do not wait for it.
-        if self._clock() >= self._next_look and self._guard.acquire(blocking=False):
+        """Return the value; before, check the files if the last check is `interval` ago."""
+        # One thread checks; the others do not wait for it.
+        if self._clock() >= self._next_check and self._guard.acquire(blocking=False):
             try:
-                self._look()
+                self._check()
             finally:
-                self._next_look = self._clock() + self._interval
+                self._next_check = self._clock() + self._interval
                 self._guard.release()
         return self._value
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         stamp = self._stamp()  # before the load: a change during the load is noticed later
         if stamp == self._loaded:
             return

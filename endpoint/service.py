@@ -34,7 +34,6 @@ from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.endpoint.tls import TlsFiles
 from sidetier.endpoint.users import read_users
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.telemetry.logs import logger
@@ -248,9 +247,8 @@ def _groups(
         ThreadPoolExecutor(_GROUP_WRITERS, thread_name_prefix="endpoint-groups"),
         metrics.writes.inc,
     )
-
-    def has_partition(tp: TopicPartition) -> bool:
-        topic = catalog.topic(tp.topic)
-        return topic is not None and 0 <= tp.partition < topic.partitions
-
-    return LocalGroups(GroupCoordinator(objects, metrics), has_partition, advertised)
+    return LocalGroups(
+        GroupCoordinator(objects, metrics),
+        lambda tp: catalog.partition(tp.topic, tp.partition) is not None,
+        advertised,
+    )

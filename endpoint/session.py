@@ -1,5 +1,6 @@
 """A request as a client sent it, the client's session, and the answer."""
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,3 +89,8 @@ class Answer:
 
     body: bytes | None
     error: ErrorCode = ErrorCode.none
+
+
+def first_error(errors: Iterable[ErrorCode]) -> ErrorCode:
+    """Return the first error code that is not 0; 0 (`none`) if there is none."""
+    return next((error for error in errors if error is not ErrorCode.none), ErrorCode.none)

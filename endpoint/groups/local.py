@@ -1,7 +1,6 @@
 """Consumer groups that the endpoint keeps itself (`--groups local`): the requests of groups."""
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -9,6 +8,9 @@ from kio.schema.errors import ErrorCode
 from sidetier.endpoint.groups.classic_group import ClassicGroup, GroupState, Join, MemberId
 from sidetier.endpoint.groups.coordinator import GroupCoordinator, RefusedError
 from sidetier.endpoint.groups.requests import (
+    FIRST_WITH_NULL_PROTOCOL,
+    FIRST_WITH_SEVERAL_GROUPS,
+    OFFERED_OF_GROUPS,
     Coordinator,
     Decoded,
     coordinator_answer,
@@ -18,37 +20,21 @@ from sidetier.endpoint.groups.requests import (
     refused_transactions,
 )
 from sidetier.endpoint.groups.stored_offsets import Offsets
-from sidetier.endpoint.session import Answer, Request, Session
+from sidetier.endpoint.session import Answer, Request, Session, first_error
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.wire.protocol import ApiKey, build_response, encode
 from sidetier.wire.requests import CommittedOffset
 
-OFFERED_LOCAL: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
-    {
-        ApiKey.OFFSET_COMMIT: (2, 9),
-        ApiKey.OFFSET_FETCH: (1, 9),
-        ApiKey.FIND_COORDINATOR: (0, 6),
-        ApiKey.JOIN_GROUP: (0, 9),
-        ApiKey.HEARTBEAT: (0, 4),
-        ApiKey.LEAVE_GROUP: (0, 5),
-        ApiKey.SYNC_GROUP: (0, 5),
-        ApiKey.DESCRIBE_GROUPS: (0, 6),
-        ApiKey.LIST_GROUPS: (0, 5),
-        ApiKey.CONSUMER_GROUP_HEARTBEAT: (0, 1),
-    }
-)
+OFFERED_LOCAL: Final = OFFERED_OF_GROUPS
 """ConsumerGroupHeartbeat is listed to be refused: from a server without it, librdkafka with
-`group.protocol=consumer` reads nothing and reports nothing. Version 10 of OffsetCommit and
-OffsetFetch names topics by id; all clients know version 9 too."""
+`group.protocol=consumer` reads nothing and reports nothing."""
 
 MAX_METADATA: Final = 4096
 """Most bytes of the metadata of a committed offset (`offset.metadata.max.bytes`)."""
 _CLASSIC_ONLY: Final = "this endpoint keeps groups with group.protocol=classic only"
 _MEMBER_ID_REQUIRED_FROM: Final = 4
 _SKIP_ASSIGNMENT_FROM: Final = 9
-_NULL_PROTOCOL_FROM: Final = 7
 _SEVERAL_MEMBERS_FROM: Final = 3
-_SEVERAL_GROUPS_FROM: Final = 8
 _UNKNOWN_GROUP_ERROR_FROM: Final = 6
 
 
@@ -124,7 +110,7 @@ class LocalGroups:
             can_skip_assignment=version >= _SKIP_ASSIGNMENT_FROM,
         )
         answer = self._coordinator.join(decoded.group_id, join)
-        no_protocol = None if version >= _NULL_PROTOCOL_FROM else ""
+        no_protocol = None if version >= FIRST_WITH_NULL_PROTOCOL else ""
         return _answer(
             request,
             answer.error,
@@ -174,7 +160,7 @@ class LocalGroups:
             for member in (decoded.members if several else (decoded,))
         ]
         errors = self._coordinator.leave(decoded.group_id, leaving)
-        first = _first(errors)
+        first = first_error(errors)
         return _answer(
             request,
             first,
@@ -226,10 +212,10 @@ class LocalGroups:
             }
             for topic in decoded.topics
         ]
-        return _answer(request, _first(errors.values()), topics=topics)
+        return _answer(request, first_error(errors.values()), topics=topics)
 
     def _fetch_offsets(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
-        if request.version < _SEVERAL_GROUPS_FROM:
+        if request.version < FIRST_WITH_SEVERAL_GROUPS:
             offsets = self._coordinator.offsets(decoded.group_id) or {}
             return _answer(
                 request,
@@ -238,7 +224,7 @@ class LocalGroups:
                 error_code=ErrorCode.none,
             )
         rows = [self._fetched_row(asked) for asked in decoded.groups]
-        return _answer(request, _first(row["error_code"] for row in rows), groups=rows)
+        return _answer(request, first_error(row["error_code"] for row in rows), groups=rows)
 
     def _fetched_row(self, asked: Decoded) -> dict[str, Any]:
         row: dict[str, Any] = {"group_id": asked.group_id, "topics": ()}
@@ -253,7 +239,7 @@ class LocalGroups:
 
     def _describe(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
         rows = [self._description(name, request.version) for name in decoded.groups]
-        return _answer(request, _first(row["error_code"] for row in rows), groups=rows)
+        return _answer(request, first_error(row["error_code"] for row in rows), groups=rows)
 
     def _description(self, name: str, version: int) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -297,10 +283,6 @@ class LocalGroups:
 def _answer(request: Request, error: ErrorCode, **values: object) -> Answer:
     response = build_response(request.api, request.version, throttle_time=0, **values)
     return Answer(encode(response), error)
-
-
-def _first(errors: Iterable[ErrorCode]) -> ErrorCode:
-    return next(filter(None, errors), ErrorCode.none)
 
 
 def _member(decoded: Decoded, generation: int) -> MemberId:

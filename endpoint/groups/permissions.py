@@ -2,26 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.groups.none import Groups
-from sidetier.endpoint.groups.requests import Decoded, error_answer, groups_of
+from sidetier.endpoint.groups.requests import (
+    FIELDS_OF_SEVERAL,
+    Decoded,
+    error_answer,
+    groups_of,
+)
 from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.endpoint.users import Access
 from sidetier.wire.protocol import ApiKey, decode_response, encode
-
-_FIELDS_OF_SEVERAL: Final[Mapping[ApiKey, tuple[str, str]]] = MappingProxyType(
-    {
-        ApiKey.FIND_COORDINATOR: ("coordinator_keys", "coordinators"),
-        ApiKey.OFFSET_FETCH: ("groups", "groups"),
-        ApiKey.DESCRIBE_GROUPS: ("groups", "groups"),
-        ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", "groups"),
-    }
-)
-"""Fields of the request and of the response with an entry for each group."""
 
 
 class PermittedGroups:
@@ -69,7 +63,7 @@ class PermittedGroups:
         self, request: Request, session: Session, decoded: Decoded, refused: set[str]
     ) -> Answer:
         error = ErrorCode.group_authorization_failed
-        asked_field, answered_field = _FIELDS_OF_SEVERAL.get(request.api, ("", ""))
+        asked_field, answered_field = FIELDS_OF_SEVERAL.get(request.api, ("", ""))
         entries: Iterable[Any] = getattr(decoded, asked_field, ()) if asked_field else ()
         names = {entry: getattr(entry, "group_id", entry) for entry in entries}
         permitted = tuple(entry for entry, name in names.items() if name not in refused)

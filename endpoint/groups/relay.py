@@ -19,6 +19,8 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from sidetier.endpoint.groups.requests import (
+    FIELDS_OF_SEVERAL,
+    OFFERED_OF_GROUPS,
     Coordinator,
     Decoded,
     coordinator_answer,
@@ -49,22 +51,8 @@ if TYPE_CHECKING:
 log = logger()
 
 OFFERED_RELAY: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
-    {
-        ApiKey.OFFSET_COMMIT: (2, 9),
-        ApiKey.OFFSET_FETCH: (1, 9),
-        ApiKey.FIND_COORDINATOR: (0, 6),
-        ApiKey.JOIN_GROUP: (0, 9),
-        ApiKey.HEARTBEAT: (0, 4),
-        ApiKey.LEAVE_GROUP: (0, 5),
-        ApiKey.SYNC_GROUP: (0, 5),
-        ApiKey.DESCRIBE_GROUPS: (0, 6),
-        ApiKey.LIST_GROUPS: (0, 5),
-        ApiKey.CONSUMER_GROUP_HEARTBEAT: (0, 1),
-        ApiKey.CONSUMER_GROUP_DESCRIBE: (0, 1),
-    }
+    {**OFFERED_OF_GROUPS, ApiKey.CONSUMER_GROUP_DESCRIBE: (0, 1)}
 )
-"""Version 10 of OffsetCommit and OffsetFetch names topics by id, and the live cluster's can differ
-from the archive's."""
 
 _CONNECT_TIMEOUT: Final = 3.0
 _LOCATE_TIMEOUT: Final = 2.0
@@ -75,14 +63,6 @@ _REBALANCE_TIMEOUT: Final = 300.0
 _AWAY: Final = "the endpoint cannot reach the live cluster that keeps its groups"
 _REFUSED: Final = "the live cluster that keeps the groups names no coordinator: "
 _MOST_WARNINGS: Final = 1000
-_SEVERAL: Final[Mapping[ApiKey, tuple[str, str]]] = MappingProxyType(
-    {
-        ApiKey.OFFSET_FETCH: ("groups", "groups"),
-        ApiKey.DESCRIBE_GROUPS: ("groups", "groups"),
-        ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", "groups"),
-    }
-)
-"""Fields of the request and of the response with one entry for each group."""
 
 
 @dataclass(slots=True)
@@ -314,7 +294,7 @@ class RelayGroups:
         only = next(iter(parts)) if len(parts) == 1 else None
         if only is not None:
             return self._relay_frame(upstream, only, request, decoded, names)
-        asked_field, answered_field = _SEVERAL[request.api]
+        asked_field, answered_field = FIELDS_OF_SEVERAL[request.api]
         rows: list[Any] = []
         for part, group_names in parts.items():
             asked = tuple(

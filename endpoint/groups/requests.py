@@ -1,21 +1,52 @@
 """The groups that a request names, and answers that give all of it the same error."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.handlers import NODE_ID
-from sidetier.endpoint.session import Answer, Request
+from sidetier.endpoint.session import Answer, Request, first_error
 from sidetier.wire.protocol import ApiKey, build_response, encode
 
 _GROUP_KEY: Final = 0
 _FIRST_WITH_SEVERAL_KEYS: Final = 4
-_FIRST_WITH_NULL_PROTOCOL: Final = 7
+FIRST_WITH_NULL_PROTOCOL: Final = 7
+"""Version of JoinGroup."""
 _FIRST_WITH_GROUP_ERROR: Final = 2
-_FIRST_WITH_SEVERAL_GROUPS: Final = 8
+FIRST_WITH_SEVERAL_GROUPS: Final = 8
+"""Version of OffsetFetch."""
 _READ_ONLY: Final = "this endpoint is read-only"
+
+OFFERED_OF_GROUPS: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
+    {
+        ApiKey.OFFSET_COMMIT: (2, 9),
+        ApiKey.OFFSET_FETCH: (1, 9),
+        ApiKey.FIND_COORDINATOR: (0, 6),
+        ApiKey.JOIN_GROUP: (0, 9),
+        ApiKey.HEARTBEAT: (0, 4),
+        ApiKey.LEAVE_GROUP: (0, 5),
+        ApiKey.SYNC_GROUP: (0, 5),
+        ApiKey.DESCRIBE_GROUPS: (0, 6),
+        ApiKey.LIST_GROUPS: (0, 5),
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: (0, 1),
+    }
+)
+"""Versions of the requests that local groups and relayed groups answer. Version 10 of OffsetCommit
+and OffsetFetch names topics by id, and the ids of a live cluster can differ from those of the
+archive; all clients know version 9 too."""
+
+FIELDS_OF_SEVERAL: Final[Mapping[ApiKey, tuple[str, str]]] = MappingProxyType(
+    {
+        ApiKey.FIND_COORDINATOR: ("coordinator_keys", "coordinators"),
+        ApiKey.OFFSET_FETCH: ("groups", "groups"),
+        ApiKey.DESCRIBE_GROUPS: ("groups", "groups"),
+        ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", "groups"),
+    }
+)
+"""Fields of the request and of the response that have one entry for each group."""
 
 Decoded = Any
 """A request body as kio decodes it; kio's classes share no base with fields."""
@@ -61,7 +92,7 @@ class Coordinator:
     address: tuple[str, int] = ("", -1)
 
 
-def coordinator_answer(version: int, coordinators: Iterable[Coordinator]) -> Answer:
+def coordinator_answer(version: int, coordinators: Sequence[Coordinator]) -> Answer:
     """Return the answer to FindCoordinator; versions below 4 have one key."""
     rows = [
         {
@@ -78,8 +109,7 @@ def coordinator_answer(version: int, coordinators: Iterable[Coordinator]) -> Ans
         {"coordinators": rows} if version >= _FIRST_WITH_SEVERAL_KEYS else rows[0]
     )
     response = build_response(ApiKey.FIND_COORDINATOR, version, throttle_time=0, **values)
-    errors: Iterable[Any] = (row["error_code"] for row in rows)
-    return Answer(encode(response), next(filter(None, errors), ErrorCode.none))
+    return Answer(encode(response), first_error(found.error for found in coordinators))
 
 
 def refused_transactions(version: int, request: Decoded) -> Answer:
@@ -113,13 +143,13 @@ def error_response(
                 "leader": "",
                 "member_id": request.member_id,
                 "protocol_type": None,
-                "protocol_name": None if version >= _FIRST_WITH_NULL_PROTOCOL else "",
+                "protocol_name": None if version >= FIRST_WITH_NULL_PROTOCOL else "",
             }
         case ApiKey.SYNC_GROUP:
             values |= {"assignment": b""}
         case ApiKey.OFFSET_COMMIT:
             values |= {"topics": _topics_with(error, request)}
-        case ApiKey.OFFSET_FETCH if version >= _FIRST_WITH_SEVERAL_GROUPS:
+        case ApiKey.OFFSET_FETCH if version >= FIRST_WITH_SEVERAL_GROUPS:
             values["groups"] = [
                 {"group_id": asked.group_id, "topics": (), "error_code": error}
                 for asked in request.groups
