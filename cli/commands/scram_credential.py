@@ -51,11 +51,10 @@ def command(user: str, mechanisms: tuple[str, ...], iterations: int) -> None:
     """Derive a user's entry for `sidetier serve --users` from a password, and print it as YAML.
 
     The password is read from a prompt, or from the first line of standard input, and is not part of
-    the entry.
+    the entry. The users file begins with the line `users:`, and each entry follows below it.
 
     \b
     Example:
-      echo users: > users.yaml
       sidetier scram-credential alice >> users.yaml
     """  # noqa: D301 -- \b is click's marker and must be one character
     import yaml  # noqa: PLC0415 -- `--help` must not load the libraries
