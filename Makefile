@@ -37,7 +37,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # the steps share one environment and two cores, so `make -j` has no effect
 .PHONY: help setup setup-demo setup-spark35 prepare demo test test-fast test-integration test-long \
-        mirror-kills lint format lock lock-check docs coverage bench bench-mirror bench-hydrate clean distclean
+        mirror-kills lint format lock lock-check docs docs-site coverage bench bench-mirror bench-hydrate clean distclean
 
 help: ## list the targets
 	@echo 'usage: make TARGET, where TARGET is'
@@ -186,6 +186,10 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements
 	  quiet $(BIN)/python -m pip install --disable-pip-version-check --require-hashes \
 	    -r requirements/java.txt; fi; \
 	$(INSTALLED)
+
+docs-site: setup ## build the documentation site in dist/site, with all links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'open dist/site/index.html, or serve it: $(BIN)/python -m http.server -d dist/site'
 
 docs: setup ## write the pages of docs/ and the files of the chart that are generated from code
 	$(BIN)/python -m devtools.reference.pages docs

@@ -169,7 +169,12 @@ def pinterest_page() -> str:
     """Return the text of `docs/pinterest-properties.md`."""
     lines = [_PINTEREST]
     for fate, title in (("taken", "Taken"), ("ignored", "Ignored"), ("refused", "Refused")):
-        lines += [f"## {title}", "", "| key | setting | theirs | ours | |", "|---|---|---|---|---|"]
+        lines += [
+            f"## {title}",
+            "",
+            "| key | setting | Pinterest's default | Sidetier's default | |",
+            "|---|---|---|---|---|",
+        ]
         lines += [_pinterest_row(key) for key in KEYS if key.fate == fate]
         lines.append("")
     return "\n".join([*lines, _ENDPOINTS])
