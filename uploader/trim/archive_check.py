@@ -6,8 +6,8 @@ objects that a lifecycle rule or a person has deleted since. So each check asks 
 1. `offset.wm` is the version that this sidecar knows, of this topic, and no move is pending.
 2. The archived leader epochs are those of the broker's log.
 3. The segments that `_metadata` names follow each other without a gap, with all of their files.
-4. Each `.log` has the checksum that the store computed or compared when it was uploaded, and its
-   metadata fits the log.
+4. Each `.log` has the checksum that the store compared when it was uploaded, and its metadata fits
+   the log. A store that compares no checksum has to return the bytes: this sidecar compares them.
 5. `offset.wm` is still the same version.
 
 Nothing is written.
@@ -42,11 +42,19 @@ from sidetier.segments.offsets import (
     OffsetRange,
     TopicPartition,
 )
-from sidetier.storage.port import ChecksumAlgorithm, ObjectHead, ObjectSummary, RemoteStorage
+from sidetier.storage.checksums import RunningChecksum
+from sidetier.storage.port import (
+    ChecksumAlgorithm,
+    IfMatch,
+    ObjectHead,
+    ObjectSummary,
+    RemoteStorage,
+)
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.sending.conditional_put import CHECKSUM_KEY
 from sidetier.uploader.trim.decision import Held, Hindrance, LocalSegment, Trim, bounded_by_archive
 
+_CHUNK_BYTES: Final = 1 << 20
 _MOST_SEGMENTS: Final = 1000
 """Segments of a partition that one check covers; a longer trim continues in the next pass."""
 
@@ -230,11 +238,27 @@ class ArchiveCheck:
             or checksum_problem(head)
             or segment_problem(head, led.topic_id, local)
             or size_problem(segments, base, end, head.size)
+            or self._bytes_problem(head)
         )
         if problem is not None or end is None:
             return None, Held(Hindrance.OBJECT_UNVERIFIED, f"{key}: {problem}")
         self.verified[version] = end
         return end, None
+
+    def _bytes_problem(self, head: ObjectHead) -> str | None:
+        """Read an object whose checksum the store has not verified, and compare it; None if equal.
+
+        GCS and Azure only keep the checksum of the upload.
+        """
+        noted = head.checksum
+        if self.store.capabilities.checksum is not None or noted is None:
+            return None
+        running = RunningChecksum(noted.algorithm)
+        condition = IfMatch(head.etag)
+        with self.store.get_object_input_stream(head.key, condition=condition) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                running.update(chunk)
+        return None if running.result() == noted else "its bytes do not have the uploaded checksum"
 
 
 def _replaced(head: ObjectHead, row: ObjectSummary) -> str | None:

@@ -50,6 +50,10 @@ class Hindrance(StrEnum):
     """The topic is internal, compacted, or tiered by the broker itself."""
 
 
+EXPECTED_HINDRANCES: Final = frozenset(
+    {Hindrance.ARCHIVE_BEHIND, Hindrance.GROUP_BEHIND, Hindrance.RATE_LIMIT}
+)
+"""Hindrances that pass by themselves, or that the operator has configured."""
 _START_OF_LOG: Final = Offset(0)
 
 

@@ -14,21 +14,14 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import LocalRetentionStatus
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.trim.archive_check import LedPartition
-from sidetier.uploader.trim.decision import Held, Hindrance, Trim
-from sidetier.uploader.trim.trimmer import GroupBehind, Survey, Trimmer
+from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Held, Hindrance, Trim
+from sidetier.uploader.trim.trimmer import AT_ONCE, GroupBehind, Survey, Trimmer
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.workers import Task, WorkerPool
 
 log: Final = structlog.get_logger()
 
-_AT_ONCE: Final = 500
-"""Partitions of one DeleteRecords request. Their archives are verified right before it."""
 _SUBJECT: Final = Subject("local retention")
-_EXPECTED: Final = frozenset(
-    {Hindrance.ARCHIVE_BEHIND, Hindrance.GROUP_BEHIND, Hindrance.RATE_LIMIT}
-)
-"""Hindrances that pass by themselves, or that the operator has configured."""
-
 Verified = tuple[LedPartition, Trim]
 
 
@@ -163,11 +156,8 @@ class LocalRetention:
             if self._local.selects(partition.topic_partition.topic)
             and (facts := led_partition(partition)) is not None
         ]
-        rate, budget = self._local.max_bytes_per_second, None
-        if rate is not None:
-            budget = int(rate * self._local.interval)
         self._under_way, self._ended, self._waiting = True, [], []
-        self._submit(lambda: SurveyEnded(self.trimmer.survey(led, budget)))
+        self._submit(lambda: SurveyEnded(self.trimmer.survey(led)))
 
     def stop(self) -> None:
         """Begin no further step."""
@@ -204,7 +194,7 @@ class LocalRetention:
 
     def _verify_next(self, find: FindPartition) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+            batch, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
             current = [(led, trim) for trim in batch if (led := self._current(trim, find))]
             if current:
                 self._submit(partial(self._verified, current))
@@ -271,10 +261,10 @@ class LocalRetention:
             tp = trim.topic_partition
             held[tp] = reason.hindrance
             excess[tp.topic, reason.hindrance.value] += trim.excess
-            if reason.hindrance not in _EXPECTED:
+            if reason.hindrance not in EXPECTED_HINDRANCES:
                 self._metrics.trim_failed(reason.hindrance.value)
             if self._held.get(tp) is not reason.hindrance:
-                (log.info if reason.hindrance in _EXPECTED else log.warning)(
+                (log.info if reason.hindrance in EXPECTED_HINDRANCES else log.warning)(
                     "local_retention.held",
                     topic=tp.topic,
                     partition=tp.partition,

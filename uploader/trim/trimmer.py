@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from sidetier.archive.objects.segment import Version
 from sidetier.config.retention import LocalRetentionConfig
@@ -32,8 +32,9 @@ from sidetier.leadership.port import (
     TopicConfigSource,
 )
 from sidetier.segments.errors import BrokerError, LeadershipError, SidetierError
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.stores import PlaceOf
+from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.trim.archive_check import ArchiveCheck, LedPartition
 from sidetier.uploader.trim.decision import (
     Held,
@@ -46,6 +47,8 @@ from sidetier.uploader.trim.decision import (
 )
 from sidetier.uploader.trim.local_log import local_segments, log_start_offsets
 
+AT_ONCE: Final = 500
+"""Partitions of one DeleteRecords request. Their archives are verified right before it."""
 CHECK_THREADS: Final = 16
 """Concurrent checks of archives: each waits for the store most of the time."""
 _MOST_VERIFIED: Final = 100_000
@@ -61,6 +64,20 @@ class GroupBehind(NamedTuple):
     topic_partition: TopicPartition
     committed: Offset
     log_start: Offset
+
+
+class ArchivePlace(Protocol):
+    """Where a topic is archived: a store, and the layout of its keys."""
+
+    @property
+    def store(self) -> RemoteStorage:
+        """The store."""
+        ...
+
+    @property
+    def layout(self) -> ArchiveLayout:
+        """The keys on it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +140,16 @@ class Trimmer:
     local: LocalRetentionConfig
     deleter: RecordDeleter
     topic_configs: TopicConfigSource
-    places: PlaceOf
+    places: Callable[[str], ArchivePlace]
     wall: Callable[[], float]
     threads: int = CHECK_THREADS
     verified: VerifiedLogs = field(default_factory=VerifiedLogs)
 
-    def survey(self, led: Sequence[LedPartition], budget: int | None = None) -> Survey:
+    def survey(self, led: Sequence[LedPartition]) -> Survey:
         """Decide how far each log is to be trimmed, as far as no request to the store is needed.
 
         Args:
             led: The partitions with local retention that the broker leads.
-            budget: Bytes that may be deleted; None for no limit.
         """
         configs = self._configs({partition.topic_partition.topic for partition in led})
         log_starts = log_start_offsets({os.path.dirname(one.directory) for one in led})
@@ -152,8 +168,13 @@ class Trimmer:
             bounded_by_groups(trim, _committed_in(trim.topic_partition, protected))
             for trim in trims
         ]
-        trims = within_rate(trims, budget)
+        trims = within_rate(trims, self._budget())
         return Survey(tuple(trims), tuple(groups_behind(trims, committed)), problem)
+
+    def _budget(self) -> int | None:
+        """Return the bytes that one pass may delete; None for no limit."""
+        rate = self.local.max_bytes_per_second
+        return None if rate is None else int(rate * self.local.interval)
 
     def _configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
         # Asked anew in each pass: a change of cleanup.policy must count at once.
