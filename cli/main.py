@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "explain": "Show where a record is now, and what its upload waits for.",
     "can-i-lose": "Show which records would be lost with a broker and its disk.",
     "doctor": "Find settings of this broker and host that can lose records.",
+    "trim": "Delete archived records at the start of the logs that this host's broker leads.",
     "retire": "Move the archive of a deleted or recreated topic to _sidetier/<cluster>/retired/.",
     "hydrate": "Restore archived topics on an empty cluster, with the same offsets.",
     "drill": "Restore a sample of the archive on a temporary broker, and compare it.",

@@ -15,8 +15,9 @@ from sidetier.archive.objects.layout import LayoutNote, check_stored_note, write
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
 from sidetier.config.problems import Origins, problem_line, raise_problems
+from sidetier.config.retention import LocalRetentionConfig
 from sidetier.config.startup import LocalMachine, check_machine
-from sidetier.leadership.port import ClusterStateSource, TopicConfigSource
+from sidetier.leadership.port import ClusterStateSource, RecordDeleter, TopicConfigSource
 from sidetier.leadership.settings import (
     KraftSettings,
     LeadershipSettings,
@@ -30,6 +31,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
     TransientStorageError,
 )
+from sidetier.segments.offsets import BrokerId
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage, StorageCapabilities
@@ -47,6 +49,7 @@ from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.stores import Place
+from sidetier.uploader.trim.trimmer import CHECK_THREADS
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 _METADATA_CACHE_BYTES = 4 << 20
@@ -228,6 +231,8 @@ def daemon(
     identity = identify(config, origins)
     abandoned = threading.Event()
     connections = config.uploader.threads + config.uploader.request_threads
+    if config.retention.local.enabled:
+        connections += CHECK_THREADS
     calls = _store_calls(config)
     with open_archive(
         config, connections=connections, observer=metrics, stop=abandoned, calls=calls
@@ -254,6 +259,9 @@ def daemon(
             cluster_state=None if leadership else cluster_state_source(config, abandoned),
             cluster_place=places.default(),
             topics=config.topics,
+            # A backfill, which gives `leadership`, deletes nothing.
+            local_retention=LocalRetentionConfig() if leadership else config.retention.local,
+            record_deleter=None if leadership else record_deleter(config, identity.broker_id),
             store_calls=calls,
             long_archives=long_archives,
             abandoned=abandoned,
@@ -384,6 +392,20 @@ def topic_config_source(config: Config) -> TopicConfigSource | None:
     )
 
     return KafkaTopicConfigs(servers, _client_properties(config))
+
+
+def record_deleter(config: Config, broker_id: BrokerId) -> RecordDeleter | None:
+    """Return the client that deletes records for local retention; None where that is off.
+
+    Raises:
+        ConfigurationError: The client does not support a property of `broker.client`.
+    """
+    servers = config.broker.bootstrap_servers
+    if servers is None or not config.retention.local.enabled:
+        return None
+    from sidetier.leadership.record_deletion import KafkaRecordDeleter  # noqa: PLC0415 - as above
+
+    return KafkaRecordDeleter(servers, _client_properties(config), broker_id)
 
 
 def cluster_state_source(config: Config, ending: threading.Event) -> ClusterStateSource | None:

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from sidetier.config.model import INTERNAL_TOPICS, Config
 from sidetier.config.problems import Problem, SettingPath
+from sidetier.config.retention import INTERNAL_PREFIX
 from sidetier.config.storage import S3Config, StorageConfig
 
 Problems = Iterator[Problem]
@@ -134,6 +135,25 @@ def _topics(config: Config) -> Problems:
         )
 
 
+def _local_retention(config: Config) -> Problems:
+    local = config.retention.local
+    path: SettingPath = ("retention", "local")
+    if not local.enabled:
+        return
+    if local.age is None and local.bytes is None:
+        yield Problem((*path, "topics"), "needs age or bytes, or both")
+    if config.broker.bootstrap_servers is None:
+        yield Problem(
+            (*path, "topics"),
+            "needs broker.bootstrap_servers: records are deleted by requests to the broker",
+        )
+    for i, pattern in enumerate(local.topics):
+        if pattern.startswith(INTERNAL_PREFIX):
+            yield Problem(
+                (*path, "topics", i), f"{pattern} names internal topics, which are never trimmed"
+            )
+
+
 def _matches_all(pattern: str) -> bool:
     """Whether the pattern matches four unrelated names: a good guess, not a proof."""
     return all(re.fullmatch(pattern, name) for name in ("a", "Z.9", "__q_-x", "0" * 249))
@@ -222,6 +242,7 @@ _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _zookeeper_security,
     _high_watermark,
     _topics,
+    _local_retention,
     _delays,
     _store_options,
     _s3_places,

@@ -327,6 +327,7 @@ def topic_config(values: Mapping[str, str | None]) -> TopicConfig:
         retention=_INFINITE if retention is not None and retention < 0 else retention,
         retention_bytes=None if size is None or int(size) < 0 else int(size),
         delete_delay=_milliseconds(values.get("file.delete.delay.ms")),
+        only_deleted=policy == ["delete"],
     )
 
 

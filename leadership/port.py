@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from sidetier.segments.cluster_state import SnapshotContent, SnapshotKind
+from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 
 _NOTHING: Mapping[TopicPartition, LeaderEpoch] = MappingProxyType({})
@@ -111,6 +112,7 @@ class TopicConfig:
             if unknown.
         retention_bytes: `retention.bytes`, for the `.log` files; None if unlimited or unknown.
         delete_delay: `file.delete.delay.ms` in seconds; None if unknown.
+        only_deleted: Whether `cleanup.policy` is known to be `delete`, and nothing else.
     """
 
     compacted: bool = False
@@ -118,6 +120,7 @@ class TopicConfig:
     retention: float | None = None
     retention_bytes: int | None = None
     delete_delay: float | None = None
+    only_deleted: bool = False
 
 
 class TopicConfigSource(Protocol):
@@ -133,6 +136,54 @@ class TopicConfigSource(Protocol):
 
     def close(self) -> None:
         """Close the connections. May be called twice."""
+        ...
+
+
+class RecordDeletion(NamedTuple):
+    """Deletion of the records at the start of a log.
+
+    Attributes:
+        end: The new log start offset: records below it are deleted.
+        leader_epoch: Leader epoch in which this broker must lead the partition. In any other epoch
+            nothing is deleted.
+    """
+
+    end: Offset
+    leader_epoch: LeaderEpoch
+
+
+CommittedOffsets = Mapping[str, Mapping[TopicPartition, Offset]]
+"""Committed offsets of consumer groups, by the name of the group."""
+
+
+class RecordDeleter(Protocol):
+    """Deletes records on the broker that the sidecar runs beside, for one thread at a time."""
+
+    def delete_records(
+        self, deletions: Mapping[TopicPartition, RecordDeletion]
+    ) -> Mapping[TopicPartition, Offset | SidetierError]:
+        """Delete records of partitions that the broker leads, all partitions in one request.
+
+        Right before, the broker must confirm that it leads each partition in the given leader
+        epoch, and that its high watermark has reached the end of the deletion.
+
+        Returns:
+            For each partition its new log start offset, or why nothing is known to be deleted.
+
+        Raises:
+            BrokerError: The broker does not answer. It may have deleted the records.
+        """
+        ...
+
+    def committed_offsets(self, names: Collection[str]) -> CommittedOffsets:
+        """Return the committed offsets of all consumer groups.
+
+        Args:
+            names: Groups that must be known even if the brokers do not list them.
+
+        Raises:
+            BrokerError: The offsets of a group cannot be read.
+        """
         ...
 
 

@@ -155,6 +155,24 @@ THROTTLED_SECONDS: Final = Metric(
     Kind.COUNTER,
     "Time that uploads waited for the bandwidth limit, sum of all threads.",
 )
+TRIMMED_BYTES: Final = Metric(
+    _name("local_retention_trimmed_bytes_total"),
+    Kind.COUNTER,
+    "Bytes of archived segments that local retention has deleted from the broker's log.",
+    ("topic",),
+)
+TRIM_FAILURES: Final = Metric(
+    _name("local_retention_failures_total"),
+    Kind.COUNTER,
+    "Partitions that a pass of local retention could not trim, by reason.",
+    ("reason",),
+)
+TRIM_EXCESS: Final = Metric(
+    _name("local_retention_excess_bytes"),
+    Kind.GAUGE,
+    "Bytes beyond local retention that the last pass has left on the broker, by reason.",
+    ("topic", "reason"),
+)
 WATCHER_RESTARTS: Final = Metric(
     _name("watcher_restarts_total"),
     Kind.COUNTER,

@@ -121,6 +121,10 @@ def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Famil
     yield _family(catalogue.CLUSTER_SNAPSHOT_AGE, ages)
     problems = [((item.kind,), float(item.problem is not None)) for item in taken]
     yield _family(catalogue.CLUSTER_SNAPSHOT_PROBLEM, problems)
+    excess = [
+        ((item.topic, item.reason), float(item.size_bytes)) for item in snapshot.local_retention
+    ]
+    yield _family(catalogue.TRIM_EXCESS, excess)
     counts = collections.Counter(status.state for status in snapshot.partitions if _is_led(status))
     yield _family(
         catalogue.PARTITIONS, [((state.value,), float(counts[state])) for state in PartitionState]
@@ -213,6 +217,8 @@ class Metrics(Collector):
         self._takeovers = _counter(catalogue.TAKEOVERS, registry)
         self._left_out = _counter(catalogue.LEFT_OUT_FILES, registry)
         self._throttled = _counter(catalogue.THROTTLED_SECONDS, registry)
+        self._trimmed = _counter(catalogue.TRIMMED_BYTES, registry)
+        self._trim_failures = _counter(catalogue.TRIM_FAILURES, registry)
         self._watcher_restarts = _counter(catalogue.WATCHER_RESTARTS, registry)
         self._watcher_overflows = _counter(catalogue.WATCHER_OVERFLOWS, registry)
         self._prepare(registry)
@@ -298,6 +304,14 @@ class Metrics(Collector):
     def throttled(self, seconds: float) -> None:
         """Count the seconds that an upload has waited for the bandwidth limit."""
         self._throttled.inc(max(seconds, 0.0))
+
+    def trimmed(self, topic: str, size: int) -> None:
+        """Count the bytes that local retention has deleted from the broker's log of a topic."""
+        self._trimmed.labels(topic).inc(size)
+
+    def trim_failed(self, reason: str) -> None:
+        """Count a partition that a pass of local retention could not trim."""
+        self._trim_failures.labels(reason).inc()
 
     def watcher_restarted(self) -> None:
         """Count a restart of the log dirs' watcher after its thread has died."""

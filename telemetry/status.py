@@ -181,6 +181,15 @@ class ClusterSnapshotStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalRetentionStatus:
+    """Bytes of a topic beyond local retention that the last pass has left on the broker."""
+
+    topic: str
+    reason: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DrillStatus:
     """The last restore drill (`sidetier drill`), as recorded in the store."""
 
@@ -233,6 +242,8 @@ class StatusSnapshot:
     """One entry for each kind; empty if no snapshots are taken."""
     last_drill: DrillStatus | None = None
     """None if no drill is recorded."""
+    local_retention: tuple[LocalRetentionStatus, ...] = ()
+    """One entry for each topic and reason; empty if all records beyond local retention are gone."""
 
     @property
     def ready(self) -> bool:

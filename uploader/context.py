@@ -4,7 +4,13 @@ import threading
 from dataclasses import dataclass, field
 
 from sidetier.config.model import TopicsConfig
-from sidetier.leadership.port import ClusterStateSource, LeadershipSource, TopicConfigSource
+from sidetier.config.retention import LocalRetentionConfig
+from sidetier.leadership.port import (
+    ClusterStateSource,
+    LeadershipSource,
+    RecordDeleter,
+    TopicConfigSource,
+)
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.metrics import Metrics
@@ -32,6 +38,9 @@ class DaemonContext:
     cluster_place: Place | None = None
     """Where snapshots of the cluster's state, and the record of the last drill, are stored."""
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    local_retention: LocalRetentionConfig = field(default_factory=LocalRetentionConfig)
+    record_deleter: RecordDeleter | None = None
+    """None where local retention is off."""
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     """The requests under way at the stores of all places."""
     long_archives: LongArchives = field(default_factory=LongArchives)

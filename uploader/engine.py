@@ -59,6 +59,15 @@ from sidetier.uploader.status_board import (
     totals_of,
 )
 from sidetier.uploader.stores import StoresHealth
+from sidetier.uploader.trim.local_retention import (
+    ArchivesVerified,
+    LocalRetention,
+    LocalRetentionEvent,
+    PassFailed,
+    RecordsDeleted,
+    SurveyEnded,
+)
+from sidetier.uploader.trim.trimmer import Trimmer
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.watch import HintBoard, Watcher
 from sidetier.uploader.workers import Finished, SharedPool, WorkerDied, WorkerPool
@@ -101,6 +110,7 @@ Outcome = (
     | TurnFailed
     | ChaptersWritten
     | ChaptersFailed
+    | LocalRetentionEvent
 )
 """The results of tasks of worker threads."""
 Incoming = Finished[Outcome] | WorkerDied | LeadershipView | Moved | Wake
@@ -274,12 +284,29 @@ class Engine:
         self._chapters = Chapters(
             context.long_archives, self._pools["chapter"], now, metrics, errors
         )
+        self._local_retention = self._new_local_retention(new_pool)
 
     def _expect_snapshots(self) -> None:
         source, snapshots = self._context.cluster_state, self._config.cluster_snapshots
         if source is not None and snapshots.enabled:
             wanted = set(source.kinds) - set(snapshots.exclude)
             self.status.expect_cluster_snapshots(kind for kind in SnapshotKind if kind in wanted)
+
+    def _new_local_retention(self, new_pool: NewPool) -> LocalRetention | None:
+        """Return None where no topic has local retention: then there is not even a thread."""
+        context, local = self._context, self._context.local_retention
+        deleter, topic_configs = context.record_deleter, context.topic_configs
+        if not local.enabled or deleter is None or topic_configs is None:
+            return None
+        pool = self._pools["local-retention"] = new_pool("local-retention", 1, self._incoming.put)
+        return LocalRetention(
+            Trimmer(local, deleter, topic_configs, context.places, context.clock.wall),
+            pool,
+            self._now,
+            context.metrics,
+            self._errors,
+            self.status.set_local_retention,
+        )
 
     def _new_requests(self) -> Requests:
         context, config = self._context, self._config
@@ -367,6 +394,8 @@ class Engine:
         self._watcher.stop()
         self._requests.commits_only()
         self._chapters.stop()
+        if self._local_retention is not None:
+            self._local_retention.stop()
 
     @property
     def busy(self) -> int:
@@ -468,6 +497,8 @@ class Engine:
         self._unresolved.read_if_due(partition.topic_partition.topic for partition in self._leads)
         self._cluster_snapshots.take_if_due()
         self._chapters.write_if_due()
+        if self._local_retention is not None:
+            self._local_retention.begin_if_due(self._leads)
         self._rules.ask_for(self._leads.all())
         self._followed_pins = sum(partition.pins() for partition in self._leads.followed())
         self._enforce_bounds()
@@ -552,6 +583,9 @@ class Engine:
                     self._snapshots_taken(event)
             case ChaptersWritten() | ChaptersFailed():
                 self._chapters.handle(event)
+            case SurveyEnded() | ArchivesVerified() | RecordsDeleted() | PassFailed():
+                if self._local_retention is not None:
+                    self._local_retention.handle(event, self._leads.get)
             case _ if partition is not None:
                 self._handle(partition, event, decides=decides)
 

@@ -14,6 +14,7 @@ from sidetier.telemetry.status import (
     Condition,
     DrillStatus,
     HeldError,
+    LocalRetentionStatus,
     PartitionState,
     PartitionStatus,
     PinnedRange,
@@ -82,6 +83,7 @@ class StatusBoard:
         self._snapshot_kinds: tuple[SnapshotKind, ...] = ()
         self._confirmed_ms: Mapping[SnapshotKind, int] = {}
         self._snapshot_problems: Mapping[SnapshotKind, str] = {}
+        self._local_retention: tuple[LocalRetentionStatus, ...] = ()
         self._totals = Totals()
         self._conditions: tuple[Condition, ...] = ()
         self._death: str | None = None
@@ -127,6 +129,11 @@ class StatusBoard:
                     next(iter(drill.problems), None),
                 )
 
+    def set_local_retention(self, excess: tuple[LocalRetentionStatus, ...]) -> None:
+        """Set the bytes beyond local retention that the last pass has left on the broker."""
+        with self._lock:
+            self._local_retention = excess
+
     def expect_cluster_snapshots(self, kinds: Iterable[SnapshotKind]) -> None:
         """Set the kinds of cluster snapshots that are taken."""
         with self._lock:
@@ -163,6 +170,7 @@ class StatusBoard:
             totals, conditions, death = self._totals, self._conditions, self._death
             tails, unresolved, last_drill = self._tails, self._unresolved, self._last_drill
             cluster_snapshots = self._cluster_snapshots()
+            local_retention = self._local_retention
         # Ages are computed outside of the lock, so that a
         # slow reader does not hold up the daemon's thread.
         now = self._clock.wall()
@@ -190,6 +198,7 @@ class StatusBoard:
             log_dir_problems=totals.log_dir_problems,
             cluster_snapshots=cluster_snapshots,
             last_drill=last_drill,
+            local_retention=local_retention,
         )
 
 

@@ -56,6 +56,7 @@ class ApiKey(IntEnum):
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
     ADD_PARTITIONS_TO_TXN = 24
@@ -389,6 +390,7 @@ _OPERATIONS: Final[Mapping[ApiKey, str]] = {
     ApiKey.ADD_PARTITIONS_TO_TXN: "Write",
     ApiKey.CREATE_PARTITIONS: "Alter",
     ApiKey.CREATE_TOPICS: "Create",
+    ApiKey.DELETE_RECORDS: "Delete",
     ApiKey.DELETE_TOPICS: "Delete",
     ApiKey.DESCRIBE_CONFIGS: "DescribeConfigs",
     ApiKey.FETCH: "Read",

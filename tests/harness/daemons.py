@@ -10,11 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from sidetier.archive.objects.watermark import Watermark, decode_watermark
 from sidetier.config.model import TopicsConfig
+from sidetier.config.retention import LocalRetentionConfig
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import (
     ClusterStateSource,
     HighWatermark,
     LeadershipView,
+    RecordDeleter,
     TopicConfig,
     TopicConfigSource,
     ViewListener,
@@ -155,6 +157,8 @@ class Site:
     topic_configs: TopicConfigSource | None = None
     cluster_state: ClusterStateSource | None = None
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    local_retention: LocalRetentionConfig = field(default_factory=LocalRetentionConfig)
+    record_deleter: RecordDeleter | None = None
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     places: PlaceOf | None = None
     """None puts all topics on `store`."""
@@ -193,6 +197,8 @@ class Site:
                 cluster_state=self.cluster_state,
                 cluster_place=place,
                 topics=self.topics,
+                local_retention=self.local_retention,
+                record_deleter=self.record_deleter,
                 store_calls=self.store_calls,
             ),
         )

@@ -1,0 +1,292 @@
+"""`sidetier trim`: one pass of local retention, or what it would delete."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import click
+
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
+from sidetier.cli import exits
+from sidetier.cli.arguments import checked_topics, most_lines, size_text
+from sidetier.cli.inspect.cluster import need_cluster
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.stores import open_archive, told_waits
+from sidetier.cli.wiring import identify, record_deleter, topic_config_source
+from sidetier.config.model import Config
+from sidetier.segments.errors import ConfigurationError, MalformedObjectError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, TopicPartition
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
+from sidetier.uploader.trim.archive_check import LedPartition
+from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Held, Hindrance, Trim
+from sidetier.uploader.trim.trimmer import AT_ONCE, CHECK_THREADS, GroupBehind, Survey, Trimmer
+from sidetier.uploader.watching.disk import find_partitions
+
+_MOST_ROWS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    store: RemoteStorage
+    layout: ArchiveLayout
+
+
+@dataclass(frozen=True, slots=True)
+class TrimResult:
+    """The result of a pass.
+
+    Attributes:
+        broker_id: This host's broker.
+        dry_run: Whether nothing was deleted.
+        led: Number of partitions with local retention that the broker leads.
+        trims: The partitions with records beyond local retention.
+        groups_behind: The consumer groups that are behind the new log starts.
+        notes: Further lines for the output.
+    """
+
+    broker_id: BrokerId
+    dry_run: bool
+    led: int
+    trims: tuple[Trim, ...]
+    groups_behind: tuple[GroupBehind, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether records stay for a reason that an operator should know."""
+        return any(
+            trim.held and trim.held.hindrance not in EXPECTED_HINDRANCES for trim in self.trims
+        )
+
+    def as_json(self) -> object:
+        """Return the totals, and every partition with records beyond local retention."""
+        return {
+            "broker_id": self.broker_id,
+            "dry_run": self.dry_run,
+            "led_partitions": self.led,
+            "bytes": sum(trim.size for trim in self.trims),
+            "excess_bytes": sum(trim.excess for trim in self.trims),
+            "topics": [
+                {"topic": topic, "partitions": count, "bytes": size, "excess_bytes": excess}
+                for topic, count, size, excess in self._topics()
+            ],
+            "partitions": [_partition_json(trim) for trim in self.trims],
+            "groups_behind": [
+                {
+                    "group": entry.group,
+                    "topic": entry.topic_partition.topic,
+                    "partition": entry.topic_partition.partition,
+                    "committed_offset": entry.committed,
+                    "log_start_offset": entry.log_start,
+                }
+                for entry in self.groups_behind
+            ],
+            "notes": list(self.notes),
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return a row for each topic, the partitions that are held, and the groups."""
+        size, count = sum(trim.size for trim in self.trims), len(self.trims)
+        verb = "would be deleted" if self.dry_run else "were deleted"
+        footer = (
+            f"{size_text(size)} {verb} from {count} of the {self.led} partitions with local "
+            f"retention that broker {self.broker_id} leads"
+        )
+        rows = [
+            (topic, count, size_text(size), size_text(excess))
+            for topic, count, size, excess in self._topics()
+        ]
+        freed = "WOULD FREE" if self.dry_run else "FREED"
+        columns = ("TOPIC", "PARTITIONS", freed, "STAYS BEYOND RETENTION")
+        tables = [Table(columns if rows else (), rows, footer=footer)]
+        held = [
+            (str(trim.topic_partition), trim.excess, trim.held) for trim in self.trims if trim.held
+        ]
+        if held:
+            tables.append(
+                _limited(
+                    ("PARTITION", "STAYS", "REASON", "DETAILS"),
+                    [
+                        (name, size_text(excess), reason.hindrance.value, reason.text)
+                        for name, excess, reason in held
+                    ],
+                )
+            )
+        if self.groups_behind:
+            tables.append(
+                _limited(
+                    ("GROUP BEHIND", "PARTITION", "COMMITTED", "LOG START"),
+                    [
+                        (entry.group, str(entry.topic_partition), entry.committed, entry.log_start)
+                        for entry in self.groups_behind
+                    ],
+                )
+            )
+        return (*tables, *(Table((), footer=line) for line in most_lines(self.notes)))
+
+    def _topics(self) -> Iterator[tuple[str, int, int, int]]:
+        for topic in sorted({trim.topic_partition.topic for trim in self.trims}):
+            trims = [trim for trim in self.trims if trim.topic_partition.topic == topic]
+            yield topic, len(trims), sum(t.size for t in trims), sum(t.excess for t in trims)
+
+
+def _limited(columns: tuple[str, ...], rows: Sequence[Sequence[Cell]]) -> Table:
+    more = len(rows) - _MOST_ROWS
+    footer = f"and {more} more: --output json has them all" if more > 0 else None
+    return Table(columns, rows[:_MOST_ROWS], footer=footer)
+
+
+def _partition_json(trim: Trim) -> dict[str, object]:
+    return {
+        "topic": trim.topic_partition.topic,
+        "partition": trim.topic_partition.partition,
+        "start_offset": trim.start,
+        "log_start_offset": trim.end,
+        "retained_from": trim.retained_from,
+        "bytes": trim.size,
+        "excess_bytes": trim.excess,
+        "reason": None if trim.held is None else trim.held.hindrance.value,
+        "text": None if trim.held is None else trim.held.text,
+    }
+
+
+def _led_partitions(
+    config: Config, broker_id: BrokerId, topics: Collection[str]
+) -> tuple[Mapping[TopicPartition, str], tuple[str, ...]]:
+    """Return the directories of the partitions that are to be trimmed, and notes."""
+
+    def wanted(topic: str) -> bool:
+        named = not topics or topic in topics
+        return named and config.topics.selects(topic) and config.retention.local.selects(topic)
+
+    found = find_partitions(map(str, config.log_dirs), wanted)
+    partitions = need_cluster(config).map().partitions
+    directories = {
+        tp: directory
+        for tp, directory in sorted(found.directories.items())
+        if tp in partitions and partitions[tp].leader == broker_id
+    }
+    return directories, tuple(found.problems)
+
+
+def _with_archives(
+    directories: Mapping[TopicPartition, str], archive: ArchiveAccess
+) -> list[LedPartition]:
+    """Read `offset.wm` of each partition, some at a time."""
+
+    def read(tp: TopicPartition) -> LedPartition:
+        directory = directories[tp]
+        held: Held | None = None
+        mark: StoredWatermark | None = None
+        try:
+            mark = read_watermark(archive.store(tp.topic), archive.layout.watermark_key(tp))
+        except MalformedObjectError as error:
+            held = Held(Hindrance.ARCHIVE_UNKNOWN, str(error))
+        epoch = latest_epoch(directory)
+        if epoch == UNKNOWN_EPOCH:
+            held = Held(
+                Hindrance.LEADERSHIP_UNCONFIRMED,
+                f"{directory} has no leader-epoch-checkpoint with the broker's leader epoch",
+            )
+        return LedPartition(
+            tp,
+            directory,
+            epoch,
+            topic_id_in(directory),
+            etag=None if mark is None else mark.etag,
+            archived_to=None if mark is None else mark.watermark.next_offset,
+            held=held,
+        )
+
+    with ThreadPoolExecutor(CHECK_THREADS, "trim") as helpers:
+        return list(helpers.map(read, directories))
+
+
+def _make_pass(
+    trimmer: Trimmer, led: Sequence[LedPartition], *, dry_run: bool
+) -> tuple[list[Trim], Survey]:
+    by_partition = {partition.topic_partition: partition for partition in led}
+    survey = trimmer.survey(led)
+    trims = [trim for trim in survey.trims if not trim.size]
+    wanted = [(by_partition[t.topic_partition], t) for t in survey.trims if t.size]
+    for start in range(0, len(wanted), AT_ONCE):
+        verified = trimmer.verify(wanted[start : start + AT_ONCE])
+        trims += [trim for _, trim in verified] if dry_run else trimmer.delete(verified)
+    return sorted(trims, key=lambda trim: trim.topic_partition), survey
+
+
+@click.command(name="trim")
+@click.option("--dry-run", is_flag=True, help="Delete nothing: show what would be deleted.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    callback=checked_topics,
+    help="Topic to trim; may be repeated.  [default: all topics of retention.local.topics]",
+)
+@configuration_options
+@output_option
+@click.pass_context
+def command(
+    context: click.Context, *, dry_run: bool, topics: tuple[str, ...], output: OutputFormat
+) -> None:
+    """Delete archived records at the start of the logs that this host's broker leads.
+
+    The command makes one pass of local retention (retention.local), as the running sidecar does at
+    each interval. It deletes closed segments that are beyond local retention, after the store has
+    shown that it has them: with their checksums, under the leader epochs of the log, and up to the
+    archive end offset. It lists the consumer groups whose committed offsets are below the new log
+    starts. Run it with --dry-run before you enable local retention.
+
+    \b
+    Example:
+      sidetier trim --dry-run --config /etc/sidetier/sidetier.yaml
+
+    Exit codes: 0 done; 1 the broker or the store does not answer; 2 a setting is wrong, or local
+    retention is off; 3 records beyond local retention stay, and the output has the reasons. Records
+    that wait for the archive, for a protected group or for the rate limit do not count.
+    """  # noqa: D301 -- \b is click's marker and must be one character
+    config = invocation(context).load().config
+    local = config.retention.local
+    if not local.enabled:
+        raise ConfigurationError("retention.local.topics is not set: no topic has local retention")
+    unknown = [topic for topic in topics if not local.selects(topic)]
+    if unknown:
+        raise ConfigurationError(
+            f"--topic {unknown[0]}: retention.local.topics does not match this topic"
+        )
+    broker_id = identify(config).broker_id
+    deleter, configs = record_deleter(config, broker_id), topic_config_source(config)
+    if deleter is None or configs is None:  # the configuration's check has refused this
+        raise ConfigurationError("broker.bootstrap_servers is not set")
+    directories, notes = _led_partitions(config, broker_id, topics)
+    with (
+        told_waits() as calls,
+        open_archive(config, connections=CHECK_THREADS, calls=calls) as archive,
+    ):
+        trimmer = Trimmer(
+            local,
+            deleter,
+            configs,
+            lambda topic: _Place(archive.store(topic), archive.layout),
+            SYSTEM_CLOCK.wall,
+        )
+        led = _with_archives(directories, archive)
+        trims, survey = _make_pass(trimmer, led, dry_run=dry_run)
+    ends = {trim.topic_partition: trim.end for trim in trims}
+    behind = [
+        entry._replace(log_start=ends[entry.topic_partition])
+        for entry in sorted(survey.groups_behind)
+        if entry.committed < ends[entry.topic_partition]
+    ]
+    if survey.groups_problem is not None:
+        notes = (*notes, survey.groups_problem)
+    result = TrimResult(broker_id, dry_run, len(led), tuple(trims), tuple(behind), notes)
+    emit(result, output)
+    context.exit(exits.FINDINGS if result.is_held else exits.OK)

@@ -1,0 +1,119 @@
+"""Delete records on the own broker, and read the committed offsets of consumer groups."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sidetier.leadership.port import CommittedOffsets, RecordDeletion
+from sidetier.segments.errors import KafkaApiError, LeadershipError, SidetierError
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+
+if TYPE_CHECKING:
+    from sidetier.wire.cluster import Cluster
+
+_FOLLOWERS_SECONDS: Final = 2.0
+"""How long the broker waits until followers have deleted the records, too. It deletes its own
+records before, so a longer wait gains nothing.
+"""
+_REQUEST_TIMED_OUT: Final = 7
+_GROUP_GONE: Final = 69
+
+
+class KafkaRecordDeleter:
+    """`RecordDeleter` with connections of its own, which are opened for each call.
+
+    Args:
+        bootstrap_servers: Address of the own broker.
+        properties: The user's librdkafka properties.
+        broker_id: The own broker.
+        timeout: Timeout of connections and requests, in seconds.
+
+    Raises:
+        ConfigurationError: A property is not supported, or a certificate cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        properties: Mapping[str, str],
+        broker_id: BrokerId,
+        timeout: float = 10.0,
+    ) -> None:
+        # Importing Kafka's messages takes 25 MB: only where records are deleted.
+        from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
+
+        settings = ClientSettings.from_properties(
+            {"bootstrap.servers": bootstrap_servers, **properties}
+        )
+        self._settings = replace(
+            settings,
+            connect_timeout=min(timeout, settings.connect_timeout),
+            request_timeout=min(timeout, settings.request_timeout),
+        )
+        self._broker_id = broker_id
+        self._timeout = timeout
+
+    def delete_records(
+        self, deletions: Mapping[TopicPartition, RecordDeletion]
+    ) -> Mapping[TopicPartition, Offset | SidetierError]:
+        """See `RecordDeleter`."""
+        from sidetier.wire.record_deletion import delete_records, led_log_ends  # noqa: PLC0415
+
+        if not deletions:
+            return {}
+        broker = self._broker_id
+        with self._connected() as cluster:
+            epochs = {tp: deletion.leader_epoch for tp, deletion in deletions.items()}
+            log_ends = led_log_ends(cluster, broker, epochs)
+            answers: dict[TopicPartition, Offset | SidetierError] = {}
+            ends: dict[TopicPartition, Offset] = {}
+            for tp, deletion in deletions.items():
+                log_end = log_ends.get(tp)
+                if isinstance(log_end, KafkaApiError):
+                    answers[tp] = log_end
+                elif log_end is None or log_end.offset < deletion.end:
+                    answers[tp] = LeadershipError(
+                        f"broker {broker} does not confirm that {tp} is committed up to "
+                        f"{deletion.end}: it reports {log_end}"
+                    )
+                else:
+                    ends[tp] = deletion.end
+            if ends:
+                # On the same connection: the broker has just confirmed that it leads.
+                deleted = delete_records(cluster, broker, ends, _FOLLOWERS_SECONDS)
+                answers |= {tp: _outcome(deleted.get(tp), end) for tp, end in ends.items()}
+        return answers
+
+    def committed_offsets(self, names: Collection[str]) -> CommittedOffsets:
+        """See `RecordDeleter`. One request for each group."""
+        from sidetier.wire.requests import committed_offsets, list_groups  # noqa: PLC0415
+
+        offsets: dict[str, Mapping[TopicPartition, Offset]] = {}
+        with self._connected() as cluster:
+            groups = {*names, *list_groups(cluster, timeout=self._timeout)}
+            for group in sorted(groups):
+                try:
+                    committed = committed_offsets(
+                        cluster, group, require_stable=False, timeout=self._timeout
+                    )
+                except KafkaApiError as error:
+                    if error.code != _GROUP_GONE:  # deleted since it was listed
+                        raise
+                else:
+                    offsets[group] = {tp: one.offset for tp, one in committed.items()}
+        return offsets
+
+    def _connected(self) -> "Cluster":
+        from sidetier.wire.cluster import Cluster  # noqa: PLC0415
+
+        return Cluster(self._settings)
+
+
+def _outcome(answer: Offset | KafkaApiError | None, end: Offset) -> Offset | SidetierError:
+    if isinstance(answer, KafkaApiError) and answer.code == _REQUEST_TIMED_OUT:
+        # The leader has moved its log start offset before it waits for the followers, which move
+        # theirs with their next fetch.
+        return end
+    if answer is None:
+        return LeadershipError(f"the broker's response has nothing about the deletion up to {end}")
+    return answer

@@ -1,0 +1,182 @@
+"""Local retention on a real broker: disk is freed, and every record can still be read."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from devtools.sandbox.kafka import KraftCluster
+from sidetier import TieredConsumer
+from sidetier.cli.main import run
+from tests.harness.archive_check import wait_until_stored
+from tests.harness.archive_objects import ArchiveStore, file_store, s3_store
+from tests.harness.ledger import Ledger
+from tests.harness.local_segments import closed_end, log_bases, small_segments, wait_until_gone
+from tests.harness.s3 import S3Bucket
+from tests.harness.sidecar import Settings, Sidecar, beside, merged
+from tests.harness.topics import create_topic
+
+pytestmark = pytest.mark.integration
+
+RECORDS = 300
+SECONDS = 60.0
+QUICK_DELETION = {"file_delete_delay_ms": 100}
+
+
+def with_retention(settings: Settings, topic: str, **local: object) -> Settings:
+    local = {"topics": [topic], "bytes": 0, "interval": "1s", **local}
+    return merged(settings, {"retention": {"local": local}})
+
+
+def log_start(bootstrap: str, topic: str) -> int:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
+    try:
+        low, _ = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
+    finally:
+        consumer.close()
+    return int(low)
+
+
+def size_of(directory: Path) -> int:
+    return sum(entry.stat().st_size for entry in os.scandir(directory) if "log" in entry.name)
+
+
+def test_sidecar_frees_disk_and_all_records_can_be_read(
+    kraft43: KraftCluster, topic: str, tmp_path: Path, s3_bucket: S3Bucket
+) -> None:
+    bootstrap, store = kraft43.bootstrap_servers, s3_store(s3_bucket)
+    create_topic(bootstrap, topic, configs=small_segments(**QUICK_DELETION))
+    ledger = Ledger()
+    ledger.produce(bootstrap, topic, RECORDS)
+    directory = kraft43.log_dirs(1)[0] / f"{topic}-0"
+    end, before = closed_end(directory), size_of(directory)
+    assert end > RECORDS // 2
+    settings = with_retention(beside(kraft43, store, topics=[topic]), topic)
+    with Sidecar(tmp_path / "sidecar", settings, store) as sidecar:
+        wait_until_gone(directory, end, SECONDS)
+        sidecar.wait_for_event("local_retention.trimmed", log_start_offset=end)
+        freed = sum(event["bytes"] for event in sidecar.seen("local_retention.trimmed"))
+        metric = "sidetier_local_retention_trimmed_bytes_total"
+        assert sidecar.metric(metric, topic=topic) == freed
+        assert size_of(directory) <= before - freed
+        assert sidecar.stop() == 0
+    assert log_bases(directory) == [end]
+    assert log_start(bootstrap, topic) == end
+    assert plain_consumer_begins_at(bootstrap, topic, "earliest") == end
+    assert plain_consumer_begins_at(bootstrap, topic, "error") is None
+    assert read_tiered(bootstrap, topic, sidecar.config, store) == [
+        (offset, record.value) for offset, record in sorted(ledger.records[topic, 0].items())
+    ]
+
+
+def plain_consumer_begins_at(bootstrap: str, topic: str, reset: str) -> int | None:
+    """Return the first offset that a consumer at offset 0 gets; None for an out-of-range error."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "plain",
+            "auto.offset.reset": reset,
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        message = consumer.poll(SECONDS)
+        assert message is not None
+        error = message.error()
+        if error is not None:
+            assert error.code() == KafkaError._AUTO_OFFSET_RESET, error
+            return None
+        return message.offset()
+    finally:
+        consumer.close()
+
+
+def read_tiered(
+    bootstrap: str, topic: str, config: Path, store: ArchiveStore
+) -> list[tuple[int | None, bytes | str | None]]:
+    """Read the whole topic by a TieredConsumer."""
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": f"tiered-{topic}",
+        "auto.offset.reset": "earliest",
+        "tiered.storage.mode": "KAFKA_PREFERRED",
+        "tiered.storage.config": str(config),
+    }
+    read: list[tuple[int | None, bytes | str | None]] = []
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in store.environment.items():
+            environment.setenv(name, value)
+        with TieredConsumer(settings) as consumer:
+            consumer.assign([TopicPartition(topic, 0, 0)])
+            while len(read) < RECORDS:
+                message = consumer.poll(SECONDS)
+                assert message is not None, f"nothing behind {read[-1:]}"
+                assert message.error() is None, message.error()
+                read.append((message.offset(), message.value()))
+    return read
+
+
+def test_command_shows_and_makes_a_pass(
+    kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bootstrap, store = kraft43.bootstrap_servers, file_store(tmp_path / "store")
+    create_topic(bootstrap, topic, configs=small_segments(**QUICK_DELETION))
+    Ledger().produce(bootstrap, topic, RECORDS)
+    directory = kraft43.log_dirs(1)[0] / f"{topic}-0"
+    end, first = closed_end(directory), log_bases(directory)
+    commit(bootstrap, topic, "slow", 5)
+    settings = beside(kraft43, store, topics=[topic])
+    with Sidecar(tmp_path / "sidecar", settings, store) as sidecar:
+        wait_until_stored(store.objects, topic, 0, end)
+        assert sidecar.stop() == 0
+    retention = with_retention(settings, topic, age="1h", bytes=0)
+    config = tmp_path / "trim.yaml"
+    config.write_text(json.dumps(retention))
+
+    def trim(*arguments: str, code: int = 0) -> dict[str, object]:
+        capsys.readouterr()
+        line = ["--config", str(config), "trim", *arguments, "--output", "json"]
+        assert run(line) == code, capsys.readouterr().err
+        result = json.loads(capsys.readouterr().out)
+        assert isinstance(result, dict)
+        return result
+
+    shown = trim("--dry-run")
+    [partition] = shown["partitions"]  # type: ignore[misc]
+    assert (partition["log_start_offset"], partition["reason"]) == (end, None)
+    assert shown["groups_behind"] == [
+        {
+            "group": "slow",
+            "topic": topic,
+            "partition": 0,
+            "committed_offset": 5,
+            "log_start_offset": end,
+        }
+    ]
+    assert log_bases(directory) == first, "a dry run deletes nothing"
+    assert run(["--config", str(config), "trim", "--dry-run"]) == 0
+    assert "would be deleted from 1 of the 1 partitions" in capsys.readouterr().out
+
+    config.write_text(json.dumps(with_retention(settings, topic, protect_groups=["slow"])))
+    [held] = trim()["partitions"]  # type: ignore[misc]
+    assert (held["log_start_offset"], held["reason"]) == (0, "group_behind")
+    assert log_bases(directory) == first
+
+    config.write_text(json.dumps(retention))
+    assert trim()["bytes"] == shown["bytes"]
+    assert log_start(bootstrap, topic) == end
+    wait_until_gone(directory, end, SECONDS)
+    assert trim()["partitions"] == []
+    config.write_text(json.dumps(settings))
+    assert run(["--config", str(config), "trim"]) == 2
+
+
+def commit(bootstrap: str, topic: str, group: str, offset: int) -> None:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    try:
+        consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
+    finally:
+        consumer.close()

@@ -1,0 +1,429 @@
+"""Local retention deletes only what the store is proven to have."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from sidetier.archive.objects.watermark import encode_watermark
+from sidetier.config.retention import LocalRetentionConfig
+from sidetier.leadership.port import TopicConfig
+from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader import engine
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.trim.archive_check import LedPartition
+from sidetier.uploader.trim.decision import Hindrance, Trim
+from sidetier.uploader.trim.trimmer import Survey, Trimmer
+from tests.harness.daemons import (
+    LAYOUT,
+    ConfigsByHand,
+    LeadershipByHand,
+    Site,
+    key_of,
+    place_of,
+    stored_next,
+    watermark_of,
+)
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
+from tests.harness.record_deletion import DeletingBroker
+
+TP = TopicPartition("t", 0)
+PLAIN = TopicConfig(only_deleted=True)
+
+
+class Beside:
+    """A trimmer beside a broker with one archived partition of four closed segments."""
+
+    def __init__(self, site: Site, store: FakeStorage, log_dir: LogDir, **settings: object) -> None:
+        self.store = store
+        self.log_dir = log_dir
+        self.log = log_dir.partitions.get(TP) or log_dir.create()
+        self.bases = [int(base) for base in self.log.closed_segments(4)]
+        log_dir.checkpoint_high_watermarks()
+        site.settle()
+        self.broker = DeletingBroker([log_dir])
+        self.configs = ConfigsByHand({"t": PLAIN})
+        place = place_of(store)
+        local = LocalRetentionConfig.model_validate({"topics": ["t"], "bytes": 0, **settings})
+        self.trimmer = Trimmer(
+            local, self.broker, self.configs, lambda _: place, SYSTEM_CLOCK.wall, threads=1
+        )
+
+    def led(self, **changes: object) -> LedPartition:
+        known = LedPartition(
+            TP,
+            str(self.log.path),
+            LeaderEpoch(self.log.epoch),
+            TOPIC_ID,
+            archived_to=Offset(stored_next(self.store, TP) or 0),
+        )
+        return replace(known, **changes)  # type: ignore[arg-type]
+
+    def survey(self, **changes: object) -> Survey:
+        return self.trimmer.survey([self.led(**changes)])
+
+    def run(self, **changes: object) -> Trim:
+        """Make a pass, and return its only decision."""
+        [trim] = self.survey(**changes).trims
+        if not trim.size:
+            return trim
+        [(led, trim)] = self.trimmer.verify([(self.led(**changes), trim)])
+        [trim] = self.trimmer.delete([(led, trim)])
+        return trim
+
+    @property
+    def log_start(self) -> int:
+        return int(self.log.bases()[0])
+
+    def replace_watermark(self, **changes: object) -> None:
+        watermark = watermark_of(self.store, TP)
+        assert watermark is not None
+        changed = replace(watermark, nonce="another", **changes)  # type: ignore[arg-type]
+        self.store.put_object(LAYOUT.watermark_key(TP), BytesBody(encode_watermark(changed)))
+
+
+@pytest.fixture
+def beside(site: Site, store: FakeStorage, log_dir: LogDir) -> Beside:
+    return Beside(site, store, log_dir)
+
+
+def hindrance(trim: Trim) -> Hindrance | None:
+    return None if trim.held is None else trim.held.hindrance
+
+
+def test_verified_segments_are_deleted_in_one_request(beside: Beside) -> None:
+    trim = beside.run()
+    assert (trim.end, hindrance(trim), trim.excess) == (40, None, 0)
+    assert trim.size == sum(len(beside.log.written[base]) for base in beside.bases)
+    assert beside.broker.requests == [{TP: 40}]
+    assert beside.log_start == 40
+    assert not beside.survey().trims, "a second pass has nothing to do"
+
+
+def test_active_segment_and_unarchived_segments_stay(beside: Beside) -> None:
+    beside.log.closed_segment()
+    beside.log.append(3)
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (40, Hindrance.ARCHIVE_BEHIND)
+    assert beside.log_start == 40
+
+
+def test_each_object_is_verified_once(beside: Beside) -> None:
+    beside.broker.away = True
+    assert hindrance(beside.run()) is Hindrance.REQUEST_FAILED
+    heads = beside.store.count("head")
+    assert hindrance(beside.run()) is Hindrance.REQUEST_FAILED
+    assert beside.store.count("head") == heads + 1, "only offset.wm is checked again"
+    beside.broker.away = False
+    assert beside.run().end == 40
+
+
+def gone(kind: FileKind, base: int = 20) -> Callable[[Beside], None]:
+    return lambda beside: beside.store.delete_object(key_of(TP, base, kind))
+
+
+def put_again(beside: Beside) -> None:
+    """Replace a `.log` by other bytes with the metadata of the upload."""
+    key = key_of(TP, 20)
+    stored = beside.store.get_object(key)
+    data = bytes([*stored.data[:-1], stored.data[-1] ^ 1])
+    beside.store.put_object(key, BytesBody(data), metadata=stored.head.metadata)
+
+
+def without_metadata(beside: Beside) -> None:
+    """Replace a `.log` as Pinterest's uploader does."""
+    key = key_of(TP, 20)
+    beside.store.put_object(key, BytesBody(beside.store.get_object(key).data))
+
+
+def unnamed(beside: Beside) -> None:
+    """Let `_metadata` no longer name a segment."""
+    key = LAYOUT.metadata_key(TP)
+    data = beside.store.get_object(key).data
+    entries = data.split(b"{")
+    kept = [entry for entry in entries if b'"baseOffset": 20' not in entry.replace(b":20", b": 20")]
+    assert len(kept) == len(entries) - 1
+    beside.store.put_object(key, BytesBody(b"{".join(kept)))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (gone(FileKind.LOG), Hindrance.OBJECT_MISSING),
+        (gone(FileKind.INDEX), Hindrance.OBJECT_MISSING),
+        (put_again, Hindrance.OBJECT_UNVERIFIED),
+        (without_metadata, Hindrance.OBJECT_UNVERIFIED),
+        (unnamed, Hindrance.ARCHIVE_BEHIND),
+    ],
+)
+def test_trim_stops_before_a_segment_that_is_not_proven(
+    beside: Beside, change: Callable[[Beside], None], expected: Hindrance
+) -> None:
+    change(beside)
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (20, expected)
+    assert beside.log_start == 20
+
+
+def test_first_segment_is_gone(beside: Beside) -> None:
+    gone(FileKind.LOG, 0)(beside)
+    assert hindrance(beside.run()) is Hindrance.OBJECT_MISSING
+    assert not beside.broker.requests
+
+
+@pytest.mark.parametrize(
+    ("watermark", "known", "expected"),
+    [
+        ({"pending": "_sidetier/c/quarantine/x/"}, {}, Hindrance.ARCHIVE_CHANGED),
+        ({"next_offset": None}, {}, Hindrance.ARCHIVE_CHANGED),
+        ({"topic_id": "AAAAAAAAAAAAAAAAAAAAAg"}, {}, Hindrance.ARCHIVE_CHANGED),
+        ({"leader_epoch": LeaderEpoch(7)}, {}, Hindrance.ARCHIVE_CHANGED),
+        ({}, {"etag": "of an earlier version"}, Hindrance.ARCHIVE_CHANGED),
+        ({}, {"topic_id": None}, Hindrance.ARCHIVE_CHANGED),
+        ({"epoch_history": "00000000"}, {}, Hindrance.EPOCHS_DIFFER),
+    ],
+)
+def test_stale_view_or_foreign_archive_is_not_trimmed(
+    beside: Beside, watermark: dict[str, object], known: dict[str, object], expected: Hindrance
+) -> None:
+    beside.replace_watermark(**watermark)
+    trim = beside.run(archived_to=Offset(40), **known)
+    assert (trim.end, hindrance(trim)) == (0, expected)
+    assert not beside.broker.requests
+
+
+def test_moved_back_watermark_counts_and_not_the_known_one(beside: Beside) -> None:
+    beside.replace_watermark(base_offset=10, next_offset=Offset(20))
+    trim = beside.run(archived_to=Offset(40))
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.ARCHIVE_BEHIND)
+
+
+def test_watermark_that_is_deleted_or_written_meanwhile(beside: Beside) -> None:
+    key = LAYOUT.watermark_key(TP)
+    real = beside.store.head_object
+
+    def written_first(name: str, **options: bool) -> object:
+        if name == key_of(TP, 0):
+            beside.replace_watermark()
+        return real(name, **options)
+
+    beside.store.head_object = written_first  # type: ignore[method-assign,assignment]
+    assert hindrance(beside.run()) is Hindrance.ARCHIVE_CHANGED
+    beside.store.head_object = real  # type: ignore[method-assign]
+    beside.store.delete_object(key)
+    assert hindrance(beside.run(archived_to=Offset(40))) is Hindrance.ARCHIVE_CHANGED
+    assert not beside.broker.requests
+
+
+def test_log_with_another_history_is_not_trimmed(beside: Beside) -> None:
+    """After an unclean election, another epoch has written offsets that are archived."""
+    beside.log._epochs = [(0, 0), (3, 25)]
+    beside.log._write_epochs()
+    beside.log.epoch = 3
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (0, Hindrance.EPOCHS_DIFFER)
+    assert not beside.broker.requests
+
+
+def test_log_of_other_size_is_not_trimmed(beside: Beside) -> None:
+    with beside.log.file(20).open("ab") as file:
+        file.write(b"more")
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.OBJECT_UNVERIFIED)
+
+
+def test_leader_moves_between_check_and_request(beside: Beside) -> None:
+    beside.broker.before_delete = lambda: beside.broker.epochs.update({TP: 1})
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (0, Hindrance.LEADERSHIP_UNCONFIRMED)
+    assert beside.log_start == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (TopicConfig(compacted=True), Hindrance.TOPIC_REFUSED),
+        (TopicConfig(only_deleted=True, native_tiering=True), Hindrance.TOPIC_REFUSED),
+        (None, Hindrance.TOPIC_CONFIG_UNKNOWN),
+    ],
+)
+def test_refused_topics(beside: Beside, config: TopicConfig | None, expected: Hindrance) -> None:
+    beside.configs.answers["t"] = config
+    assert hindrance(beside.run()) is expected
+    beside.configs.away = True
+    assert hindrance(beside.run()) is Hindrance.TOPIC_CONFIG_UNKNOWN
+    assert not beside.broker.requests
+
+
+def test_store_that_does_not_answer(beside: Beside) -> None:
+    beside.store.fail(None, StoreUnavailableError("away"), times=None)
+    assert hindrance(beside.run(archived_to=Offset(40))) is Hindrance.REQUEST_FAILED
+    assert not beside.broker.requests
+
+
+def test_groups_that_fall_behind_are_listed(beside: Beside) -> None:
+    beside.broker.committed = {"slow": {TP: Offset(15)}, "fast": {TP: Offset(40)}}
+    survey = beside.survey()
+    assert [(one.group, one.committed, one.log_start) for one in survey.groups_behind] == [
+        ("slow", 15, 40)
+    ]
+    assert beside.run().end == 40, "a group that is not protected holds nothing back"
+
+
+def test_protected_group_holds_the_log_start(
+    site: Site, store: FakeStorage, log_dir: LogDir
+) -> None:
+    beside = Beside(site, store, log_dir, protect_groups=["slow.*"])
+    beside.broker.committed = {"slow-1": {TP: Offset(25)}, "other": {TP: Offset(1)}}
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.GROUP_BEHIND)
+    beside.broker.groups_error = BrokerUnavailableError("no coordinator")
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.GROUPS_UNKNOWN)
+    assert trim.size == 0
+
+
+def test_unknown_offsets_hold_nothing_without_protected_groups(beside: Beside) -> None:
+    beside.broker.groups_error = BrokerUnavailableError("no coordinator")
+    assert beside.survey().groups_problem is not None
+    assert beside.run().end == 40
+
+
+def test_log_start_within_the_first_segment(
+    site: Site, store: FakeStorage, log_dir: LogDir, log: PartitionLog
+) -> None:
+    """The archive begins at the log start: records below it were deleted by an operator."""
+    log.closed_segments(2)
+    log.start_at(5)
+    beside = Beside(site, store, log_dir)
+    store.delete_object(key_of(TP, 0))
+    names = b'"baseOffset"'
+    assert names in store.get_object(LAYOUT.metadata_key(TP)).data
+    checkpoint = log_dir.path / "log-start-offset-checkpoint"
+    checkpoint.write_text("0\n1\nt 0 10\n")
+    assert beside.run().end == 60
+
+
+# -- the daemon
+
+
+@pytest.fixture
+def quick_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
+
+
+def daemon_site(site: Site, log_dir: LogDir, **settings: object) -> DeletingBroker:
+    broker = DeletingBroker([log_dir])
+    site.topic_configs = ConfigsByHand({"t": PLAIN, "other": PLAIN})
+    site.record_deleter = broker
+    site.local_retention = LocalRetentionConfig.model_validate(
+        {"topics": ["t"], "bytes": 0, "interval": 1, **settings}
+    )
+    return broker
+
+
+@pytest.mark.usefixtures("quick_passes")
+def test_daemon_trims_what_it_has_archived(site: Site, log_dir: LogDir, log: PartitionLog) -> None:
+    other = log_dir.create("other")
+    for one in (log, other):
+        one.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    broker = daemon_site(site, log_dir)
+    with capture_logs() as events, site.running() as running:
+        running.wait(lambda: log.bases()[0] == 30, "the trim")
+        counter = "sidetier_local_retention_trimmed_bytes_total"
+        running.wait(lambda: site.registry.get_sample_value(counter, {"topic": "t"}), "the count")
+    assert len(other.bases()) == 4, "the topic has not opted in"
+    assert broker.requests == [{TP: 30}]
+    [trimmed] = [event for event in events if event["event"] == "local_retention.trimmed"]
+    assert (trimmed["log_start_offset"], trimmed["bytes"]) == (
+        30,
+        sum(len(log.written[base]) for base in (0, 10, 20)),
+    )
+
+
+@pytest.mark.usefixtures("quick_passes")
+def test_daemon_shows_why_nothing_is_trimmed(
+    site: Site, log_dir: LogDir, log: PartitionLog
+) -> None:
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    broker = daemon_site(site, log_dir)
+    broker.epochs[TP] = 9
+    with site.running() as running:
+        running.wait(lambda: running.daemon.status.snapshot().local_retention, "the report")
+        [excess] = running.daemon.status.snapshot().local_retention
+    assert (excess.topic, excess.reason) == ("t", "leadership_unconfirmed")
+    assert excess.size_bytes == sum(len(log.written[base]) for base in (0, 10, 20))
+    assert log.bases()[0] == 0
+
+
+@pytest.mark.usefixtures("quick_passes")
+def test_leader_moves_while_the_archive_is_verified(
+    site: Site, store: FakeStorage, log_dir: LogDir, log: PartitionLog
+) -> None:
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    broker = daemon_site(site, log_dir)
+    site.leadership = leadership = LeadershipByHand({TP: 0})
+    held = ExitStack()
+    held.enter_context(store.hold("head", key_of(TP, 10)))
+    with held, site.running() as running:
+        running.wait(lambda: store.count("head", key_of(TP, 10)), "the check")
+        leadership.lose(TP)
+        running.wait(lambda: running.status(TP) is None, "the loss")
+        held.close()
+        running.wait(lambda: running.daemon.status.snapshot().local_retention, "the report")
+        [excess] = running.daemon.status.snapshot().local_retention
+    assert excess.reason == "leadership_unconfirmed"
+    assert not broker.requests
+
+
+@pytest.mark.usefixtures("quick_passes")
+def test_failing_partition_does_not_affect_the_others(
+    site: Site, store: FakeStorage, log_dir: LogDir, log: PartitionLog
+) -> None:
+    logs = [log, *(log_dir.create(number=number) for number in (1, 2))]
+    for one in logs:
+        one.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    daemon_site(site, log_dir)
+    site.settle()
+    broken = TopicPartition("t", 1)
+    store.fail("get", KeyError("unexpected"), key=LAYOUT.metadata_key(broken), times=None)
+    with site.running() as running:
+        running.wait(lambda: logs[0].bases()[0] == logs[2].bases()[0] == 20, "the others")
+    assert logs[1].bases()[0] == 0
+
+
+@pytest.mark.usefixtures("quick_passes")
+def test_unexpected_error_of_a_pass_is_held_and_the_daemon_lives(
+    site: Site, log_dir: LogDir, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    daemon_site(site, log_dir)
+
+    def fails(*_: object) -> None:
+        raise KeyError("unexpected")
+
+    monkeypatch.setattr(Trimmer, "survey", fails)
+    with site.running() as running:
+        running.wait(lambda: running.daemon.status.snapshot().held_errors, "the error")
+        [held] = running.daemon.status.snapshot().held_errors
+    assert held.subject == "local retention"
+    assert log.bases()[0] == 0
+
+
+def test_daemon_without_the_setting_has_no_thread_for_it(site: Site, log_dir: LogDir) -> None:
+    site.record_deleter = DeletingBroker([log_dir])
+    daemon = site.daemon()
+    assert "local-retention" not in daemon._engine._pools
+    assert daemon._engine._local_retention is None

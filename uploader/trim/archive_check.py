@@ -1,0 +1,374 @@
+"""Check right before a trim that the store has every record that would be deleted.
+
+The sidecar's own knowledge of the archive may be outdated, and `offset.wm` says nothing about
+objects that a lifecycle rule or a person has deleted since. So each check asks the store again:
+
+1. `offset.wm` is the version that this sidecar knows, of this topic, and no move is pending.
+2. The archived leader epochs are those of the broker's log.
+3. The segments that `_metadata` names follow each other without a gap, with all of their files.
+4. Each `.log` has the checksum that the store compared when it was uploaded, and its metadata fits
+   the log. A store that compares no checksum has to return the bytes: this sidecar compares them.
+5. `offset.wm` is still the same version.
+
+Nothing is written.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.archive.objects.gaps import recorded_gaps
+from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
+from sidetier.archive.objects.pinterest_metadata import named_segments
+from sidetier.archive.objects.segment import (
+    SegmentFiles,
+    Version,
+    noted_epoch,
+    noted_next_offset,
+    segment_files,
+)
+from sidetier.archive.objects.watermark import Watermark, is_noted, read_watermark
+from sidetier.segments.epoch_history import EpochHistory, continues, contradiction, parse_runs
+from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.names import FileKind
+from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
+from sidetier.segments.offsets import (
+    UNKNOWN_EPOCH,
+    BaseOffset,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
+from sidetier.storage.checksums import RunningChecksum
+from sidetier.storage.port import (
+    ChecksumAlgorithm,
+    IfMatch,
+    ObjectHead,
+    ObjectSummary,
+    RemoteStorage,
+)
+from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
+from sidetier.uploader.sending.conditional_put import CHECKSUM_KEY
+from sidetier.uploader.trim.decision import Held, Hindrance, LocalSegment, Trim, bounded_by_archive
+
+_CHUNK_BYTES: Final = 1 << 20
+_MOST_SEGMENTS: Final = 1000
+"""Segments of a partition that one check covers; a longer trim continues in the next pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedPartition:
+    """A partition that the broker leads, and what the sidecar knows of its archive.
+
+    Attributes:
+        topic_partition: The partition.
+        directory: Its directory.
+        leader_epoch: Leader epoch in which the broker leads.
+        topic_id: Kafka's topic id; None where it is not known.
+        generation: Changes when the sidecar has to read the archive again.
+        etag: Etag of the known version of `offset.wm`; None if any version counts.
+        archived_to: The archive end offset; None where it is not known.
+        epochs: The leader epochs of the log.
+        stored_epochs: The stored leader epochs; None where they are not known.
+        held: Why nothing must be trimmed; None if it may.
+    """
+
+    topic_partition: TopicPartition
+    directory: str
+    leader_epoch: LeaderEpoch
+    topic_id: str | None
+    generation: int = 0
+    etag: str | None = None
+    archived_to: Offset | None = None
+    epochs: RememberedEpochs | None = None
+    stored_epochs: StoredEpochHistory | None = None
+    held: Held | None = None
+
+    def local_epochs(self) -> EpochHistory:
+        """Read the leader epochs of the log. Raises as `RememberedEpochs.read`."""
+        return (self.epochs or RememberedEpochs()).read(self.directory)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveCheck:
+    """Checks archives on one store.
+
+    Attributes:
+        store: The store.
+        layout: The keys on it.
+        verified: End offset of each `.log` that was checked before, by its version and the leader
+            epoch of the check: each is checked once. The listing shows that it is still stored.
+    """
+
+    store: RemoteStorage
+    layout: ArchiveLayout
+    verified: MutableMapping[tuple[Version, LeaderEpoch], Offset]
+
+    def bound(self, led: LedPartition, trim: Trim) -> Trim:
+        """Return the part of a trim whose records the store is proven to have.
+
+        Raises:
+            StorageError: The store does not answer.
+            MalformedObjectError: An object of the archive does not parse.
+            SegmentError: The leader epochs of the log cannot be read.
+        """
+        key = self.layout.watermark_key(led.topic_partition)
+        mark = read_watermark(self.store, key)
+        if mark is None:
+            return trim.none(Held(Hindrance.ARCHIVE_CHANGED, f"{key} is not stored"))
+        held = watermark_hindrance(key, mark.watermark, mark.etag, led)
+        if held is not None or mark.watermark.next_offset is None:
+            return trim.none(held or Held(Hindrance.ARCHIVE_CHANGED, f"{key} has no end offset"))
+        trim = bounded_by_archive(trim, mark.watermark.next_offset)
+        if trim.end == trim.start:
+            return trim
+        local = led.local_epochs()
+        stored = self._stored_epochs(led, mark.watermark)
+        held = epochs_hindrance(
+            mark.watermark,
+            stored,
+            local,
+            trim.end,
+            lambda: self._gaps(led.topic_partition),
+        )
+        if held is not None:
+            return trim.none(held)
+        trim = self._bounded_by_segments(led, trim, mark.watermark, local)
+        if trim.end > trim.start and self._etag_of(key) != mark.etag:
+            return trim.none(
+                Held(Hindrance.ARCHIVE_CHANGED, f"{key} was written while it was checked")
+            )
+        return trim
+
+    def _etag_of(self, key: str) -> str | None:
+        try:
+            return self.store.head_object(key).etag
+        except ObjectNotFoundError:
+            return None
+
+    def _gaps(self, tp: TopicPartition) -> Sequence[OffsetRange]:
+        return recorded_gaps(self.store, self.layout, [tp])[tp]
+
+    def _stored_epochs(self, led: LedPartition, watermark: Watermark) -> EpochHistory:
+        known = led.stored_epochs
+        # `offset.wm` has the checksum of the epochs that belong to it, which saves a request.
+        if (
+            known is not None
+            and watermark.epoch_history is not None
+            and is_noted(watermark, known.epoch_history)
+        ):
+            return known.epoch_history
+        return read_epoch_history(self.store, self.layout, led.topic_partition).epoch_history
+
+    def _bounded_by_segments(
+        self, led: LedPartition, trim: Trim, watermark: Watermark, local: EpochHistory
+    ) -> Trim:
+        tp = led.topic_partition
+        key = self.layout.metadata_key(tp)
+        # A stored segment that `_metadata` does not name may be one that the cluster has discarded.
+        bases = sorted(
+            base for base in named_segments(self.store, key) if base <= watermark.base_offset
+        )
+        first = bisect_right(bases, trim.first_deleted) - 1
+        if first < 0:
+            return trim.none(
+                Held(
+                    Hindrance.ARCHIVE_BEHIND,
+                    f"no segment of the archive begins at offset {trim.first_deleted} or below",
+                )
+            )
+        wanted = [base for base in bases[first : first + _MOST_SEGMENTS] if base < trim.end]
+        rows = self._rows(tp, wanted[0], wanted[-1])
+        position, held = trim.first_deleted, None
+        for base in wanted:
+            if base > position:
+                held = Held(
+                    Hindrance.ARCHIVE_BEHIND,
+                    f"the archive has a gap: no stored segment has offset {position}",
+                )
+                break
+            end, held = self._check(led, base, rows.get(base), trim.segments, local)
+            if held is not None or end is None:
+                break
+            position = max(position, end)
+        # `held` is None only if all of `wanted` was checked.
+        return trim.up_to(
+            position,
+            held
+            or Held(Hindrance.ARCHIVE_BEHIND, f"the stored segments below {position} were checked"),
+        )
+
+    def _rows(
+        self, tp: TopicPartition, first: BaseOffset, last: BaseOffset
+    ) -> Mapping[BaseOffset, SegmentFiles]:
+        prefix = self.layout.partition_prefix(tp)
+        # Shortened, the key sorts just before the files of the first segment.
+        after = f"{prefix}{first:020d}"
+        rows = _up_to(self.store.list_objects(prefix, start_after=after), prefix, last)
+        return {files.base_offset: files for files in segment_files(rows, prefix)}
+
+    def _check(
+        self,
+        led: LedPartition,
+        base: BaseOffset,
+        files: SegmentFiles | None,
+        segments: Iterable[LocalSegment],
+        local: EpochHistory,
+    ) -> tuple[Offset | None, Held | None]:
+        """Return the end offset of a stored segment, or why it does not count."""
+        key = self.layout.object_key(led.topic_partition, base, FileKind.LOG)
+        if files is None or files.missing:
+            return None, Held(Hindrance.OBJECT_MISSING, f"{key} is not stored with its indexes")
+        row = files.log
+        version = (row.key, row.etag, row.size), led.leader_epoch
+        if version in self.verified:
+            return self.verified[version], None
+        try:
+            head = self.store.head_object(row.key, with_checksum=True)
+        except ObjectNotFoundError:
+            return None, Held(Hindrance.OBJECT_MISSING, f"{key} is not stored")
+        end = noted_next_offset(head)
+        problem = (
+            "it was stored by Pinterest's uploader, without a checksum"
+            if end is None
+            else _replaced(head, row)
+            or checksum_problem(head)
+            or segment_problem(head, led.topic_id, local)
+            or size_problem(segments, base, end, head.size)
+            or self._bytes_problem(head)
+        )
+        if problem is not None or end is None:
+            return None, Held(Hindrance.OBJECT_UNVERIFIED, f"{key}: {problem}")
+        self.verified[version] = end
+        return end, None
+
+    def _bytes_problem(self, head: ObjectHead) -> str | None:
+        """Read an object whose checksum the store has not verified, and compare it; None if equal.
+
+        GCS and Azure only keep the checksum of the upload.
+        """
+        noted = head.checksum
+        if self.store.capabilities.checksum is not None or noted is None:
+            return None
+        running = RunningChecksum(noted.algorithm)
+        condition = IfMatch(head.etag)
+        with self.store.get_object_input_stream(head.key, condition=condition) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                running.update(chunk)
+        return None if running.result() == noted else "its bytes do not have the uploaded checksum"
+
+
+def _replaced(head: ObjectHead, row: ObjectSummary) -> str | None:
+    same = (head.etag, head.size) == (row.etag, row.size)
+    return None if same else "it was replaced while it was checked"
+
+
+def _up_to(rows: Iterable[ObjectSummary], prefix: str, last: BaseOffset) -> Iterator[ObjectSummary]:
+    for row in rows:
+        parsed = parse_object_key(row.key, prefix)
+        # Keys sort by base offset, and all other objects sort behind the segments.
+        if parsed is None or parsed[0] > last:
+            return
+        yield row
+
+
+def watermark_hindrance(
+    key: str, watermark: Watermark, etag: str, led: LedPartition
+) -> Held | None:
+    """Return why an `offset.wm` that was just read does not allow a trim; None where it does."""
+    if watermark.next_offset is None:
+        text = f"{key} is of Pinterest's uploader: the archive is not taken over yet"
+    elif watermark.pending is not None:
+        text = f"a part of the archive is being moved to {watermark.pending}"
+    elif led.etag is not None and etag != led.etag:
+        text = f"{key} was written since this sidecar has read it"
+    elif led.topic_id is None or watermark.topic_id != led.topic_id:
+        text = f"{key} is of topic id {watermark.topic_id}, and the log of {led.topic_id}"
+    elif watermark.leader_epoch > led.leader_epoch:
+        text = (
+            f"{key} was written in leader epoch {watermark.leader_epoch}, and this broker leads "
+            f"in {led.leader_epoch}"
+        )
+    else:
+        return None
+    return Held(Hindrance.ARCHIVE_CHANGED, text)
+
+
+def epochs_hindrance(
+    watermark: Watermark,
+    stored: EpochHistory,
+    local: EpochHistory,
+    end: Offset,
+    gaps: Callable[[], Sequence[OffsetRange]] = tuple,
+) -> Held | None:
+    """Return why the archive is not known to have the log's history below `end`; None if it is.
+
+    Args:
+        watermark: The content of `offset.wm`.
+        stored: The stored leader epochs.
+        local: The leader epochs of the log.
+        end: The end of the trim.
+        gaps: Returns the recorded gaps, in which nothing is stored. Called only for a conflict.
+    """
+    archived_to = watermark.next_offset or Offset(0)
+    if not is_noted(watermark, stored):
+        text = "the stored leader epochs are not those that offset.wm was written with"
+    elif (
+        contradiction(stored, local, archived_to) is not None
+        and (conflict := contradiction(stored, local, archived_to, gaps())) is not None
+    ):
+        text = (
+            f"offset {conflict.offset} is of leader epoch {conflict.archived} in the archive and "
+            f"of {conflict.local} in the log"
+        )
+    elif not continues(stored.up_to(archived_to), local, end):
+        text = (
+            f"offset {end - 1} is of leader epoch {stored.epoch_at(end - 1)} in the archive and of "
+            f"{local.epoch_at(end - 1)} in the log"
+        )
+    else:
+        return None
+    return Held(Hindrance.EPOCHS_DIFFER, text)
+
+
+def checksum_problem(head: ObjectHead) -> str | None:
+    """Return why the store does not vouch for the bytes of an object; None if it does.
+
+    A store that computes another checksum than CRC64NVME has compared its own at the upload.
+    """
+    if head.checksum is None:
+        return "the store has no checksum of it"
+    noted = head.metadata.get(CHECKSUM_KEY)
+    if head.checksum.algorithm is not ChecksumAlgorithm.CRC64NVME:
+        return None if noted is not None else "its metadata has no checksum of the upload"
+    if head.checksum.value.hex() != noted:
+        return f"the store's checksum is {head.checksum.value.hex()}, uploaded was {noted}"
+    return None
+
+
+def segment_problem(head: ObjectHead, topic_id: str | None, local: EpochHistory) -> str | None:
+    """Return why a stored segment is not known to be the log's; None if it is."""
+    stored_id = head.metadata.get(TOPIC_ID_KEY)
+    if stored_id != topic_id:
+        return f"it is of topic id {stored_id}, and the log of {topic_id}"
+    end = noted_next_offset(head)
+    runs = parse_runs(head.metadata.get(EPOCHS_KEY, "")).entries
+    if not runs:
+        epoch = noted_epoch(head, LEADER_EPOCH_KEY)
+        if epoch == UNKNOWN_EPOCH or end is None:
+            return "its metadata has no leader epoch"
+        runs = ((epoch, Offset(end - 1)),)
+    return local.violation(runs, end)
+
+
+def size_problem(
+    segments: Iterable[LocalSegment], base: BaseOffset, end: Offset, size: int
+) -> str | None:
+    """Return how the size of a stored segment differs from that of the same local segment."""
+    for segment in segments:
+        if (segment.base_offset, segment.end) == (base, end) and segment.size != size:
+            return f"it has {size} bytes, and the log's segment {segment.size}"
+    return None

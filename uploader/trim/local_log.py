@@ -1,0 +1,69 @@
+"""The segments of a broker's log, from the names, sizes and time indexes in its directory."""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from sidetier.segments.checkpoints import parse_offset_checkpoint
+from sidetier.segments.errors import SegmentError
+from sidetier.segments.listing import read_listing
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.uploader.pinning.pins import read_largest_timestamp
+from sidetier.uploader.trim.decision import LocalSegment
+from sidetier.uploader.watching.disk import list_names, read_text
+
+_CHECKPOINT_NAME: Final = "log-start-offset-checkpoint"
+
+
+def log_start_offsets(log_dirs: Iterable[str]) -> dict[TopicPartition, Offset]:
+    """Return the log start offsets in the brokers' checkpoints, as far as they can be read.
+
+    The checkpoint has only log starts within a segment, and the broker writes it once a minute. An
+    outdated entry is too low.
+    """
+    starts: dict[TopicPartition, Offset] = {}
+    for log_dir in log_dirs:
+        path = os.path.join(log_dir, _CHECKPOINT_NAME)
+        with suppress(OSError, SegmentError):
+            starts.update(parse_offset_checkpoint(read_text(path), path))
+    return starts
+
+
+def local_segments(directory: str) -> tuple[LocalSegment, ...]:
+    """Return the segments of a log by ascending base offset, the active one last.
+
+    Segments that are marked for deletion are no part of the log.
+
+    Raises:
+        OSError: A file cannot be read, for example because the broker has just deleted it.
+    """
+    listing = read_listing(list_names(directory))
+    if listing.active is None:
+        return ()
+    segments = [
+        _segment(directory, closed.base_offset, Offset(closed.next_base))
+        for closed in listing.closed
+        if not closed.marked_for_deletion and closed.next_base is not None
+    ]
+    return (*segments, _segment(directory, listing.active, None))
+
+
+def _segment(directory: str, base: BaseOffset, end: Offset | None) -> LocalSegment:
+    status = os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG)))
+    # The active segment always stays, so its age does not matter.
+    largest = status.st_mtime if end is None else _largest_timestamp(directory, base)
+    return LocalSegment(base, end, status.st_size, status.st_mtime if largest is None else largest)
+
+
+def _largest_timestamp(directory: str, base: BaseOffset) -> float | None:
+    """Return the largest timestamp, as the broker uses it for retention.ms; None if the index has
+    no entry. Then the broker uses the file's modification time.
+    """
+    path = os.path.join(directory, segment_file_name(base, FileKind.TIMEINDEX))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return read_largest_timestamp(descriptor)
+    finally:
+        os.close(descriptor)

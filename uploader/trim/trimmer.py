@@ -1,0 +1,278 @@
+"""One pass of local retention, in three steps: survey, verify, delete.
+
+- `survey` reads the directories, and asks the broker for topic configurations and, if records can
+  be deleted, for the committed offsets of consumer groups.
+- `verify` asks the store whether it has the records of some partitions.
+- `delete` deletes these records by one request to the broker.
+
+The daemon and `sidetier trim` use the same steps. Between two steps the daemon drops the partitions
+that have changed.
+
+What a kill leaves: before the broker has the request, nothing. Afterwards, the broker deletes the
+records all the same; they are archived. The next pass reads the directories again.
+"""
+
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
+
+from sidetier.archive.objects.segment import Version
+from sidetier.config.retention import LocalRetentionConfig
+from sidetier.leadership.port import (
+    CommittedOffsets,
+    RecordDeleter,
+    RecordDeletion,
+    TopicConfig,
+    TopicConfigSource,
+)
+from sidetier.segments.errors import BrokerError, LeadershipError, SidetierError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.trim.archive_check import ArchiveCheck, LedPartition
+from sidetier.uploader.trim.decision import (
+    Held,
+    Hindrance,
+    Trim,
+    bounded_by_groups,
+    decide,
+    topic_hindrance,
+    within_rate,
+)
+from sidetier.uploader.trim.local_log import local_segments, log_start_offsets
+
+AT_ONCE: Final = 500
+"""Partitions of one DeleteRecords request. Their archives are verified right before it."""
+CHECK_THREADS: Final = 16
+"""Concurrent checks of archives: each waits for the store most of the time."""
+_MOST_VERIFIED: Final = 100_000
+"""Versions of `.log` objects that are remembered. Those of a finished trim are not needed again."""
+_NAME: Final = re.compile(r"(?:[A-Za-z0-9_-]|\\\.)+")
+"""A pattern that matches one group only."""
+
+
+class GroupBehind(NamedTuple):
+    """A consumer group whose committed offset is below the new log start offset."""
+
+    group: str
+    topic_partition: TopicPartition
+    committed: Offset
+    log_start: Offset
+
+
+class ArchivePlace(Protocol):
+    """Where a topic is archived: a store, and the layout of its keys."""
+
+    @property
+    def store(self) -> RemoteStorage:
+        """The store."""
+        ...
+
+    @property
+    def layout(self) -> ArchiveLayout:
+        """The keys on it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The decisions of a pass, before the archives are verified.
+
+    Attributes:
+        trims: One for each partition with records beyond local retention.
+        groups_behind: The consumer groups that would fall behind the new log starts.
+        groups_problem: Why the committed offsets could not be read; None if they could, or if
+            nothing is to be deleted.
+    """
+
+    trims: tuple[Trim, ...] = ()
+    groups_behind: tuple[GroupBehind, ...] = ()
+    groups_problem: str | None = None
+
+
+class VerifiedLogs(MutableMapping[tuple[Version, LeaderEpoch], Offset]):
+    """The `.log` objects that were verified last, in bounded memory. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: OrderedDict[tuple[Version, LeaderEpoch], Offset] = OrderedDict()
+
+    def __getitem__(self, version: tuple[Version, LeaderEpoch]) -> Offset:
+        return self._ends[version]
+
+    def __setitem__(self, version: tuple[Version, LeaderEpoch], end: Offset) -> None:
+        with self._lock:
+            self._ends[version] = end
+            while len(self._ends) > _MOST_VERIFIED:
+                self._ends.popitem(last=False)
+
+    def __delitem__(self, version: tuple[Version, LeaderEpoch]) -> None:
+        with self._lock:
+            del self._ends[version]
+
+    def __iter__(self) -> Iterator[tuple[Version, LeaderEpoch]]:
+        return iter(tuple(self._ends))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmer:
+    """Makes the steps of a pass. Only one thread at a time calls it.
+
+    Attributes:
+        local: The settings.
+        deleter: Deletes records, and reads committed offsets.
+        topic_configs: Reads topic configurations.
+        places: Where each topic is archived.
+        wall: Seconds since 1970.
+        threads: Concurrent checks of archives.
+        verified: The `.log` objects that were verified.
+    """
+
+    local: LocalRetentionConfig
+    deleter: RecordDeleter
+    topic_configs: TopicConfigSource
+    places: Callable[[str], ArchivePlace]
+    wall: Callable[[], float]
+    threads: int = CHECK_THREADS
+    verified: VerifiedLogs = field(default_factory=VerifiedLogs)
+
+    def survey(self, led: Sequence[LedPartition]) -> Survey:
+        """Decide how far each log is to be trimmed, as far as no request to the store is needed.
+
+        Args:
+            led: The partitions with local retention that the broker leads.
+        """
+        configs = self._configs({partition.topic_partition.topic for partition in led})
+        log_starts = log_start_offsets({os.path.dirname(one.directory) for one in led})
+        decided = (self._decide(one, configs, log_starts) for one in led)
+        trims = [trim for trim in decided if trim is not None]
+        if not any(trim.size for trim in trims):
+            return Survey(tuple(trims))
+        committed, problem = self._committed()
+        if problem is not None and self.local.protect_groups:
+            held = Held(Hindrance.GROUPS_UNKNOWN, problem)
+            return Survey(
+                tuple(trim.none(held) if trim.size else trim for trim in trims), (), problem
+            )
+        protected = {g: offsets for g, offsets in committed.items() if self.local.protects(g)}
+        trims = [
+            bounded_by_groups(trim, _committed_in(trim.topic_partition, protected))
+            for trim in trims
+        ]
+        trims = within_rate(trims, self._budget())
+        return Survey(tuple(trims), tuple(groups_behind(trims, committed)), problem)
+
+    def _budget(self) -> int | None:
+        """Return the bytes that one pass may delete; None for no limit."""
+        rate = self.local.max_bytes_per_second
+        return None if rate is None else int(rate * self.local.interval)
+
+    def _configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        # Asked anew in each pass: a change of cleanup.policy must count at once.
+        with suppress(LeadershipError):
+            wanted = sorted(topics)
+            return self.topic_configs.topic_configs(wanted) if wanted else {}
+        return {}
+
+    def _decide(
+        self,
+        led: LedPartition,
+        configs: Mapping[str, TopicConfig | None],
+        log_starts: Mapping[TopicPartition, Offset],
+    ) -> Trim | None:
+        tp = led.topic_partition
+        held = topic_hindrance(tp.topic, configs.get(tp.topic)) or led.held
+        try:
+            segments = local_segments(led.directory)
+        except OSError:  # the broker rolls or deletes segments: the next pass reads it again
+            return None
+        trim = decide(tp, segments, led.archived_to, held, self.local, self.wall())
+        return None if trim is None else replace(trim, log_start=log_starts.get(tp, trim.start))
+
+    def _committed(self) -> tuple[CommittedOffsets, str | None]:
+        # ListGroups silently leaves out groups that the principal may not describe. For a group
+        # that is named in full, that must be an error.
+        names = [
+            pattern.replace("\\.", ".")
+            for pattern in self.local.protect_groups
+            if _NAME.fullmatch(pattern)
+        ]
+        try:
+            return self.deleter.committed_offsets(names), None
+        except BrokerError as error:
+            return {}, f"committed offsets of consumer groups: {error}"
+
+    def verify(
+        self, wanted: Sequence[tuple[LedPartition, Trim]]
+    ) -> list[tuple[LedPartition, Trim]]:
+        """Return the trims, each shortened to the records that the store is proven to have."""
+        if len(wanted) == 1 or self.threads == 1:
+            return [(led, self._bound(led, trim)) for led, trim in wanted]
+        with ThreadPoolExecutor(self.threads, "archive-check") as helpers:
+            bounded = helpers.map(lambda one: self._bound(*one), wanted)
+            return [(led, trim) for (led, _), trim in zip(wanted, bounded, strict=True)]
+
+    def _bound(self, led: LedPartition, trim: Trim) -> Trim:
+        try:
+            place = self.places(led.topic_partition.topic)
+            return ArchiveCheck(place.store, place.layout, self.verified).bound(led, trim)
+        except (SidetierError, OSError) as error:
+            return trim.none(Held(Hindrance.REQUEST_FAILED, str(error)))
+        except Exception as error:  # noqa: BLE001 - the other partitions are checked all the same
+            return trim.none(Held(Hindrance.REQUEST_FAILED, f"{type(error).__name__}: {error}"))
+
+    def delete(self, verified: Sequence[tuple[LedPartition, Trim]]) -> list[Trim]:
+        """Delete the records of verified trims. Returns the trims that the broker has made.
+
+        A trim that the broker has refused frees nothing, and has the reason.
+        """
+        deletions = {
+            trim.topic_partition: RecordDeletion(trim.end, led.leader_epoch)
+            for led, trim in verified
+            if trim.end > trim.start
+        }
+        answers: Mapping[TopicPartition, Offset | SidetierError] = {}
+        problem = "the broker has not answered about the partition"
+        try:
+            answers = self.deleter.delete_records(deletions) if deletions else {}
+        except SidetierError as error:
+            problem = str(error)
+        return [
+            trim
+            if trim.topic_partition not in deletions
+            else _done(trim, answers.get(trim.topic_partition), problem)
+            for _, trim in verified
+        ]
+
+
+def _done(trim: Trim, answer: Offset | SidetierError | None, problem: str) -> Trim:
+    if answer is None:
+        return trim.none(Held(Hindrance.REQUEST_FAILED, problem))
+    if isinstance(answer, SidetierError):
+        return trim.none(Held(Hindrance.LEADERSHIP_UNCONFIRMED, str(answer)))
+    return trim
+
+
+def _committed_in(tp: TopicPartition, committed: CommittedOffsets) -> Iterator[tuple[str, Offset]]:
+    for group, offsets in committed.items():
+        if tp in offsets:
+            yield group, offsets[tp]
+
+
+def groups_behind(trims: Iterable[Trim], committed: CommittedOffsets) -> Iterator[GroupBehind]:
+    """Yield the groups whose committed offset is below a new log start offset."""
+    for trim in trims:
+        if trim.end == trim.start:
+            continue
+        for group, offset in _committed_in(trim.topic_partition, committed):
+            if offset < trim.end:
+                yield GroupBehind(group, trim.topic_partition, offset, trim.end)
