@@ -22,6 +22,9 @@ _GROUP_GONE: Final = 69
 class KafkaRecordDeleter:
     """`RecordDeleter` with connections of its own, which are opened for each call.
 
+    librdkafka would send DeleteRecords to the broker that leads by then. After an unclean election
+    that broker's log has other records below the same offset, and they may not be archived.
+
     Args:
         bootstrap_servers: Address of the own broker.
         properties: The user's librdkafka properties.
