@@ -32,7 +32,6 @@ from tests.property.uploader.test_protocol_disasters import (
     Disasters,
     TieredNatively,
 )
-from tests.property.uploader.test_protocol_trimming import OnlyTrims
 
 real_track = PinTable.track
 real_files = upload._files
@@ -150,20 +149,6 @@ def _as_the_broker_has_it(checkpoint: Any, _: Any) -> Any:
     return checkpoint
 
 
-def _as_it_is(trim: Any, *_: object) -> Any:
-    """Mutant: nothing shortens a trim."""
-    return trim
-
-
-def _as_it_was_known(_: Any, __: Any, trim: Any) -> Any:
-    """Mutant: the archive is not read again before a trim."""
-    return trim
-
-
-def _not_bounded_by_segments(_: Any, __: Any, trim: Any, *___: object) -> Any:
-    return trim
-
-
 Patches = dict[str, Callable[..., object]]
 UPLOADER = "sidetier.uploader"
 MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
@@ -246,29 +231,6 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     "times of segments fall when a clock jumps": (
         Plain,
         {"sidetier.archive.objects.pinterest_metadata._in_order": _as_clocks_tell},
-    ),
-    "a trim passes the archive's end": (
-        OnlyTrims,
-        {
-            f"{UPLOADER}.trim.decision.bounded_by_archive": _as_it_is,
-            f"{UPLOADER}.trim.archive_check.bounded_by_archive": _as_it_is,
-            f"{UPLOADER}.trim.archive_check.ArchiveCheck._bounded_by_segments": (
-                _not_bounded_by_segments
-            ),
-        },
-    ),
-    "a trim trusts what is known of the archive": (
-        OnlyTrims,
-        {f"{UPLOADER}.trim.archive_check.ArchiveCheck.bound": _as_it_was_known},
-    ),
-    "a trim compares no leader epochs, and no divergence is looked for": (
-        OnlyTrims,
-        {
-            f"{UPLOADER}.archive.history.latest_divergence": _nothing,
-            f"{UPLOADER}.archive.archive_writer.ArchiveWriter.compare": _as_it_was,
-            f"{UPLOADER}.trim.archive_check.epochs_hindrance": _nothing,
-            f"{UPLOADER}.trim.archive_check.segment_problem": _nothing,
-        },
     ),
     "the log goes before its indexes": (
         Protocol,

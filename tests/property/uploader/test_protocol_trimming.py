@@ -5,8 +5,11 @@ records are lost in unclean elections, and requests fail or arrive late. A recor
 broker has is never deleted.
 """
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 from hypothesis import strategies as st
@@ -14,7 +17,8 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from sidetier.leadership.port import TopicConfig
 from tests.harness.daemons import LAYOUT
-from tests.harness.simulation.world import WORLDS
+from tests.harness.simulation.network import Fate
+from tests.harness.simulation.world import WORLDS, World
 from tests.property.uploader.test_protocol import BROKERS, PARTITIONS, SECONDS, examples
 from tests.property.uploader.test_protocol_disasters import Disasters
 
@@ -110,3 +114,118 @@ def test_no_trim_deletes_what_is_not_archived(machine: type[Trimming]) -> None:
     TRIMS[0] = 0
     run_state_machine_as_test(machine, settings=examples(25))
     assert TRIMS[0] > 5, "the examples hardly trim anything"
+
+
+# Each check before a trim is removed in turn, and a scripted run must detect it.
+
+
+def _begun() -> OnlyTrims:
+    """A cluster whose leader's sidecar, of broker 1, has archived some segments."""
+    state = OnlyTrims()
+    state.begin(seed=1, world=World(local_retention=True))
+    for _ in range(2):
+        state.a_backlog(records=2, rolls=set(state.brokers), segments=2)
+        for broker in state.brokers:
+            state.sidecars[broker].work(24)
+    return state
+
+
+def _pass_without_writes(state: OnlyTrims) -> None:
+    """Let the leader's sidecar make a pass while the store refuses every put."""
+    state.now += _PASS_SECONDS
+    sidecar = state.sidecars[state.cluster.leader]
+    for _ in range(40):
+        sidecar.step()
+        for pool, task in sidecar.waiting():
+            if task.request is not None:
+                refused = task.request.operation == "put"
+                sidecar.go_on(pool, task, Fate.CUT if refused else Fate.ARRIVES)
+
+
+def _segments_wait(state: OnlyTrims) -> None:
+    """Segments are closed and committed, and the store does not take them."""
+    state.a_backlog(records=2, rolls=set(state.brokers), segments=3)
+    _pass_without_writes(state)
+
+
+def _the_archive_is_gone(state: OnlyTrims) -> None:
+    """The store has lost the archive, which the sidecar has just written."""
+    state.the_archive_is_deleted()
+    _pass_without_writes(state)
+
+
+def _another_history(state: OnlyTrims) -> None:
+    """A replica without the last records leads after an unclean election, and appends its own."""
+    state.an_unclean_election(broker=2, records=2, segments=3, stored=40, deaf=set())
+    for broker in state.brokers:
+        state.cluster.replicate(broker)
+    state.a_backlog(records=1, rolls=set(state.brokers), segments=4)
+    for _ in range(4):
+        _pass_without_writes(state)
+
+
+def _unbounded(trim: Any, *_: object) -> Any:  # noqa: ANN401 - a mutant passes on what it gets
+    return trim
+
+
+def _unbounded_by(_: object, __: object, trim: Any, *___: object) -> Any:  # noqa: ANN401
+    return trim
+
+
+def _none(*_: object, **__: object) -> None:
+    """Mutant: leave the check out."""
+
+
+def _as_it_was(_: object, __: object, archive: Any, ___: object) -> Any:  # noqa: ANN401
+    return archive
+
+
+TRIM = "sidetier.uploader.trim"
+Patches = dict[str, Callable[..., object]]
+NO_DIVERGENCE: Patches = {
+    "sidetier.uploader.archive.history.latest_divergence": _none,
+    "sidetier.uploader.archive.archive_writer.ArchiveWriter.compare": _as_it_was,
+}
+"""The sidecar does not notice that archive and log differ: only the check of the trim does."""
+SCENARIOS: dict[str, tuple[Callable[[OnlyTrims], None], Patches, Patches]] = {
+    "the archive's end": (
+        _segments_wait,
+        {},
+        {
+            f"{TRIM}.decision.bounded_by_archive": _unbounded,
+            f"{TRIM}.archive_check.bounded_by_archive": _unbounded,
+            f"{TRIM}.archive_check.ArchiveCheck._bounded_by_segments": _unbounded_by,
+        },
+    ),
+    "the archive on the store": (
+        _the_archive_is_gone,
+        {},
+        {f"{TRIM}.archive_check.ArchiveCheck.bound": _unbounded_by},
+    ),
+    "the leader epochs": (
+        _another_history,
+        NO_DIVERGENCE,
+        {
+            f"{TRIM}.archive_check.epochs_hindrance": _none,
+            f"{TRIM}.archive_check.segment_problem": _none,
+            f"{TRIM}.archive_check.size_problem": _none,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("mutated", [False, True])
+@pytest.mark.parametrize("check", SCENARIOS)
+def test_removed_check_lets_a_trim_delete_what_is_not_archived(
+    check: str, *, mutated: bool
+) -> None:
+    scenario, given, mutant = SCENARIOS[check]
+    state = _begun()
+    with ExitStack() as stack:
+        stack.callback(state.teardown)
+        for target, replacement in {**given, **(mutant if mutated else {})}.items():
+            stack.enter_context(patch(target, replacement))
+        assert not state.laws.bad_trims
+        scenario(state)
+        bad_trims, state.laws.bad_trims = state.laws.bad_trims, []
+    assert bool(bad_trims) == mutated
