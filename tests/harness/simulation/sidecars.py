@@ -93,8 +93,10 @@ class _Brokers:
         partition.trim(wanted.end)
         return wanted.end
 
-    def committed_offsets(self, names: Collection[str]) -> CommittedOffsets:
-        return {name: {} for name in names}
+    def committed_offsets(
+        self, names: Collection[str], wanted: Callable[[str], bool]
+    ) -> CommittedOffsets:
+        return {name: {} for name in names if wanted(name)}
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
