@@ -175,11 +175,14 @@ class RecordDeleter(Protocol):
         """
         ...
 
-    def committed_offsets(self, names: Collection[str]) -> CommittedOffsets:
-        """Return the committed offsets of all consumer groups.
+    def committed_offsets(
+        self, names: Collection[str], wanted: Callable[[str], bool]
+    ) -> CommittedOffsets:
+        """Return the committed offsets of consumer groups.
 
         Args:
             names: Groups that must be known even if the brokers do not list them.
+            wanted: Returns whether a group that the brokers list is to be read.
 
         Raises:
             BrokerError: The offsets of a group cannot be read.

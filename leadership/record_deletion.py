@@ -1,6 +1,6 @@
 """Delete records on the own broker, and read the committed offsets of consumer groups."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,9 @@ _GROUP_GONE: Final = 69
 
 class KafkaRecordDeleter:
     """`RecordDeleter` with connections of its own, which are opened for each call.
+
+    librdkafka would send DeleteRecords to the broker that leads by then. After an unclean election
+    that broker's log has other records below the same offset, and they may not be archived.
 
     Args:
         bootstrap_servers: Address of the own broker.
@@ -84,13 +87,15 @@ class KafkaRecordDeleter:
                 answers |= {tp: _outcome(deleted.get(tp), end) for tp, end in ends.items()}
         return answers
 
-    def committed_offsets(self, names: Collection[str]) -> CommittedOffsets:
+    def committed_offsets(
+        self, names: Collection[str], wanted: Callable[[str], bool]
+    ) -> CommittedOffsets:
         """See `RecordDeleter`. One request for each group."""
         from sidetier.wire.requests import committed_offsets, list_groups  # noqa: PLC0415
 
         offsets: dict[str, Mapping[TopicPartition, Offset]] = {}
         with self._connected() as cluster:
-            groups = {*names, *list_groups(cluster, timeout=self._timeout)}
+            groups = {*names, *filter(wanted, list_groups(cluster, timeout=self._timeout))}
             for group in sorted(groups):
                 try:
                     committed = committed_offsets(

@@ -70,6 +70,7 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
         "held_errors",
         "cluster_snapshots",
         "last_drill",
+        "local_retention",
     )
     whole = _plain(snapshot, without=apart)
     pins = [_plain(pin) for pin in snapshot.pins if topic is None or pin.topic == topic]
@@ -83,6 +84,7 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
         "cluster_snapshots": [
             asdict(cluster_snapshot) for cluster_snapshot in snapshot.cluster_snapshots
         ],
+        "local_retention": [asdict(excess) for excess in snapshot.local_retention],
         "last_drill": None if snapshot.last_drill is None else asdict(snapshot.last_drill),
         "partitions": shown,
     }

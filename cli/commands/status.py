@@ -216,6 +216,7 @@ class StatusResult:
             *alone,
             *_of_cluster_snapshots(answer.get("cluster_snapshots", ())),
             *_of_last_drill(answer.get("last_drill")),
+            *_of_local_retention(answer.get("local_retention", ())),
             *ready,
         ]
 
@@ -263,6 +264,17 @@ def _of_cluster_snapshots(snapshots: Sequence[Fields]) -> list[str]:
         if snapshot["problem"] is not None
     ]
     return [f"cluster snapshots, by age: {ages}", *wrong]
+
+
+def _of_local_retention(excess: Sequence[Fields]) -> list[str]:
+    """Return what stays beyond local retention, and why; nothing if it is all gone."""
+    return most_lines(
+        [
+            f"beyond local retention: {size_text(row['size_bytes'])} of {row['topic']} "
+            f"({row['reason']}); `sidetier trim --dry-run` shows the partitions"
+            for row in excess
+        ]
+    )
 
 
 def _of_last_drill(drill: Fields | None) -> list[str]:

@@ -276,6 +276,7 @@ def command(
             configs,
             lambda topic: _Place(archive.store(topic), archive.layout),
             SYSTEM_CLOCK.wall,
+            all_groups=True,
         )
         led = _with_archives(directories, archive)
         trims, survey = _make_pass(trimmer, led, dry_run=dry_run)

@@ -217,6 +217,18 @@ ALERTS: Final[tuple[Alert, ...]] = (
         f"{_BYTES}. At uploader.pins.max_deleted_bytes (10 GiB) it begins to release them.",
     ),
     Alert(
+        "SidetierLocalRetentionStalled",
+        # A pass that has trimmed another partition of the topic shows that it works: what is left
+        # waits for the rate limit, or for the next pass.
+        f"{names.TRIM_EXCESS.name} > 0 unless on (job, instance, topic) "
+        f"increase({names.TRIMMED_BYTES.name}[1h]) > 0",
+        "1h",
+        "warning",
+        f"Local retention does not free the disk of {_WHERE}",
+        f"{_BYTES} of topic {{{{ $labels.topic }}}} are beyond retention.local, and nothing was "
+        "deleted for an hour. Reason: {{ $labels.reason }}.",
+    ),
+    Alert(
         "SidetierClusterSnapshotOld",
         # Every sidecar reads the same index, so the lowest age is the cluster's.
         f"min by (job, cluster, kind) ({names.CLUSTER_SNAPSHOT_AGE.name}) > 3600",

@@ -45,8 +45,13 @@ class DeletingBroker:
     def _log(self, tp: TopicPartition) -> PartitionLog:
         return next(one.partitions[tp] for one in self._log_dirs if tp in one.partitions)
 
-    def committed_offsets(self, names: Collection[str]) -> CommittedOffsets:
-        assert not isinstance(names, str)
+    def committed_offsets(
+        self, names: Collection[str], wanted: Callable[[str], bool]
+    ) -> CommittedOffsets:
         if self.groups_error is not None:
             raise self.groups_error
-        return self.committed
+        return {
+            group: offsets
+            for group, offsets in self.committed.items()
+            if group in names or wanted(group)
+        }

@@ -218,7 +218,7 @@ def decide(
         None if all of the log is within local retention.
     """
     kept = retained_from(segments, local.age, local.bytes, now)
-    if kept is None or kept == segments[0].base_offset:
+    if kept is None or kept <= segments[0].base_offset:
         return None
     trim = Trim(topic_partition, tuple(segments), kept, kept)
     if held is not None:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Final
 
 import structlog
@@ -15,7 +14,7 @@ from sidetier.telemetry.status import LocalRetentionStatus
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.trim.archive_check import LedPartition
 from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Held, Hindrance, Trim
-from sidetier.uploader.trim.trimmer import AT_ONCE, GroupBehind, Survey, Trimmer
+from sidetier.uploader.trim.trimmer import AT_ONCE, Survey, Trimmer
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.workers import Task, WorkerPool
 
@@ -141,7 +140,6 @@ class LocalRetention:
         self._waiting: list[Trim] = []
         self._ended: list[Trim] = []
         self._held: dict[TopicPartition, Hindrance] = {}
-        self._behind: set[str] = set()
 
     def begin_if_due(self, partitions: Iterable[Partition]) -> None:
         """Begin a pass over the led partitions if it is due and none is under way."""
@@ -172,7 +170,8 @@ class LocalRetention:
         """
         match event:
             case SurveyEnded(survey):
-                self._note_groups(survey)
+                if survey.groups_problem is not None:
+                    log.warning("local_retention.groups_unknown", error=survey.groups_problem)
                 self._waiting = [trim for trim in survey.trims if trim.size]
                 self._ended = [trim for trim in survey.trims if not trim.size]
                 self._verify_next(find)
@@ -279,28 +278,6 @@ class LocalRetention:
                 for (topic, hindrance), size in sorted(excess.items())
             )
         )
-
-    def _note_groups(self, survey: Survey) -> None:
-        if survey.groups_problem is not None:
-            log.warning("local_retention.groups_unknown", error=survey.groups_problem)
-        behind = sorted(survey.groups_behind)
-        for group, entries in groupby(behind, key=lambda entry: entry.group):
-            if group not in self._behind:  # once per group, until it has caught up
-                _log_group(group, list(entries))
-        self._behind = {entry.group for entry in behind}
-
-
-def _log_group(group: str, entries: Sequence[GroupBehind]) -> None:
-    first = entries[0]
-    log.warning(
-        "local_retention.group_behind",
-        group=group,
-        partitions=len(entries),
-        topic=first.topic_partition.topic,
-        partition=first.topic_partition.partition,
-        committed_offset=first.committed,
-        log_start_offset=first.log_start,
-    )
 
 
 def _identity(led: LedPartition) -> tuple[object, ...]:

@@ -134,6 +134,9 @@ class Trimmer:
         places: Where each topic is archived.
         wall: Seconds since 1970.
         threads: Concurrent checks of archives.
+        all_groups: Whether to read the offsets of all consumer groups, to list those that would
+            fall behind. Otherwise only protected groups are read: with many brokers and groups the
+            requests of all sidecars would be a load for the coordinators.
         verified: The `.log` objects that were verified.
     """
 
@@ -143,6 +146,7 @@ class Trimmer:
     places: Callable[[str], ArchivePlace]
     wall: Callable[[], float]
     threads: int = CHECK_THREADS
+    all_groups: bool = False
     verified: VerifiedLogs = field(default_factory=VerifiedLogs)
 
     def survey(self, led: Sequence[LedPartition]) -> Survey:
@@ -199,6 +203,8 @@ class Trimmer:
         return None if trim is None else replace(trim, log_start=log_starts.get(tp, trim.start))
 
     def _committed(self) -> tuple[CommittedOffsets, str | None]:
+        if not (self.all_groups or self.local.protect_groups):
+            return {}, None
         # ListGroups silently leaves out groups that the principal may not describe. For a group
         # that is named in full, that must be an error.
         names = [
@@ -207,9 +213,12 @@ class Trimmer:
             if _NAME.fullmatch(pattern)
         ]
         try:
-            return self.deleter.committed_offsets(names), None
+            return self.deleter.committed_offsets(names, self._reads), None
         except BrokerError as error:
             return {}, f"committed offsets of consumer groups: {error}"
+
+    def _reads(self, group: str) -> bool:
+        return self.all_groups or self.local.protects(group)
 
     def verify(
         self, wanted: Sequence[tuple[LedPartition, Trim]]

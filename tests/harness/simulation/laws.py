@@ -1,6 +1,7 @@
 """Invariants of the store, checked at every moment against the cluster's batches."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -16,7 +17,7 @@ from sidetier.segments.walker import BatchWalker
 from sidetier.storage.fake import FakeStorage
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
-from tests.harness.simulation.replicas import Replicated
+from tests.harness.simulation.replicas import Batch, Replicated
 from tests.harness.simulation.world import World
 
 
@@ -51,6 +52,10 @@ class Laws:
     changes: int = -1
     seen: set[bytes] = field(default_factory=set)
     """Every batch that was ever in the archive."""
+    trims: int = 0
+    """Requests of sidecars that have deleted records."""
+    bad_trims: list[str] = field(default_factory=list)
+    """Those that have deleted records that are not archived."""
     moves: set[str] = field(default_factory=set)
     """Quarantine plans by which the archive end has moved back."""
 
@@ -60,6 +65,7 @@ class Laws:
 
     def check(self) -> None:
         """Check the invariants if the store has changed since the last check."""
+        self.check_trims()
         if self.store.changes == self.changes:
             return
         self.changes = self.store.changes
@@ -82,6 +88,33 @@ class Laws:
         self._contiguous(readable, watermark.next_offset)
         for base, log in readable.items():
             self._indexes(base, log)
+
+    def check_trims(self) -> None:
+        """Check that no trim has deleted records that are not archived."""
+        assert not self.bad_trims, f"a trim {self.bad_trims[0]}"
+
+    def note_trim(self, deleted: Collection[Batch], end: int) -> None:
+        """Note what a sidecar's request deletes although the archive does not have it.
+
+        The broker's log start offset never passes the archive's end by a sidecar's own request.
+        An error that is raised here would be taken for the broker's answer.
+        """
+        self.trims += 1
+        watermark = watermark_of(self.store, self.tp)
+        archived_to = 0 if watermark is None else watermark.next_offset or 0
+        if end > archived_to:
+            self.bad_trims.append(f"up to {end}, and the archive ends at {archived_to}")
+        base_offset = -1 if watermark is None else watermark.base_offset
+        logs = stored_logs(self.store, self.tp)
+        archived = {
+            data
+            for base, log in logs.items()
+            if base <= base_offset
+            for _, _, data in batches_of(log)
+        }
+        missing = [batch.base for batch in deleted if batch.data not in archived]
+        if missing:
+            self.bad_trims.append(f"of batches {missing}, which the archive does not have")
 
     def left_over(self) -> dict[int, int]:
         """Count the discarded batches in each segment that `_metadata` names.

@@ -9,7 +9,7 @@ name.
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -246,6 +246,8 @@ class Replicated:
         self.thrown_away: set[bytes] = set()
         """Batches that were committed and that no leader's log has any more."""
         self.config = TopicConfig()
+        self.before_trim: Callable[[Collection[Batch], int], None] = lambda _, __: None
+        """Called with the batches that a sidecar's request is about to delete, and their end."""
         self.start_outrun = False
         """Whether two sidecars have begun the archive within the same request."""
         self._random = Random(f"{seed} {tp}")
@@ -368,6 +370,13 @@ class Replicated:
             return None
         leader.move_start(offset)
         return offset
+
+    def trim(self, end: int) -> None:
+        """Delete the leader's records below an offset on the request of a sidecar."""
+        leader = self.replicas[self.leader]
+        start = max(leader.log_start, leader.log.bases()[0])
+        self.before_trim([b for b in leader.batches if start < b.end and b.base < end], end)
+        leader.move_start(end)
 
     def move(self, broker: int, rolls: Collection[int] | None) -> bool:
         """Move a replica to the broker's next log dir.

@@ -1,12 +1,25 @@
 """A sidecar's real engine. The simulation drives its jobs, clock, leadership and brokers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
-from sidetier.leadership.port import HighWatermark, LeadershipView, TopicConfig
-from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.config.retention import LocalRetentionConfig
+from sidetier.leadership.port import (
+    CommittedOffsets,
+    HighWatermark,
+    LeadershipView,
+    RecordDeletion,
+    TopicConfig,
+)
+from sidetier.segments.errors import (
+    BrokerUnavailableError,
+    LeadershipError,
+    LeadershipUnavailableError,
+    SidetierError,
+)
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.retrying import RetryingStorage
@@ -38,8 +51,9 @@ class _Brokers:
     time when they were cut off from the others.
     """
 
-    def __init__(self, partitions: Sequence[Replicated]) -> None:
+    def __init__(self, partitions: Sequence[Replicated], broker: int) -> None:
         self._partitions = partitions
+        self._broker = broker
         self.isolated: Answers | None = None
 
     def now(self) -> Answers:
@@ -58,6 +72,31 @@ class _Brokers:
 
     def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
         return dict.fromkeys(topics, self._partitions[0].config)
+
+    def delete_records(
+        self, deletions: Mapping[TopicPartition, RecordDeletion]
+    ) -> Mapping[TopicPartition, Offset | SidetierError]:
+        def arrive() -> object:
+            if self.isolated is not None:
+                raise BrokerUnavailableError("isolated")
+            by_name = {partition.tp: partition for partition in self._partitions}
+            return {tp: self._trim(by_name[tp], wanted) for tp, wanted in deletions.items()}
+
+        answers = ask(Request("delete-records", "", arrive, BrokerUnavailableError))
+        return cast("Mapping[TopicPartition, Offset | SidetierError]", answers)
+
+    def _trim(self, partition: Replicated, wanted: RecordDeletion) -> Offset | SidetierError:
+        if (partition.leader, partition.epoch) != (self._broker, wanted.leader_epoch):
+            return LeadershipError("FENCED_LEADER_EPOCH")
+        if wanted.end > partition.high_watermark:
+            return LeadershipError("OFFSET_OUT_OF_RANGE")
+        partition.trim(wanted.end)
+        return wanted.end
+
+    def committed_offsets(
+        self, names: Collection[str], wanted: Callable[[str], bool]
+    ) -> CommittedOffsets:
+        return {name: {} for name in names if wanted(name)}
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -85,7 +124,7 @@ class Sidecar:
         marks = {LAYOUT.watermark_key(partition.tp): partition for partition in partitions}
         starts = {key: LAYOUT.start_key(partition.tp) for key, partition in marks.items()}
         self.store = SteppedStore(store, starts, lambda key: marks[key].note_start_outrun())
-        self.brokers = _Brokers(partitions)
+        self.brokers = _Brokers(partitions, broker)
         policy = RetryPolicy(attempts=world.attempts, first_delay=0.0, max_delay=0.0)
         place = place_of(RetryingStorage(self.store, policy, clock=now))
         pins = {
@@ -107,6 +146,10 @@ class Sidecar:
                 places=lambda _: place,
                 high_watermarks=self.brokers,
                 topic_configs=self.brokers,
+                local_retention=LocalRetentionConfig.model_validate(
+                    {"topics": ["t"] if world.local_retention else [], "bytes": 0, "interval": 1}
+                ),
+                record_deleter=self.brokers,
                 broker_id=BrokerId(broker),
                 cluster=LAYOUT.cluster,
                 metrics=_METRICS,
@@ -114,6 +157,9 @@ class Sidecar:
             ),
             self._pool,
         )
+        retention = self.engine._local_retention
+        if retention is not None:  # the simulated network knows the requests of the pool's thread
+            retention.trimmer = replace(retention.trimmer, threads=1)
         # The simulation reaches into the engine: it stands for the file system's events, for the
         # passing of time, and for the kernel, which closes the files of a dead process.
         self._board = self.engine._board

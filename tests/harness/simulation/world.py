@@ -15,7 +15,8 @@ FLOOR = 1 << 20
 class World:
     """Number of partitions and of log dirs per broker, and the configuration of the sidecars.
 
-    `attempts` is the number of attempts of a request below the engine.
+    `attempts` is the number of attempts of a request below the engine. With `local_retention`, the
+    sidecars delete every closed segment that is archived.
     """
 
     partitions: int = 1
@@ -26,6 +27,7 @@ class World:
     offset_reset: Literal["earliest", "latest"] = "earliest"
     on_gap: Literal["step_over", "halt"] = "step_over"
     attempts: int = 1
+    local_retention: bool = False
 
     @property
     def pins_everything(self) -> bool:

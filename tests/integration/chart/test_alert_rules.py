@@ -25,6 +25,8 @@ TP = f'{WHO},topic="orders",partition="3"'
 OLDEST_OF = f"sidetier_oldest_unstored_segment_age_seconds{{{TP}}}"
 UNARCHIVED_OF = f"sidetier_oldest_unarchived_record_age_seconds{{{TP}}}"
 BASE_OF = f"sidetier_watermark_base_offset{{{TP}}}"
+EXCESS = f'sidetier_local_retention_excess_bytes{{{WHO},topic="orders",reason="group_behind"}}'
+TRIMMED = f'sidetier_local_retention_trimmed_bytes_total{{{WHO},topic="orders"}}'
 ANEW = 'job="sidetier",instance="b1-anew:9108"'
 OURS = {f"sidetier_build_info{{{WHO}}}": "1x90"}
 SNAPSHOT_AGE = f'sidetier_cluster_snapshot_age_seconds{{{WHO},kind="acls"}}'
@@ -73,6 +75,10 @@ CASES = (
     Case("SidetierGapFound", {f"sidetier_gap_records_total{{{WHO}}}": "0x9 3x9"}, 11, fires=True),
     Case("SidetierGapFound", {f"sidetier_gap_records_total{{{TP}}}": "7x40"}, 30, fires=False),
     Case("SidetierGapFound", {f"sidetier_gap_records_total{{{TP}}}": "_x10 0x20"}, 12, fires=False),
+    Case("SidetierLocalRetentionStalled", {EXCESS: "5x90"}, 75, fires=True),
+    Case("SidetierLocalRetentionStalled", {EXCESS: "5x90", TRIMMED: "0x90"}, 75, fires=True),
+    Case("SidetierLocalRetentionStalled", {EXCESS: "5x90", TRIMMED: "0+9x90"}, 75, fires=False),
+    Case("SidetierLocalRetentionStalled", {EXCESS: "5x30"}, 35, fires=False),
     Case("SidetierNearLocalDeletion", {f"sidetier_seconds_until_local_deletion{{{TP}}}": "599x5"},
          1, fires=True),
     Case("SidetierNearLocalDeletion", {f"sidetier_seconds_until_local_deletion{{{TP}}}": "-5x5"},

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.integration
 
 RECORDS = 300
 SECONDS = 60.0
-QUICK_DELETION = {"file_delete_delay_ms": 100}
 
 
 def with_retention(settings: Settings, topic: str, **local: object) -> Settings:
@@ -47,7 +47,7 @@ def test_sidecar_frees_disk_and_all_records_can_be_read(
     kraft43: KraftCluster, topic: str, tmp_path: Path, s3_bucket: S3Bucket
 ) -> None:
     bootstrap, store = kraft43.bootstrap_servers, s3_store(s3_bucket)
-    create_topic(bootstrap, topic, configs=small_segments(**QUICK_DELETION))
+    create_topic(bootstrap, topic, configs=small_segments(file_delete_delay_ms=100))
     ledger = Ledger()
     ledger.produce(bootstrap, topic, RECORDS)
     directory = kraft43.log_dirs(1)[0] / f"{topic}-0"
@@ -123,7 +123,7 @@ def test_command_shows_and_makes_a_pass(
     kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bootstrap, store = kraft43.bootstrap_servers, file_store(tmp_path / "store")
-    create_topic(bootstrap, topic, configs=small_segments(**QUICK_DELETION))
+    create_topic(bootstrap, topic, configs=small_segments(file_delete_delay_ms=100))
     Ledger().produce(bootstrap, topic, RECORDS)
     directory = kraft43.log_dirs(1)[0] / f"{topic}-0"
     end, first = closed_end(directory), log_bases(directory)
@@ -136,7 +136,7 @@ def test_command_shows_and_makes_a_pass(
     config = tmp_path / "trim.yaml"
     config.write_text(json.dumps(retention))
 
-    def trim(*arguments: str, code: int = 0) -> dict[str, object]:
+    def trim(*arguments: str, code: int = 0) -> dict[str, Any]:
         capsys.readouterr()
         line = ["--config", str(config), "trim", *arguments, "--output", "json"]
         assert run(line) == code, capsys.readouterr().err
@@ -145,7 +145,7 @@ def test_command_shows_and_makes_a_pass(
         return result
 
     shown = trim("--dry-run")
-    [partition] = shown["partitions"]  # type: ignore[misc]
+    [partition] = shown["partitions"]
     assert (partition["log_start_offset"], partition["reason"]) == (end, None)
     assert shown["groups_behind"] == [
         {
@@ -161,7 +161,7 @@ def test_command_shows_and_makes_a_pass(
     assert "would be deleted from 1 of the 1 partitions" in capsys.readouterr().out
 
     config.write_text(json.dumps(with_retention(settings, topic, protect_groups=["slow"])))
-    [held] = trim()["partitions"]  # type: ignore[misc]
+    [held] = trim()["partitions"]
     assert (held["log_start_offset"], held["reason"]) == (0, "group_behind")
     assert log_bases(directory) == first
 

@@ -139,6 +139,7 @@ class Protocol(RuleBasedStateMachine):
         cluster.config = self.config
         laws = Laws(cluster, self.store, self.world)
         laws.pins_were_lost = not self.world.pins_everything
+        cluster.before_trim = laws.note_trim
         return Watched(cluster, laws)
 
     def _started(self, broker: int) -> Sidecar:

@@ -269,6 +269,8 @@ def test_store_that_does_not_answer(beside: Beside) -> None:
 
 def test_groups_that_fall_behind_are_listed(beside: Beside) -> None:
     beside.broker.committed = {"slow": {TP: Offset(15)}, "fast": {TP: Offset(40)}}
+    assert not beside.survey().groups_behind, "the daemon asks for protected groups only"
+    beside.trimmer = replace(beside.trimmer, all_groups=True)
     survey = beside.survey()
     assert [(one.group, one.committed, one.log_start) for one in survey.groups_behind] == [
         ("slow", 15, 40)
@@ -291,6 +293,8 @@ def test_protected_group_holds_the_log_start(
 
 def test_unknown_offsets_hold_nothing_without_protected_groups(beside: Beside) -> None:
     beside.broker.groups_error = BrokerUnavailableError("no coordinator")
+    assert beside.survey().groups_problem is None
+    beside.trimmer = replace(beside.trimmer, all_groups=True)
     assert beside.survey().groups_problem is not None
     assert beside.run().end == 40
 
