@@ -43,6 +43,7 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    UnfinishedUpload,
 )
 from sidetier.storage.s3_client import make_client
 from sidetier.storage.settings import GIB, LARGEST_PUT, MOST_PARTS, AttemptDeadline, S3Settings
@@ -176,6 +177,37 @@ class Boto3Requests:
             self.client.delete_object(
                 Bucket=self._bucket, Key=self._root + key, **_conditional(condition)
             )
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Yield the unfinished multipart uploads of keys that begin with `prefix`."""
+        params: Params = {"Prefix": self._root + prefix, "MaxUploads": LISTED_AT_ONCE}
+        while True:
+            with self._translated("ListMultipartUploads", prefix):
+                page: Any = self.client.list_multipart_uploads(Bucket=self._bucket, **params)
+                uploads = [
+                    UnfinishedUpload(
+                        row["Key"].removeprefix(self._root),
+                        row["UploadId"],
+                        int(row["Initiated"].timestamp() * 1000),
+                    )
+                    for row in page.get("Uploads", ())
+                ]
+            yield from uploads
+            if not page.get("IsTruncated"):
+                return
+            params["KeyMarker"] = page["NextKeyMarker"]
+            params["UploadIdMarker"] = page["NextUploadIdMarker"]
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Abort an upload; a missing one is not an error."""
+        with self._translated("AbortMultipartUpload", upload.key):
+            try:
+                self.client.abort_multipart_upload(
+                    Bucket=self._bucket, Key=self._root + upload.key, UploadId=upload.upload_id
+                )
+            except boto.ClientError as error:
+                if error.response["Error"]["Code"] != "NoSuchUpload":
+                    raise
 
     def close(self) -> None:
         """Close the connections."""
