@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "can-i-lose": "Show which records would be lost with a broker and its disk.",
     "doctor": "Find settings of this broker and host that can lose records.",
     "retire": "Move the archive of a deleted or recreated topic to _sidetier/<cluster>/retired/.",
+    "gc": "Delete archived segments that are past their retention on the store.",
     "hydrate": "Restore archived topics on an empty cluster, with the same offsets.",
     "drill": "Restore a sample of the archive on a temporary broker, and compare it.",
     "config": "Check and show the configuration.",

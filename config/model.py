@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from sidetier.config.retention import RetentionConfig
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import (
@@ -285,6 +286,9 @@ class Config(Part):
     storage: StorageConfig = Field(description="The object store.")
     uploader: UploaderConfig = Field(
         default=UploaderConfig(), description="Threads, limits and reactions of the daemon."
+    )
+    retention: RetentionConfig = Field(
+        default=RetentionConfig(), description="Deletion of archived records; off by default."
     )
     http: HttpConfig = Field(
         default=HttpConfig(), description="HTTP server with metrics, health and status."

@@ -396,7 +396,7 @@ class ObjectStorage:
         with self._translated("put", key):
             options: dict[str, Any] = {
                 "attributes": attributes,
-                "tags": dict(self._clients.tags) or None,
+                "tags": self._clients.tags_of(key),
                 "mode": mode,
                 "use_multipart": False,
             }
@@ -497,7 +497,7 @@ class ObjectStorage:
                     path,
                     pieces,
                     attributes=attributes,
-                    tags=dict(self._clients.tags) or None,
+                    tags=self._clients.tags_of(key),
                     chunk_size=LARGEST_AT_ONCE,
                     max_concurrency=_PARTS_AT_ONCE,
                 )

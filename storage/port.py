@@ -289,7 +289,7 @@ class MultipartUploads(Protocol):
     """A store that keeps, and bills, the parts of unfinished uploads until they are aborted."""
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield the unfinished uploads of keys that begin with `prefix`, in the order of keys."""
+        """Yield the unfinished uploads of keys that begin with `prefix`, in no order."""
         ...
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:

@@ -31,6 +31,7 @@ from sidetier.storage.checksums import (
     from_base64,
     to_base64,
 )
+from sidetier.storage.object_classes import with_class_tag
 from sidetier.storage.object_errors import BY_CODE, by_status
 from sidetier.storage.object_store import bare_etag, quoted_etag
 from sidetier.storage.port import (
@@ -402,13 +403,14 @@ class Boto3Requests:
     def _creation(self, key: str, metadata: Mapping[str, str]) -> Params:
         """Return the parameters of a new object: encryption, storage class, tags, metadata."""
         settings = self._settings
+        tags = with_class_tag(dict(settings.tags), key, tagged=settings.class_tag)
         has_class = key.rpartition("/")[2] not in settings.default_class_names
         params = {
             "Metadata": dict(metadata) or None,
             "ServerSideEncryption": settings.sse,
             "SSEKMSKeyId": settings.sse_kms_key_id,
             "StorageClass": settings.storage_class if has_class else None,
-            "Tagging": urlencode(settings.tags) if settings.tags else None,
+            "Tagging": urlencode(tags) if tags else None,
         }
         return {name: value for name, value in params.items() if value is not None}
 

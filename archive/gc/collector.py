@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from sidetier.archive.gc.listing import list_archive
 from sidetier.archive.gc.retention import Expired, Need, Retention, SegmentFacts, expired_segments
 from sidetier.archive.objects.chapters import (
     SEGMENTS,
@@ -45,7 +46,6 @@ from sidetier.archive.objects.segment import (
     StoredLog,
     noted_next_offset,
     noted_number,
-    stored_logs,
 )
 from sidetier.archive.objects.watermark import (
     StoredWatermark,
@@ -54,13 +54,10 @@ from sidetier.archive.objects.watermark import (
     read_watermark,
     write_watermark,
 )
-from sidetier.archive.orphan_segments import without_orphans
-from sidetier.archive.partition_archive import partition_rows
 from sidetier.archive.pinterest import Ends
-from sidetier.archive.view import ArchiveView, view_of_ours
+from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import (
     ArchiveConflictError,
-    ArchiveError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
@@ -75,10 +72,6 @@ _TRIES: Final = 10
 
 Wait = Callable[[int], None]
 """Waits before a number of objects is deleted, to keep to a rate."""
-
-
-class NotCollectableError(ArchiveError):
-    """The archive of a partition is in a state in which nothing may be deleted. Says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +193,9 @@ class PartitionCollector:
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
     def _survey(self) -> _Survey:
-        mark = self._read_mark()
+        listed = list_archive(self._store, self._layout, self._tp)
+        mark, view, rows = listed.mark, listed.view, listed.rows
         prefix = self._layout.partition_prefix(self._tp)
-        rows = partition_rows(self._store, prefix, mark.watermark.base_offset)
-        view = self._view(mark, rows, prefix)
         # Without a committed segment there is nothing that can be kept behind a new start.
         if not view.logs:
             return _Survey(mark, view, Expired(0, view.start, "nothing is archived"), ())
@@ -217,35 +209,6 @@ class PartitionCollector:
             if (parsed := parse_object_key(row.key, prefix)) is not None and parsed[0] < lowest
         )
         return _Survey(mark, view, expired, below)
-
-    def _read_mark(self) -> StoredWatermark:
-        key = self._layout.watermark_key(self._tp)
-        mark = read_watermark(self._store, key)
-        if mark is None:
-            raise NotCollectableError(f"{key} does not exist, so nothing is known to be archived")
-        watermark = mark.watermark
-        if watermark.next_offset is None:
-            raise NotCollectableError(
-                f"{key} was written by Pinterest's uploader; gc deletes nothing before a sidecar "
-                "has taken the partition over"
-            )
-        if watermark.pending is not None:
-            raise NotCollectableError(f"segments are being moved to {watermark.pending}")
-        return mark
-
-    def _view(
-        self, mark: StoredWatermark, rows: Sequence[ObjectSummary], prefix: str
-    ) -> ArchiveView:
-        metadata = read_metadata(self._store, self._layout.metadata_key(self._tp))
-        entries = () if metadata is None else metadata.metadata.entries
-        named = {entry.base_offset for entry in entries}
-        last = mark.watermark.base_offset
-        committed = [log for log in stored_logs(rows, prefix) if log.base_offset <= last]
-        logs = without_orphans(committed, named, self._noted_end)
-        return view_of_ours(prefix, mark.watermark, mark.etag, logs)
-
-    def _noted_end(self, log: StoredLog) -> Offset | None:
-        return noted_next_offset(self._store.head_object(log.key))
 
     def _facts(self, view: ArchiveView) -> Callable[[StoredLog], SegmentFacts]:
         """Return a function that reads the metadata of a segment, many from chapters at once."""

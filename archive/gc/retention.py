@@ -123,10 +123,17 @@ def expired_segments(
 def _within(log: StoredLog, facts: SegmentFacts, retention: Retention, now_ms: int) -> str:
     if retention.age is None:
         return f"the rest is needed for bytes: {format_size(retention.size or 0)}"
-    moment = datetime.fromtimestamp(facts.timestamp_ms / _MS, UTC).isoformat(timespec="seconds")
+    moment = _moment(facts.timestamp_ms)
     if facts.timestamp_ms > now_ms:
         return f"segment {log.base_offset} has a record with a timestamp in the future, {moment}"
     return (
         f"segment {log.base_offset} has a record of {moment}, which is within "
         f"age: {format_duration(retention.age)}"
     )
+
+
+def _moment(milliseconds: int) -> str:
+    try:
+        return datetime.fromtimestamp(milliseconds / _MS, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"  # a producer can send any timestamp

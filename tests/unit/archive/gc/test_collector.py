@@ -6,10 +6,16 @@ from itertools import count
 
 import pytest
 
-from sidetier.archive.gc.collector import Collectable, NotCollectableError, PartitionCollector
+from sidetier.archive.gc.collector import Collectable, PartitionCollector
+from sidetier.archive.gc.listing import NotCollectableError
 from sidetier.archive.gc.retention import Need, Retention
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
-from sidetier.archive.objects.watermark import read_watermark, write_watermark
+from sidetier.archive.objects.watermark import (
+    Watermark,
+    decode_watermark,
+    read_watermark,
+    write_watermark,
+)
 from sidetier.archive.reader import Gap, GapReason, ReachedEnd
 from sidetier.segments.errors import ArchiveConflictError, ObjectNotFoundError
 from sidetier.segments.keys import parse_object_key
@@ -125,9 +131,7 @@ def files_before(contents: dict[str, bytes], tp: TopicPartition, offset: int) ->
     return [key for key, name in parsed if name is not None and name[0] < offset]
 
 
-def read_mark(contents: dict[str, bytes], tp: TopicPartition):  # noqa: ANN201 - a Watermark
-    from sidetier.archive.objects.watermark import decode_watermark  # noqa: PLC0415
-
+def read_mark(contents: dict[str, bytes], tp: TopicPartition) -> Watermark:
     key = LAYOUT.watermark_key(tp)
     return decode_watermark(contents[key], key)
 
