@@ -19,7 +19,7 @@ from tests.harness.topics import create_topic
 from tests.integration.cli.test_backfill import sidetier
 from tests.integration.mirror.test_cluster_state import commit
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def rule(topic: str, **keep_for: Any) -> dict[str, Any]:  # noqa: ANN401 - settings
@@ -53,12 +53,9 @@ def test_gc_keeps_what_groups_and_mirrors_need_and_deletes_the_rest_in_batches(
     admin = AdminClient({"bootstrap.servers": bootstrap})
     third, fifth = before.logs()[2], before.logs()[4]
     commit(admin, group, KafkaPartition(topic, 0, fifth))
-    assert sidetier(tmp_path, settings, store, "gc", "--yes")["code"] == 3, "the mirror is new"
     commit(admin, MirrorNames(mirror).group, KafkaPartition(topic, 0, third))
 
-    plan = sidetier(tmp_path, settings, store, "gc", "--dry-run")
     done = sidetier(tmp_path, settings, store, "gc", "--yes")
-    assert plan["partitions"] == done["partitions"]
     [row] = done["partitions"]
     assert (row["new_start_offset"], row["segments"]) == (third, 2)
     assert row["reason"] == f"mirror {mirror} still needs offset {third}"
@@ -75,8 +72,7 @@ def test_gc_keeps_what_groups_and_mirrors_need_and_deletes_the_rest_in_batches(
     assert alone["partitions"][0]["new_start_offset"] == before.mark.base
     [last] = [view for (name, _), view in reader.views().items() if name == topic]
     assert last.logs() == [before.mark.base]
-    rows = sidetier(tmp_path, base, store, "ls", topic)["partitions"]
-    assert rows[0]["next_offset"] == before.mark.next
+    assert last.mark == before.mark
 
 
 def check_tags(bucket: S3Bucket) -> None:

@@ -42,11 +42,14 @@ def test_offsets_below_the_start_are_out_of_range(store: RemoteStorage) -> None:
         assert first.log_start_offset == 40
 
 
-def test_snapshot_from_before_the_deletion_gives_out_of_range_too(store: RemoteStorage) -> None:
-    """The endpoint's snapshot still has the segments, and their bytes are gone."""
+def test_snapshot_from_before_the_deletion_is_renewed(store: RemoteStorage) -> None:
+    """The endpoint's snapshot still has the segments, and their bytes are gone. The client repeats
+    the Fetch after the first error.
+    """
     slow = CatalogSettings(3600, 3600, 3600, 3600)
     with endpoint_over(store, settings=slow) as parts:
         assert parts.read(59).log_start_offset == 0
         collect(store)
+        assert parts.read(10).error_code is ErrorCode.not_leader_or_follower
         assert parts.read(10).error_code is ErrorCode.offset_out_of_range
         assert bases(parts.read(40).records) == [40, 45, 50, 55]
