@@ -101,13 +101,18 @@ class _Survey:
         mark: `offset.wm`.
         view: The archive.
         expired: The segments past their retention.
-        below: All files of segments below the new start, by key.
+        lowest: Base offset of the first segment that is kept. It can be below the start of the
+            archive, which may begin within its first segment.
+        below: All files of segments with lower base offsets, by key.
+        has_old_entries: Whether `_metadata` names segments with lower base offsets.
     """
 
     mark: StoredWatermark
     view: ArchiveView
     expired: Expired
-    below: tuple[ObjectSummary, ...]
+    lowest: BaseOffset
+    below: tuple[ObjectSummary, ...] = ()
+    has_old_entries: bool = False
 
     @property
     def result(self) -> Collectable:
@@ -167,13 +172,12 @@ class PartitionCollector:
             NotCollectableError, MalformedObjectError, StorageError: As `survey`.
         """
         survey = self._move_start()
-        if survey.below:
-            start = self._threshold(survey)
-            self._forget_entries(start)
-            logs = [row.key for row in survey.below if row.key.endswith(FileKind.LOG.value)]
-            files = [row.key for row in survey.below if not row.key.endswith(FileKind.LOG.value)]
-            self._delete(logs, survey)
-            self._delete(files, survey)
+        if survey.has_old_entries:
+            self._forget_entries(survey.lowest)
+        logs = [row.key for row in survey.below if row.key.endswith(FileKind.LOG.value)]
+        files = [row.key for row in survey.below if not row.key.endswith(FileKind.LOG.value)]
+        self._delete(logs, survey)
+        self._delete(files, survey)
         self._delete_chapters(survey)
         return survey.result
 
@@ -198,7 +202,8 @@ class PartitionCollector:
         prefix = self._layout.partition_prefix(self._tp)
         # Without a committed segment there is nothing that can be kept behind a new start.
         if not view.logs:
-            return _Survey(mark, view, Expired(0, view.start, "nothing is archived"), ())
+            nothing = Expired(0, view.start, "nothing is archived")
+            return _Survey(mark, view, nothing, BaseOffset(0))
         expired = expired_segments(
             view.logs, view.start, self._retention, self._facts(view), self._needs, self._now_ms()
         )
@@ -208,7 +213,8 @@ class PartitionCollector:
             for row in rows
             if (parsed := parse_object_key(row.key, prefix)) is not None and parsed[0] < lowest
         )
-        return _Survey(mark, view, expired, below)
+        has_old_entries = any(base < lowest for base in listed.named)
+        return _Survey(mark, view, expired, lowest, below, has_old_entries)
 
     def _facts(self, view: ArchiveView) -> Callable[[StoredLog], SegmentFacts]:
         """Return a function that reads the metadata of a segment, many from chapters at once."""
@@ -247,13 +253,6 @@ class PartitionCollector:
             entry.largest_timestamp is not None
             and self._now_ms() - entry.largest_timestamp <= age * 1000
         )
-
-    def _threshold(self, survey: _Survey) -> BaseOffset:
-        """Return the base offset of the first segment that is kept.
-
-        It can be below the start of the archive, which may begin within its first segment.
-        """
-        return survey.view.logs[survey.expired.segments].base_offset
 
     def _forget_entries(self, lowest: BaseOffset) -> None:
         """Remove the entries of segments with lower base offsets from `_metadata`."""

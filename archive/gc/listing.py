@@ -10,7 +10,7 @@ from sidetier.archive.partition_archive import partition_rows
 from sidetier.archive.view import ArchiveView, view_of_ours
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
 
@@ -26,11 +26,13 @@ class ListedArchive:
         mark: `offset.wm`, as it was before the listing.
         view: The archive's segments.
         rows: All objects of the partition, by key.
+        named: Base offsets in `_metadata`.
     """
 
     mark: StoredWatermark
     view: ArchiveView
     rows: list[ObjectSummary]
+    named: frozenset[BaseOffset]
 
 
 def list_archive(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> ListedArchive:
@@ -47,14 +49,15 @@ def list_archive(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
     rows = partition_rows(store, prefix, last)
     metadata = read_metadata(store, layout.metadata_key(tp))
     entries = () if metadata is None else metadata.metadata.entries
-    named = {entry.base_offset for entry in entries}
+    named = frozenset(entry.base_offset for entry in entries)
 
     def noted_end(log: StoredLog) -> Offset | None:
         return noted_next_offset(store.head_object(log.key))
 
     committed = [log for log in stored_logs(rows, prefix) if log.base_offset <= last]
     logs = without_orphans(committed, named, noted_end)
-    return ListedArchive(mark, view_of_ours(prefix, mark.watermark, mark.etag, logs), rows)
+    view = view_of_ours(prefix, mark.watermark, mark.etag, logs)
+    return ListedArchive(mark, view, rows, named)
 
 
 def _collectable(mark: StoredWatermark | None, key: str) -> StoredWatermark:

@@ -235,6 +235,19 @@ def test_reader_with_an_older_snapshot_finds_deleted_offsets_out_of_range(
         assert offsets(take_to_end(reader)) == list(range(30, 50))
 
 
+def test_entries_below_the_start_are_removed_also_if_their_objects_are_gone(
+    store: FakeStorage, tp: TopicPartition
+) -> None:
+    """A sidecar listed the segments before they were deleted, and wrote a new `_metadata` after."""
+    key = LAYOUT.metadata_key(tp)
+    old = store.contents()[key]
+    collector(store, tp).collect()
+    store.put_object(key, BytesBody(old))
+    assert named(store, tp) == [0, 10, 20, 30, 40]
+    collector(store, tp).collect()
+    assert named(store, tp) == [30, 40]
+
+
 class Between(InterceptedStore):
     """Runs an action once, before the first put of a key."""
 
