@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+import tenacity
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.archive.access import endpoint_provider
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     from sidetier.config.retention import RetainedExport, RetainedMirror, StoreRetention
 
 _TIMEOUT_SECONDS: Final = 15.0
+_PAUSE_SECONDS: Final = 0.5
+_COORDINATOR_MOVES: Final = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
 _BOOTSTRAP: Final = "bootstrap.servers"
 
 NeedsByPartition = Mapping[TopicPartition, list[Need]]
@@ -90,10 +99,18 @@ def _of_group(
     asked = ConsumerGroupTopicPartitions(
         group, [KafkaPartition(tp.topic, tp.partition) for tp in partitions]
     )
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_is_without_coordinator),
+        wait=tenacity.wait_fixed(_PAUSE_SECONDS),
+        stop=tenacity.stop_after_delay(_TIMEOUT_SECONDS),
+        reraise=True,
+    )
     try:
-        answer = client.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_SECONDS)[
-            group
-        ].result()
+        answer = attempts(
+            lambda: client.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_SECONDS)[
+                group
+            ].result()
+        )
     except KafkaException as error:
         raise UnknownProgressError(
             f"{consumer}: {properties[_BOOTSTRAP]} does not tell its committed offsets: "
@@ -105,6 +122,11 @@ def _of_group(
         # Negative offsets are librdkafka's placeholders for "none".
         if tp.error is None and tp.offset >= 0
     }
+
+
+def _is_without_coordinator(error: BaseException) -> bool:
+    """Return whether the group's coordinator has just started or moved."""
+    return isinstance(error, KafkaException) and error.args[0].code() in _COORDINATOR_MOVES
 
 
 def _of_mirror(
