@@ -151,6 +151,7 @@ def _s3(s3: S3Config, connections: int, silence: float) -> S3Settings:
         sse_kms_key_id=s3.sse_kms_key_id,
         storage_class=s3.storage_class,
         tags=tuple(sorted(s3.tags.items())),
+        class_tag=s3.class_tag,
         checksum=ChecksumAlgorithm(s3.checksum),
         multipart_threshold=s3.multipart_threshold,
         part_size=s3.part_size,

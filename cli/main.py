@@ -33,6 +33,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "doctor": "Find settings of this broker and host that can lose records.",
     "trim": "Delete archived records at the start of the logs that this host's broker leads.",
     "retire": "Move the archive of a deleted or recreated topic to _sidetier/<cluster>/retired/.",
+    "gc": "Delete archived segments that are past their retention on the store.",
     "hydrate": "Restore archived topics on an empty cluster, with the same offsets.",
     "drill": "Restore a sample of the archive on a temporary broker, and compare it.",
     "config": "Check and show the configuration.",

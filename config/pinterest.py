@@ -90,36 +90,43 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     ),
     PinterestKey(
         f"{PREFIX}manager.gc.retention.seconds",
-        "ignored",
-        "Sidetier deletes nothing from the store: use lifecycle rules of the bucket.",
-        their_default="259200 (3 days)",
-        our_default="no deletion",
+        "taken",
+        "Enforced by `sidetier gc`, which nothing starts by itself. Without the key, Sidetier "
+        "deletes nothing.",
+        "retention.store",
+        "259200 (3 days)",
+        "no deletion",
     ),
     PinterestKey(
         f"{PREFIX}manager.gc.<topic>.retention.seconds",
-        "ignored",
+        "taken",
         "The same for one topic.",
-        their_default="the value of the key without a topic",
-        our_default="no deletion",
+        "retention.store",
+        "the value of the key without a topic",
+        "no deletion",
     ),
     PinterestKey(
         f"{PREFIX}segment.manager.gc.retention.seconds",
-        "ignored",
+        "taken",
         "Another spelling of the key above.",
-        our_default="no deletion",
+        "retention.store",
+        "",
+        "no deletion",
     ),
     PinterestKey(
         f"{PREFIX}segment.manager.gc.<topic>.retention.seconds",
-        "ignored",
+        "taken",
         "Another spelling of the key above.",
-        our_default="no deletion",
+        "retention.store",
+        "",
+        "no deletion",
     ),
     PinterestKey(
         f"{PREFIX}manager.gc.interval.seconds",
         "ignored",
-        "Sidetier deletes nothing from the store.",
+        "Schedule `sidetier gc` instead.",
         their_default="3600",
-        our_default="no deletion",
+        our_default="no schedule",
     ),
     PinterestKey(
         f"{PREFIX}leadership.watcher.class",
@@ -260,7 +267,25 @@ def _take(layer: Layer, item: Property, path: Path) -> None:
         except ValueError as error:
             _complain(layer, item, path, str(error))
         else:
-            layer.put(tuple(known.setting.split(".")), value, f"{path}:{item.line}")
+            setting = tuple(known.setting.split("."))
+            if known.setting == _RETENTION:
+                value = _with_retention(layer, item.key, value)
+            layer.put(setting, value, f"{path}:{item.line}")
+
+
+_RETENTION: Final = "retention.store"
+_RETENTION_KEY: Final = re.compile(
+    rf"{re.escape(PREFIX)}(?:segment\.)?manager\.gc\.(?:(?P<topic>.+)\.)?retention\.seconds"
+)
+
+
+def _with_retention(layer: Layer, key: str, age: object) -> list[dict[str, object]]:
+    """Return the rules so far and one for this key. The rule for all other topics is the last."""
+    match = _RETENTION_KEY.fullmatch(key)
+    topic = match["topic"] if match else None
+    pattern = ".*" if topic is None else re.escape(topic)
+    rules = [*layer.values.get("retention", {}).get("store", ()), {"topics": [pattern], "age": age}]
+    return sorted(rules, key=lambda rule: rule["topics"] == [".*"])
 
 
 def _complain(layer: Layer, item: Property, path: Path, message: str) -> None:
@@ -303,6 +328,13 @@ def _milliseconds(value: str) -> str:
     return f"{_integer(value)}ms"
 
 
+def _seconds(value: str) -> str:
+    """Return a duration. 0 and negative numbers would delete everything that is archived."""
+    if _integer(value) <= 0:
+        raise ValueError(f"must be at least 1, not {value!r}")
+    return f"{_integer(value)}s"
+
+
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "topics.include": _patterns,
     "topics.exclude": _patterns,
@@ -310,4 +342,5 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "uploader.threads": _integer,
     "storage.deadline.base": _milliseconds,
     "storage.prefix_entropy_bits": _entropy_bits,
+    "retention.store": _seconds,
 }

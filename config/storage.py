@@ -3,19 +3,21 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from sidetier.config.storage_urls import PlugIn, StorageUrl, load_plug_in
 from sidetier.config.types import AbsolutePath, Part, SecretRef, TopicPattern
 from sidetier.config.units import Duration, Size
+from sidetier.segments.notes import CLASS_TAG
 
 MIB: Final = 1024**2
 SMALLEST_PART: Final = 5 * MIB
 """S3 refuses smaller parts, except the last one."""
 LARGEST_PUT: Final = 5 * 1024 * MIB
 """S3 refuses a larger single PUT or part."""
+MOST_TAGS: Final = 10
 
 
 def _without_credentials(url: str) -> str:
@@ -76,6 +78,13 @@ class S3Config(Part):
     tags: Mapping[str, str] = Field(
         default_factory=dict, max_length=10, description="Object tags, at most ten."
     )
+    class_tag: bool = Field(
+        default=False,
+        description="Also tag each object with sidetier-class=segment, quarantine or metadata, so "
+        "that one lifecycle rule of the bucket covers a class (docs/storage.md). tags then has at "
+        "most nine. Needs the permission s3:PutObjectTagging; some S3-compatible stores refuse "
+        "tags.",
+    )
     ca_bundle: AbsolutePath | None = Field(
         default=None,
         description="PEM file of the CAs that verify the endpoint's certificate.",
@@ -96,6 +105,14 @@ class S3Config(Part):
         description="Size of a part, 5MiB to 5GiB; larger for objects that would need more than "
         "10,000 parts.",
     )
+
+    @model_validator(mode="after")
+    def _ten_tags(self) -> Self:
+        if self.class_tag and (len(self.tags) > MOST_TAGS - 1 or CLASS_TAG in self.tags):
+            raise ValueError(
+                f"class_tag adds the tag {CLASS_TAG}, and an object has at most {MOST_TAGS} tags"
+            )
+        return self
 
 
 class GcsConfig(Part):

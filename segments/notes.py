@@ -9,6 +9,9 @@ from typing import Final
 from sidetier.segments.epoch_history import Entry, encode_runs
 from sidetier.segments.names import FileKind
 
+CLASS_TAG: Final = "sidetier-class"
+"""Name of the object tag with the class of an object: see `storage.object_classes`."""
+
 NEXT_OFFSET_KEY: Final = "sidetier-next-offset"
 MAX_TIMESTAMP_KEY: Final = "sidetier-max-timestamp"
 LEADER_EPOCH_KEY: Final = "sidetier-leader-epoch"

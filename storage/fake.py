@@ -8,7 +8,7 @@ import io
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -300,6 +300,11 @@ class FakeStorage(Faulty):
                 check_condition(key, condition, present.head.etag)
             self._objects.pop(key, None)
             self.changes += 1
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        """See `RemoteStorage`. Recorded as one `delete` request for each key."""
+        for key in keys:
+            self.delete_object(key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See `RemoteStorage`. The request is recorded under the target's key."""

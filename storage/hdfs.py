@@ -46,7 +46,7 @@ These guarantees hold between writers that use this module. They do not cover ot
 change the files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -516,6 +516,11 @@ class HdfsStorage:
         self._check(key)
         with self._translated("delete", key):
             self._versions.remove(key, condition)
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        """See `RemoteStorage`. The objects are deleted one after the other."""
+        for key in keys:
+            self.delete_object(key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See `RemoteStorage`. HDFS has no copy, so the bytes are read and written again."""

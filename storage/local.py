@@ -26,7 +26,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -529,6 +529,11 @@ class LocalStorage:
         check_key(key)
         with translated("delete", key):
             self._tree.remove(key, condition)
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        """See `RemoteStorage`. The objects are deleted one after the other."""
+        for key in keys:
+            self.delete_object(key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See `RemoteStorage`."""

@@ -11,6 +11,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError
+from sidetier.storage.object_classes import with_class_tag
 from sidetier.storage.port import ChecksumAlgorithm
 from sidetier.storage.s3_chain import ChainCredentials, bucket_address
 from sidetier.storage.settings import (
@@ -49,6 +50,7 @@ class ObjectClients:
         storage_class: Storage class or access tier of new objects; None for the bucket's default.
         default_class_names: Last key components of objects that keep the default class.
         tags: Tags of each new object.
+        class_tag: Whether each new object also has the tag of its class.
         chain: AWS credential chain; None if the settings contain the credentials.
     """
 
@@ -62,6 +64,7 @@ class ObjectClients:
     storage_class: str | None = None
     default_class_names: tuple[str, ...] = ()
     tags: "Mapping[str, str]" = field(default_factory=dict)
+    class_tag: bool = False
     chain: ChainCredentials | None = field(default=None, repr=False)
 
     def metadata_name(self, name: str) -> str:
@@ -71,6 +74,10 @@ class ObjectClients:
     def own_name(self, stored: str) -> str:
         """Return the original metadata name. Names of the port have no underscores."""
         return stored.lower() if self.dashes else stored.lower().replace("_", "-")
+
+    def tags_of(self, key: str) -> dict[str, str] | None:
+        """Return the tags of a new object; None for none."""
+        return with_class_tag(self.tags, key, tagged=self.class_tag) or None
 
     def creation(self, key: str) -> dict[str, str]:
         """Return the obstore attributes of a new object besides its metadata."""
@@ -186,6 +193,7 @@ def s3_clients(
         storage_class=settings.storage_class,
         default_class_names=settings.default_class_names,
         tags=dict(settings.tags),
+        class_tag=settings.class_tag,
         chain=chain,
     )
 

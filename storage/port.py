@@ -1,6 +1,6 @@
 """The remote storage port: the guarantees of every adapter, which callers may rely on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import BinaryIO, Final, Protocol, runtime_checkable
@@ -239,6 +239,17 @@ class RemoteStorage(Protocol):
         """
         ...
 
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        """Delete objects, without a condition. Idempotent: missing keys are not an error.
+
+        Not atomic: if it raises, or the process is killed, any of the objects may be deleted. On S3
+        it is one request for up to `LISTED_AT_ONCE` keys.
+
+        Args:
+            keys: At most `LISTED_AT_ONCE` keys.
+        """
+        ...
+
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """Copy an object within the store with its metadata and checksum; return the new etag.
 
@@ -255,6 +266,34 @@ class RemoteStorage(Protocol):
 
     def close(self) -> None:
         """Close the connections. May be called twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """A multipart upload that was begun, and neither completed nor aborted.
+
+    Attributes:
+        key: Key of the object that it would create.
+        upload_id: The store's id of the upload.
+        started_ms: When it was begun, in ms since 1970.
+    """
+
+    key: str
+    upload_id: str
+    started_ms: int
+
+
+@runtime_checkable
+class MultipartUploads(Protocol):
+    """A store that keeps, and bills, the parts of unfinished uploads until they are aborted."""
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Yield the unfinished uploads of keys that begin with `prefix`, in no order."""
+        ...
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Abort an upload and delete its parts. Idempotent: a missing upload is not an error."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The retry layer: the only place where requests to stores are retried."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import BinaryIO, TypeVar
 
@@ -17,6 +17,7 @@ from sidetier.storage.port import (
     Condition,
     FileBackedStorage,
     IfMatch,
+    MultipartUploads,
     ObjectHead,
     ObjectSummary,
     RemoteStorage,
@@ -166,6 +167,11 @@ class RetryingStorage:
         """See `RemoteStorage`."""
         self._call("delete", key, lambda: self._inner.delete_object(key, condition=condition))
 
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        """See `RemoteStorage`. A retry sends all keys again."""
+        if keys:
+            self._call("delete", keys[0], lambda: self._inner.delete_objects(keys))
+
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See `RemoteStorage`."""
         return self._call(
@@ -243,6 +249,15 @@ class RetryingStorage:
             raise
         self._observer.request(operation, self._clock() - began, OK)
         return result
+
+
+def multipart_uploads(store: RemoteStorage) -> MultipartUploads | None:
+    """Return the store below the retries if it keeps unfinished multipart uploads, else None.
+
+    Its methods are called without retries.
+    """
+    inner = store.inner if isinstance(store, RetryingStorage) else store
+    return inner if isinstance(inner, MultipartUploads) else None
 
 
 def file_backed(store: RemoteStorage) -> FileBackedStorage | None:

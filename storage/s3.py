@@ -31,6 +31,7 @@ from sidetier.storage.port import (
     ObjectHead,
     ObjectSummary,
     StorageCapabilities,
+    UnfinishedUpload,
 )
 from sidetier.storage.settings import LARGEST_PUT, SMALL_BODY, AttemptDeadline, S3Settings
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _SMALL_COPY: Final = 64 * 1024
 _OPERATIONS: Final = {
+    "delete_objects": "DeleteObjects",
     "get": "GetObject",
     "head": "HeadObject",
     "list": "ListObjectsV2",
@@ -179,6 +181,14 @@ class S3Storage(ObjectStorage):
         self._expect(target, condition)
         stored_head = replace(head, metadata=stored_metadata(head.metadata, head.checksum))
         return self._boto.copy(stored_head, target, condition)
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """See `MultipartUploads`. One request for 1,000 uploads."""
+        return self._boto.unfinished_uploads(prefix)
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """See `MultipartUploads`."""
+        self._boto.abort_upload(upload)
 
     def close(self) -> None:
         """See `RemoteStorage`."""

@@ -31,6 +31,7 @@ from sidetier.storage.checksums import (
     from_base64,
     to_base64,
 )
+from sidetier.storage.object_classes import with_class_tag
 from sidetier.storage.object_errors import BY_CODE, by_status
 from sidetier.storage.object_store import bare_etag, quoted_etag
 from sidetier.storage.port import (
@@ -43,6 +44,7 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    UnfinishedUpload,
 )
 from sidetier.storage.s3_client import make_client
 from sidetier.storage.settings import GIB, LARGEST_PUT, MOST_PARTS, AttemptDeadline, S3Settings
@@ -176,6 +178,37 @@ class Boto3Requests:
             self.client.delete_object(
                 Bucket=self._bucket, Key=self._root + key, **_conditional(condition)
             )
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Yield the unfinished multipart uploads of keys that begin with `prefix`."""
+        params: Params = {"Prefix": self._root + prefix, "MaxUploads": LISTED_AT_ONCE}
+        while True:
+            with self._translated("ListMultipartUploads", prefix):
+                page: Any = self.client.list_multipart_uploads(Bucket=self._bucket, **params)
+                uploads = [
+                    UnfinishedUpload(
+                        row["Key"].removeprefix(self._root),
+                        row["UploadId"],
+                        int(row["Initiated"].timestamp() * 1000),
+                    )
+                    for row in page.get("Uploads", ())
+                ]
+            yield from uploads
+            if not page.get("IsTruncated"):
+                return
+            params["KeyMarker"] = page["NextKeyMarker"]
+            params["UploadIdMarker"] = page["NextUploadIdMarker"]
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Abort an upload; a missing one is not an error."""
+        with self._translated("AbortMultipartUpload", upload.key):
+            try:
+                self.client.abort_multipart_upload(
+                    Bucket=self._bucket, Key=self._root + upload.key, UploadId=upload.upload_id
+                )
+            except boto.ClientError as error:
+                if error.response["Error"]["Code"] != "NoSuchUpload":
+                    raise
 
     def close(self) -> None:
         """Close the connections."""
@@ -370,13 +403,14 @@ class Boto3Requests:
     def _creation(self, key: str, metadata: Mapping[str, str]) -> Params:
         """Return the parameters of a new object: encryption, storage class, tags, metadata."""
         settings = self._settings
+        tags = with_class_tag(dict(settings.tags), key, tagged=settings.class_tag)
         has_class = key.rpartition("/")[2] not in settings.default_class_names
         params = {
             "Metadata": dict(metadata) or None,
             "ServerSideEncryption": settings.sse,
             "SSEKMSKeyId": settings.sse_kms_key_id,
             "StorageClass": settings.storage_class if has_class else None,
-            "Tagging": urlencode(settings.tags) if settings.tags else None,
+            "Tagging": urlencode(tags) if tags else None,
         }
         return {name: value for name, value in params.items() if value is not None}
 

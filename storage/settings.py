@@ -82,6 +82,8 @@ class S3Settings:
     default_class_names: tuple[str, ...] = REWRITTEN
     """Last components of keys that are rewritten often and keep the store's default class."""
     tags: tuple[tuple[str, str], ...] = ()
+    class_tag: bool = False
+    """Also tag each object with its class: see `object_classes`."""
     checksum: ChecksumAlgorithm = ChecksumAlgorithm.CRC64NVME
     checksum_verified: bool = True
     """False for a store that accepts bytes that do not match the checksum sent with them. Its own

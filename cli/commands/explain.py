@@ -133,7 +133,8 @@ def _archive_parts(facts: RecordFacts) -> Iterator[str]:
         yield f"{held.key} ({size_text(held.size_bytes)})"
     if archive.gap is not None:
         yield f"recorded gap {archive.gap.key}"
-    if archive.start_offset is not None:
+    # `sidetier gc` may have moved the start since it was recorded.
+    if archive.start_offset is not None and archive.start_offset == archive.begins_at:
         yield f"the archive begins at offset {archive.start_offset} (uploader.offset_reset: latest)"
     yield from (f"quarantined or retired: {key}" for key in archive.moved_away)
 

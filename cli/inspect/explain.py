@@ -384,7 +384,10 @@ def _below_the_archive_end(facts: RecordFacts) -> Answer | None:
     begin = archive.begins_at
     begins_above = begin is not None and facts.offset < begin
     if begins_above and (done is not None or archive.start_offset is not None):
-        text = f"never archived: the archive begins at offset {begin}{_where_else(facts)}"
+        text = (
+            f"never archived, or deleted by `sidetier gc`: the archive begins at offset {begin}"
+            f"{_where_else(facts)}"
+        )
         return Answer(Kind.NEVER_STORED, text, _code_by_bytes(facts))
     if done is None or facts.offset >= done:
         return None

@@ -76,6 +76,7 @@ def values_schema() -> Schema:
             backfill=_broker_jobs(args=_WORDS),
             hydrate=_broker_jobs(args=_WORDS, planVolume=_MAPPING),
             drill=_drill(),
+            gc=_gc(),
             mirrors={
                 "type": "object",
                 "propertyNames": _LABEL_NAME,
@@ -124,6 +125,15 @@ def _broker_jobs(**more: Schema) -> Schema:
 
 
 def _drill() -> Schema:
+    return _own_cron_job(volume=_MAPPING)
+
+
+def _gc() -> Schema:
+    return _own_cron_job()
+
+
+def _own_cron_job(**more: Schema) -> Schema:
+    """Return the schema of a CronJob that has its own part of the values."""
     return _part(
         enabled=_SWITCH,
         schedule=_NAME,
@@ -131,9 +141,9 @@ def _drill() -> Schema:
         args=_WORDS,
         image={"allOf": [_image()]},  # merged over the sidecar's image: no key has a default here
         extraEnv={"type": "array", "items": _VARIABLE},
-        volume=_MAPPING,
         resources=_MAPPING,
         activeDeadlineSeconds={"type": "integer", "minimum": 1},
+        **more,
     )
 
 

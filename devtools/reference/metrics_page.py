@@ -8,6 +8,7 @@ from sidetier.telemetry.catalogue import METRICS, REQUEST_SECONDS, RETRIES, Metr
 from sidetier.telemetry.consumer_catalogue import CONSUMER_METRICS
 from sidetier.telemetry.endpoint_catalogue import ENDPOINT_METRICS
 from sidetier.telemetry.export_catalogue import EXPORT_METRICS
+from sidetier.telemetry.gc_catalogue import GC_METRICS
 from sidetier.telemetry.mirror_catalogue import MIRROR_METRICS
 
 _INTRODUCTION: Final = """\
@@ -61,6 +62,17 @@ back](export-files.md#partitions-that-are-held-back)).
 """
 
 
+_GC: Final = """
+## Metrics of gc
+
+`sidetier gc --metrics-file PATH.prom` writes them at the end of a run, for the textfile collector
+of Prometheus' node exporter ([retention on the store](gc.md)).
+
+| metric | type | labels | |
+|---|---|---|---|
+"""
+
+
 _MIRROR: Final = """
 ## Metrics of a mirror
 
@@ -90,9 +102,10 @@ def metrics_page() -> str:
     consumers = (*CONSUMER_METRICS, REQUEST_SECONDS, RETRIES)
     consumer = _CONSUMER + "".join(map(_consumer_row, consumers))
     export = _EXPORT + "".join(map(_consumer_row, EXPORT_METRICS))
+    gc = _GC + "".join(map(_consumer_row, GC_METRICS))
     mirror = _MIRROR + "".join(map(_consumer_row, MIRROR_METRICS))
     endpoint = _ENDPOINT + "".join(map(_consumer_row, ENDPOINT_METRICS))
-    return _INTRODUCTION + rows + alarms + consumer + export + mirror + endpoint
+    return _INTRODUCTION + rows + alarms + consumer + export + gc + mirror + endpoint
 
 
 def _consumer_row(metric: Metric) -> str:

@@ -4,7 +4,7 @@ Plain faults need no interception: `FakeStorage` has `fail`, `refuse`, `hold` an
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
@@ -139,6 +139,11 @@ class InterceptedStore:
                 condition=condition,
             )
         )
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        """See `RemoteStorage`. One call for each key: a kill can leave a part of them."""
+        for key in keys:
+            self.delete_object(key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See `RemoteStorage`."""

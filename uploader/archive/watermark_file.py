@@ -89,7 +89,7 @@ class WatermarkFile:
             leader_epoch=leader.leader_epoch,
             broker_id=leader.broker_id,
             topic_id=leader.topic_id,
-            # The start never changes after the first write.
+            # After the first write, only `sidetier gc` moves the start.
             start_offset=archive.watermark.start_offset if archive.watermark else archive.start,
             epoch_history=checksum_below(beside.epoch_history, next_offset) if beside else None,
         )
@@ -117,6 +117,11 @@ def _refusal(
     if written.next_offset is None:
         return _overwritten_by_pinterest(key, written)
     _check_writer(key, stored, leader)
+    if (written.start_offset or 0) > (ours.start_offset or 0):
+        return ArchiveConflictError(
+            f"{key}: `sidetier gc` has moved the start of the archive to {written.start_offset} "
+            f"while this sidecar was moving its end to {ours.next_offset}"
+        )
     return ArchiveConflictError(
         f"{key} was moved to {written.next_offset} by broker {written.broker_id} in leader epoch "
         f"{written.leader_epoch} while this sidecar was moving it to {ours.next_offset}"

@@ -273,3 +273,12 @@ def test_stream_returns_the_opened_version(store: RemoteStorage) -> None:
         assert stream.read() == b"second"
     with pytest.raises(ObjectNotFoundError):
         store.get_object_input_stream("absent", condition=IfMatch(first))
+
+
+def test_several_objects_are_deleted_and_missing_ones_are_no_error(store: RemoteStorage) -> None:
+    for key in ("a", "b/1", "b/2", "c"):
+        store.put_object(key, BytesBody(b"x"))
+    store.delete_objects(["b/1", "never/was", "a", "b/2"])
+    assert [row.key for row in store.list_objects("")] == ["c"]
+    store.delete_objects([])
+    assert [row.key for row in store.list_objects("")] == ["c"]

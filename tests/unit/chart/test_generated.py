@@ -84,7 +84,7 @@ def test_the_readme_describes_every_default() -> None:
         ".".join(value.path) for value in described_values((CHART / "values.yaml").read_text())
     }
     parts = {
-        "sidecar", "nodeAgent", "backfill", "hydrate", "drill", "kafka", "kafka.image",
+        "sidecar", "nodeAgent", "backfill", "hydrate", "drill", "gc", "kafka", "kafka.image",
         "kafka.storage", "image", "serviceAccount", "service", "podMonitor", "serviceMonitor",
         "prometheusRule", "dashboard",
         "networkPolicy", "tests",

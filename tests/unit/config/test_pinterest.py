@@ -65,9 +65,26 @@ def test_ignored_keys_cause_a_warning(key: str, tmp_path: Path) -> None:
     assert ":1) is ignored" in warning
 
 
-def test_missing_garbage_collection_is_reported(tmp_path: Path) -> None:
-    [warning] = loaded(tmp_path, f"{P}manager.gc.retention.seconds=7200\n").warnings
-    assert "Sidetier deletes nothing from the store" in warning
+def test_retention_is_taken_with_topics_before_the_rule_for_all(tmp_path: Path) -> None:
+    lines = (
+        f"{P}manager.gc.retention.seconds=259200\n"
+        f"{P}manager.gc.my.topic.retention.seconds=7200\n"
+        f"{P}segment.manager.gc.pay-x.retention.seconds=60\n"
+    )
+    retention = loaded(tmp_path, lines).config.retention
+    rules = {topic: retention.of_topic(topic) for topic in ("my.topic", "myxtopic", "pay-x", "a")}
+    ages = {topic: rule and rule.age for topic, rule in rules.items()}
+    assert ages == {"my.topic": 7200, "myxtopic": 259200, "pay-x": 60, "a": 259200}
+
+
+def test_without_a_retention_key_nothing_is_ever_deleted(tmp_path: Path) -> None:
+    """Pinterest's uploader deletes after three days in this case."""
+    assert loaded(tmp_path, "").config.retention.store == ()
+
+
+def test_retention_of_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="must be at least 1, not '0'"):
+        loaded(tmp_path, f"{P}manager.gc.retention.seconds=0\n")
 
 
 @pytest.mark.parametrize("key", [key.key for key in KEYS if key.fate == "refused"])

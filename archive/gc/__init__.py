@@ -1,0 +1,1 @@
+"""Retention on the store: which objects are past it, and their deletion."""

@@ -1,0 +1,314 @@
+"""Delete the oldest segments of a partition's archive. A running sidecar may write meanwhile.
+
+Order of the durable steps, and what a kill right after each leaves:
+
+1. `offset.wm` gets the new start offset, with a conditional put over the version that was read. It
+   is the commit: from now on, readers of Sidetier take offsets below it as out of range. A kill
+   leaves segments below the start, which no reader of Sidetier reads, and which Pinterest's
+   consumer still reads, because `_metadata` names them and all are stored.
+2. `_metadata` loses the entries below the start, with a conditional put. Pinterest's consumer
+   skips segments without an entry, so it does not miss the objects that are deleted next. A kill
+   leaves segments that no reader reads.
+3. The `.log` objects below the start are deleted, oldest first. A kill leaves some of them, each
+   with its indexes, so no listing shows a `.log` without them.
+4. The other files of these segments are deleted. A kill leaves files without a `.log`, which no
+   reader regards as a segment.
+5. Chapters that end at or below the start are deleted. A kill leaves chapters of deleted segments;
+   readers look up segments in chapters, not the reverse.
+
+The next collection finishes: it deletes all that is below the start, whether it has moved the start
+itself or not. `offset.wm`, `leader-epoch-checkpoint` and gap records are never deleted, nor is the
+segment that `offset.wm` names.
+
+A sidecar whose conditional put is refused because of step 1 reads `offset.wm` again and keeps the
+new start. If a sidecar writes first, the collection reads the archive again and decides anew.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sidetier.archive.gc.listing import list_archive
+from sidetier.archive.gc.retention import Expired, Need, Retention, SegmentFacts, expired_segments
+from sidetier.archive.objects.chapters import (
+    SEGMENTS,
+    ChapterEntry,
+    read_chapter,
+    stored_chapters,
+)
+from sidetier.archive.objects.pinterest_metadata import (
+    PartitionMetadata,
+    encode_metadata,
+    read_metadata,
+)
+from sidetier.archive.objects.segment import (
+    StoredLog,
+    noted_next_offset,
+    noted_number,
+)
+from sidetier.archive.objects.watermark import (
+    StoredWatermark,
+    Watermark,
+    WatermarkConflictError,
+    read_watermark,
+    write_watermark,
+)
+from sidetier.archive.pinterest import Ends
+from sidetier.archive.view import ArchiveView
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.names import FileKind
+from sidetier.segments.notes import MAX_TIMESTAMP_KEY
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import LISTED_AT_ONCE, IfMatch, ObjectSummary, RemoteStorage
+
+_TRIES: Final = 10
+
+Wait = Callable[[int], None]
+"""Waits before a number of objects is deleted, to keep to a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collectable:
+    """What a collection deletes, or has deleted, of one partition.
+
+    Attributes:
+        start: The start of the archive before; None if nothing is archived.
+        new_start: The start of the archive afterwards.
+        segments: Number of `.log` objects that are deleted.
+        size_bytes: Size of all objects that are deleted.
+        reason: Why not more is deleted.
+    """
+
+    start: Offset | None
+    new_start: Offset | None
+    segments: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    """An archive as it was read, and what is past its retention.
+
+    Attributes:
+        mark: `offset.wm`.
+        view: The archive.
+        expired: The segments past their retention.
+        lowest: Base offset of the first segment that is kept. It can be below the start of the
+            archive, which may begin within its first segment.
+        below: All files of segments with lower base offsets, by key.
+        has_old_entries: Whether `_metadata` names segments with lower base offsets.
+    """
+
+    mark: StoredWatermark
+    view: ArchiveView
+    expired: Expired
+    lowest: BaseOffset
+    below: tuple[ObjectSummary, ...] = ()
+    has_old_entries: bool = False
+
+    @property
+    def result(self) -> Collectable:
+        logs = sum(row.key.endswith(FileKind.LOG.value) for row in self.below)
+        size = sum(row.size for row in self.below)
+        return Collectable(self.view.start, self.expired.start, logs, size, self.expired.reason)
+
+
+class PartitionCollector:
+    """Deletes segments of one partition that are past their retention.
+
+    Args:
+        store: The partition's store.
+        layout: How keys are made.
+        tp: The partition.
+        retention: The limits.
+        needs: What the consumers still need.
+        wait: Called before each batch of deletes.
+        now_ms: Returns the present time in ms since 1970.
+    """
+
+    def __init__(  # noqa: PLR0913 - only the first four are required
+        self,
+        store: RemoteStorage,
+        layout: ArchiveLayout,
+        tp: TopicPartition,
+        retention: Retention,
+        *,
+        needs: Iterable[Need] = (),
+        wait: Wait = lambda _: None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._tp = tp
+        self._retention = retention
+        self._needs = tuple(needs)
+        self._wait = wait
+        self._now_ms = now_ms
+
+    def survey(self) -> Collectable:
+        """Return what `collect` would delete. Writes nothing.
+
+        Raises:
+            NotCollectableError: The archive is in a state in which nothing may be deleted.
+            MalformedObjectError: `offset.wm` or `_metadata` does not parse.
+            StorageError: As `RemoteStorage` says.
+        """
+        return self._survey().result
+
+    def collect(self) -> Collectable:
+        """Delete what is past its retention, and what an earlier collection has left.
+
+        Raises:
+            ArchiveConflictError: Other processes changed the archive each time. The same call can
+                succeed later, as after every other error.
+            NotCollectableError, MalformedObjectError, StorageError: As `survey`.
+        """
+        survey = self._move_start()
+        if survey.has_old_entries:
+            self._forget_entries(survey.lowest)
+        logs = [row.key for row in survey.below if row.key.endswith(FileKind.LOG.value)]
+        files = [row.key for row in survey.below if not row.key.endswith(FileKind.LOG.value)]
+        self._delete(logs, survey)
+        self._delete(files, survey)
+        self._delete_chapters(survey)
+        return survey.result
+
+    def _move_start(self) -> _Survey:
+        """Write the new start offset into `offset.wm`, if it moves."""
+        key = self._layout.watermark_key(self._tp)
+        for _ in range(_TRIES):
+            try:
+                survey = self._survey()
+                if survey.expired.segments:
+                    moved = replace(survey.mark.watermark, start_offset=survey.expired.start)
+                    write_watermark(self._store, key, moved, survey.mark.etag)
+            except (WatermarkConflictError, ObjectNotFoundError):
+                # A sidecar has committed, or another collection has deleted a listed segment.
+                continue
+            return survey
+        raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
+
+    def _survey(self) -> _Survey:
+        listed = list_archive(self._store, self._layout, self._tp)
+        mark, view, rows = listed.mark, listed.view, listed.rows
+        prefix = self._layout.partition_prefix(self._tp)
+        # Without a committed segment there is nothing that can be kept behind a new start.
+        if not view.logs:
+            nothing = Expired(0, view.start, "nothing is archived")
+            return _Survey(mark, view, nothing, BaseOffset(0))
+        expired = expired_segments(
+            view.logs, view.start, self._retention, self._facts(view), self._needs, self._now_ms()
+        )
+        lowest = view.logs[expired.segments].base_offset
+        below = tuple(
+            row
+            for row in rows
+            if (parsed := parse_object_key(row.key, prefix)) is not None and parsed[0] < lowest
+        )
+        has_old_entries = any(base < lowest for base in listed.named)
+        return _Survey(mark, view, expired, lowest, below, has_old_entries)
+
+    def _facts(self, view: ArchiveView) -> Callable[[StoredLog], SegmentFacts]:
+        """Return a function that reads the metadata of a segment, many from chapters at once."""
+        ends = Ends(self._store)
+        noted = self._chapter_entries(view) if len(view.logs) >= SEGMENTS else {}
+
+        def facts(log: StoredLog) -> SegmentFacts:
+            entry = noted.get(log.base_offset)
+            if entry is not None and (entry.etag, entry.size) == (log.row.etag, log.row.size):
+                end, largest = entry.next_offset, entry.largest_timestamp
+            else:
+                head = self._store.head_object(log.key)
+                noted_end = noted_next_offset(head)
+                end = ends(log) if noted_end is None else noted_end
+                largest = noted_number(head, MAX_TIMESTAMP_KEY)
+            return SegmentFacts(end, log.row.modified_ms if largest is None else largest)
+
+        return facts
+
+    def _chapter_entries(self, view: ArchiveView) -> dict[BaseOffset, ChapterEntry]:
+        # Read lazily, only as far as the retention is likely to go: the oldest chapters.
+        entries: dict[BaseOffset, ChapterEntry] = {}
+        topic_id = view.watermark.topic_id
+        for chapter in stored_chapters(self._store, self._layout, self._tp, topic_id):
+            if chapter.end <= view.start:
+                continue
+            added = read_chapter(self._store, chapter)
+            entries.update((entry.base_offset, entry) for entry in added)
+            if self._retention.size is None and added and self._is_young(added[-1]):
+                break
+        return entries
+
+    def _is_young(self, entry: ChapterEntry) -> bool:
+        age = self._retention.age or 0.0
+        return (
+            entry.largest_timestamp is not None
+            and self._now_ms() - entry.largest_timestamp <= age * 1000
+        )
+
+    def _forget_entries(self, lowest: BaseOffset) -> None:
+        """Remove the entries of segments with lower base offsets from `_metadata`."""
+        key = self._layout.metadata_key(self._tp)
+        for _ in range(_TRIES):
+            stored = read_metadata(self._store, key)
+            if stored is None:
+                return
+            kept = [entry for entry in stored.metadata.entries if entry.base_offset >= lowest]
+            if len(kept) == len(stored.metadata.entries):
+                return
+            data = encode_metadata(PartitionMetadata(self._tp, tuple(kept)))
+            try:
+                self._store.put_object(key, BytesBody(data), condition=IfMatch(stored.etag))
+            except PreconditionFailedError:
+                continue  # a sidecar has added an entry, or our own attempt has succeeded
+            return
+        raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
+
+    def _delete(self, keys: Sequence[str], survey: _Survey) -> None:
+        for batch in _batches(keys):
+            self._wait(len(batch))
+            # Deletes have no condition. Just before each batch, `offset.wm` still tells that
+            # the archive has moved on from these keys: a new archive at the same keys, after a
+            # retirement or a quarantine, begins lower, or belongs to another topic id.
+            self._expect_unchanged(survey)
+            self._store.delete_objects(batch)
+
+    def _expect_unchanged(self, survey: _Survey) -> None:
+        key = self._layout.watermark_key(self._tp)
+        now = read_watermark(self._store, key)
+        if now is None or not _still_begins_at(now.watermark, survey):
+            raise ArchiveConflictError(
+                f"{key} was replaced while segments below offset {survey.expired.start} were being "
+                "deleted (a quarantine, or a retirement); no further object is deleted"
+            )
+
+    def _delete_chapters(self, survey: _Survey) -> None:
+        topic_id = survey.mark.watermark.topic_id
+        chapters = stored_chapters(self._store, self._layout, self._tp, topic_id)
+        old = [chapter.key for chapter in chapters if chapter.end <= survey.expired.start]
+        for batch in _batches(old):
+            self._store.delete_objects(batch)
+
+
+def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (keys[at : at + LISTED_AT_ONCE] for at in range(0, len(keys), LISTED_AT_ONCE))
+
+
+def _still_begins_at(now: Watermark, survey: _Survey) -> bool:
+    old = survey.mark.watermark
+    start = survey.expired.start if survey.expired.segments else old.start_offset
+    return (
+        now.pending is None
+        and now.topic_id == old.topic_id
+        and now.next_offset is not None
+        and now.next_offset >= (old.next_offset or 0)
+        and (now.start_offset or 0) >= (start or 0)
+    )

@@ -1,0 +1,77 @@
+"""List an archive with all of its files, and refuse one from which nothing may be deleted."""
+
+from dataclasses import dataclass
+
+from sidetier.archive.objects.pinterest_metadata import read_metadata
+from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
+from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
+from sidetier.archive.orphan_segments import without_orphans
+from sidetier.archive.partition_archive import partition_rows
+from sidetier.archive.view import ArchiveView, view_of_ours
+from sidetier.segments.errors import ArchiveError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.port import ObjectSummary, RemoteStorage
+
+
+class NotCollectableError(ArchiveError):
+    """The archive of a partition is in a state in which nothing may be deleted. Says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedArchive:
+    """An archive as it was read.
+
+    Attributes:
+        mark: `offset.wm`, as it was before the listing.
+        view: The archive's segments.
+        rows: All objects of the partition, by key.
+        named: Base offsets in `_metadata`.
+    """
+
+    mark: StoredWatermark
+    view: ArchiveView
+    rows: list[ObjectSummary]
+    named: frozenset[BaseOffset]
+
+
+def list_archive(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> ListedArchive:
+    """Read `offset.wm` and `_metadata`, and list all objects.
+
+    Raises:
+        NotCollectableError: Nothing may be deleted.
+        MalformedObjectError: `offset.wm` or `_metadata` does not parse.
+        StorageError: As `RemoteStorage` says.
+    """
+    mark = _collectable(read_watermark(store, layout.watermark_key(tp)), layout.watermark_key(tp))
+    prefix = layout.partition_prefix(tp)
+    last = mark.watermark.base_offset
+    rows = partition_rows(store, prefix, last)
+    metadata = read_metadata(store, layout.metadata_key(tp))
+    entries = () if metadata is None else metadata.metadata.entries
+    named = frozenset(entry.base_offset for entry in entries)
+
+    def noted_end(log: StoredLog) -> Offset | None:
+        return noted_next_offset(store.head_object(log.key))
+
+    committed = [log for log in stored_logs(rows, prefix) if log.base_offset <= last]
+    logs = without_orphans(committed, named, noted_end)
+    view = view_of_ours(prefix, mark.watermark, mark.etag, logs)
+    return ListedArchive(mark, view, rows, named)
+
+
+def _collectable(mark: StoredWatermark | None, key: str) -> StoredWatermark:
+    if mark is None:
+        raise NotCollectableError(f"{key} does not exist, so nothing is known to be archived")
+    watermark = mark.watermark
+    if watermark.next_offset is None:
+        raise NotCollectableError(
+            f"{key} was written by Pinterest's uploader; gc deletes nothing before a sidecar has "
+            "taken the partition over"
+        )
+    if watermark.pending is not None:
+        raise NotCollectableError(
+            "segments of the partition are being moved to quarantine or to "
+            "retired/; gc deletes nothing until the move has ended"
+        )
+    return mark

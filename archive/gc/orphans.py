@@ -1,0 +1,89 @@
+"""Objects that are not part of any archive: what kills, late writers and quarantines have left."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from sidetier.archive.gc.listing import list_archive
+from sidetier.archive.objects.segment import segment_files
+from sidetier.segments.errors import PreconditionFailedError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
+
+
+class OrphanKind(StrEnum):
+    """Why an object is not part of an archive."""
+
+    BELOW_START = "below_start"
+    """Its segment begins below the start of the archive: a killed `gc`, or a late sidecar."""
+    DUPLICATE = "duplicate"
+    """A late sidecar has stored its segment, whose offsets another segment has."""
+    WITHOUT_LOG = "without_log"
+    """A file of a segment without `.log`, below the archive end."""
+    ABOVE_END = "above_end"
+    """Its segment is above the archive end. It may be the only copy of its records, and a sidecar
+    may still adopt it."""
+    QUARANTINED = "quarantined"
+    """A record that the cluster has discarded in an unclean election, in the quarantine."""
+
+
+NEVER_DELETED: Final = frozenset({OrphanKind.ABOVE_END})
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """One object that is not part of an archive."""
+
+    topic_partition: TopicPartition | None
+    row: ObjectSummary
+    kind: OrphanKind
+
+
+def find_orphans(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
+) -> Iterator[Orphan]:
+    """Yield the orphans among the files of a partition's segments, in the order of their keys.
+
+    Raises:
+        As `list_archive`.
+    """
+    listed = list_archive(store, layout, tp)
+    view = listed.view
+    members = {log.base_offset for log in view.logs}
+    lowest = min(members, default=view.end)
+    last = view.watermark.base_offset
+    for segment in segment_files(listed.rows, layout.partition_prefix(tp)):
+        base = segment.base_offset
+        if base in members:
+            continue
+        if base > last:
+            kind = OrphanKind.ABOVE_END
+        elif FileKind.LOG not in segment.files:
+            kind = OrphanKind.WITHOUT_LOG
+        elif base < lowest:
+            kind = OrphanKind.BELOW_START
+        else:
+            kind = OrphanKind.DUPLICATE
+        for row in segment.files.values():
+            yield Orphan(tp, row, kind)
+
+
+def find_quarantined(store: RemoteStorage, layout: ArchiveLayout) -> Iterator[Orphan]:
+    """Yield the objects in the quarantine of the cluster, in the order of their keys."""
+    for row in store.list_objects(layout.quarantines_prefix()):
+        yield Orphan(None, row, OrphanKind.QUARANTINED)
+
+
+def delete_orphan(store: RemoteStorage, orphan: Orphan) -> bool:
+    """Delete an orphan in the version that was listed; return False if there is another one.
+
+    A kill leaves the other orphans, which the next call finds again.
+    """
+    try:
+        store.delete_object(orphan.row.key, condition=IfMatch(orphan.row.etag))
+    except PreconditionFailedError:
+        return False
+    return True

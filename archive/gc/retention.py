@@ -1,0 +1,139 @@
+"""Decide which segments of an archive are past their retention. Pure functions."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from sidetier.archive.objects.segment import StoredLog
+from sidetier.config.units import format_duration, format_size
+from sidetier.segments.offsets import Offset
+
+_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The retention of a partition's archive. A segment past either limit is deleted, as in Kafka.
+
+    Attributes:
+        age: Maximum age of a segment's newest record, in seconds; None for no limit.
+        size: Size of the `.log` objects that are kept at least, in bytes; None for no limit.
+    """
+
+    age: float | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What the retention of one segment depends on.
+
+    Attributes:
+        next_offset: The offset after its last.
+        timestamp_ms: Its largest record timestamp, in ms since 1970. If no record has a timestamp,
+            or Pinterest's uploader stored it, the time at which it was stored.
+    """
+
+    next_offset: Offset
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The lowest offset of a partition that a consumer has not read yet.
+
+    Attributes:
+        offset: That offset.
+        consumer: The consumer, such as `consumer group billing`.
+    """
+
+    offset: Offset
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The oldest segments, which are past their retention.
+
+    Attributes:
+        segments: Their number; 0 if nothing is past its retention.
+        start: The start of the archive without them.
+        reason: Why the segment at `start` is kept.
+    """
+
+    segments: int
+    start: Offset
+    reason: str
+
+
+def expired_segments(
+    logs: Sequence[StoredLog],
+    start: Offset,
+    retention: Retention,
+    facts: Callable[[StoredLog], SegmentFacts],
+    needs: Iterable[Need],
+    now_ms: int,
+) -> Expired:
+    """Return the oldest segments that can be deleted. The newest segment is always kept.
+
+    The archive stays contiguous: only segments at its start are deleted, oldest first, and the new
+    start is the base offset of a segment. If segments overlap, no offset at or above the new start
+    is deleted with a segment below it.
+
+    Args:
+        logs: The segments of the archive, by ascending base offset; at least one.
+        start: The start of the archive.
+        retention: The limits.
+        facts: Reads a segment. It is called for deleted segments, and for at most one more.
+        needs: What the consumers still need.
+        now_ms: The present time in ms since 1970.
+    """
+    need = min(needs, key=lambda need: need.offset, default=None)
+    kept = sum(log.size for log in logs)
+    count, reached = 0, Offset(0)
+    reason = "the newest segment is always kept"
+    for index, log in enumerate(logs[:-1]):
+        following = logs[index + 1].base_offset
+        is_past_size = retention.size is not None and kept - log.size >= retention.size
+        if retention.age is None and not is_past_size:
+            reason = f"the rest is needed for bytes: {format_size(retention.size or 0)}"
+            break
+        known = facts(log)
+        is_past_age = (
+            retention.age is not None and now_ms - known.timestamp_ms > retention.age * _MS
+        )
+        if not is_past_age and not is_past_size:
+            reason = _within(log, known, retention, now_ms)
+            break
+        if need is not None and following > need.offset:
+            reason = f"{need.consumer} still needs offset {need.offset}"
+            break
+        reached = max(reached, known.next_offset)
+        kept -= log.size
+        # If this segment reaches beyond the base offset of the next one, both are deleted or none.
+        if reached <= following:
+            count = index + 1
+    else:
+        if count < len(logs) - 1:
+            reason = f"an older segment overlaps the segment {logs[count + 1].base_offset}"
+    return Expired(count, Offset(logs[count].base_offset) if count else start, reason)
+
+
+def _within(log: StoredLog, facts: SegmentFacts, retention: Retention, now_ms: int) -> str:
+    if retention.age is None:
+        return f"the rest is needed for bytes: {format_size(retention.size or 0)}"
+    moment = _moment(facts.timestamp_ms)
+    if facts.timestamp_ms > now_ms:
+        return f"segment {log.base_offset} has a record with a timestamp in the future, {moment}"
+    return (
+        f"segment {log.base_offset} has a record of {moment}, which is within "
+        f"age: {format_duration(retention.age)}"
+    )
+
+
+def _moment(milliseconds: int) -> str:
+    try:
+        return datetime.fromtimestamp(milliseconds / _MS, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"  # a producer can send any timestamp

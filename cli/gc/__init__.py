@@ -1,0 +1,1 @@
+"""`sidetier gc`: retention on the store, orphans and unfinished uploads."""

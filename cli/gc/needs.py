@@ -1,0 +1,194 @@
+"""What the consumers in `retention.store[].keep_for` have not read yet.
+
+Committed offsets are those of the brokers at the time of the request. If an open transaction
+commits later ones, they do not count yet.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
+
+import tenacity
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from sidetier.archive.access import endpoint_provider
+from sidetier.archive.gc.retention import Need
+from sidetier.cli.extras import from_extra
+from sidetier.cli.stores import require_directory
+from sidetier.config.properties_file import read_properties
+from sidetier.leadership.cluster import admin_client, as_texts
+from sidetier.mirror.topics.rules import MirrorNames
+from sidetier.segments.errors import ConfigurationError, ObjectNotFoundError, SidetierError
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.factory import open_storage
+
+if TYPE_CHECKING:
+    from sidetier.config.model import Config
+    from sidetier.config.retention import RetainedExport, RetainedMirror, StoreRetention
+
+_TIMEOUT_SECONDS: Final = 15.0
+_PAUSE_SECONDS: Final = 0.5
+_COORDINATOR_MOVES: Final = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+_BOOTSTRAP: Final = "bootstrap.servers"
+
+NeedsByPartition = Mapping[TopicPartition, list[Need]]
+
+
+class UnknownProgressError(SidetierError):
+    """The progress of a consumer is not known, so nothing of the topic may be deleted."""
+
+
+def read_needs(
+    config: "Config", rule: "StoreRetention", partitions: Collection[TopicPartition]
+) -> NeedsByPartition:
+    """Return what the consumers of a rule still need of the partitions of one topic.
+
+    Raises:
+        UnknownProgressError: The progress of a consumer is unknown for one of the partitions.
+    """
+    needs: dict[TopicPartition, list[Need]] = defaultdict(list)
+    keep_for = rule.keep_for
+    for group in keep_for.groups:
+        consumer = f"consumer group {group}"
+        offsets = _of_group(_brokers(config), group, partitions, consumer)
+        _add(needs, partitions, offsets, consumer)
+    for mirror in keep_for.mirrors:
+        consumer = f"mirror {mirror.name}"
+        _add(needs, partitions, _of_mirror(mirror, partitions, consumer), consumer)
+    for export in keep_for.exports:
+        consumer = f"export to {export.into}"
+        _add(needs, partitions, _of_export(config, export, partitions, consumer), consumer)
+    return needs
+
+
+def _add(
+    needs: dict[TopicPartition, list[Need]],
+    partitions: Collection[TopicPartition],
+    offsets: Mapping[TopicPartition, Offset],
+    consumer: str,
+) -> None:
+    for tp in partitions:
+        if tp not in offsets:
+            raise UnknownProgressError(f"{consumer}: its progress in {tp} is unknown")
+        needs[tp].append(Need(offsets[tp], consumer))
+
+
+def _brokers(config: "Config") -> dict[str, str]:
+    if config.broker.bootstrap_servers is None:
+        raise ConfigurationError(
+            "retention.store: keep_for.groups needs broker.bootstrap_servers, which is not set"
+        )
+    return as_texts(config.broker.client_properties())
+
+
+def _of_group(
+    properties: Mapping[str, str],
+    group: str,
+    partitions: Collection[TopicPartition],
+    consumer: str,
+) -> dict[TopicPartition, Offset]:
+    """Return the committed offsets of a consumer group. A missing group has none."""
+    client = admin_client(properties[_BOOTSTRAP], properties, {"log_level": 0})
+    asked = ConsumerGroupTopicPartitions(
+        group, [KafkaPartition(tp.topic, tp.partition) for tp in partitions]
+    )
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_is_without_coordinator),
+        wait=tenacity.wait_fixed(_PAUSE_SECONDS),
+        stop=tenacity.stop_after_delay(_TIMEOUT_SECONDS),
+        reraise=True,
+    )
+    try:
+        answer = attempts(
+            lambda: client.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_SECONDS)[
+                group
+            ].result()
+        )
+    except KafkaException as error:
+        raise UnknownProgressError(
+            f"{consumer}: {properties[_BOOTSTRAP]} does not tell its committed offsets: "
+            f"{error.args[0].str()}"
+        ) from error
+    return {
+        TopicPartition(tp.topic, tp.partition): Offset(tp.offset)
+        for tp in answer.topic_partitions or ()
+        # Negative offsets are librdkafka's placeholders for "none".
+        if tp.error is None and tp.offset >= 0
+    }
+
+
+def _is_without_coordinator(error: BaseException) -> bool:
+    """Return whether the group's coordinator has just started or moved."""
+    return isinstance(error, KafkaException) and error.args[0].code() in _COORDINATOR_MOVES
+
+
+def _of_mirror(
+    mirror: "RetainedMirror", partitions: Collection[TopicPartition], consumer: str
+) -> dict[TopicPartition, Offset]:
+    """Return the progress of a mirror: source offsets that its group on the target commits."""
+    try:
+        properties = read_properties(mirror.target_config, f"{consumer}: target_config")
+    except ConfigurationError as error:
+        raise UnknownProgressError(str(error)) from error
+    if _BOOTSTRAP not in properties:
+        raise UnknownProgressError(f"{consumer}: {mirror.target_config} has no {_BOOTSTRAP}")
+    copies = {
+        TopicPartition(mirror.topics.get(tp.topic, tp.topic), tp.partition): tp for tp in partitions
+    }
+    group = MirrorNames(mirror.name).group
+    committed = _of_group(properties, group, copies, consumer)
+    return {copies[tp]: offset for tp, offset in committed.items() if tp in copies}
+
+
+def _of_export(
+    config: "Config",
+    export: "RetainedExport",
+    partitions: Collection[TopicPartition],
+    consumer: str,
+) -> dict[TopicPartition, Offset]:
+    """Return the next offsets in the manifest of an export to files."""
+
+    def load():  # type: ignore[no-untyped-def]  # noqa: ANN202 - a module
+        from sidetier.pipeline.export.sinks.files import manifest  # noqa: PLC0415 -- needs the extra
+
+        return manifest
+
+    packages = ("babel", "cramjam", "fastavro", "google", "numpy", "pyarrow")
+    manifests = from_extra(load, "keep_for.exports", packages, "export")
+    [topic] = {tp.topic for tp in partitions}
+    key = manifests.manifest_key(export.topics_dir, topic)
+    target = config.storage.model_copy(update={"url": export.into, "overrides": ()})
+    try:
+        require_directory(export.into)
+        store = open_storage(endpoint_provider(target).endpoints[0])
+    except ConfigurationError as error:
+        raise UnknownProgressError(f"{consumer}: {error}") from error
+    try:
+        stored = store.get_object(key)
+        manifest = manifests.decode_manifest(stored.data, f"{export.into}/{key}")
+    except ObjectNotFoundError as error:
+        raise UnknownProgressError(
+            f"{consumer}: it has no manifest {key}, so it has not exported topic {topic} yet"
+        ) from error
+    except SidetierError as error:
+        raise UnknownProgressError(f"{consumer}: {error}") from error
+    finally:
+        store.close()
+    if manifest.cluster != config.cluster.name:
+        raise UnknownProgressError(f"{consumer}: it exports cluster {manifest.cluster}")
+    if manifest.asked is not None:
+        raise UnknownProgressError(
+            f"{consumer}: it exports the given range {manifest.asked}, so its next offsets do not "
+            "tell what it still reads"
+        )
+    return {
+        TopicPartition(topic, partition): Offset(offset)
+        for partition, offset in manifest.next_offsets.items()
+    }

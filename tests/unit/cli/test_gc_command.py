@@ -1,0 +1,232 @@
+"""`sidetier gc` over a file-system store."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidetier.archive.objects.pinterest_metadata import decode_metadata
+from sidetier.archive.objects.watermark import decode_watermark
+from sidetier.cli.gc import needs
+from sidetier.segments.offsets import Offset, TopicPartition
+from tests.harness.command_line import CommandLine
+
+AGE: dict[str, Any] = {"topics": ["orders"], "age": "1d"}
+"""The records of the tests are of 2023."""
+
+
+def with_rules(cli: CommandLine, *rules: dict[str, Any]) -> CommandLine:
+    cli.configure({"retention": {"store": list(rules)}})
+    return cli
+
+
+@pytest.fixture
+def stored(cli: CommandLine) -> CommandLine:
+    """Archives of orders-0, orders-1 and pay-0, with three segments of ten records each."""
+    for topic, number in (("orders", 0), ("orders", 1), ("pay", 0)):
+        cli.log_dir.create(topic, number).closed_segments(3)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0
+    return cli
+
+
+def logs(cli: CommandLine, partition: str) -> list[int]:
+    """The base offsets of the stored `.log`s of a partition."""
+    names = (key.rpartition("/") for key in cli.stored() if key.endswith(".log"))
+    return sorted(int(name[:20]) for folder, _, name in names if folder.endswith(f"/{partition}"))
+
+
+def age_files(cli: CommandLine, days: float) -> None:
+    """Set the time at which every object was stored."""
+    then = time.time_ns() / 1e9 - days * 86400
+    for path in cli.store.rglob("*"):
+        if path.is_file():
+            os.utime(path, (then, then))
+
+
+def test_without_a_rule_nothing_is_deleted(stored: CommandLine) -> None:
+    before = stored.stored()
+    assert stored.run("gc", "--yes") == 2
+    assert "retention.store is not set" in stored.err
+    with_rules(stored, AGE)
+    assert stored.run("gc", "--yes", "--topic", "pay") == 2
+    assert "no rule for topic pay" in stored.err
+    assert stored.stored() == before
+
+
+def test_dry_run_shows_what_would_be_deleted_and_writes_nothing(stored: CommandLine) -> None:
+    with_rules(stored, AGE)
+    before = stored.stored()
+    told = stored.json("gc", "--dry-run")
+    assert told["segments"] == 4
+    assert [
+        (row["topic"], row["partition"], row["start_offset"], row["new_start_offset"])
+        for row in told["partitions"]
+    ] == [("orders", 0, 0, 20), ("orders", 1, 0, 20)]
+    assert {row["reason"] for row in told["partitions"]} == {"the newest segment is always kept"}
+    assert stored.run("gc", "--dry-run", "--topic", "orders") == 0
+    assert "4 segments" in stored.out
+    assert "would be deleted" in stored.out
+    assert stored.stored() == before
+
+
+def test_only_topics_with_a_rule_lose_their_oldest_segments(stored: CommandLine) -> None:
+    with_rules(stored, AGE)
+    before = stored.stored()
+    told = stored.json("gc", "--yes")
+    assert told["dry_run"] is False
+    assert logs(stored, "orders-0") == logs(stored, "orders-1") == [20]
+    assert logs(stored, "pay-0") == [0, 10, 20]
+    freed = sum(map(len, before.values())) - sum(map(len, stored.stored().values()))
+    # `offset.wm` and `_metadata` were written anew.
+    assert abs(freed - told["size_bytes"]) < 1000
+    [mark] = [data for key, data in stored.stored().items() if key.endswith("orders-0/offset.wm")]
+    assert decode_watermark(mark, "").start_offset == 20
+    [rows] = [data for key, data in stored.stored().items() if key.endswith("orders-0/_metadata")]
+    assert [entry.base_offset for entry in decode_metadata(rows, "").entries] == [20]
+    again = stored.json("gc", "--yes")
+    assert (again["segments"], again["size_bytes"]) == (0, 0)
+
+
+def test_bytes_count_for_each_partition(stored: CommandLine) -> None:
+    [size] = {
+        len(data)
+        for key, data in stored.stored().items()
+        if key.endswith(".log") and "/orders-" in key
+    }
+    with_rules(stored, {"topics": ["orders"], "bytes": 2 * size})
+    stored.json("gc", "--yes")
+    assert logs(stored, "orders-0") == logs(stored, "orders-1") == [10, 20]
+
+
+def test_without_a_terminal_yes_must_be_given(stored: CommandLine) -> None:
+    with_rules(stored, AGE)
+    before = stored.stored()
+    assert stored.run("gc") == 2
+    assert "--yes" in stored.err
+    assert stored.stored() == before
+
+
+def test_ls_and_consume_show_the_rest_of_the_archive(stored: CommandLine) -> None:
+    with_rules(stored, AGE)
+    stored.json("gc", "--yes")
+    told = stored.json("ls", "orders")
+    assert [row["segments"] for row in told["partitions"]] == [1, 1]
+    assert stored.run("consume", "orders", "0") == 0
+    assert len(stored.lines()) == 10
+
+
+def group_at(monkeypatch: pytest.MonkeyPatch, offsets: dict[int, int]) -> None:
+    """Set the committed offsets of every consumer group in orders."""
+    answer = {TopicPartition("orders", number): Offset(at) for number, at in offsets.items()}
+    monkeypatch.setattr(needs, "_of_group", lambda *_: answer)
+
+
+def test_segments_that_a_group_needs_are_kept(
+    stored: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.configure({"broker": {"bootstrap_servers": "127.0.0.1:1"}})
+    with_rules(stored, {**AGE, "keep_for": {"groups": ["billing"]}})
+    group_at(monkeypatch, {0: 15, 1: 100})
+    told = stored.json("gc", "--yes")
+    assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]
+    assert told["partitions"][0]["reason"] == "consumer group billing still needs offset 15"
+
+
+def test_unknown_progress_keeps_every_partition_of_the_topic(
+    stored: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.configure({"broker": {"bootstrap_servers": "127.0.0.1:1"}})
+    with_rules(
+        stored, {**AGE, "keep_for": {"groups": ["billing"]}}, {"topics": ["pay"], "age": "1d"}
+    )
+    group_at(monkeypatch, {0: 30})
+    told = stored.json("gc", "--yes", code=3)
+    blocked = [row for row in told["partitions"] if row["topic"] == "orders"]
+    assert {row["reason"] for row in blocked} == {
+        "consumer group billing: its progress in orders-1 is unknown"
+    }
+    assert all(row["blocked"] for row in blocked)
+    assert logs(stored, "orders-0") == logs(stored, "orders-1") == [0, 10, 20]
+    assert logs(stored, "pay-0") == [20], "other topics continue"
+
+
+def test_group_needs_a_broker(stored: CommandLine) -> None:
+    with_rules(stored, {**AGE, "keep_for": {"groups": ["billing"]}})
+    assert stored.run("gc", "--yes") == 2
+    assert "broker.bootstrap_servers" in stored.err
+
+
+def test_export_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    with_rules(stored, {**AGE, "keep_for": {"exports": [{"into": f"file://{lake}"}]}})
+    told = stored.json("gc", "--yes", code=3)
+    assert "no such directory" in told["partitions"][0]["reason"]
+    lake.mkdir()
+    told = stored.json("gc", "--yes", code=3)
+    assert "it has not exported topic orders yet" in told["partitions"][0]["reason"]
+    assert logs(stored, "orders-0") == [0, 10, 20]
+    export = ("export", "files", "orders", "--into", f"file://{lake}", "--flush-size", "10")
+    assert stored.run(*export) == 0, stored.err
+    manifest_file = lake / "topics/orders/_sidetier/manifest.json"
+    manifest = json.loads(manifest_file.read_text())
+    assert manifest["next_offsets"] == {"0": 30, "1": 30}
+    manifest["next_offsets"] = {"0": 10, "1": 25}
+    manifest_file.write_text(json.dumps(manifest))
+    told = stored.json("gc", "--yes")
+    assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]
+    assert "export to file://" in told["partitions"][0]["reason"]
+
+
+def test_metrics_of_a_run(stored: CommandLine, tmp_path: Path) -> None:
+    with_rules(stored, AGE)
+    file = tmp_path / "gc.prom"
+    assert stored.run("gc", "--yes", "--metrics-file", str(file)) == 0
+    text = file.read_text()
+    assert 'sidetier_gc_deleted_segments{topic="orders"} 4.0' in text
+    assert 'sidetier_gc_blocked_partitions{topic="orders"} 0.0' in text
+    assert "sidetier_gc_last_run_timestamp_seconds" in text
+
+
+def test_orphans_are_found_and_old_ones_deleted(stored: CommandLine) -> None:
+    [folder] = {path.parent for path in stored.store.rglob("*.log") if "orders-0" in str(path)}
+    below = folder / f"{5:020d}.index"
+    above = folder / f"{30:020d}.log"
+    below.write_bytes(b"")
+    above.write_bytes(b"x")
+    told = stored.json("gc", "--orphans", "--yes")
+    assert [(entry["kind"], entry["deleted"]) for entry in told["orphans"]] == [
+        ("without_log", False),
+        ("above_end", False),
+    ]
+    age_files(stored, days=8)
+    before = stored.stored()
+    assert stored.run("gc", "--orphans", "--dry-run") == 0
+    assert "1 would be deleted" in stored.out
+    assert stored.stored() == before
+    told = stored.json("gc", "--orphans", "--yes", "--older-than", "7d")
+    assert [entry["deleted"] for entry in told["orphans"]] == [True, False]
+    assert before.keys() - stored.stored().keys() == {below.relative_to(stored.store).as_posix()}
+
+
+def test_quarantined_objects_are_deleted_on_request_only(stored: CommandLine) -> None:
+    folder = stored.store / "_sidetier/prod-a/quarantine/orders-0/x"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}.log").write_bytes(b"x")
+    age_files(stored, days=8)
+    told = stored.json("gc", "--orphans", "--yes")
+    assert [(entry["kind"], entry["deleted"]) for entry in told["orphans"]] == [
+        ("quarantined", False)
+    ]
+    told = stored.json("gc", "--orphans", "--quarantined", "--yes")
+    assert [entry["deleted"] for entry in told["orphans"]] == [True]
+    assert not any("/quarantine/" in key for key in stored.stored())
+
+
+def test_unfinished_uploads_are_not_applicable_to_a_file_system(stored: CommandLine) -> None:
+    told = stored.json("gc", "--multipart-uploads", "--yes")
+    assert told["uploads"] == []
+    assert told["not_applicable"] == [f"file://{stored.store}"]
