@@ -93,9 +93,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     config = with_short_timeouts(invocation(context).load(needs_log_dirs=False).config)
     layout, tp = layout_of(config), TopicPartition(topic, partition)
     gap = OffsetRange(Offset(start), Offset(end))
-    acknowledgement = Acknowledgement(
-        reason, user or _account(), time.time_ns() // 1_000_000
-    )
+    acknowledgement = Acknowledgement(reason, user or _account(), time.time_ns() // 1_000_000)
     with open_every_store(config) as stores:
         store = stores.of_topic(topic)
         is_new = acknowledge_gap(store, layout, tp, gap, acknowledgement)

@@ -1,26 +1,14 @@
 """`sidetier verify`: check the archive against what must hold."""
 
-import re
 from pathlib import Path
 
 import click
 
-from sidetier.cli.arguments import PARTITION, checked_place
+from sidetier.cli.arguments import PARTITION, checked_patterns, checked_place
 from sidetier.cli.consume.request import Place, PlaceKind
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, output_option
 from sidetier.config.units import parse_size
-
-
-def _checked_patterns(
-    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
-) -> tuple[str, ...]:
-    for pattern in given:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise click.BadParameter(f"{pattern!r} is no regular expression: {error}") from None
-    return given
 
 
 def _checked_time(context: click.Context, option: click.Parameter, given: str | None) -> int | None:
@@ -56,7 +44,7 @@ def _checked_rate(
     "topics",
     metavar="PATTERN",
     multiple=True,
-    callback=_checked_patterns,
+    callback=checked_patterns,
     help="Topics to check: a regular expression that matches the whole name; repeatable.  "
     "[default: all archived topics]",
 )
