@@ -27,7 +27,7 @@ from sidetier.archive.verify.local import closed_local_segments, compare_with_lo
 from sidetier.archive.verify.progress_file import FinishedSegment, ProgressFile, version_of
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import BaseOffset, TopicPartition
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -148,6 +148,7 @@ class Verification:
         self._stop = threading.Event()
         self._guard = threading.Lock()
         self._checkers: dict[str, SegmentChecker] = {}
+        self._last: dict[TopicPartition, BaseOffset] = {}
         self.report = Report()
 
     def stop(self) -> None:
@@ -209,6 +210,9 @@ class Verification:
             totals.segments += len(wanted)
             totals.size += sum(segment.log.size for segment in wanted)
             self.report.of_partitions[tp] = findings or self._judge(objects)
+            if objects.watermark is not None:
+                # A growing archive is read as far as the totals say.
+                self._last[tp] = objects.watermark.watermark.base_offset
 
     def _judge(self, objects: PartitionObjects) -> list[Finding]:
         return check_partition(objects, self._archive.layout, self._now_ms())
@@ -287,10 +291,13 @@ class Verification:
         entries = () if objects.metadata is None else objects.metadata.metadata.entries
         times = {entry.base_offset: entry.timestamp for entry in entries}
         since, until = self._options.since_ms, self._options.until_ms
+        last = self._last.get(objects.topic_partition)
         wanted, begins = [], -1
         for segment in objects.judged:
             if FileKind.LOG not in segment.files:
                 continue
+            if last is not None and segment.base_offset > last:
+                break
             ends = times.get(segment.base_offset, segment.log.modified_ms)
             is_in_time = (since is None or ends >= since) and (until is None or begins < until)
             if is_in_time and self._options.takes(segment.log.key):

@@ -76,6 +76,7 @@ def values_schema() -> Schema:
             backfill=_broker_jobs(args=_WORDS),
             hydrate=_broker_jobs(args=_WORDS, planVolume=_MAPPING),
             drill=_drill(),
+            verify=_verify(),
             mirrors={
                 "type": "object",
                 "propertyNames": _LABEL_NAME,
@@ -132,6 +133,20 @@ def _drill() -> Schema:
         image={"allOf": [_image()]},  # merged over the sidecar's image: no key has a default here
         extraEnv={"type": "array", "items": _VARIABLE},
         volume=_MAPPING,
+        resources=_MAPPING,
+        activeDeadlineSeconds={"type": "integer", "minimum": 1},
+    )
+
+
+def _verify() -> Schema:
+    return _part(
+        enabled=_SWITCH,
+        schedule=_NAME,
+        timeZone=_TEXT,
+        args=_WORDS,
+        extraEnv={"type": "array", "items": _VARIABLE},
+        extraVolumes=_MAPPINGS,
+        extraVolumeMounts=_MAPPINGS,
         resources=_MAPPING,
         activeDeadlineSeconds={"type": "integer", "minimum": 1},
     )

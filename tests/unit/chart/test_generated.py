@@ -88,7 +88,7 @@ def test_the_readme_describes_every_default() -> None:
         "kafka.storage", "image", "serviceAccount", "service", "podMonitor", "serviceMonitor",
         "prometheusRule", "dashboard",
         "networkPolicy", "tests",
-        "serve", "serve.groups", "serve.tls", "serve.users", "serve.service", "serve.autoscaling",
+        "verify", "serve", "serve.groups", "serve.tls", "serve.users", "serve.service", "serve.autoscaling",
     }  # fmt: skip
     assert listed == set(_given(DEFAULTS)) - parts
 
