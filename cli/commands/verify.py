@@ -148,7 +148,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     finding.
 
     \b
-    Examples:
+    Example:
       sidetier verify --config /etc/sidetier/sidetier.yaml
       sidetier verify --topic orders --deep --rate 100MiB --resume /var/tmp/verify.state
 

@@ -76,8 +76,8 @@ _MIRROR: Final = """
 _VERIFY: Final = """
 ## Metrics of a verification
 
-`sidetier verify --metrics-file PATH.prom` writes them at the end of a run, for the textfile collector
-of Prometheus' node exporter ([checks of the archive](verify.md)).
+`sidetier verify --metrics-file PATH.prom` writes them at the end of a run, for the textfile
+collector of Prometheus' node exporter ([checks of the archive](verify.md)).
 
 | metric | type | labels | |
 |---|---|---|---|

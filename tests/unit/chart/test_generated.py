@@ -87,8 +87,8 @@ def test_the_readme_describes_every_default() -> None:
         "sidecar", "nodeAgent", "backfill", "hydrate", "drill", "kafka", "kafka.image",
         "kafka.storage", "image", "serviceAccount", "service", "podMonitor", "serviceMonitor",
         "prometheusRule", "dashboard",
-        "networkPolicy", "tests",
-        "verify", "serve", "serve.groups", "serve.tls", "serve.users", "serve.service", "serve.autoscaling",
+        "networkPolicy", "tests", "verify",
+        "serve", "serve.groups", "serve.tls", "serve.users", "serve.service", "serve.autoscaling",
     }  # fmt: skip
     assert listed == set(_given(DEFAULTS)) - parts
 

@@ -18,6 +18,7 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange
 from sidetier.storage.bodies import BytesBody
 from tests.harness.archived_log import LAYOUT, TP, StoredArchive
 from tests.harness.log_dir import PartitionLog
+from tests.harness.markdown import ROOT
 
 WATERMARK = LAYOUT.watermark_key(TP)
 METADATA = LAYOUT.metadata_key(TP)
@@ -425,6 +426,9 @@ def test_local_files_are_compared(archive: StoredArchive, log: PartitionLog) -> 
 
 def test_every_kind_is_documented() -> None:
     assert set(KINDS) == set(FindingKind)
+    page = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+    for kind, (severity, meaning, remedy) in KINDS.items():
+        assert f"| `{kind.value}` | {severity.value} | {meaning} | {remedy} |\n" in page
     severities = [KINDS[kind].severity for kind in KINDS]
     assert severities == sorted(severities, key=list(Severity).index)
     finding = Finding(FindingKind.MISSING_OFFSETS, TP, "k", segment(0), "d").as_json()
