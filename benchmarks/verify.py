@@ -143,7 +143,7 @@ def measure_deep(directory: Path, shape: Shape, runs: int) -> list[dict[str, Run
         listed = "".join(f"{key} {size}\n" for key, size in objects)
         results = []
         for number in range(runs):
-            run = {}
+            run: dict[str, Run] = {}
             for name in ("boto3", "verify") if number % 2 == 0 else ("verify", "boto3"):
                 if name == "boto3":
                     run[name] = bench.timed(size, plain, listed)[0]

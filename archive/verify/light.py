@@ -28,7 +28,11 @@ from sidetier.archive.objects.watermark import (
 from sidetier.archive.partition_archive import partition_rows
 from sidetier.archive.verify.findings import Finding, FindingKind
 from sidetier.archive.view import continues
-from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.errors import (
+    ChecksumMismatchError,
+    MalformedObjectError,
+    ObjectNotFoundError,
+)
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
@@ -41,6 +45,8 @@ _NEW_MS: Final = 3_600_000
 """Age in ms up to which segments without `offset.wm` are the first ones of a new archive."""
 _HIGHEST: Final = BaseOffset(2**63 - 1)
 
+_DAMAGED_OBJECT: Final = (MalformedObjectError, ChecksumMismatchError)
+"""It does not parse, or its adapter has compared it with the checksum of the upload."""
 _ENTRY_BYTES: Final = {FileKind.INDEX: 8, FileKind.TIMEINDEX: 12}
 _MISSING: Final = {
     FileKind.INDEX: FindingKind.MISSING_INDEX,
@@ -156,7 +162,7 @@ def read_partition(
             before = read_watermark(store, key)
             objects = _read_once(store, layout, tp, before)
             after = read_watermark(store, key)
-        except MalformedObjectError as error:
+        except _DAMAGED_OBJECT as error:
             finding = Finding(FindingKind.DAMAGED_WATERMARK, tp, key, None, str(error))
             nothing = PartitionObjects(tp, None, (), None, None, (), frozenset())
             return nothing, (finding,)
@@ -190,12 +196,12 @@ def _read_once(
     metadata, epochs = None, None
     try:
         metadata = read_metadata(store, layout.metadata_key(tp))
-    except MalformedObjectError as error:
+    except _DAMAGED_OBJECT as error:
         where = layout.metadata_key(tp)
         damaged.append(Finding(FindingKind.DAMAGED_METADATA, tp, where, None, str(error)))
     try:
         epochs = read_epoch_history(store, layout, tp)
-    except MalformedObjectError as error:
+    except _DAMAGED_OBJECT as error:
         where = layout.epoch_checkpoint_key(tp)
         damaged.append(Finding(FindingKind.DAMAGED_EPOCHS, tp, where, None, str(error)))
     gaps = tuple(sorted(recorded_gaps(store, layout, [tp])[tp]))
@@ -227,7 +233,7 @@ def _chapter_ends(
     for chapter in stored_chapters(store, layout, tp, before.watermark.topic_id):
         try:
             entries = read_chapter(store, chapter)
-        except MalformedObjectError:
+        except _DAMAGED_OBJECT:
             continue  # readers work without chapters, too
         for entry in entries:
             if etags.get(entry.base_offset) == entry.etag:

@@ -93,7 +93,7 @@ def test_verify_while_uploads_run_then_killed_resumed_damaged_and_repaired(
         for partition in (0, 1):
             wait_until_stored(store.objects, topic, partition, 50, WAIT)
         ends = set()
-        for _ in range(3):  # with uploads before, during and after each run
+        for _ in range(2):  # with uploads before, during and after each run
             result = commands.json("verify", "--deep", "--local", "--heads")
             assert kinds(result) <= {"not_committed"}
             assert result["unread"] == []

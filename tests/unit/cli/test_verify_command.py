@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sidetier.archive.verify import light
 from sidetier.archive.verify import run as verification
 from sidetier.archive.verify.deep import SegmentChecker
 from sidetier.segments.keys import ArchiveLayout
@@ -104,14 +105,12 @@ def test_resumed_run_reads_only_what_is_left_and_reports_everything(
         file.write('{"key": "a line that a kill has cu')
 
     read.clear()
-    monkeypatch.setattr(SegmentChecker, "check", real)
-    monkeypatch.setattr(
-        SegmentChecker,
-        "check",
-        lambda self, tp, segment, epochs: (
-            read.append(segment.base_offset) or real(self, tp, segment, epochs)
-        ),
-    )
+
+    def counted(self: SegmentChecker, tp: TopicPartition, segment: Any, epochs: Any) -> Any:  # noqa: ANN401
+        read.append(segment.base_offset)
+        return real(self, tp, segment, epochs)
+
+    monkeypatch.setattr(SegmentChecker, "check", counted)
     found = cli.json(*line, "--partition", "0", code=3)
     assert read == [30]
     assert {f["kind"] for f in found["findings"]} == {"damaged_log", "checksum_mismatch"}
@@ -130,7 +129,7 @@ def test_state_of_another_run_is_refused(cli: CommandLine, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("orders")
 def test_unread_partition_ends_with_1(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = verification.read_partition
+    real = light.read_partition
 
     def read(store: Any, layout: Any, tp: TopicPartition) -> Any:  # noqa: ANN401
         if tp.topic == "pay":

@@ -12,9 +12,9 @@ from sidetier.archive.objects.gaps import write_gap
 from sidetier.archive.objects.watermark import decode_watermark, encode_watermark
 from sidetier.archive.verify.findings import KINDS, Finding, FindingKind, Severity
 from sidetier.archive.verify.run import Options, Report, Verification
-from sidetier.segments.errors import StoreUnavailableError
+from sidetier.segments.errors import ChecksumMismatchError, StoreUnavailableError
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, OffsetRange
 from sidetier.storage.bodies import BytesBody
 from tests.harness.archived_log import LAYOUT, TP, StoredArchive
 from tests.harness.log_dir import PartitionLog
@@ -433,3 +433,110 @@ def test_every_kind_is_documented() -> None:
     assert severities == sorted(severities, key=list(Severity).index)
     finding = Finding(FindingKind.MISSING_OFFSETS, TP, "k", segment(0), "d").as_json()
     assert (finding["severity"], finding["start_offset"], finding["end_offset"]) == ("error", 0, 60)
+
+
+def at_first_listing(archive: StoredArchive, change: Callable[[], object]) -> None:
+    """Let another process change the archive after `offset.wm` was read, before the listing."""
+    real, prefix = archive.store.list_objects, LAYOUT.partition_prefix(TP)
+    changed = False
+
+    def listing(wanted: str, *, start_after: str = "") -> object:
+        nonlocal changed
+        if wanted == prefix and not changed:
+            changed = True
+            change()
+        return real(wanted, start_after=start_after)
+
+    archive.store.list_objects = listing  # type: ignore[method-assign,assignment]
+
+
+def without_last_segment(archived: StoredArchive) -> tuple[StoredArchive, Callable[[], None]]:
+    """Return an archive up to 240, and the upload and commit of its last segment."""
+    keys = [key for key in archived.store.contents() if f"/{240:020d}." in key]
+    objects = {key: archived.store.get_object(key) for key in (*keys, WATERMARK, METADATA, EPOCHS)}
+    for key in keys:
+        archived.remove(key)
+    without_entry(archived, 240)
+    rewritten_watermark(
+        archived, base_offset=BaseOffset(180), next_offset=Offset(240), epoch_history=None
+    )
+
+    def commit() -> None:
+        for key in (*keys, EPOCHS, METADATA, WATERMARK):
+            stored = objects[key]
+            body = BytesBody(stored.data)
+            archived.store.put_object(key, body, metadata=stored.head.metadata)
+
+    return archived, commit
+
+
+def test_commit_during_the_listing_is_no_finding(archive: StoredArchive) -> None:
+    growing, commit = without_last_segment(archive)
+    at_first_listing(growing, commit)
+
+    report = verify(growing, LIGHT)
+    assert [f.kind for f in report.findings()] == [FindingKind.NOT_COMMITTED]
+    assert report.totals.segments == 4
+    assert kinds(verify(growing)) == []
+
+
+def test_half_an_upload_is_no_finding(archive: StoredArchive) -> None:
+    """The files of a segment are stored one after the other, `.log` and `offset.wm` last."""
+    growing, commit = without_last_segment(archive)
+    growing.store.fail("put", StoreUnavailableError("killed"), nth=3)
+    with pytest.raises(StoreUnavailableError):
+        commit()
+
+    assert [f.kind for f in verify(growing).findings()] == [FindingKind.NOT_COMMITTED]
+
+
+def test_retention_during_the_listing_is_no_finding(archive: StoredArchive) -> None:
+    def delete_oldest() -> None:
+        watermark = decode_watermark(archive.data(WATERMARK), WATERMARK)
+        moved = encode_watermark(replace(watermark, start_offset=Offset(60), nonce="another"))
+        archive.store.put_object(WATERMARK, BytesBody(moved))
+        without_entry(archive, 0)
+        without_segment(archive, 0)
+
+    at_first_listing(archive, delete_oldest)
+    report = verify(archive, LIGHT)
+    assert kinds(report) == []
+    assert report.totals.segments == 4
+
+
+def test_quarantine_during_the_listing_is_no_finding(archive: StoredArchive) -> None:
+    """The last segment has moved, and its replacement is not committed yet."""
+
+    def quarantine() -> None:
+        watermark = decode_watermark(archive.data(WATERMARK), WATERMARK)
+        moved = replace(
+            watermark,
+            base_offset=BaseOffset(180),
+            next_offset=Offset(240),
+            leader_epoch=LeaderEpoch(9),
+            epoch_history=None,
+        )
+        without_segment(archive, 240)
+        without_entry(archive, 240)
+        archive.store.put_object(WATERMARK, BytesBody(encode_watermark(moved)))
+
+    at_first_listing(archive, quarantine)
+    assert kinds(verify(archive, LIGHT)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        (WATERMARK, FindingKind.DAMAGED_WATERMARK),
+        (METADATA, FindingKind.DAMAGED_METADATA),
+        (EPOCHS, FindingKind.DAMAGED_EPOCHS),
+    ],
+)
+def test_small_object_whose_checksum_is_wrong_is_a_finding(
+    key: str, kind: FindingKind, archive: StoredArchive
+) -> None:
+    """Adapters compare whole objects with the checksum of the upload."""
+    error = ChecksumMismatchError("the CRC64NVME is another one")
+    archive.store.fail("get", error, key=key, times=None)
+
+    assert [found for found, _ in kinds(verify(archive, LIGHT))] == [kind.value]
