@@ -13,7 +13,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from sidetier.archive.objects.acknowledgements import acknowledged_gaps
+from sidetier.archive.objects.acknowledgements import (
+    Acknowledgement,
+    acknowledged_gaps,
+    read_acknowledgement,
+)
 from sidetier.archive.objects.chapters import read_chapter, stored_chapters
 from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
@@ -25,7 +29,7 @@ from sidetier.archive.objects.watermark import (
     is_noted,
     read_watermark,
 )
-from sidetier.archive.partition_archive import partition_rows
+from sidetier.archive.partition_listing import partition_rows
 from sidetier.archive.verify.findings import Finding, FindingKind
 from sidetier.archive.view import continues
 from sidetier.segments.errors import (
@@ -69,7 +73,7 @@ class PartitionObjects:
         metadata: `_metadata`; None if it is absent or damaged.
         epochs: `leader-epoch-checkpoint`; None if it is damaged.
         gaps: Recorded gaps.
-        acknowledged: The acknowledged ones among them.
+        acknowledged: The acknowledgements of these gaps.
         ends: Next offset of each segment, as far as it is known.
         damaged: Small objects that do not parse.
     """
@@ -80,7 +84,7 @@ class PartitionObjects:
     metadata: StoredMetadata | None
     epochs: StoredEpochHistory | None
     gaps: tuple[OffsetRange, ...]
-    acknowledged: frozenset[OffsetRange]
+    acknowledged: Mapping[OffsetRange, Acknowledgement]
     ends: Mapping[BaseOffset, Offset] = field(default_factory=dict)
     damaged: tuple[Finding, ...] = ()
 
@@ -146,7 +150,7 @@ def read_partition(
     """List a partition and read its small objects, in one consistent state.
 
     Requests: one listing (a request for every 1,000 objects), one for each of `offset.wm` (twice),
-    `_metadata`, `leader-epoch-checkpoint`, the gap records, the acknowledgements and the chapters
+    `_metadata`, `leader-epoch-checkpoint`, the gap records, each acknowledgement and the chapters
     (one for every 1,000 segments), and one for each segment whose end decides about a finding.
 
     Returns:
@@ -164,7 +168,7 @@ def read_partition(
             after = read_watermark(store, key)
         except _DAMAGED_OBJECT as error:
             finding = Finding(FindingKind.DAMAGED_WATERMARK, tp, key, None, str(error))
-            nothing = PartitionObjects(tp, None, (), None, None, (), frozenset())
+            nothing = PartitionObjects(tp, None, (), None, None, (), {})
             return nothing, (finding,)
         if _is_one_state(before, after):
             break
@@ -205,7 +209,11 @@ def _read_once(
         where = layout.epoch_checkpoint_key(tp)
         damaged.append(Finding(FindingKind.DAMAGED_EPOCHS, tp, where, None, str(error)))
     gaps = tuple(sorted(recorded_gaps(store, layout, [tp])[tp]))
-    acknowledged = frozenset(acknowledged_gaps(store, layout, tp))
+    acknowledged = {
+        gap: read_acknowledgement(store, key)
+        for gap, key in acknowledged_gaps(store, layout, tp).items()
+        if gap in gaps
+    }
     objects = PartitionObjects(
         tp, before, segments, metadata, epochs, gaps, acknowledged, damaged=tuple(damaged)
     )
@@ -347,9 +355,14 @@ class _Checks:
             if mark.next_offset is not None and gap.start >= mark.next_offset:
                 continue
             key = self.layout.gap_key(self.objects.topic_partition, gap.start, gap.end)
-            known = gap in self.objects.acknowledged
-            kind = FindingKind.ACKNOWLEDGED_GAP if known else FindingKind.RECORDED_GAP
-            yield self._of(kind, key, gap, f"{gap.size} offsets")
+            accepted = self.objects.acknowledged.get(gap)
+            kind, detail = FindingKind.RECORDED_GAP, f"{gap.size} offsets"
+            if accepted is not None:
+                kind = FindingKind.ACKNOWLEDGED_GAP
+                by = "" if accepted.user is None else f" by {accepted.user}"
+                why = "" if accepted.reason is None else f": {accepted.reason}"
+                detail += f", acknowledged{by}{why}"
+            yield self._of(kind, key, gap, detail)
 
     def _files(self, judged: Sequence[SegmentFiles]) -> Iterator[Finding]:
         for segment, end in _with_ends(judged, self.objects):
