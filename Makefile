@@ -37,7 +37,8 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # the steps share one environment and two cores, so `make -j` has no effect
 .PHONY: help setup setup-demo setup-spark35 prepare demo test test-fast test-integration test-long \
-        mirror-kills lint format lock lock-check docs docs-site coverage bench bench-mirror bench-hydrate clean distclean
+        mirror-kills lint format lock lock-check docs docs-site coverage bench bench-mirror bench-hydrate \
+        bench-verify clean distclean
 
 help: ## list the targets
 	@echo 'usage: make TARGET, where TARGET is'
@@ -132,6 +133,9 @@ bench: ## list the benchmarks and their commands
 
 bench-mirror: setup ## measure `sidetier mirror` and MirrorMaker 2 in turns (about five minutes)
 	$(BIN)/python benchmarks/mirror.py
+
+bench-verify: setup ## compare `verify --deep` with plain reads, and time the light check (a few minutes)
+	$(BIN)/python benchmarks/verify.py
 
 bench-hydrate: setup ## compare `hydrate place` and `verify` with a plain download to disk (a few minutes)
 	$(BIN)/python benchmarks/hydrate.py

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, and number formats for people."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -84,6 +85,18 @@ def checked_topics(
     """Check every topic name of a repeated option (click callback)."""
     for name in given:
         checked_topic(context, option, name)
+    return given
+
+
+def checked_patterns(
+    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Check the regular expressions of a repeated option (click callback)."""
+    for pattern in given:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise click.BadParameter(f"{pattern!r} is no regular expression: {error}") from None
     return given
 
 

@@ -288,7 +288,8 @@ class Config(Part):
         default=UploaderConfig(), description="Threads, limits and reactions of the daemon."
     )
     retention: RetentionConfig = Field(
-        default=RetentionConfig(), description="Retention of archived topics, on the brokers and on the store."
+        default=RetentionConfig(),
+        description="Retention of archived topics, on the brokers and on the store.",
     )
     http: HttpConfig = Field(
         default=HttpConfig(), description="HTTP server with metrics, health and status."

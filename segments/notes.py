@@ -25,6 +25,9 @@ _MOST_EPOCHS_LENGTH: Final = 512
 RECORDS_KEY: Final = "sidetier-record-count"
 """Number of records; omitted if a batch belongs to a transaction."""
 
+CHECKSUM_KEY: Final = "sidetier-crc64nvme"
+"""CRC64NVME of the object's bytes in 16 hexadecimal digits. All files of a segment have it."""
+
 NOTE_KEYS: Final[Mapping[FileKind, str]] = {
     FileKind.TXNINDEX: "sidetier-txnindex",
     FileKind.SNAPSHOT: "sidetier-snapshot",

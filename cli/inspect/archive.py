@@ -5,13 +5,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sidetier.archive.objects.acknowledgements import (
+    Acknowledgement,
+    acknowledged_gaps,
+    read_acknowledgement,
+)
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import derive_next_offset
 from sidetier.cli.archive_listing import ArchiveEnd, read_archive_end
 from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
 from sidetier.segments.names import FileKind, parse_segment_file_name
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
 _STEPS: Final = tuple(1 << bits for bits in range(10, 63, 4))
@@ -43,6 +48,7 @@ class RecordedGap:
         archive_below: "unverified" if the archive below the gap may have another history than the
             log above it, after an unclean election that no sidecar noticed. None in records of
             earlier versions.
+        acknowledgement: Acceptance of the gap by an operator; None if there is none.
     """
 
     key: str
@@ -52,6 +58,7 @@ class RecordedGap:
     broker_id: int | None = None
     leader_epoch: int | None = None
     archive_below: str | None = None
+    acknowledgement: Acknowledgement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +185,13 @@ class ArchivedPartition:
                 _number(record.get("broker_id")),
                 _number(record.get("leader_epoch")),
                 _text(record.get("archive_below")),
+                self._acknowledgement(OffsetRange(*parsed)),
             )
         return None
+
+    def _acknowledgement(self, gap: OffsetRange) -> Acknowledgement | None:
+        key = acknowledged_gaps(self.store, self.layout, self.tp).get(gap)
+        return None if key is None else read_acknowledgement(self.store, key)
 
     def _moved_away(self, offset: int) -> Iterator[str]:
         for prefix in (self.layout.quarantine_prefix(self.tp), self.layout.retired_prefix(self.tp)):

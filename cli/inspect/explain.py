@@ -355,6 +355,10 @@ def _gap(facts: RecordFacts) -> Answer | None:
         f"deleted before it was archived: the gap {range_text(gap.start_offset, gap.end_offset)} "
         f"was recorded on {time_text(gap.recorded_ms)}{by}"
     )
+    accepted = gap.acknowledgement
+    if accepted is not None:
+        text += f"; acknowledged{'' if accepted.user is None else f' by {accepted.user}'}"
+        text += "" if accepted.reason is None else f": {accepted.reason}"
     if gap.archive_below == "unverified":
         text += (
             f". The archive below offset {gap.start_offset} may have another history than the log, "

@@ -77,6 +77,7 @@ def values_schema() -> Schema:
             hydrate=_broker_jobs(args=_WORDS, planVolume=_MAPPING),
             drill=_drill(),
             gc=_gc(),
+            verify=_verify(),
             mirrors={
                 "type": "object",
                 "propertyNames": _LABEL_NAME,
@@ -144,6 +145,20 @@ def _own_cron_job(**more: Schema) -> Schema:
         resources=_MAPPING,
         activeDeadlineSeconds={"type": "integer", "minimum": 1},
         **more,
+    )
+
+
+def _verify() -> Schema:
+    return _part(
+        enabled=_SWITCH,
+        schedule=_NAME,
+        timeZone=_TEXT,
+        args=_WORDS,
+        extraEnv={"type": "array", "items": _VARIABLE},
+        extraVolumes=_MAPPINGS,
+        extraVolumeMounts=_MAPPINGS,
+        resources=_MAPPING,
+        activeDeadlineSeconds={"type": "integer", "minimum": 1},
     )
 
 

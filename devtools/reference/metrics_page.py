@@ -10,6 +10,7 @@ from sidetier.telemetry.endpoint_catalogue import ENDPOINT_METRICS
 from sidetier.telemetry.export_catalogue import EXPORT_METRICS
 from sidetier.telemetry.gc_catalogue import GC_METRICS
 from sidetier.telemetry.mirror_catalogue import MIRROR_METRICS
+from sidetier.telemetry.verify_catalogue import VERIFY_METRICS
 
 _INTRODUCTION: Final = """\
 # Metrics
@@ -84,6 +85,17 @@ _MIRROR: Final = """
 """
 
 
+_VERIFY: Final = """
+## Metrics of a verification
+
+`sidetier verify --metrics-file PATH.prom` writes them at the end of a run, for the textfile
+collector of Prometheus' node exporter ([checks of the archive](verify.md)).
+
+| metric | type | labels | |
+|---|---|---|---|
+"""
+
+
 _ENDPOINT: Final = """
 ## Metrics of the Kafka endpoint
 
@@ -104,8 +116,10 @@ def metrics_page() -> str:
     export = _EXPORT + "".join(map(_consumer_row, EXPORT_METRICS))
     gc = _GC + "".join(map(_consumer_row, GC_METRICS))
     mirror = _MIRROR + "".join(map(_consumer_row, MIRROR_METRICS))
+    verify = _VERIFY + "".join(map(_consumer_row, VERIFY_METRICS))
     endpoint = _ENDPOINT + "".join(map(_consumer_row, ENDPOINT_METRICS))
-    return _INTRODUCTION + rows + alarms + consumer + export + gc + mirror + endpoint
+    commands = export + gc + mirror + verify
+    return _INTRODUCTION + rows + alarms + consumer + commands + endpoint
 
 
 def _consumer_row(metric: Metric) -> str:

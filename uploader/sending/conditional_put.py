@@ -27,7 +27,7 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import TOPIC_ID_KEY
+from sidetier.segments.notes import CHECKSUM_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import (
@@ -43,7 +43,6 @@ from sidetier.storage.port import (
 from sidetier.uploader.errors import StoredByAnotherError
 
 log: Final = structlog.get_logger()
-CHECKSUM_KEY: Final = "sidetier-crc64nvme"
 WRITER_EPOCH_KEY: Final = "sidetier-writer-epoch"
 
 _ATTEMPTS: Final = 3

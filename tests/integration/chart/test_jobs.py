@@ -97,6 +97,29 @@ def test_another_program_can_be_started(tmp_path: Path) -> None:
     assert (container["command"], "args" in container) == (command, False)
 
 
+def test_archive_is_verified_on_a_schedule(tmp_path: Path) -> None:
+    ran = template(given(), tmp_path)
+    assert "t-sidetier-verify" not in [o["metadata"]["name"] for o in manifests(ran.out)]
+
+    verify = {"enabled": True, "args": ["--deep", "--sample", "0.02"], "schedule": "0 1 * * *"}
+    ran = template({**given(), "verify": verify}, tmp_path)
+    assert ran.code == 0, ran.err
+    cron_job = one(manifests(ran.out), "CronJob", "t-sidetier-verify")
+    assert cron_job["spec"]["schedule"] == "0 1 * * *"
+    job = cron_job["spec"]["jobTemplate"]["spec"]
+    assert job["activeDeadlineSeconds"] == 43200
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert 3 in rule["onExitCodes"]["values"]  # a finding is not retried
+    assert container_of(cron_job)["args"] == [
+        "verify",
+        "--config",
+        "/etc/sidetier/sidetier.yaml",
+        "--deep",
+        "--sample",
+        "0.02",
+    ]
+
+
 DIGEST = f"sha256:{'0' * 64}"
 
 

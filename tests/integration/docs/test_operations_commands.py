@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox.kafka import KraftCluster
+from sidetier.archive.objects.gaps import write_gap
 from sidetier.brokers.ports import free_port
 from sidetier.cli.main import run
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import file_store
 from tests.harness.chart import run_helm
@@ -70,6 +75,9 @@ def site(kraft43: KraftCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         end = closed_end(kraft43.log_dirs(1)[0] / f"{topic}-3")
         wait_until_stored(store.objects, topic, 3, end)
         sidecar.wait_until_ready()
+        gap = OffsetRange(Offset(1200), Offset(7200))  # of the command in the runbook
+        tp, objects = TopicPartition(topic, 3), open_plain(StorageEndpoint(store.settings["url"]))
+        write_gap(objects, ArchiveLayout("test", 5), tp, gap, BrokerId(1), LeaderEpoch(0))
         yield Site(kraft43, sidecar, topic)
 
 

@@ -87,7 +87,7 @@ def test_the_readme_describes_every_default() -> None:
         "sidecar", "nodeAgent", "backfill", "hydrate", "drill", "gc", "kafka", "kafka.image",
         "kafka.storage", "image", "serviceAccount", "service", "podMonitor", "serviceMonitor",
         "prometheusRule", "dashboard",
-        "networkPolicy", "tests",
+        "networkPolicy", "tests", "verify",
         "serve", "serve.groups", "serve.tls", "serve.users", "serve.service", "serve.autoscaling",
     }  # fmt: skip
     assert listed == set(_given(DEFAULTS)) - parts

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sidetier.archive.objects.acknowledgements import Acknowledgement
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.cli.archive_listing import ArchiveEnd
 from sidetier.cli.inspect.archive import ArchivedOffset, RecordedGap, StoredHolder
@@ -113,6 +114,9 @@ def test_recorded_gap_is_explained_with_its_time_and_broker() -> None:
         "deleted before it was archived: the gap [40, 70) was recorded on "
         "2020-09-13 12:26:40 UTC by broker 7's sidecar"
     )
+    accepted = replace(gap, acknowledgement=Acknowledgement("INC-42", "ann", 1))
+    answer = decide(facts(60, archive=archive(gap=accepted)))
+    assert answer.text.endswith("; acknowledged by ann: INC-42")
     unverified = replace(gap, archive_below="unverified")
     answer = decide(facts(60, archive=archive(gap=unverified)))
     assert "archive below offset 40 may have another history" in answer.text

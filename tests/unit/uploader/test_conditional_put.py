@@ -12,7 +12,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, TOPIC_ID_KEY
+from sidetier.segments.notes import CHECKSUM_KEY, LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -27,7 +27,6 @@ from sidetier.uploader.errors import (
     UnmarkedPinterestError,
 )
 from sidetier.uploader.sending.conditional_put import (
-    CHECKSUM_KEY,
     WRITER_EPOCH_KEY,
     Existing,
     FileToStore,

@@ -15,9 +15,9 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.notes import CHECKSUM_KEY
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import IfAbsent, IfMatch, ObjectHead, ObjectSummary, RemoteStorage
-from sidetier.uploader.sending.conditional_put import CHECKSUM_KEY
 
 # The right to move objects of a partition's archive: the version of `offset.wm` that we wrote.
 #

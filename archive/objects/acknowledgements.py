@@ -1,0 +1,116 @@
+"""Acknowledgements: an operator accepts a recorded gap, and says why.
+
+The acknowledgement of the gap record `_sidetier/<cluster>/gaps/<partition>/<start>-<end>.json` is
+`_sidetier/<cluster>/acknowledged/gaps/<partition>/<start>-<end>.json`. The gap record stays as it
+is, because readers need it. Earlier versions of the sidecar only look whether the key exists, so
+an empty object, as the runbook once told operators to store, counts as well.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from sidetier.archive.objects.gaps import recorded_gaps
+from sidetier.segments.errors import (
+    ConfigurationError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout, parse_gap_key
+from sidetier.segments.offsets import OffsetRange, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent, RemoteStorage
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """Who has accepted a gap, when and why. All fields are None in an empty object.
+
+    Attributes:
+        reason: The operator's words.
+        user: Name of the operator's account.
+        time_ms: When, in ms since 1970.
+    """
+
+    reason: str | None = None
+    user: str | None = None
+    time_ms: int | None = None
+
+
+def acknowledged_gaps(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
+) -> Mapping[OffsetRange, str]:
+    """Return the acknowledged gaps of a partition with the keys of their acknowledgements.
+
+    One listing.
+
+    Raises:
+        StorageError: As `RemoteStorage` says.
+    """
+    prefix = layout.acknowledgement_key(layout.gap_prefix(tp))
+    gaps = ((parse_gap_key(row.key, prefix), row.key) for row in store.list_objects(prefix))
+    return {gap: key for gap, key in gaps if gap is not None}
+
+
+def read_acknowledgement(store: RemoteStorage, key: str) -> Acknowledgement:
+    """Read an acknowledgement; its fields are None where the object has none.
+
+    Raises:
+        StorageError: As `RemoteStorage` says.
+    """
+    try:
+        fields = json.loads(store.get_object(key).data)
+    except (ObjectNotFoundError, ValueError, RecursionError):
+        return Acknowledgement()
+    if not isinstance(fields, dict):
+        return Acknowledgement()
+    reason, user, time_ms = (fields.get(name) for name in ("reason", "user", "time_ms"))
+    return Acknowledgement(
+        reason if isinstance(reason, str) else None,
+        user if isinstance(user, str) else None,
+        time_ms if type(time_ms) is int else None,
+    )
+
+
+def acknowledge_gap(
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    tp: TopicPartition,
+    gap: OffsetRange,
+    acknowledgement: Acknowledgement,
+) -> bool:
+    """Acknowledge a recorded gap, by one conditional put.
+
+    Returns:
+        False if the gap had been acknowledged before: the earlier reason stays.
+
+    Raises:
+        ConfigurationError: No gap of exactly these offsets is recorded; the message names those
+            that are.
+        StorageError: As `RemoteStorage` says.
+    """
+    recorded = sorted(recorded_gaps(store, layout, [tp])[tp])
+    if gap not in recorded:
+        known = ", ".join(map(str, recorded)) or "none"
+        raise ConfigurationError(
+            f"{tp} has no recorded gap {gap}; its recorded gaps, START and END: {known}"
+        )
+    fields = {
+        "version": _VERSION,
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "start_offset": gap.start,
+        "end_offset": gap.end,
+        **asdict(acknowledgement),
+    }
+    body = BytesBody(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode())
+    key = layout.acknowledgement_key(layout.gap_key(tp, gap.start, gap.end))
+    try:
+        store.put_object(key, body, condition=IfAbsent())
+    except PreconditionFailedError as error:
+        # An earlier attempt of this call may have stored it, and its answer was lost.
+        return error.ambiguous and read_acknowledgement(store, key) == acknowledgement
+    return True

@@ -1,0 +1,363 @@
+"""Verify the archives of many partitions, a bounded number at the same time.
+
+First the light check of all partitions. With `deep` or `local`, each partition is then listed again
+and its segments are read. An error of one object or partition is recorded, and the others go on.
+"""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, TypeVar
+
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.segment import SegmentFiles
+from sidetier.archive.verify.deep import SegmentChecker, SegmentMovedError
+from sidetier.archive.verify.findings import Finding, FindingKind, Severity, Unread
+from sidetier.archive.verify.light import (
+    PartitionObjects,
+    check_partition,
+    read_ends,
+    read_partition,
+)
+from sidetier.archive.verify.local import closed_local_segments, compare_with_local
+from sidetier.archive.verify.progress_file import FinishedSegment, ProgressFile, version_of
+from sidetier.segments.errors import SidetierError
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, TopicPartition
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_READINGS: Final = 3
+"""Readings of a partition whose segments move while they are checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is checked.
+
+    Attributes:
+        deep: Read every byte of the segments.
+        heads: Read the end of each segment from its metadata, one request each.
+        since_ms: Check only segments that were last written to at this time or later, in ms since
+            1970. Light checks of a partition as a whole are made in any case.
+        until_ms: Check only segments that have records from before this time.
+        sample: Share of the segments to read, above 0 and up to 1.
+        seed: Another seed samples other segments.
+        threads: Maximum number of partitions, or of segments, that are read at the same time.
+    """
+
+    deep: bool = False
+    heads: bool = False
+    since_ms: int | None = None
+    until_ms: int | None = None
+    sample: float = 1.0
+    seed: int = 0
+    threads: int = 4
+
+    def takes(self, key: str) -> bool:
+        """Return whether a segment is in the sample: always the same for one key and seed."""
+        if self.sample >= 1:
+            return True
+        # Not for security: it must be the same in each process.
+        return random.Random(f"{self.seed}/{key}").random() < self.sample  # noqa: S311
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of a run; sizes in bytes."""
+
+    partitions: int = 0
+    segments: int = 0
+    size: int = 0
+    checked_segments: int = 0
+    checked_size: int = 0
+    compared_segments: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of a run. It grows while the run goes on.
+
+    Attributes:
+        totals: How much was checked.
+        of_partitions: Findings of the newest light check of each partition.
+        of_segments: Findings about the bytes of segments.
+        unread: What could not be checked, by key.
+        is_stopped: Whether the run was stopped before its end.
+    """
+
+    totals: Totals = field(default_factory=Totals)
+    of_partitions: dict[TopicPartition, list[Finding]] = field(default_factory=dict)
+    of_segments: list[Finding] = field(default_factory=list)
+    unread: dict[str, Unread] = field(default_factory=dict)
+    is_stopped: bool = False
+
+    def findings(self) -> list[Finding]:
+        """Return the findings, the most severe first, then by partition and offset."""
+        order = {kind: index for index, kind in enumerate(FindingKind)}
+        severities = list(Severity)
+        # The light check and the reading of a segment may find the same.
+        findings = set(self.of_segments).union(*self.of_partitions.values())
+        return sorted(
+            findings,
+            key=lambda f: (
+                severities.index(f.severity),
+                f.topic_partition,
+                f.offsets or (-1, -1),
+                order[f.kind],
+                f.key,
+                f.detail,
+            ),
+        )
+
+
+class Verification:
+    """One run over some partitions.
+
+    Args:
+        archive: The stores and the layout.
+        options: What is checked.
+        now_ms: This host's clock, in ms since 1970.
+        before_read: Bandwidth cap, called with the number of bytes before each read.
+        progress_file: Records finished segments; None to not record them.
+        directories: The directories of partitions in the broker's log dirs, to compare with.
+    """
+
+    def __init__(
+        self,
+        archive: ArchiveAccess,
+        options: Options,
+        now_ms: Callable[[], int],
+        *,
+        before_read: Callable[[int], None] = lambda _: None,
+        progress_file: ProgressFile | None = None,
+        directories: Mapping[TopicPartition, str] | None = None,
+    ) -> None:
+        self._archive = archive
+        self._options = options
+        self._now_ms = now_ms
+        self._before_read = before_read
+        self._progress_file = progress_file
+        self._directories = directories or {}
+        self._shown: Callable[[Totals], None] = lambda _: None
+        self._stop = threading.Event()
+        self._guard = threading.Lock()
+        self._checkers: dict[str, SegmentChecker] = {}
+        self._last: dict[TopicPartition, BaseOffset] = {}
+        self.report = Report()
+
+    def stop(self) -> None:
+        """End the run after the segments that are being read. Callable from a signal handler."""
+        self._stop.set()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, as long as the run is not stopped."""
+        self._stop.wait(seconds)
+
+    @property
+    def reads_segments(self) -> bool:
+        """Whether segments are read, or compared with local files, after the light check."""
+        return self._options.deep or bool(self._directories)
+
+    def light(self, partitions: Iterable[TopicPartition]) -> None:
+        """Check partitions by their listings and small objects."""
+        with ThreadPoolExecutor(self._options.threads, "verify") as pool:
+            for _ in _bounded(pool, self._light, partitions, self._options.threads):
+                pass
+        self.report.is_stopped = self._stop.is_set()
+
+    def segments(
+        self,
+        partitions: Iterable[TopicPartition],
+        shown: Callable[[Totals], None] = lambda _: None,
+    ) -> None:
+        """Read the segments of partitions, one partition after the other.
+
+        Args:
+            partitions: The partitions.
+            shown: Called with the totals after each segment, on any thread, one at a time.
+        """
+        self._shown = shown
+        with ThreadPoolExecutor(self._options.threads, "verify") as pool:
+            for tp in partitions:
+                if self._stop.is_set():
+                    break
+                self._guarded(tp, partial(self._segments_of, pool))
+        self.report.is_stopped = self._stop.is_set()
+
+    def _light(self, tp: TopicPartition) -> None:
+        if not self._stop.is_set():
+            self._guarded(tp, self._light_check)
+
+    def _guarded(self, tp: TopicPartition, work: Callable[[TopicPartition], None]) -> None:
+        """Do the work; an error concerns this partition only."""
+        try:
+            work(tp)
+        except (SidetierError, OSError) as error:
+            self._unread(tp, self._archive.layout.partition_prefix(tp), error)
+
+    def _light_check(self, tp: TopicPartition) -> None:
+        objects, findings = self._read(tp)
+        wanted = self._wanted(objects)
+        with self._guard:
+            totals = self.report.totals
+            totals.partitions += 1
+            totals.segments += len(wanted)
+            totals.size += sum(segment.log.size for segment in wanted)
+            self.report.of_partitions[tp] = findings or self._judge(objects)
+            if objects.watermark is not None:
+                # A growing archive is read as far as the totals say.
+                self._last[tp] = objects.watermark.watermark.base_offset
+
+    def _judge(self, objects: PartitionObjects) -> list[Finding]:
+        return check_partition(objects, self._archive.layout, self._now_ms())
+
+    def _read(self, tp: TopicPartition) -> tuple[PartitionObjects, list[Finding]]:
+        store = self._archive.store(tp.topic)
+        objects, findings = read_partition(store, self._archive.layout, tp)
+        if self._options.heads:
+            unknown = [
+                segment
+                for segment in objects.judged
+                if FileKind.LOG in segment.files and segment.base_offset not in objects.ends
+            ]
+            objects = replace(objects, ends={**objects.ends, **read_ends(store, unknown)})
+        return objects, list(findings)
+
+    def _segments_of(self, pool: ThreadPoolExecutor, tp: TopicPartition) -> None:
+        finished: dict[str, FinishedSegment] = {}
+        for attempt in range(1, _READINGS + 1):
+            objects, findings = self._read(tp)
+            if findings:
+                return
+            check = partial(self._segment, objects, finished, is_last=attempt == _READINGS)
+            window = self._options.threads * 2
+            outcomes = _bounded(pool, check, self._wanted(objects), window)
+            if not any(list(outcomes)) or self._stop.is_set():
+                break
+        # With all ends known, missing offsets show that a listing alone cannot prove.
+        logs = ((s.base_offset, s.log.key) for s in objects.judged if FileKind.LOG in s.files)
+        ends = {
+            base: end
+            for base, key in logs
+            if key in finished and (end := finished[key].next_offset) is not None
+        }
+        objects = replace(objects, ends={**objects.ends, **ends})
+        with self._guard:
+            self.report.of_partitions[tp] = self._judge(objects)
+
+    def _segment(
+        self,
+        objects: PartitionObjects,
+        finished: dict[str, FinishedSegment],
+        segment: SegmentFiles,
+        *,
+        is_last: bool,
+    ) -> bool:
+        """Check one segment. Return whether it has moved since it was listed."""
+        tp, key = objects.topic_partition, segment.log.key
+        version = version_of(segment)
+        known = finished.get(key)
+        if self._stop.is_set() or (known is not None and known.version == version):
+            return False
+        try:
+            result = FinishedSegment(version, None, ())
+            if self._options.deep:
+                result = self._deep(objects, segment, version)
+            local = self._local(tp, segment)
+        except SegmentMovedError as error:
+            if is_last:
+                self._unread(tp, key, error)
+            return True
+        except (SidetierError, OSError) as error:
+            self._unread(tp, key, error)
+            return False
+        with self._guard:
+            finished[key] = result
+            totals = self.report.totals
+            totals.checked_segments += 1
+            totals.checked_size += segment.log.size
+            self.report.of_segments += [*result.findings, *local]
+            self._shown(totals)
+        return False
+
+    def _wanted(self, objects: PartitionObjects) -> list[SegmentFiles]:
+        """Return the stored segments of the archive that the options select."""
+        entries = () if objects.metadata is None else objects.metadata.metadata.entries
+        times = {entry.base_offset: entry.timestamp for entry in entries}
+        since, until = self._options.since_ms, self._options.until_ms
+        last = self._last.get(objects.topic_partition)
+        wanted, begins = [], -1
+        for segment in objects.judged:
+            if FileKind.LOG not in segment.files:
+                continue
+            if last is not None and segment.base_offset > last:
+                break
+            ends = times.get(segment.base_offset, segment.log.modified_ms)
+            is_in_time = (since is None or ends >= since) and (until is None or begins < until)
+            if is_in_time and self._options.takes(segment.log.key):
+                wanted.append(segment)
+            begins = ends
+        return wanted
+
+    def _deep(
+        self, objects: PartitionObjects, segment: SegmentFiles, version: str
+    ) -> FinishedSegment:
+        key = segment.log.key
+        known = self._progress_file.finished(key, version) if self._progress_file else None
+        if known is not None:
+            return known
+        epochs = None if objects.epochs is None else objects.epochs.epoch_history
+        if epochs is not None and not epochs.entries:
+            epochs = None
+        tp = objects.topic_partition
+        checked = self._checker(tp.topic).check(tp, segment, epochs)
+        result = FinishedSegment(version, checked.next_offset, checked.findings)
+        if self._progress_file is not None:
+            self._progress_file.add(key, result)
+        return result
+
+    def _local(self, tp: TopicPartition, segment: SegmentFiles) -> list[Finding]:
+        """Compare a segment with the broker's file, if the broker still has it."""
+        directory = self._directories.get(tp)
+        if directory is None:
+            return []
+        next_base = closed_local_segments(directory).get(segment.base_offset)
+        if next_base is None:
+            return []
+        checker = self._checker(tp.topic)
+        finding = compare_with_local(checker, tp, segment, directory, next_base)
+        with self._guard:
+            self.report.totals.compared_segments += 1
+        return [] if finding is None else [finding]
+
+    def _checker(self, topic: str) -> SegmentChecker:
+        url = self._archive.url(topic)
+        with self._guard:
+            if url not in self._checkers:
+                deadline = self._archive.provider.endpoint(topic).deadline
+                store = self._archive.store(topic)
+                self._checkers[url] = SegmentChecker(store, self._before_read, deadline)
+            return self._checkers[url]
+
+    def _unread(self, tp: TopicPartition, key: str, error: Exception) -> None:
+        with self._guard:
+            self.report.unread[key] = Unread(tp, key, str(error) or type(error).__name__)
+
+
+def _bounded(
+    pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], most: int
+) -> Iterator[R]:
+    """Yield the results in order, with at most `most` items submitted and not yielded."""
+    waiting: deque[Future[R]] = deque()
+    for item in items:
+        waiting.append(pool.submit(work, item))
+        if len(waiting) >= most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()

@@ -1,0 +1,108 @@
+"""`sidetier ack-gap`: accept a recorded gap, with a reason."""
+
+import getpass
+import time
+from dataclasses import dataclass
+
+import click
+
+from sidetier.archive.objects.acknowledgements import Acknowledgement, acknowledge_gap
+from sidetier.cli.arguments import PARTITION, checked_topic
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+
+_OFFSET = click.IntRange(0, 2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AckResult:
+    """An acknowledged gap. `is_new` is False if it had been acknowledged before."""
+
+    topic_partition: TopicPartition
+    gap: OffsetRange
+    key: str
+    is_new: bool
+
+    def as_json(self) -> object:
+        """Return the gap and the key of its acknowledgement."""
+        return {
+            "topic": self.topic_partition.topic,
+            "partition": self.topic_partition.partition,
+            "start_offset": self.gap.start,
+            "end_offset": self.gap.end,
+            "key": self.key,
+            "new": self.is_new,
+        }
+
+    def as_tables(self) -> list[Table]:
+        """Return one line."""
+        text = f"{self.topic_partition}: the gap {self.gap} "
+        text += "is acknowledged" if self.is_new else "was acknowledged before; its reason stays"
+        return [Table((), footer=f"{text} ({self.key})")]
+
+
+def _checked_reason(_context: click.Context, _option: click.Parameter, given: str) -> str:
+    if not given.strip():
+        raise click.BadParameter("say why the loss is accepted")
+    return given.strip()
+
+
+@click.command(name="ack-gap")
+@click.argument("topic", callback=checked_topic)
+@click.argument("partition", type=PARTITION)
+@click.argument("start", type=_OFFSET)
+@click.argument("end", type=_OFFSET)
+@click.option(
+    "--reason",
+    required=True,
+    callback=_checked_reason,
+    help="Why the loss is accepted. Stored beside the gap record, with the user and the time.",
+)
+@click.option("--user", help="Name to store.  [default: the account that runs the command]")
+@configuration_options
+@output_option
+@click.pass_context
+def command(  # noqa: PLR0913 -- one parameter for each option
+    context: click.Context,
+    *,
+    topic: str,
+    partition: int,
+    start: int,
+    end: int,
+    reason: str,
+    user: str | None,
+    output: OutputFormat,
+) -> None:
+    """Accept a recorded gap: records that were deleted before they could be archived.
+
+    START is the first missing offset, END the first offset behind the gap, as `sidetier verify` and
+    the log event gap.recorded show them. The gap record stays, because readers need it. The metric
+    sidetier_unresolved_gap_records and the alert SidetierGapFound no longer count the gap: the
+    sidecar reads the acknowledgement within 5 minutes. `sidetier verify` shows it with severity
+    info.
+
+    \b
+    Example:
+      sidetier ack-gap orders 3 1200 7200 --reason "retention of 1 h during the outage, INC-42"
+
+    Exit codes: 0 the gap is acknowledged, also if it was before; 1 the store does not answer; 2 no
+    such gap is recorded.
+    """  # noqa: D301 -- \b is click's marker and must be one character
+    config = with_short_timeouts(invocation(context).load(needs_log_dirs=False).config)
+    layout, tp = layout_of(config), TopicPartition(topic, partition)
+    gap = OffsetRange(Offset(start), Offset(end))
+    acknowledgement = Acknowledgement(reason, user or _account(), time.time_ns() // 1_000_000)
+    with open_every_store(config) as stores:
+        store = stores.of_topic(topic)
+        is_new = acknowledge_gap(store, layout, tp, gap, acknowledgement)
+    key = layout.acknowledgement_key(layout.gap_key(tp, gap.start, gap.end))
+    emit(AckResult(tp, gap, key, is_new), output)
+
+
+def _account() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user id without a name
+        return None

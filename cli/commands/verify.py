@@ -1,0 +1,184 @@
+"""`sidetier verify`: check the archive against what must hold."""
+
+from pathlib import Path
+
+import click
+
+from sidetier.cli.arguments import PARTITION, checked_patterns, checked_place
+from sidetier.cli.consume.request import Place, PlaceKind
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, output_option
+from sidetier.config.units import parse_size
+
+
+def _checked_time(context: click.Context, option: click.Parameter, given: str | None) -> int | None:
+    place: Place | None = checked_place(context, option, given)
+    if place is None:
+        return None
+    if place.kind is not PlaceKind.TIME:
+        raise click.BadParameter(
+            f"{given!r} is no time: use 2026-11-21T08:00:00Z, or milliseconds since 1970 as "
+            "@1700000000000"
+        )
+    return place.number
+
+
+def _checked_rate(
+    _context: click.Context, _option: click.Parameter, given: str | None
+) -> int | None:
+    if given is None:
+        return None
+    try:
+        rate = parse_size(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if rate <= 0:
+        raise click.BadParameter("must be above 0")
+    return rate
+
+
+@click.command(name="verify")
+@click.option(
+    "-t",
+    "--topic",
+    "topics",
+    metavar="PATTERN",
+    multiple=True,
+    callback=checked_patterns,
+    help="Topics to check: a regular expression that matches the whole name; repeatable.  "
+    "[default: all archived topics]",
+)
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    type=PARTITION,
+    multiple=True,
+    help="Partition to check; repeatable.  [default: all]",
+)
+@click.option("--deep", is_flag=True, help="Read every byte, and check it.")
+@click.option(
+    "--local",
+    is_flag=True,
+    help="Compare with the files of this host's broker, where log_dirs still has the segment.",
+)
+@click.option(
+    "--heads",
+    is_flag=True,
+    help="Without --deep: read the end offset of each segment, one request each, to prove that the "
+    "archive has no gap.",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    callback=_checked_time,
+    help="Read only segments with records of this time or later, such as 2026-11-21T08:00:00Z.",
+)
+@click.option(
+    "--until",
+    metavar="TIME",
+    callback=_checked_time,
+    help="Read only segments with records from before this time.",
+)
+@click.option(
+    "--sample",
+    metavar="FRACTION",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    help="Share of the segments to read, such as 0.01.  [default: all]",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Samples other segments per number."
+)
+@click.option(
+    "--rate",
+    metavar="SIZE",
+    callback=_checked_rate,
+    help="Maximum bytes read per second, such as 200MiB.  [default: no limit]",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Partitions, or segments, that are read at the same time. Each uses 8 MiB of memory.",
+)
+@click.option(
+    "--resume",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Record the finished segments of --deep in this file, and leave out those that it has. "
+    "Deleted at the end of a complete run.",
+)
+@click.option(
+    "--metrics-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the result for the textfile collector of Prometheus' node exporter.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Show every finding of severity info.")
+@configuration_options
+@output_option
+@click.pass_context
+def command(  # noqa: PLR0913 -- one parameter for each option
+    context: click.Context,
+    *,
+    topics: tuple[str, ...],
+    partitions: tuple[int, ...],
+    deep: bool,
+    local: bool,
+    heads: bool,
+    since: int | None,
+    until: int | None,
+    sample: float,
+    seed: int,
+    rate: int | None,
+    threads: int,
+    resume: Path | None,
+    metrics_file: Path | None,
+    show_all: bool,
+    output: OutputFormat,
+) -> None:
+    """Check the archive against what must hold. Sidecars may upload meanwhile.
+
+    Without --deep, one listing of each partition and its small objects are read: all files of each
+    segment are there, sizes fit, and `offset.wm`, `_metadata` and `leader-epoch-checkpoint` agree
+    with them. With --deep, every object is read and compared with its checksum: the CRC of each
+    batch, each index entry, offsets, timestamps and leader epochs. docs/verify.md explains each
+    finding.
+
+    \b
+    Example:
+      sidetier verify --config /etc/sidetier/sidetier.yaml
+      sidetier verify --topic orders --deep --rate 100MiB --resume /var/tmp/verify.state
+
+    Exit codes: 0 no finding but those of severity info; 1 something could not be read; 2 a setting
+    or an argument is wrong; 3 findings of severity error or warning; 130 interrupted, the findings
+    so far are shown.
+    """  # noqa: D301 -- \b is click's marker and must be one character
+    from sidetier.archive.verify.run import Options  # noqa: PLC0415 -- `--help` must not load it
+    from sidetier.cli.verify import Request, run_verify  # noqa: PLC0415 -- as above
+
+    if resume is not None and not deep:
+        raise click.UsageError("--resume needs --deep: a light check is short")
+    options = Options(
+        deep=deep,
+        heads=heads,
+        since_ms=since,
+        until_ms=until,
+        sample=sample,
+        seed=seed,
+        threads=threads,
+    )
+    request = Request(
+        topics,
+        frozenset(partitions),
+        options,
+        local=local,
+        rate=rate,
+        resume=resume,
+        metrics_file=metrics_file,
+        show_all=show_all,
+    )
+    config = invocation(context).load(needs_log_dirs=False).config
+    context.exit(run_verify(config, request, output))

@@ -1,0 +1,320 @@
+"""Rebuild what can be rebuilt from stored `.log` objects, while sidecars may be running.
+
+Only indexes, `_metadata` and `leader-epoch-checkpoint` of committed segments are written, each with
+the condition that it has not changed since it was read. No `.log` and no `offset.wm` is written. A
+kill leaves each object old or new; a second run finds what is left.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from sidetier.archive.objects.leader_epochs import StoredEpochHistory, write_epoch_history
+from sidetier.archive.objects.pinterest_metadata import (
+    PartitionMetadata,
+    decode_metadata,
+    encode_metadata,
+)
+from sidetier.archive.objects.segment import SegmentFiles, rebuilt_indexes
+from sidetier.archive.objects.watermark import Watermark
+from sidetier.archive.verify.findings import Finding, FindingKind
+from sidetier.archive.verify.light import PartitionObjects, read_ends
+from sidetier.segments.crc import crc64nvme
+from sidetier.segments.epoch_history import (
+    NO_EPOCHS,
+    EpochHistory,
+    checksum_below,
+    encode_runs,
+    parse_runs,
+)
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    ArchiveError,
+    ChecksumMismatchError,
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    SidetierError,
+)
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.notes import CHECKSUM_KEY, TOPIC_ID_KEY
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.walker import BatchWalker
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import (
+    Checksum,
+    ChecksumAlgorithm,
+    IfMatch,
+    RemoteStorage,
+    unchanged,
+)
+from sidetier.uploader.archive.epoch_history_file import noted_epoch_history
+
+_TRIES: Final = 5
+_CHUNK_BYTES: Final = 1 << 20
+
+_INDEXES: Final = {
+    FindingKind.MISSING_INDEX: FileKind.INDEX,
+    FindingKind.DAMAGED_INDEX: FileKind.INDEX,
+    FindingKind.MISSING_TIMEINDEX: FileKind.TIMEINDEX,
+    FindingKind.DAMAGED_TIMEINDEX: FileKind.TIMEINDEX,
+}
+_METADATA: Final = frozenset(
+    {
+        FindingKind.MISSING_METADATA,
+        FindingKind.DAMAGED_METADATA,
+        FindingKind.UNLISTED_SEGMENT,
+    }
+)
+_EPOCHS: Final = frozenset(
+    {FindingKind.MISSING_EPOCHS, FindingKind.DAMAGED_EPOCHS, FindingKind.WRONG_EPOCHS}
+)
+REPAIRABLE: Final = frozenset({*_INDEXES, *_METADATA, *_EPOCHS})
+"""Kinds of findings whose objects are rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """An object that is rebuilt.
+
+    Attributes:
+        topic_partition: The partition.
+        key: The object.
+        segment: The segment of an index; None for an object of the whole partition.
+        kind: The kind of index; None for an object of the whole partition.
+    """
+
+    topic_partition: TopicPartition
+    key: str
+    segment: SegmentFiles | None = None
+    kind: FileKind | None = None
+
+
+class UnrepairableError(ArchiveError):
+    """The stored segments do not determine the object."""
+
+
+def planned_repairs(
+    objects: PartitionObjects, findings: Iterable[Finding], layout: ArchiveLayout
+) -> list[Repair]:
+    """Return what to rebuild: indexes first, then `_metadata`, then the leader epochs. Pure.
+
+    Args:
+        objects: The partition, as it was read.
+        findings: The findings about it. Those that cannot be repaired are ignored.
+        layout: How keys are made.
+    """
+    mark = objects.watermark
+    if mark is None or mark.watermark.pending is not None:
+        return []  # nothing is committed, or segments are moving
+    tp, kinds = objects.topic_partition, set()
+    segments = {segment.base_offset: segment for segment in objects.judged}
+    indexes: dict[str, Repair] = {}
+    for finding in findings:
+        kinds.add(finding.kind)
+        kind = _INDEXES.get(finding.kind)
+        if kind is not None and finding.offsets is not None:
+            segment = segments.get(BaseOffset(finding.offsets.start))
+            if segment is not None and FileKind.LOG in segment.files:
+                key = layout.object_key(tp, segment.base_offset, kind)
+                indexes[key] = Repair(tp, key, segment, kind)
+    repairs = list(indexes.values())
+    if kinds & _METADATA:
+        repairs.append(Repair(tp, layout.metadata_key(tp)))
+    if kinds & _EPOCHS:
+        repairs.append(Repair(tp, layout.epoch_checkpoint_key(tp)))
+    return repairs
+
+
+class Repairer:
+    """Carries out the repairs of one partition.
+
+    Args:
+        store: The partition's store.
+        layout: The keys on it.
+        objects: The partition, as it was read, for `planned_repairs`.
+    """
+
+    def __init__(
+        self, store: RemoteStorage, layout: ArchiveLayout, objects: PartitionObjects
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._objects = objects
+        self._tp = objects.topic_partition
+
+    def run(self, repair: Repair) -> str:
+        """Rebuild an object, and return what was written, in words.
+
+        Raises:
+            UnrepairableError: The stored segments do not determine the object.
+            ArchiveConflictError: Another process has changed the object or its segment meanwhile.
+            SegmentError: The `.log` is damaged.
+            StorageError: As `RemoteStorage` says.
+        """
+        if repair.segment is not None and repair.kind is not None:
+            return self._index(repair.key, repair.segment, repair.kind)
+        if repair.key == self._layout.metadata_key(self._tp):
+            return self._metadata(repair.key)
+        return self._epochs(repair.key)
+
+    def _index(self, key: str, segment: SegmentFiles, kind: FileKind) -> str:
+        log = segment.log
+        rebuilt = rebuilt_indexes(self._store, log)
+        data = rebuilt.index if kind is FileKind.INDEX else rebuilt.timeindex
+        head = self._store.head_object(log.key)
+        if head.etag != log.etag:
+            raise ArchiveConflictError(
+                f"{log.key} was replaced while it was read; repeat the command"
+            )
+        checksum = crc64nvme(data)
+        topic_id = head.metadata.get(TOPIC_ID_KEY)
+        notes = {CHECKSUM_KEY: f"{checksum:016x}"}
+        if topic_id is not None:
+            notes[TOPIC_ID_KEY] = topic_id
+        # Without a writer's epoch in the metadata, a sidecar that finds this object without its
+        # `.log`, after a quarantine at the same moment, replaces it.
+        stored = segment.files.get(kind)
+        try:
+            self._store.put_object(
+                key,
+                BytesBody(data),
+                metadata=notes,
+                checksum=Checksum(ChecksumAlgorithm.CRC64NVME, checksum.to_bytes(8, "big")),
+                condition=unchanged(None if stored is None else stored.etag),
+            )
+        except PreconditionFailedError:
+            raise ArchiveConflictError(
+                f"{key} was written by another process meanwhile; repeat the command"
+            ) from None
+        return f"{len(data)} bytes from {log.key}"
+
+    def _metadata(self, key: str) -> str:
+        """Add the committed segments that have no entry; entries that are there stay."""
+        for _ in range(_TRIES):
+            known, etag = self._stored_metadata(key)
+            if not known.entries:
+                self._refuse_overlaps()
+            added = [
+                (segment.base_offset, segment.log.modified_ms)
+                for segment in self._objects.judged
+                if FileKind.LOG in segment.files
+            ]
+            metadata = known.with_segments(added)
+            new = len(metadata.entries) - len(known.entries)
+            if not new:
+                return "another process has added the entries"
+            try:
+                body = BytesBody(encode_metadata(metadata))
+                self._store.put_object(key, body, condition=unchanged(etag))
+            except PreconditionFailedError:
+                continue
+            return f"{new} entries added, {len(metadata.entries)} in total"
+        raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
+
+    def _stored_metadata(self, key: str) -> tuple[PartitionMetadata, str | None]:
+        try:
+            stored = self._store.get_object(key)
+        except ObjectNotFoundError:
+            return PartitionMetadata(self._tp), None
+        except ChecksumMismatchError:  # the adapter has compared the bytes
+            return PartitionMetadata(self._tp), self._store.head_object(key).etag
+        try:
+            return decode_metadata(stored.data, key), stored.head.etag
+        except MalformedObjectError:
+            return PartitionMetadata(self._tp), stored.head.etag
+
+    def _refuse_overlaps(self) -> None:
+        """Raise if two segments overlap: without entries, nothing tells which is the orphan."""
+        logs = [s for s in self._objects.judged if FileKind.LOG in s.files]
+        unknown = [s for s in logs if s.base_offset not in self._objects.ends]
+        ends = {**self._objects.ends, **read_ends(self._store, unknown)}
+        for segment, following in pairwise(logs):
+            end = ends.get(segment.base_offset)
+            if end is not None and end > following.base_offset:
+                raise UnrepairableError(
+                    f"{segment.log.key} ends at {end}, and overlaps {following.log.key}: without "
+                    "_metadata nothing tells which of them belongs to the archive; restore "
+                    "_metadata from an earlier version of the bucket"
+                )
+
+    def _epochs(self, key: str) -> str:
+        mark = self._watermark
+        stored = self._objects.epochs
+        if stored is None:  # it does not parse
+            stored = StoredEpochHistory(NO_EPOCHS, self._store.head_object(key).etag)
+        rebuilt = noted_epoch_history(
+            self._store, self._layout, self._tp, mark, stored.epoch_history
+        )
+        if not self._is_right(rebuilt):
+            batches = self._epochs_of_batches()
+            rebuilt = batches if self._is_right(batches) or not rebuilt.entries else rebuilt
+        if not rebuilt.entries:
+            raise UnrepairableError(f"{key}: no stored batch has a leader epoch")
+        try:
+            write_epoch_history(self._store, key, rebuilt, stored.etag)
+        except PreconditionFailedError:
+            raise ArchiveConflictError(
+                f"{key} was written by another process meanwhile; repeat the command"
+            ) from None
+        text = f"leader epochs {encode_runs(rebuilt.entries)}"
+        if not self._is_right(rebuilt):
+            text += (
+                "; offset.wm was written with others, such as those of records in a gap, and has "
+                "them again after the next commit"
+            )
+        return text
+
+    @property
+    def _watermark(self) -> Watermark:
+        if self._objects.watermark is None:
+            raise UnrepairableError(f"{self._tp} has no offset.wm: nothing is committed")
+        return self._objects.watermark.watermark
+
+    def _is_right(self, epochs: EpochHistory) -> bool:
+        mark = self._watermark
+        if mark.epoch_history is None or mark.next_offset is None:
+            return bool(epochs.entries)
+        return checksum_below(epochs, mark.next_offset) == mark.epoch_history
+
+    def _epochs_of_batches(self) -> EpochHistory:
+        """Read the leader epoch of each batch: all bytes of the archive."""
+        runs: list[tuple[LeaderEpoch, Offset]] = []
+        for segment in self._objects.judged:
+            for epoch, start in _runs(self._store, segment):
+                if not runs or epoch > runs[-1][0]:
+                    runs.append((epoch, start))
+        # A round trip through the text form gives an empty history if the runs do not ascend.
+        return parse_runs(encode_runs(runs))
+
+
+def _runs(store: RemoteStorage, segment: SegmentFiles) -> Iterator[tuple[LeaderEpoch, Offset]]:
+    walker = BatchWalker(segment.log.key, checksum=False)
+    condition = IfMatch(segment.log.etag)
+    with store.get_object_input_stream(segment.log.key, condition=condition) as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            walker.feed(memoryview(chunk))
+    yield from walker.finish().epochs
+
+
+@dataclass(frozen=True, slots=True)
+class RepairOutcome:
+    """The outcome of a repair: what was written, or why nothing was."""
+
+    repair: Repair
+    written: str | None = None
+    problem: str | None = None
+
+
+def carry_out(
+    repairer: Repairer, repairs: Sequence[Repair], done: Callable[[RepairOutcome], None]
+) -> None:
+    """Carry out repairs one after the other; an error concerns one object only."""
+    for repair in repairs:
+        try:
+            outcome = RepairOutcome(repair, written=repairer.run(repair))
+        except (SidetierError, OSError) as error:
+            outcome = RepairOutcome(repair, problem=str(error))
+        done(outcome)
