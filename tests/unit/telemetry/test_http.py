@@ -337,7 +337,7 @@ def test_bearer_token_protects_everything_except_probes(source: ChangingStatus) 
     server = HttpServer("127.0.0.1", 0, application)
     server.start()
     try:
-        for path in ("/metrics", "/api/partitions", "/"):
+        for path in ("/metrics", "/api/partitions", "/api/partitions?limit=1"):
             for wrong in (
                 NO_HEADERS,
                 {"Authorization": "Bearer second"},
