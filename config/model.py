@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from sidetier.config.fleet import FleetConfig
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import (
@@ -302,6 +303,9 @@ class Config(Part):
         default=HttpConfig(), description="HTTP server with metrics, health and status."
     )
     log: LogConfig = Field(default=LogConfig(), description="The sidecar's log.")
+    fleet: FleetConfig = Field(
+        default=FleetConfig(), description="Sidecars of all brokers, for `sidetier fleet`."
+    )
 
 
 class ReaderConfig(Config):

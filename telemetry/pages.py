@@ -233,10 +233,10 @@ class Application:
         query_string = environ.get("QUERY_STRING", "")
         try:
             query = parse_query(query_string)
+            if query is not None:
+                return _json(HTTPStatus.OK, self._page_of(query))
         except ValueError as error:
             return _json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
-        if query is not None:
-            return _json(HTTPStatus.OK, self._page_of(query))
         topic = parse_qs(query_string).get("topic", [None])[0]
         return partitions(self._source.snapshot(), topic)
 

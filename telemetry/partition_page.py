@@ -38,6 +38,11 @@ class ShownState(StrEnum):
     UPLOADING = "uploading"
     IDLE = "idle"
 
+    @property
+    def is_problem(self) -> bool:
+        """Whether an operator must act, or look at it."""
+        return _SEVERITY[self] < _SEVERITY[ShownState.STARTING]
+
 
 _SEVERITY: Final[Mapping[ShownState, int]] = {
     ShownState.HALTED: 0,
@@ -110,16 +115,19 @@ class PartitionQuery:
     topic: str | None = None
     states: frozenset[ShownState] = frozenset()
 
-    @property
-    def order(self) -> _Order:
-        """Sort key."""
-        return _ORDERS[self.sort]
-
     def matches_topic(self, topic: str) -> bool:
         """Return whether the topic passes the filter."""
         if self.topic is None or topic == self.topic:
             return True
-        return "*" in self.topic and fnmatchcase(topic, self.topic)
+        if "*" not in self.topic:
+            return False
+        # Not a regular expression of our own: with many `*`, it would take exponential time.
+        return fnmatchcase(topic, self.topic.replace("[", "[[]").replace("?", "[?]"))
+
+
+def order_of(sort: str) -> Callable[[PartitionKey], tuple[Any, ...]]:
+    """Return the function that turns a partition's key into its sort key."""
+    return _ORDERS[sort]
 
 
 def parse_query(query_string: str) -> PartitionQuery | None:
@@ -269,7 +277,7 @@ class Selection:
 
 def select(keys: Sequence[PartitionKey], query: PartitionQuery) -> Selection:
     """Return the page that the query selects."""
-    order, states = query.order, query.states
+    order, states = order_of(query.sort), query.states
     if query.topic is None:
         selected = list(enumerate(keys))
     else:

@@ -20,7 +20,10 @@ _INSTALL_TIMEOUT_SECONDS = 900
 _PACKAGES = Path(__file__).with_name("chromium_npm")
 _FONT_CONFIG: Final = """<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig><dir prefix="relative">fonts</dir><cachedir prefix="xdg">fontconfig</cachedir></fontconfig>
+<fontconfig>
+  <dir prefix="relative">fonts</dir>
+  <cachedir prefix="xdg">fontconfig</cachedir>
+</fontconfig>
 """
 _ON_PATH: Final = ("chromium", "chromium-browser", "google-chrome")
 
