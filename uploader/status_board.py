@@ -270,8 +270,10 @@ def _key(
 ) -> PartitionKey:
     """Return the key of `_current`, for a fraction of its cost."""
     status = known.status
-    left = None if known.deleted_at is None else known.deleted_at - now
-    age = None if known.closed_at is None else max(0.0, now - known.closed_at)
+    age = left = None
+    if known.closed_at is not None:
+        age = max(0.0, now - known.closed_at)
+        left = None if known.deleted_at is None else known.deleted_at - now
     gap_records, quarantines = status.gap_records, 0
     if unresolved is not None and status.role is not Role.FOLLOWER:
         gap_records = unresolved.gap_records.get(tp, 0)

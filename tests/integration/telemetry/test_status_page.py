@@ -284,7 +284,7 @@ def test_content_security_policy_stops_inline_scripts(page: Page, watched: Watch
         "'<img src=x onerror=\"document.title=&quot;hacked&quot;\">')"
     )
     expect(page.locator("body > img")).to_have_count(1)
-    page.wait_for_function("document.querySelector('body > img').complete")
+    expect(page.locator("body > img")).to_have_js_property("complete", value=True)
     assert page.title() != "hacked"
     assert any("Content Security Policy" in message for message in watched.messages)
 

@@ -7,7 +7,8 @@ import resource
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -164,10 +165,10 @@ def test_long_answers_are_compressed_on_request(server: HttpServer, source: Chan
     plain = ask(server, path)
     assert "Content-Encoding" not in plain[2]
     compressed = raw(server, path, {"Accept-Encoding": "gzip, br"})
-    assert compressed.getheader("Content-Encoding") == "gzip"
-    assert compressed.getheader("Vary") == "Accept-Encoding"
-    body = compressed.read()
-    assert len(body) == int(compressed.getheader("Content-Length") or 0)
+    assert compressed.headers["Content-Encoding"] == "gzip"
+    assert compressed.headers["Vary"] == "Accept-Encoding"
+    body = compressed.body
+    assert len(body) == int(compressed.headers["Content-Length"])
     assert len(body) < len(plain[1]) / 10
     assert gzip.decompress(body).decode() == plain[1]
 
@@ -175,21 +176,21 @@ def test_long_answers_are_compressed_on_request(server: HttpServer, source: Chan
 def test_status_page_is_cached_until_it_changes(server: HttpServer) -> None:
     page = raw(server, "/", {"Accept-Encoding": "gzip"})
     assert page.status == 200
-    assert page.getheader("Content-Type") == "text/html; charset=utf-8"
-    assert page.getheader("Cache-Control") == "no-cache"
-    assert page.getheader("X-Content-Type-Options") == "nosniff"
-    policy = page.getheader("Content-Security-Policy") or ""
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert page.headers["Cache-Control"] == "no-cache"
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+    policy = page.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; ")
     assert "unsafe" not in policy
-    text = gzip.decompress(page.read()).decode()
+    text = gzip.decompress(page.body).decode()
     for name in ("page.js", "page.css", "icon.svg"):
         assert f'"{name}"' in text
         assert ask(server, f"/{name}")[0] == 200
     assert " style=" not in text
     assert "<script>" not in text
-    etag = page.getheader("ETag") or ""
+    etag = page.headers["Etag"]
     unchanged = raw(server, "/", {"If-None-Match": etag})
-    assert (unchanged.status, unchanged.read(), unchanged.getheader("ETag")) == (304, b"", etag)
+    assert (unchanged.status, unchanged.body, unchanged.headers["Etag"]) == (304, b"", etag)
     assert raw(server, "/", {"If-None-Match": 'W/"other"'}).status == 200
     assert ask(server, "/page.js", "HEAD")[:2] == (200, "")
     assert ask(server, "/page.js", "POST")[0] == 405
@@ -210,12 +211,19 @@ def test_status_page_knows_every_state(server: HttpServer) -> None:
     assert re.findall(r"^  (\w+):", table, re.MULTILINE) == list(ShownState)
 
 
-def raw(
-    server: HttpServer, path: str, headers: Mapping[str, str] = NO_HEADERS
-) -> http.client.HTTPResponse:
+@dataclass(frozen=True)
+class RawAnswer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def raw(server: HttpServer, path: str, headers: Mapping[str, str] = NO_HEADERS) -> RawAnswer:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-    connection.request("GET", path, headers=dict(headers))
-    return connection.getresponse()
+    with closing(connection):
+        connection.request("GET", path, headers=dict(headers))
+        answer = connection.getresponse()
+        return RawAnswer(answer.status, dict(answer.getheaders()), answer.read())
 
 
 def test_head_has_no_body_and_unknown_paths_and_methods_are_refused(server: HttpServer) -> None:

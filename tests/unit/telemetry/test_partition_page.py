@@ -140,7 +140,15 @@ def test_pages_of_the_status_board_are_those_of_its_snapshot(
     now = SYSTEM_CLOCK.wall()
     bare = (HALTED, HELD, IDLE, NEAR_DELETION, UPLOADING, NEW, *many(60))
     for i, status in enumerate(bare):
-        known = replace(status, log_end=None, unarchived_records=None, unarchived_bytes=None)
+        known = replace(
+            status,
+            log_end=None,
+            unarchived_records=None,
+            unarchived_bytes=None,
+            unarchived_age_seconds=None,
+            oldest_unstored_age_seconds=None,
+            seconds_until_local_deletion=None,
+        )
         closed = now - i * 100 if status.unstored_segments else None
         deleted = None if i % 3 else now + 100 * i
         board._known[status.topic_partition] = _Known(known, closed, deleted)
