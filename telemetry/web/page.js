@@ -453,7 +453,8 @@ function renderPages() {
   byId("pages").hidden = matching <= PAGE_ROWS && offset === 0;
   setText(byId("range"), matching ? `${count(Math.min(offset + 1, matching))} to ${count(last)} of ${count(matching)}` : "");
   byId("previous").disabled = offset === 0;
-  byId("next").disabled = last >= matching;
+  // A fleet's pages end after `reachable` partitions.
+  byId("next").disabled = last >= Math.min(matching, answer.page.reachable ?? matching);
 }
 
 function renderAge() {
@@ -524,8 +525,14 @@ async function refresh() {
   }
 }
 
+const reachable = (body) => body.fleet?.sidecars.filter((sidecar) => sidecar.reachable).length;
+
 function take(body) {
-  const restarted = answer !== null && (answer.started_ms !== body.started_ms || body.uploaded_bytes < answer.uploaded_bytes);
+  const restarted =
+    answer !== null &&
+    (answer.started_ms !== body.started_ms ||
+      body.uploaded_bytes < answer.uploaded_bytes ||
+      reachable(answer) !== reachable(body));
   answer = body;
   answeredAt = Date.now();
   if (restarted) samples = [];
