@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.telemetry.partition_page import (
     DEFAULT_LIMIT,
     MOST_ROWS,
@@ -136,7 +136,7 @@ def test_pages_of_the_status_board_are_those_of_its_snapshot(
     sort: str, *, with_records: bool
 ) -> None:
     """The board takes a shortcut: it describes in full only the partitions on the page."""
-    board = StatusBoard("prod-a", None, SYSTEM_CLOCK)
+    board = StatusBoard("prod-a", BrokerId(1), SYSTEM_CLOCK)
     now = SYSTEM_CLOCK.wall()
     bare = (HALTED, HELD, IDLE, NEAR_DELETION, UPLOADING, NEW, *many(60))
     for i, status in enumerate(bare):
