@@ -250,7 +250,7 @@ class PartitionTotals:
 
 def totals_of_keys(keys: Sequence[PartitionKey]) -> PartitionTotals:
     """Add up the keys."""
-    states = dict.fromkeys(ShownState, 0)
+    states: dict[str, int] = dict.fromkeys(ShownState, 0)
     for key in keys:
         states[key.state] += 1
     return PartitionTotals(
