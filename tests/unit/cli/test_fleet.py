@@ -294,6 +294,14 @@ def test_fleet_page_is_served_to_browsers(sidecars: Sidecars) -> None:
             ask_page(url, "offset=1000")
 
 
+def test_fleet_page_requires_the_token_of_the_sidecars(sidecars: Sidecars) -> None:
+    fleet = Fleet([sidecars.start(FINE, "s3cret")], None, timeout=30, bearer_token=lambda: "s3cret")
+    with serving_fleet(FleetSource(fleet, lambda: "s3cret", ""), ("127.0.0.1", 0)) as url:
+        assert len(ask_page(url, "limit=1", bearer_token="s3cret")["partitions"]) == 1
+        with pytest.raises(NoSidecarError, match="asks for a bearer token"):
+            ask_page(url, "limit=1", bearer_token="wrong")
+
+
 def test_fleet_page_without_a_token_is_for_this_host_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
