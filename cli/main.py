@@ -20,6 +20,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "run": "Archive the closed segments of this host's broker, until stopped.",
     "backfill": "Archive the closed segments in the log dirs once, and exit.",
     "status": "Show what is on the broker, what is archived, and what is missing.",
+    "fleet": "Show the status of the sidecars of all brokers.",
     "ls": "List the partitions and segments on the store.",
     "locate": "Print the URI of a partition on the store.",
     "consume": "Read the records of a topic from the store, or from Kafka and the store.",

@@ -39,7 +39,7 @@ from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import LabelledRegistry, Metrics
-from sidetier.telemetry.pages import Application
+from sidetier.telemetry.pages import Application, PageSource, partition_page
 from sidetier.telemetry.status import StatusSource
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
@@ -48,6 +48,7 @@ from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
+from sidetier.uploader.status_board import StatusBoard
 from sidetier.uploader.stores import Place
 from sidetier.uploader.trim.trimmer import CHECK_THREADS
 from sidetier.uploader.watching.log_dirs import LogDirs
@@ -434,5 +435,10 @@ def http_server(http: HttpConfig, registry: LabelledRegistry, status: StatusSour
     if token is not None:
         # Only to fail before the server starts.
         token.resolve()
-    application = Application(registry, status, None if token is None else token.resolve)
+    pages: PageSource | None = None
+    if isinstance(status, StatusBoard):
+        pages = lambda query: partition_page(status.page(query), http.runbook_url)  # noqa: E731
+    application = Application(
+        registry, status, None if token is None else token.resolve, pages=pages
+    )
     return HttpServer(http.host, http.port, application)

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from sidetier.config.fleet import FleetConfig
 from sidetier.config.retention import RetentionConfig
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.storage import StorageConfig
@@ -226,8 +227,15 @@ class LeadershipConfig(Part):
     )
 
 
+def _runbook_url(text: str) -> str:
+    """Return the URL without a trailing slash; refuse other schemes, such as `javascript:`."""
+    if text and not text.startswith(("https://", "http://")):
+        raise ValueError(f"{text!r}: expected https://... or http://...")
+    return text.rstrip("/")
+
+
 class HttpConfig(Part):
-    """HTTP server with /metrics, /healthz, /readyz and /api/partitions."""
+    """HTTP server with the status page, /metrics, /healthz, /readyz and /api/partitions."""
 
     host: str = Field(
         default="127.0.0.1",
@@ -247,6 +255,11 @@ class HttpConfig(Part):
         ge=0,
         description="Maximum number of partitions with series of their own. With more partitions, "
         "metrics have no labels topic and partition.",
+    )
+    runbook_url: Annotated[str, AfterValidator(_runbook_url)] = Field(
+        default="",
+        description="Address of docs/runbook of the repository, for links of the status page: "
+        "<runbook_url>/SidetierGapFound.md. Without it, the page names the runbook page only.",
     )
 
 
@@ -295,6 +308,9 @@ class Config(Part):
         default=HttpConfig(), description="HTTP server with metrics, health and status."
     )
     log: LogConfig = Field(default=LogConfig(), description="The sidecar's log.")
+    fleet: FleetConfig = Field(
+        default=FleetConfig(), description="Sidecars of all brokers, for `sidetier fleet`."
+    )
 
 
 class ReaderConfig(Config):

@@ -57,6 +57,8 @@ class SegmentStatus:
     pinned: bool
     marked_for_deletion: bool
     """The broker has renamed its files to `.deleted`."""
+    upload_started_ms: int | None = None
+    """Start of the upload under way, in milliseconds since 1970."""
     error: str | None = None
     retry_at_ms: int | None = None
     """Time of the next try after the error, in milliseconds since 1970."""
@@ -92,6 +94,8 @@ class PartitionStatus:
     leader_epoch: LeaderEpoch = UNKNOWN_EPOCH
     watermark_base: BaseOffset | None = None
     """Base offset of the last archived segment."""
+    archive_start: Offset | None = None
+    """The first archived offset; None where it is not known, as in an archive of Pinterest's."""
     next_offset: Offset | None = None
     """The archive end offset: the first offset that is not archived (exclusive end)."""
     log_end: Offset | None = None
@@ -119,6 +123,10 @@ class PartitionStatus:
     """Records below `next_offset` that were deleted before they were archived, since the sidecar's
     start.
     """
+    gaps: tuple[tuple[Offset, Offset], ...] = ()
+    """Recorded gaps (start inclusive, end exclusive), acknowledged or not: the newest ones, as read
+    from the store every 5 minutes.
+    """
     unresolved_gap_records: int | None = None
     """Records in all recorded gaps that no operator has acknowledged; None before the sidecar has
     read them.
@@ -128,6 +136,8 @@ class PartitionStatus:
     last_error: str | None = None
     last_upload_ms: int | None = None
     """Time of the last upload, in milliseconds since 1970."""
+    last_upload_bytes_per_second: int | None = None
+    """Rate of the last upload."""
     retry_at_ms: int | None = None
     """Time of the partition's next try after an error, in milliseconds since 1970."""
     role: Role = Role.LEADER
@@ -221,6 +231,8 @@ class StatusSnapshot:
     queued_segments: int = 0
     queued_bytes: int | None = None
     uploading_segments: int = 0
+    uploaded_bytes: int = 0
+    """Bytes that were uploaded since the start."""
     hung_requests: int = 0
     """Requests to the store that take longer than `storage.deadline.hung_after`."""
     pinned_files: int = 0

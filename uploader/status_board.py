@@ -4,11 +4,18 @@ import heapq
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.cluster_state import SnapshotKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.telemetry.partition_page import (
+    PartitionKey,
+    PartitionQuery,
+    StatusPage,
+    select,
+    shown_state,
+)
 from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
     Condition,
@@ -67,6 +74,7 @@ class _Known:
     status: PartitionStatus
     closed_at: float | None
     deleted_at: float | None
+    uploaded_bytes: int = 0
 
 
 class StatusBoard:
@@ -85,6 +93,7 @@ class StatusBoard:
         self._snapshot_problems: Mapping[SnapshotKind, str] = {}
         self._local_retention: tuple[LocalRetentionStatus, ...] = ()
         self._totals = Totals()
+        self._uploaded_bytes = 0
         self._conditions: tuple[Condition, ...] = ()
         self._death: str | None = None
 
@@ -97,7 +106,11 @@ class StatusBoard:
         since_1970 = self._clock.wall() - self._clock.monotonic()
         known = _describe(partition, deletion, since_1970)
         with self._lock:
+            before = self._known.get(partition.topic_partition)
             self._known[partition.topic_partition] = known
+            counted = 0 if before is None else before.uploaded_bytes
+            # Less than before if the broker has stopped and begun again to lead the partition.
+            self._uploaded_bytes += max(0, known.uploaded_bytes - counted)
 
     def forget(self, tp: TopicPartition) -> None:
         """Remove a partition that is no longer led, or followed without a segment at risk."""
@@ -166,27 +179,49 @@ class StatusBoard:
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:
         """Return the status now, with the partitions sorted."""
         with self._lock:
-            known = sorted(self._known.items()) if with_partitions else []
-            totals, conditions, death = self._totals, self._conditions, self._death
-            tails, unresolved, last_drill = self._tails, self._unresolved, self._last_drill
-            cluster_snapshots = self._cluster_snapshots()
-            local_retention = self._local_retention
-        # Ages are computed outside of the lock, so that a
+            known = list(self._known.items()) if with_partitions else []
+            tails, unresolved, snapshot = self._tails, self._unresolved, self._without_partitions()
+        # Computed outside of the lock, so that a
         # slow reader does not hold up the daemon's thread.
+        known.sort(key=lambda item: item[0])
         now = self._clock.wall()
-        partitions = tuple(
-            _with_unresolved(_with_tail(_aged(entry, now), tails.get(tp), now), unresolved)
-            for tp, entry in known
+        partitions = (_current(entry, tails.get(tp), unresolved, now) for tp, entry in known)
+        return replace(snapshot, partitions=tuple(partitions))
+
+    def page(self, query: PartitionQuery) -> StatusPage:
+        """Return the status now, with one page of the partitions.
+
+        Takes a tenth of the time of `snapshot` with 10,000 partitions: only those on the page are
+        described in full.
+        """
+        with self._lock:
+            known = list(self._known.items())
+            tails, unresolved, snapshot = self._tails, self._unresolved, self._without_partitions()
+        now = self._clock.wall()
+        keys = [_key(tp, entry, tails.get(tp), unresolved, now) for tp, entry in known]
+        selection = select(keys, query)
+        rows = [known[i] for i in selection.rows]
+        partitions = (_current(entry, tails.get(tp), unresolved, now) for tp, entry in rows)
+        return StatusPage(
+            query,
+            replace(snapshot, partitions=tuple(partitions)),
+            tuple(keys[i].state for i in selection.rows),
+            selection.matching,
+            selection.totals,
         )
+
+    def _without_partitions(self) -> StatusSnapshot:
+        """Return the status now without the partitions. The caller holds the lock."""
+        totals = self._totals
         return replace(
             self._base,
-            alive=death is None,
-            death=death,
-            conditions=conditions,
-            partitions=partitions,
+            alive=self._death is None,
+            death=self._death,
+            conditions=self._conditions,
             queued_segments=totals.queued,
             queued_bytes=totals.queued_bytes,
             uploading_segments=totals.uploading,
+            uploaded_bytes=self._uploaded_bytes,
             pinned_files=totals.pinned_files,
             pinned_bytes=totals.pinned_bytes,
             followed_partitions=totals.followed,
@@ -196,9 +231,9 @@ class StatusBoard:
             pins=totals.pins,
             held_errors=totals.held_errors,
             log_dir_problems=totals.log_dir_problems,
-            cluster_snapshots=cluster_snapshots,
-            last_drill=last_drill,
-            local_retention=local_retention,
+            cluster_snapshots=self._cluster_snapshots(),
+            last_drill=self._last_drill,
+            local_retention=self._local_retention,
         )
 
 
@@ -227,6 +262,52 @@ class DeletionEstimate:
         return None if due == _NEVER else due + delay
 
 
+def _current(
+    known: _Known, tail: LogTail | None, unresolved: Unresolved | None, now: float
+) -> PartitionStatus:
+    """Return a partition's status with its ages, its log end and what the store records."""
+    return _with_unresolved(_with_tail(_aged(known, now), tail, now), unresolved)
+
+
+def _key(
+    tp: TopicPartition,
+    known: _Known,
+    tail: LogTail | None,
+    unresolved: Unresolved | None,
+    now: float,
+) -> PartitionKey:
+    """Return the key of `_current`, for a fraction of its cost."""
+    status = known.status
+    age = left = None
+    if known.closed_at is not None:
+        age = max(0.0, now - known.closed_at)
+        left = None if known.deleted_at is None else known.deleted_at - now
+    gap_records, quarantines = status.gap_records, 0
+    if unresolved is not None and status.role is not Role.FOLLOWER:
+        gap_records = unresolved.gap_records.get(tp, 0)
+        quarantines = unresolved.quarantines.get(tp, 0)
+    unarchived = _unarchived(status, tail, now)
+    if unarchived is not None and unarchived.age is not None:
+        age = unarchived.age
+    return PartitionKey(
+        status.topic,
+        status.partition,
+        shown_state(
+            status.state,
+            status.last_error,
+            gap_records=gap_records,
+            quarantines=quarantines,
+            until_deletion=left,
+        ),
+        age,
+        left,
+        0 if unarchived is None else unarchived.records,
+        0 if unarchived is None else unarchived.size,
+        status.unstored_segments,
+        status.unstored_bytes,
+    )
+
+
 def _aged(known: _Known, now: float) -> PartitionStatus:
     if known.closed_at is None:
         return known.status
@@ -244,30 +325,51 @@ def _with_unresolved(status: PartitionStatus, unresolved: Unresolved | None) -> 
     tp = status.topic_partition
     return replace(
         status,
+        gaps=unresolved.gaps.get(tp, ()),
         unresolved_gap_records=unresolved.gap_records.get(tp, 0),
         unresolved_quarantines=unresolved.quarantines.get(tp, 0),
     )
 
 
-def _with_tail(status: PartitionStatus, tail: LogTail | None, now: float) -> PartitionStatus:
-    """Add the unarchived end of the log, unless the archive end offset is not known yet."""
+class _UnarchivedEnd(NamedTuple):
+    """The end of a log that is not archived; `size` in bytes, `age` in seconds."""
+
+    log_end: Offset
+    records: int
+    size: int
+    age: float | None
+
+
+def _unarchived(status: PartitionStatus, tail: LogTail | None, now: float) -> _UnarchivedEnd | None:
+    """Return the end that is not archived; None while the archive end offset is not known."""
     start = status.next_offset
     if start is None and not status.unstored_segments:
         start = status.local_closed_end  # no closed segment, so nothing to archive yet
     if tail is None or tail.log_end is None or start is None or status.role is Role.FOLLOWER:
-        return status
+        return None
     # Measured at another time than the archive's end, so it can be lower.
     log_end = max(tail.log_end, start)
     in_active = log_end > max(start, status.local_closed_end or start)
     since = tail.unarchived_since
+    return _UnarchivedEnd(
+        log_end,
+        log_end - start,
+        status.unstored_bytes + (tail.active_bytes if in_active else 0),
+        max(0.0, now - since) if since is not None and log_end > start else None,
+    )
+
+
+def _with_tail(status: PartitionStatus, tail: LogTail | None, now: float) -> PartitionStatus:
+    """Add the unarchived end of the log, unless the archive end offset is not known yet."""
+    unarchived = _unarchived(status, tail, now)
+    if unarchived is None:
+        return status
     return replace(
         status,
-        log_end=log_end,
-        unarchived_records=log_end - start,
-        unarchived_bytes=status.unstored_bytes + (tail.active_bytes if in_active else 0),
-        unarchived_age_seconds=(
-            max(0.0, now - since) if since is not None and log_end > start else None
-        ),
+        log_end=unarchived.log_end,
+        unarchived_records=unarchived.records,
+        unarchived_bytes=unarchived.size,
+        unarchived_age_seconds=unarchived.age,
     )
 
 
@@ -310,6 +412,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
         state=_state(partition, unstored),
         leader_epoch=partition.leader_epoch,
         watermark_base=watermark.base_offset if watermark else None,
+        archive_start=_archive_start(partition),
         next_offset=partition.stored_below(),
         local_start=partition.local_start,
         local_closed_end=None if partition.active is None else Offset(partition.active),
@@ -319,17 +422,28 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
         gap_records=partition.gap_records,
         last_error=_last_error(partition, unstored),
         last_upload_ms=partition.last_upload_ms,
+        last_upload_bytes_per_second=partition.last_upload_bytes_per_second,
         retry_at_ms=_retry_at(partition.hold, since_1970),
         role=Role.FOLLOWER if partition.follows else Role.LEADER,
         segments=tuple(_segment(tracked, since_1970) for tracked in first),
     )
     if oldest is None:
-        return _Known(status, None, None)
-    return _Known(status, oldest.rolled_at, deletion.of(oldest, partition.config))
+        return _Known(status, None, None, partition.uploaded_bytes)
+    deleted_at = deletion.of(oldest, partition.config)
+    return _Known(status, oldest.rolled_at, deleted_at, partition.uploaded_bytes)
+
+
+def _archive_start(partition: Partition) -> Offset | None:
+    """Return the first archived offset; None where it is not known."""
+    archive = partition.archive
+    if archive is None or archive.watermark is None:
+        return None
+    return archive.watermark.start_offset
 
 
 def _segment(tracked: TrackedSegment, since_1970: float) -> SegmentStatus:
-    segment = tracked.segment
+    segment, started = tracked.segment, tracked.timeline.started
+    is_uploading = tracked.stage is SegmentState.UPLOADING
     return SegmentStatus(
         base_offset=segment.base_offset,
         next_offset=None if segment.next_base is None else Offset(segment.next_base),
@@ -337,6 +451,9 @@ def _segment(tracked: TrackedSegment, since_1970: float) -> SegmentStatus:
         stage=tracked.stage.name.lower(),
         pinned=tracked.pinned is not None,
         marked_for_deletion=segment.marked_for_deletion,
+        upload_started_ms=(
+            int((started + since_1970) * 1000) if is_uploading and started is not None else None
+        ),
         error=tracked.hold.error,
         retry_at_ms=_retry_at(tracked.hold, since_1970),
     )

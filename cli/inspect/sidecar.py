@@ -1,8 +1,10 @@
 """Facts that a running sidecar reports over HTTP: its partitions, pins and readiness."""
 
+import gzip
 import json
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -12,6 +14,7 @@ from urllib.parse import urlencode, urlsplit
 
 import click
 
+from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.telemetry.status import PinnedRange
@@ -150,6 +153,25 @@ def ask_sidecar(
     return SidecarState(url, answer)
 
 
+def ask_page(
+    url: str, query: str, timeout: float = _TIMEOUT_SECONDS, bearer_token: str | None = None
+) -> Fields:
+    """Request one page of the sidecar's `/api/partitions`.
+
+    Raises:
+        NoSidecarError: No server answers at the address, the server is not a sidecar, or the
+            sidecar is too old to have pages.
+    """
+    answer = _get(url, f"/api/partitions?{query}", timeout, bearer_token, hint="")
+    if not isinstance(answer.get("partitions"), list):
+        raise NoSidecarError(f"the server at {url} is not a sidecar")
+    if "totals" not in answer:
+        raise NoSidecarError(
+            f"the sidecar at {url} has no pages of partitions: upgrade it to version {__version__}"
+        )
+    return answer
+
+
 def with_conditions(state: SidecarState, bearer_token: str | None = None) -> SidecarState:
     """Add the conditions of `/readyz`, whether the sidecar is ready or not.
 
@@ -201,7 +223,12 @@ def bearer_token_of(http: "HttpConfig") -> str | None:
     return None if http.bearer_token is None else http.bearer_token.resolve()
 
 
-def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Fields:
+_HINT: Final = "; is `sidetier run` up? Give its address by --sidecar if it is another"
+
+
+def _get(
+    url: str, path: str, timeout: float, bearer_token: str | None, *, hint: str = _HINT
+) -> Fields:
     # Ignore the environment's proxy: the sidecar runs on this host or in this network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -209,8 +236,12 @@ def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Field
         if bearer_token is not None:
             # Not sent on to another server if this one redirects.
             request.add_unredirected_header("Authorization", f"Bearer {bearer_token}")
+        request.add_header("Accept-Encoding", "gzip")
         with opener.open(request, timeout=timeout) as response:
-            return _parsed(response.read(), url)
+            body = response.read()
+            if response.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            return _parsed(body, url)
     except urllib.error.HTTPError as error:
         with error:
             # the body of `/readyz` has the reasons
@@ -222,12 +253,9 @@ def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Field
                     "give the configuration with its http.bearer_token (--config)"
                 ) from None
         raise NoSidecarError(f"the server at {url} is not a sidecar: {path}: {error}") from None
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, EOFError, zlib.error) as error:
         reason = getattr(error, "reason", error)
-        raise NoSidecarError(
-            f"no sidecar answers at {url}: {reason}; is `sidetier run` up? Give its "
-            "address by --sidecar if it is another"
-        ) from None
+        raise NoSidecarError(f"no sidecar answers at {url}: {reason}{hint}") from None
 
 
 def _parsed(body: bytes, url: str) -> Fields:

@@ -10,6 +10,7 @@ from time import monotonic
 import click
 
 from devtools.sandbox import azurite, chart_tools
+from devtools.sandbox.chromium import chromium
 from devtools.sandbox.go import GoBuilder
 from devtools.sandbox.hdfs import HADOOP_HDFS
 from devtools.sandbox.kafka_clients import MIRROR_MAKER, franz_go_reader
@@ -23,7 +24,7 @@ from sidetier.brokers.java import find_java, find_java_for_spark
 from sidetier.brokers.kafka import JARS, KAFKA_3_9, KAFKA_4_3
 
 _BYTES_PER_MB = 1_000_000
-_KNOWN = ("demo", "kafka", "clients", "s3", "azure", "hdfs", "chart", "spark")
+_KNOWN = ("demo", "kafka", "clients", "s3", "azure", "hdfs", "chart", "spark", "browser")
 
 Step = tuple[str, Callable[[], Path]]
 """Name of what is fetched, and a function that fetches it and returns its path in the cache."""
@@ -41,6 +42,7 @@ def main(names: tuple[str, ...]) -> None:
     hdfs: the NameNode and the DataNode that they start.
     chart: helm, promtool and the Prometheus operator's schemas, which check the chart.
     spark: the jars that the Spark tests need.
+    browser: a headless Chromium for the tests of the status page, unless one is on PATH.
     """
     wanted = names or _KNOWN
     try:
@@ -87,6 +89,8 @@ def _go_programs(wanted: Collection[str], builder: GoBuilder) -> Iterator[Step]:
 def _packages(wanted: Collection[str]) -> Iterator[Step]:
     if "azure" in wanted:
         yield f"Azurite {azurite.VERSION}", azurite.azurite
+    if "browser" in wanted:
+        yield "Chromium", lambda: chromium().program
 
 
 def _run_together(lanes: Sequence[Iterator[Step]]) -> None:

@@ -1,5 +1,5 @@
-"""Read from the store every 5 minutes: unacknowledged gaps and quarantines of the led topics, and
-the last restore drill.
+"""Read from the store every 5 minutes: gaps and quarantines of the led topics, and the last restore
+drill.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from sidetier.archive.objects.drill_record import DrillRecord, read_drill
 from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.names import parse_partition_directory
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.stores import Place, PlaceOf
@@ -21,6 +21,8 @@ from sidetier.uploader.workers import Task, WorkerPool
 
 _OF_TAKEOVERS: Final = "peer"
 """Folder of segments that a takeover has moved. They were never part of the archive."""
+_MOST_GAPS: Final = 32
+"""Number of a partition's gaps that the status lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,13 @@ class Unresolved:
     Attributes:
         gap_records: Number of offsets in gaps, by partition.
         quarantines: Number of quarantines, by partition.
+        gaps: The newest gaps of each partition (start inclusive, end exclusive), acknowledged or
+            not.
     """
 
     gap_records: Mapping[TopicPartition, int] = field(default_factory=dict)
     quarantines: Mapping[TopicPartition, int] = field(default_factory=dict)
+    gaps: Mapping[TopicPartition, tuple[tuple[Offset, Offset], ...]] = field(default_factory=dict)
 
 
 def read_unresolved(store: RemoteStorage, layout: ArchiveLayout) -> Unresolved:
@@ -45,13 +50,17 @@ def read_unresolved(store: RemoteStorage, layout: ArchiveLayout) -> Unresolved:
         StorageError: as the port says.
     """
     acknowledged = {row.key for row in store.list_objects(layout.acknowledged_prefix())}
-    gaps: Counter[TopicPartition] = Counter()
+    gap_records: Counter[TopicPartition] = Counter()
+    gaps: dict[TopicPartition, tuple[tuple[Offset, Offset], ...]] = {}
     for row in store.list_objects(layout.gaps_prefix()):
         prefix = row.key[: row.key.rindex("/") + 1]
         tp, gap = _partition_of(prefix), parse_gap_key(row.key, prefix)
-        if tp is None or gap is None or layout.acknowledgement_key(row.key) in acknowledged:
+        if tp is None or gap is None:
             continue
-        gaps[tp] += gap[1] - gap[0]
+        known = gaps.get(tp, ())
+        gaps[tp] = (*known[1 - _MOST_GAPS :], (Offset(gap[0]), Offset(gap[1])))
+        if layout.acknowledgement_key(row.key) not in acknowledged:
+            gap_records[tp] += gap[1] - gap[0]
     quarantines: Counter[TopicPartition] = Counter()
     for directory in store.list_directories(layout.quarantines_prefix()):
         tp = _partition_of(directory)
@@ -62,7 +71,7 @@ def read_unresolved(store: RemoteStorage, layout: ArchiveLayout) -> Unresolved:
             key = layout.acknowledgement_key(f"{quarantine.rstrip('/')}.json")
             if not is_of_takeover and key not in acknowledged:
                 quarantines[tp] += 1
-    return Unresolved(gaps, quarantines)
+    return Unresolved(gap_records, quarantines, gaps)
 
 
 def _partition_of(prefix: str) -> TopicPartition | None:

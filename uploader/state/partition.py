@@ -206,6 +206,9 @@ class Partition:
     unanswered: str | None = None
     """The request that hangs. No other request begins until the store has answered it."""
     last_upload_ms: int | None = None
+    last_upload_bytes_per_second: int | None = None
+    uploaded_bytes: int = 0
+    """Bytes of all uploads since this value was created."""
 
     # -- reasons for which nothing is archived
 
@@ -798,7 +801,11 @@ class Partition:
         segment.timeline.uploaded = now
         segment.hold.clear()  # it stays pinned until the watermark has moved over it
         self.last_upload_ms = int(wall * 1000)
-        return [ReportUploaded(stored, now - (segment.timeline.started or now))]
+        seconds = now - (segment.timeline.started or now)
+        self.uploaded_bytes += stored.bytes_sent
+        if stored.bytes_sent and seconds > 0:  # otherwise the objects were there already
+            self.last_upload_bytes_per_second = int(stored.bytes_sent / seconds)
+        return [ReportUploaded(stored, seconds)]
 
     def _upload_failed(
         self, segment: TrackedSegment, error: Exception, now: float, *, unlinked: bool

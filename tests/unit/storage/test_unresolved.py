@@ -33,15 +33,36 @@ def gap_of(tp: TopicPartition, start: int, end: int) -> str:
     return LAYOUT.gap_key(tp, Offset(start), Offset(end))
 
 
+UNRESOLVED = Unresolved(
+    {ORDERS: 25, PAY: 7},
+    {ORDERS: 2},
+    {
+        ORDERS: ((Offset(10), Offset(30)), (Offset(40), Offset(45))),
+        PAY: ((Offset(0), Offset(7)),),
+    },
+)
+
+
 def test_gaps_and_quarantines_without_acknowledgement_are_unresolved(store: FakeStorage) -> None:
     """Objects quarantined by a takeover never belonged to the archive."""
-    assert read_unresolved(store, LAYOUT) == Unresolved({ORDERS: 25, PAY: 7}, {ORDERS: 2})
+    assert read_unresolved(store, LAYOUT) == UNRESOLVED
 
 
 def test_acknowledgement_resolves_one_gap_and_keeps_its_record(store: FakeStorage) -> None:
     put(store, "_sidetier/c/acknowledged/gaps/orders-3/" + gap_of(ORDERS, 10, 30)[-46:])
     put(store, LAYOUT.acknowledgement_key(gap_of(PAY, 0, 7)))
-    assert read_unresolved(store, LAYOUT).gap_records == {ORDERS: 5}
+    unresolved = read_unresolved(store, LAYOUT)
+    assert unresolved.gap_records == {ORDERS: 5}
+    assert unresolved.gaps == UNRESOLVED.gaps  # the records are missing all the same
+
+
+def test_newest_gaps_are_listed(store: FakeStorage) -> None:
+    for start in range(100, 200, 2):
+        put(store, gap_of(PAY, start, start + 1))
+    unresolved = read_unresolved(store, LAYOUT)
+    assert unresolved.gap_records[PAY] == 57
+    assert len(unresolved.gaps[PAY]) == 32
+    assert unresolved.gaps[PAY][-1] == (198, 199)
 
 
 def test_quarantine_is_resolved_by_its_acknowledgement_or_its_end(store: FakeStorage) -> None:
@@ -58,4 +79,4 @@ def test_other_clusters_and_unknown_keys_do_not_count(store: FakeStorage) -> Non
     put(store, "_sidetier/c/gaps/readme.txt")
     put(store, "_sidetier/c/gaps/orders-3/half-a-name.json")
     put(store, "_sidetier/c/quarantine/readme/x/plan.json")
-    assert read_unresolved(store, LAYOUT) == Unresolved({ORDERS: 25, PAY: 7}, {ORDERS: 2})
+    assert read_unresolved(store, LAYOUT) == UNRESOLVED

@@ -2,11 +2,13 @@ import gzip
 import http.client
 import json
 import os
+import re
 import resource
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,13 +16,16 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BrokerId, Offset
 from sidetier.telemetry.http import MAX_CONNECTIONS, WORKER_THREADS, HttpServer
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.pages import Application
+from sidetier.telemetry.partition_page import ShownState
 from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
 from tests.harness.ci import in_ci
+from tests.harness.status_samples import many, snapshot_of
 from tests.harness.waiting import wait_until
 
 SNAPSHOT = StatusSnapshot(
@@ -139,6 +144,86 @@ def test_partitions_are_listed_in_full_and_by_topic(server: HttpServer) -> None:
     [row] = filtered["partitions"]
     assert (row["state"], row["waiting_for"]) == ("waiting", "the high watermark")
     assert ask_json(server, "/api/partitions?topic=none")[1]["partitions"] == []
+
+
+def test_partitions_come_in_pages(server: HttpServer) -> None:
+    status, body = ask_json(server, "/api/partitions?offset=1&limit=1&sort=name")
+    assert status == 200
+    assert [row["topic"] for row in body["partitions"]] == ["pay"]
+    assert body["partitions"][0]["shown_state"] == "waiting"
+    assert body["page"] == {"offset": 1, "limit": 1, "matching": 2}
+    assert (body["totals"]["partitions"], body["totals"]["states"]["idle"]) == (2, 1)
+    assert (body["ready"], body["version"], body["runbook_url"]) == (True, __version__, "")
+    assert [condition["name"] for condition in body["conditions"]] == ["bootstrapped", "store"]
+    status, body = ask_json(server, "/api/partitions?limit=many")
+    assert (status, body) == (400, {"error": "limit=many: expected a number from 1 to 1000"})
+
+
+def test_long_answers_are_compressed_on_request(server: HttpServer, source: ChangingStatus) -> None:
+    source.now = snapshot_of(*many(100))
+    path = "/api/partitions?limit=100"
+    plain = ask(server, path)
+    assert "Content-Encoding" not in plain[2]
+    compressed = raw(server, path, {"Accept-Encoding": "gzip, br"})
+    assert compressed.headers["Content-Encoding"] == "gzip"
+    assert compressed.headers["Vary"] == "Accept-Encoding"
+    body = compressed.body
+    assert len(body) == int(compressed.headers["Content-Length"])
+    assert len(body) < len(plain[1]) / 10
+    assert gzip.decompress(body).decode() == plain[1]
+
+
+def test_status_page_is_cached_until_it_changes(server: HttpServer) -> None:
+    page = raw(server, "/", {"Accept-Encoding": "gzip"})
+    assert page.status == 200
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert page.headers["Cache-Control"] == "no-cache"
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+    policy = page.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; ")
+    assert "unsafe" not in policy
+    text = gzip.decompress(page.body).decode()
+    for name in ("page.js", "page.css", "icon.svg"):
+        assert f'"{name}"' in text
+        assert ask(server, f"/{name}")[0] == 200
+    assert " style=" not in text
+    assert "<script>" not in text
+    etag = page.headers["Etag"]
+    unchanged = raw(server, "/", {"If-None-Match": etag})
+    assert (unchanged.status, unchanged.body, unchanged.headers["Etag"]) == (304, b"", etag)
+    assert raw(server, "/", {"If-None-Match": 'W/"other"'}).status == 200
+    assert ask(server, "/page.js", "HEAD")[:2] == (200, "")
+    assert ask(server, "/page.js", "POST")[0] == 405
+    assert ask(server, "/../pages.py")[0] == 404
+
+
+def test_status_page_links_to_existing_runbook_pages(server: HttpServer) -> None:
+    script = ask(server, "/page.js")[1]
+    names = set(re.findall(r"\bSidetier[A-Z][A-Za-z]+\b", script))
+    pages = {path.stem for path in Path("docs/runbook").glob("Sidetier*.md")}
+    assert len(names) > 8
+    assert names <= pages
+
+
+def test_status_page_knows_every_state(server: HttpServer) -> None:
+    script = ask(server, "/page.js")[1]
+    table = script[script.index("const STATES") : script.index("const CONDITION_RUNBOOKS")]
+    assert re.findall(r"^  (\w+):", table, re.MULTILINE) == list(ShownState)
+
+
+@dataclass(frozen=True)
+class RawAnswer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def raw(server: HttpServer, path: str, headers: Mapping[str, str] = NO_HEADERS) -> RawAnswer:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    with closing(connection):
+        connection.request("GET", path, headers=dict(headers))
+        answer = connection.getresponse()
+        return RawAnswer(answer.status, dict(answer.getheaders()), answer.read())
 
 
 def test_head_has_no_body_and_unknown_paths_and_methods_are_refused(server: HttpServer) -> None:
@@ -337,7 +422,7 @@ def test_bearer_token_protects_everything_except_probes(source: ChangingStatus) 
     server = HttpServer("127.0.0.1", 0, application)
     server.start()
     try:
-        for path in ("/metrics", "/api/partitions", "/"):
+        for path in ("/metrics", "/api/partitions", "/api/partitions?limit=1"):
             for wrong in (
                 NO_HEADERS,
                 {"Authorization": "Bearer second"},
@@ -352,6 +437,8 @@ def test_bearer_token_protects_everything_except_probes(source: ChangingStatus) 
         assert ask_json(server, "/healthz") == (200, {"ok": True})
         assert ask_json(server, "/readyz") == (503, {"ok": False})
         tokens.append("rotated")
+        # The page holds no data, and a browser sends no token for it.
+        assert ask(server, "/")[0] == 200
         with_token = {"Authorization": "Bearer rotated"}
         assert "403 for" in ask(server, "/readyz", headers=with_token)[1]
     finally:

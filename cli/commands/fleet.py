@@ -1,0 +1,337 @@
+"""`sidetier fleet status | serve`."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sidetier.cli import exits
+from sidetier.cli.arguments import age_text, most_lines, size_text
+from sidetier.cli.commands.serve import Address, is_loopback, parse_address
+from sidetier.cli.inspect.fleet import Fleet, FleetSidecar, url_of_address
+from sidetier.cli.inspect.sidecar import bearer_token_of, checked_url
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import Cell, Decorated, OutputFormat, Table, emit, output_option
+from sidetier.telemetry.partition_page import PartitionQuery
+from sidetier.telemetry.status import Condition, StatusSnapshot
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_DEFAULT_TIMEOUT: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetResult:
+    """The sidecars of a fleet, those that need an operator first."""
+
+    sidecars: Sequence[FleetSidecar]
+
+    @property
+    def code(self) -> int:
+        """Exit code."""
+        if all(sidecar.answer is None for sidecar in self.sidecars):
+            return exits.FAILED
+        is_fine = all(sidecar.ready and not sidecar.problems for sidecar in self.sidecars)
+        return exits.OK if is_fine else exits.FINDINGS
+
+    def as_json(self) -> object:
+        """Return one object for each sidecar."""
+        return {"sidecars": [sidecar.as_json() for sidecar in self.sidecars]}
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return one row for each sidecar, and a summary as footer."""
+        columns = (
+            "SIDECAR",
+            "BROKER",
+            "STATE",
+            "VERSION",
+            "PARTITIONS",
+            "PROBLEMS",
+            "NOT ARCHIVED",
+            "OLDEST",
+            "WORST PARTITION",
+        )
+        reasons = [f"{s.address}: {s.reason}" for s in self.sidecars if not s.ready]
+        footer = "\n".join([*most_lines(reasons), self._summary()])
+        return (Table(columns, [_cells(sidecar) for sidecar in self.sidecars], footer=footer),)
+
+    def _summary(self) -> str:
+        sidecars = self.sidecars
+        ready = sum(sidecar.ready for sidecar in sidecars)
+        unreachable = sum(sidecar.answer is None for sidecar in sidecars)
+        totals = [sidecar.totals for sidecar in sidecars]
+        size = size_text(sum(fields["unarchived_bytes"] for fields in totals))
+        return (
+            f"{len(sidecars)} sidecars: {ready} ready, {unreachable} unreachable; "
+            f"{sum(fields['partitions'] for fields in totals)} partitions, "
+            f"{sum(sidecar.problems for sidecar in sidecars)} with problems; "
+            f"{size} are only on the brokers"
+        )
+
+
+def _cells(sidecar: FleetSidecar) -> Sequence[Cell]:
+    if sidecar.answer is None:
+        return sidecar.address, None, "unreachable", None, None, None, None, None, None
+    totals = sidecar.totals
+    return (
+        sidecar.address,
+        sidecar.answer["broker_id"],
+        "ready" if sidecar.ready else "not ready",
+        sidecar.answer["version"],
+        totals["partitions"],
+        sidecar.problems,
+        size_text(totals["unarchived_bytes"]),
+        age_text(totals["oldest_age_seconds"]),
+        sidecar.worst or None,
+    )
+
+
+def _fleet_options(command: Decorated) -> Decorated:
+    """Add the options that name the sidecars; the command gets `sidecars`, `dns`, `timeout`."""
+    options = (
+        click.option(
+            "--sidecar",
+            "sidecars",
+            metavar="HOST:PORT",
+            multiple=True,
+            callback=_checked_addresses,
+            help="A sidecar to ask; repeatable.  [default: fleet.sidecars]",
+        ),
+        click.option(
+            "--dns",
+            metavar="NAME:PORT",
+            callback=_checked_name,
+            help="DNS name; each of its addresses is a sidecar to ask.  [default: fleet.dns]",
+        ),
+        click.option(
+            "--timeout",
+            metavar="SECONDS",
+            type=click.FloatRange(0, min_open=True),
+            help="Time limit for the answers.  [default: fleet.timeout, else 5]",
+        ),
+        click.option(
+            "--bearer-token-file",
+            metavar="FILE",
+            type=click.Path(path_type=Path, dir_okay=False, exists=True),
+            help="File with the token that the sidecars require.  [default: http.bearer_token]",
+        ),
+    )
+    return functools.reduce(lambda decorated, option: option(decorated), options[::-1], command)
+
+
+def _checked_addresses(
+    _context: click.Context, _option: click.Parameter, given: Iterable[str]
+) -> tuple[str, ...]:
+    for address in given:
+        checked_url(url_of_address(address))
+        if ":" not in address.rpartition("/")[2]:
+            raise click.BadParameter(f"{address!r}: expected HOST:PORT")
+    return tuple(given)
+
+
+def _checked_name(
+    _context: click.Context, _option: click.Parameter, given: str | None
+) -> str | None:
+    try:
+        if given is not None:
+            parse_address(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSource:
+    """The fleet, and settings of the page."""
+
+    fleet: Fleet
+    bearer_token: Callable[[], str | None]
+    runbook_url: str
+
+
+def _opened(
+    context: click.Context,
+    sidecars: Sequence[str],
+    dns: str | None,
+    timeout: float | None,
+    token_file: Path | None,
+) -> FleetSource:
+    """Return the fleet that options name, else that of the configuration."""
+    call = invocation(context)
+    config = call.load(needs_log_dirs=False).config if call.is_configured() else None
+    if not sidecars and dns is None and config is not None:
+        sidecars, dns = config.fleet.sidecars, config.fleet.dns
+    if timeout is None:
+        timeout = _DEFAULT_TIMEOUT if config is None else config.fleet.timeout
+
+    def token() -> str | None:
+        if token_file is not None:
+            return token_file.read_text().strip()
+        return None if config is None else bearer_token_of(config.http)
+
+    fleet = Fleet(sidecars, dns, timeout=timeout, bearer_token=token)
+    return FleetSource(fleet, token, "" if config is None else config.http.runbook_url)
+
+
+@click.group(name="fleet")
+def command() -> None:
+    """Show the status of the sidecars of all brokers.
+
+    \b
+    Example:
+      sidetier fleet status --dns sidetier.kafka.svc:9108
+
+    Exit codes: see each command.
+    """  # noqa: D301 -- \b is click's marker and must be one character
+
+
+@command.command()
+@_fleet_options
+@configuration_options
+@output_option
+@click.pass_context
+def status(
+    context: click.Context,
+    *,
+    sidecars: tuple[str, ...],
+    dns: str | None,
+    timeout: float | None,
+    bearer_token_file: Path | None,
+    output: OutputFormat,
+) -> None:
+    """Ask every sidecar for its status, and show one line for each.
+
+    Sidecars that do not answer come first, then those that are not ready, then those with the most
+    problems. PROBLEMS has the partitions that are halted, near deletion, held, being moved to
+    quarantine, or have a gap. WORST PARTITION has the most severe one and what it waits for.
+
+    \b
+    Example:
+      sidetier fleet status --sidecar kafka-1:9108 --sidecar kafka-2:9108
+
+    Exit codes: 0 every sidecar is ready and has no problem; 1 no sidecar answers, or the DNS name
+    cannot be resolved; 2 no sidecars are configured; 3 a sidecar does not answer or is not ready,
+    or a partition has a problem.
+    """  # noqa: D301 -- \b is click's marker and must be one character
+    source = _opened(context, sidecars, dns, timeout, bearer_token_file)
+    with closing(source.fleet):
+        result = FleetResult(source.fleet.sidecars(PartitionQuery(limit=1)))
+    emit(result, output)
+    context.exit(result.code)
+
+
+def _listen_address(_context: click.Context, _option: click.Parameter, given: str) -> Address:
+    try:
+        return parse_address(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@command.command()
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9109",
+    show_default=True,
+    callback=_listen_address,
+    help="Address to listen at.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow a --listen address that other hosts can reach, without a bearer token.",
+)
+@_fleet_options
+@configuration_options
+@click.pass_context
+def serve(  # noqa: PLR0913 -- one parameter for each option
+    context: click.Context,
+    *,
+    listen: Address,
+    insecure: bool,
+    sidecars: tuple[str, ...],
+    dns: str | None,
+    timeout: float | None,
+    bearer_token_file: Path | None,
+) -> None:
+    """Serve the status page of all sidecars, until stopped by SIGTERM or Ctrl-C.
+
+    The command asks the sidecars and merges their answers, so a browser needs to reach this address
+    only. If the sidecars require a bearer token, the page requires the same one.
+
+    \b
+    Example:
+      sidetier fleet serve --dns sidetier.kafka.svc:9108
+
+    Exit codes: 0 stopped by a signal; 2 a setting or an argument is wrong, or the port is taken.
+    """  # noqa: D301 -- \b is click's marker and must be one character
+    from sidetier.cli.signals import handled_signals  # noqa: PLC0415 -- only a server needs it
+
+    source = _opened(context, sidecars, dns, timeout, bearer_token_file)
+    source.fleet.check_configured()
+    has_token = source.bearer_token() is not None
+    if not has_token and not insecure and not is_loopback(listen[0]):
+        raise click.UsageError(
+            f"--listen {listen[0]}: other hosts could read the status without a login; set "
+            "http.bearer_token, or listen at 127.0.0.1, or add --insecure if the network is trusted"
+        )
+    stop = threading.Event()
+    with handled_signals(stop.set), serving_fleet(source, listen) as url:
+        click.echo(f"the fleet's status page is at {url}", err=True)
+        stop.wait()
+    context.exit(exits.OK)
+
+
+class _FleetStatus:
+    """Status of `fleet serve` itself: it is ready while it listens."""
+
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- signature of the port
+        """See `StatusSource.snapshot`."""
+        return StatusSnapshot("", conditions=(Condition("listening", holds=True),))
+
+
+def _always_paged(application: "WSGIApplication") -> "WSGIApplication":
+    """Answer `/api/partitions` without parameters with a page too: a fleet has too many for one."""
+
+    def paged(environ: "WSGIEnvironment", respond: "StartResponse") -> Iterable[bytes]:
+        # `offset` alone asks for a page; a later, empty value would replace an earlier one.
+        query = f"offset=0&{environ.get('QUERY_STRING', '')}"
+        return application({**environ, "QUERY_STRING": query}, respond)
+
+    return paged
+
+
+@contextmanager
+def serving_fleet(source: FleetSource, listen: Address) -> Iterator[str]:
+    """Serve the page until the block ends; yields its URL.
+
+    Raises:
+        ConfigurationError: The port is taken.
+    """
+    from sidetier.telemetry.http import HttpServer  # noqa: PLC0415 -- only a server needs it
+    from sidetier.telemetry.metrics import create_registry  # noqa: PLC0415
+    from sidetier.telemetry.pages import Application  # noqa: PLC0415
+
+    def page(query: PartitionQuery) -> dict[str, Any]:
+        return source.fleet.page(query, source.runbook_url)
+
+    token = source.bearer_token
+    application = Application(
+        create_registry(),
+        _FleetStatus(),
+        None if token() is None else lambda: token() or "",
+        pages=page,
+    )
+    server = HttpServer(*listen, _always_paged(application), settings="--listen")
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        source.fleet.close()

@@ -1,0 +1,82 @@
+"""A running sidecar's page, and the page of `sidetier fleet serve` as a process, in Chromium."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from devtools.sandbox.kafka import KraftCluster
+from sidetier.cli.main import run
+from tests.harness.archive_check import wait_until_stored
+from tests.harness.archive_objects import file_store
+from tests.harness.browser import Watched, running_browser
+from tests.harness.ledger import Ledger
+from tests.harness.local_segments import closed_end, small_segments
+from tests.harness.sidecar import Sidecar, beside
+from tests.harness.topics import create_topic
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+WAIT_MS = 60_000.0
+
+
+@contextmanager
+def fleet_page(*addresses: str) -> Iterator[str]:
+    """Run `sidetier fleet serve` until the block ends; yields the URL of the page."""
+    named = [f"--sidecar={address}" for address in addresses]
+    arguments = ["fleet", "serve", "--listen", "127.0.0.1:0", *named]
+    with subprocess.Popen(
+        [sys.executable, "-m", "sidetier.cli", *arguments], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        try:
+            yield process.stderr.readline().split()[-1]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_pages_of_a_running_sidecar_and_of_its_fleet(
+    kraft43: KraftCluster, topic: str, tmp_path: Path
+) -> None:
+    bootstrap = kraft43.bootstrap_servers
+    create_topic(bootstrap, topic, configs=small_segments())
+    Ledger().produce(bootstrap, topic, 200)
+    end = closed_end(kraft43.log_dirs(1)[0] / f"{topic}-0")
+    store = file_store(tmp_path / "store")
+    with (
+        Sidecar(tmp_path / "sidecar", beside(kraft43, store, topics=[topic]), store) as sidecar,
+        running_browser() as browser,
+    ):
+        wait_until_stored(store.objects, topic, 0, end)
+        address = sidecar.url.removeprefix("http://")
+        fleet = ["fleet", "status", "--sidecar", address]
+        wait_until(lambda: run(fleet) == 0, 60, "the sidecar to settle", every=1)
+        page = browser.new_page()
+        watched = Watched(page)
+        page.goto(sidecar.url)
+        expect(page.locator("#rows > tr")).to_have_count(1, timeout=WAIT_MS)
+        assert page.locator("#rows .state").inner_text() == "archived"
+        text = page.locator("#rows > tr").inner_text()
+        assert f"{topic}-0" in text
+        assert f"archived up to {end:,}" in text
+        parts = page.locator("#rows .bar").get_attribute("aria-label")
+        assert parts is not None
+        assert parts.startswith(f"0 to {end:,}: on the store and the broker")
+        assert watched.messages == []
+        with fleet_page(address, "127.0.0.1:1") as url:
+            page.goto(url)
+            expect(page.locator("#ready")).to_have_text("✕ 1 of 2 ready", timeout=WAIT_MS)
+            assert page.locator("#sidecars .state").all_text_contents() == ["unreachable", "ready"]
+            assert page.locator("#rows > tr > th > small").inner_text() == "broker 1"
+            assert "Connection refused" in page.locator("#problems").inner_text()
+            assert all(url_.startswith((url, sidecar.url)) for url_ in watched.urls)
+            assert watched.messages == []
+        sidecar.stop()

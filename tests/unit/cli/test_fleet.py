@@ -1,0 +1,332 @@
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+import yaml
+
+from sidetier.cli.commands.fleet import FleetSource, serving_fleet
+from sidetier.cli.inspect.fleet import Fleet, UnknownFleetError
+from sidetier.cli.inspect.sidecar import NoSidecarError, ask_page, ask_sidecar
+from sidetier.cli.main import run
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import BrokerId
+from sidetier.telemetry.http import HttpServer
+from sidetier.telemetry.metrics import create_registry
+from sidetier.telemetry.pages import Application, partition_page
+from sidetier.telemetry.partition_page import PartitionQuery, ShownState, page_of, parse_query
+from sidetier.telemetry.status import Condition, StatusSnapshot
+from tests.harness.status_samples import GAP, HALTED, HELD, IDLE, UPLOADING, many, snapshot_of
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SIDETIER_CONFIG", raising=False)
+    monkeypatch.delenv("SIDETIER_OUTPUT", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # must not be requested
+
+
+class Status:
+    def __init__(self, now: StatusSnapshot) -> None:
+        self.now = now
+
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- the port's
+        return self.now
+
+
+class Sidecars:
+    """Running HTTP servers of sidecars."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def start(self, snapshot: StatusSnapshot, token: str | None = None) -> str:
+        bearer = None if token is None else lambda: token
+        server = HttpServer(
+            "127.0.0.1", 0, Application(create_registry(), Status(snapshot), bearer)
+        )
+        server.start()
+        self._stack.callback(server.stop)
+        return server.url.removeprefix("http://")
+
+
+@pytest.fixture
+def sidecars() -> Iterator[Sidecars]:
+    with ExitStack() as stack:
+        yield Sidecars(stack)
+
+
+FINE = replace(snapshot_of(IDLE), broker_id=BrokerId(1))
+TROUBLED = replace(snapshot_of(UPLOADING, HELD, HALTED), broker_id=BrokerId(2))
+UNREADY = replace(
+    snapshot_of(GAP),
+    broker_id=BrokerId(3),
+    conditions=(Condition("store reachable", holds=False, reason="403"),),
+)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def refused() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_status_shows_the_sidecars_that_need_an_operator_first(
+    sidecars: Sidecars, silent: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine, troubled, unready = map(sidecars.start, (FINE, TROUBLED, UNREADY))
+    closed = refused()
+    named = [f"--sidecar={address}" for address in (fine, troubled, unready, closed, silent)]
+    code = run(["fleet", "status", "--timeout", "2", "-o", "json", *named])
+    shown = json.loads(capsys.readouterr().out)["sidecars"]
+    assert code == 3
+    assert {row["address"] for row in shown[:2]} == {closed, silent}
+    assert [row["address"] for row in shown[2:]] == [unready, troubled, fine]
+    reasons = {row["address"]: row["reason"] for row in shown}
+    assert "Connection refused" in reasons[closed]
+    assert "timed out" in reasons[silent] or "no answer within 2 s" in reasons[silent]
+    assert reasons[unready] == "store reachable: 403"
+    row = shown[3]
+    assert (row["broker_id"], row["ready"], row["problems"]) == (2, True, 2)
+    assert (row["cluster"], row["version"], row["totals"]["partitions"]) == ("prod-a", "0.1.0", 3)
+    assert row["worst"].startswith("invoices-0 halted: the topic was deleted and created again")
+    assert code == run(["fleet", "status", "--timeout", "2", *named])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["SIDECAR", "BROKER", "STATE"]
+    assert "5 sidecars: 2 ready, 2 unreachable; 5 partitions, 3 with problems" in lines[-1]
+
+
+def test_exit_code_tells_the_state(sidecars: Sidecars, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fleet", "status", "--sidecar", sidecars.start(FINE)]) == 0
+    assert run(["fleet", "status", "--sidecar", sidecars.start(TROUBLED)]) == 3
+    assert run(["fleet", "status", "--sidecar", refused()]) == 1
+    capsys.readouterr()
+    assert run(["fleet", "status"]) == 2
+    assert "set fleet.sidecars or fleet.dns" in capsys.readouterr().err
+    assert run(["fleet", "status", "--sidecar", "kafka-1"]) == 2
+    assert run(["fleet", "status", "--dns", "kafka.invalid:9108"]) == 1
+    assert "kafka.invalid cannot be resolved" in capsys.readouterr().err
+
+
+def test_sidecars_and_token_come_from_the_configuration(
+    sidecars: Sidecars, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = sidecars.start(FINE, "s3cret")
+    config = tmp_path / "sidetier.yaml"
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    fields: dict[str, Any] = {
+        "cluster": {"name": "prod-a"},
+        "storage": {"url": f"file://{tmp_path}"},
+        "fleet": {"sidecars": [address], "timeout": "20s"},
+        "http": {"bearer_token": {"file": str(token)}},
+    }
+    config.write_text(yaml.safe_dump(fields))
+    assert run(["fleet", "status", "--config", str(config)]) == 0
+    with_file = ["--sidecar", address, "--bearer-token-file", str(token)]
+    assert run(["fleet", "status", *with_file]) == 0
+    capsys.readouterr()
+    assert run(["fleet", "status", "--sidecar", address]) == 1
+    assert "asks for a bearer token" in capsys.readouterr().out
+    config.write_text(yaml.safe_dump({**fields, "fleet": {"dns": "https://kafka:9108"}}))
+    assert run(["fleet", "status", "--config", str(config)]) == 2
+    assert "fleet.dns" in capsys.readouterr().err
+
+
+def test_every_address_of_the_dns_name_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        assert (name, port) == ("sidetier.kafka.svc", 9108)
+        four = [(socket.AF_INET, 1, 6, "", (host, port)) for host in ("10.0.0.2", "10.0.0.1")]
+        return [*four, four[0], (socket.AF_INET6, 1, 6, "", ("fd00::7", port, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    fleet = Fleet(["10.0.0.1:9108"], "sidetier.kafka.svc:9108", timeout=1)
+    assert fleet.addresses() == ["10.0.0.1:9108", "10.0.0.2:9108", "[fd00::7]:9108"]
+    fleet.close()
+
+
+class FakeFleet:
+    """Answers as sidecars with these snapshots, and counts requested rows."""
+
+    def __init__(self, snapshots: Mapping[str, StatusSnapshot]) -> None:
+        self.snapshots = snapshots
+        self.limits: list[int] = []
+
+    def ask(self, url: str, query: str, _timeout: float, _token: str | None) -> dict[str, Any]:
+        address = url.removeprefix("http://")
+        if address not in self.snapshots:
+            raise NoSidecarError(f"no sidecar answers at {url}: down")
+        parsed = parse_query(query)
+        assert parsed is not None
+        self.limits.append(int(parse_qs(query)["limit"][0]))
+        page: dict[str, Any] = json.loads(
+            json.dumps(partition_page(page_of(self.snapshots[address], parsed)))
+        )
+        return page
+
+    def open(self, *more: str) -> Fleet:
+        return Fleet([*self.snapshots, *more], None, timeout=30, ask=self.ask)
+
+
+@pytest.mark.parametrize("sort", ["severity", "name", "age", "deletion", "bytes"])
+def test_fleet_page_is_that_of_one_sidecar_with_all_partitions(sort: str) -> None:
+    partitions = (UPLOADING, HELD, HALTED, GAP, *many(400))
+    # The first sidecar has nearly everything that belongs on the page.
+    parts = (partitions[:200], partitions[200:203], partitions[203:])
+    fake = FakeFleet({f"b{i}:1": snapshot_of(*part) for i, part in enumerate(parts)})
+    fleet = fake.open()
+    for query in (
+        PartitionQuery(0, 100, sort),
+        PartitionQuery(100, 60, sort, "events-*"),
+        PartitionQuery(0, 100, sort, states=frozenset({ShownState.HELD, ShownState.GAP})),
+        PartitionQuery(400, 100, sort),
+    ):
+        page = fleet.page(query)
+        expected = page_of(snapshot_of(*partitions), query)
+        assert [(row["topic"], row["partition"]) for row in page["partitions"]] == [
+            (status.topic, status.partition) for status in expected.snapshot.partitions
+        ]
+        assert page["page"]["matching"] == expected.matching
+        assert page["totals"]["states"] == expected.totals.states
+        assert page["totals"]["unarchived_bytes"] == expected.totals.unarchived_bytes
+        assert page["totals"]["oldest_age_seconds"] == expected.totals.oldest_age_seconds
+    fleet.close()
+
+
+def test_few_rows_are_requested_from_each_of_many_sidecars() -> None:
+    """500 sidecars with 100 rows each would be a quarter of a gigabyte in memory."""
+    partitions = many(2_000)
+    fake = FakeFleet({f"b{i}:1": snapshot_of(*partitions[i::100]) for i in range(100)})
+    fleet = fake.open()
+    assert len(fleet.page(PartitionQuery(0, 100))["partitions"]) == 100
+    assert sum(fake.limits) < 2_000
+    fleet.close()
+
+
+def test_page_names_the_sidecars_that_do_not_answer() -> None:
+    fleet = FakeFleet({"b1:1": FINE, "b2:1": UNREADY}).open("b3:1")
+    page = fleet.page(PartitionQuery(), "https://runbook")
+    assert page["ready"] is False
+    assert [(s["address"], s["reachable"], s["reason"]) for s in page["fleet"]["sidecars"]] == [
+        ("b3:1", False, "no sidecar answers at http://b3:1: down"),
+        ("b2:1", True, "store reachable: 403"),
+        ("b1:1", True, ""),
+    ]
+    assert [(row["sidecar"], row["broker_id"]) for row in page["partitions"]] == [
+        ("b2:1", 3),
+        ("b1:1", 1),
+    ]
+    assert (page["cluster"], page["runbook_url"]) == ("prod-a", "https://runbook")
+    with pytest.raises(ValueError, match="at most 1000 over a fleet"):
+        fleet.page(PartitionQuery(950, 100))
+    fleet.close()
+
+
+def test_sidecar_that_did_not_answer_rests() -> None:
+    """Otherwise each refresh of the page would wait for it."""
+    now = [0.0]
+    asked: list[str] = []
+
+    def ask(url: str, *_: object) -> dict[str, Any]:
+        asked.append(url)
+        raise NoSidecarError("down")
+
+    fleet = Fleet(["b1:1"], None, timeout=30, ask=ask, now=lambda: now[0])
+    for now[0] in (0.0, 14.0, 16.0):
+        [sidecar] = fleet.sidecars(PartitionQuery())
+        assert sidecar.reason == "down"
+    assert len(asked) == 2
+    fleet.close()
+
+
+def test_slow_sidecar_delays_the_others_no_longer_than_the_timeout() -> None:
+    release = threading.Event()
+
+    def ask(url: str, query: str, timeout: float, token: str | None) -> dict[str, Any]:
+        if url == "http://slow:1":
+            release.wait(60)
+        return FakeFleet({"b1:1": FINE, "slow:1": FINE}).ask(url, query, timeout, token)
+
+    fleet = Fleet(["slow:1", "b1:1"], None, timeout=0.3, ask=ask)
+    slow, fine = fleet.sidecars(PartitionQuery())
+    assert (slow.address, slow.reason) == ("slow:1", "no answer within 0.3 s")
+    assert fine.ready
+    release.set()
+    fleet.close()
+
+
+def test_unknown_name_is_shown_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    fleet = Fleet([], "sidetier.kafka.svc:9108", timeout=1)
+    problem = "fleet.dns: sidetier.kafka.svc cannot be resolved: Name or service not known"
+    page = fleet.page(PartitionQuery())
+    assert (page["ready"], page["fleet"]["problems"]) == (False, [problem])
+    with pytest.raises(UnknownFleetError, match="cannot be resolved"):
+        fleet.sidecars(PartitionQuery())
+    fleet.close()
+
+
+def test_fleet_page_is_served_to_browsers(sidecars: Sidecars) -> None:
+    fleet = Fleet([sidecars.start(FINE), sidecars.start(TROUBLED)], None, timeout=30)
+    with serving_fleet(FleetSource(fleet, lambda: None, ""), ("127.0.0.1", 0)) as url:
+        page = ask_page(url, "limit=2")
+        assert [row["broker_id"] for row in page["partitions"]] == [2, 2]
+        assert len(page["fleet"]["sidecars"]) == 2
+        assert page["runbook_url"] == ""
+        # Without parameters, too, the fleet answers with a page.
+        assert len(ask_sidecar(url).rows) == 4
+        with pytest.raises(NoSidecarError, match="400"):
+            ask_page(url, "offset=1000")
+
+
+def test_fleet_page_requires_the_token_of_the_sidecars(sidecars: Sidecars) -> None:
+    fleet = Fleet([sidecars.start(FINE, "s3cret")], None, timeout=30, bearer_token=lambda: "s3cret")
+    with serving_fleet(FleetSource(fleet, lambda: "s3cret", ""), ("127.0.0.1", 0)) as url:
+        assert len(ask_page(url, "limit=1", bearer_token="s3cret")["partitions"]) == 1
+        with pytest.raises(NoSidecarError, match="asks for a bearer token"):
+            ask_page(url, "limit=1", bearer_token="wrong")
+
+
+def test_fleet_page_without_a_token_is_for_this_host_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["fleet", "serve", "--sidecar", "kafka-1:9108", "--listen", "0.0.0.0:0"]
+    assert run(arguments) == 2
+    assert "without a login" in capsys.readouterr().err
+    assert run(["fleet", "serve"]) == 2
+    assert "no sidecars are configured" in capsys.readouterr().err
+
+
+def test_fleet_needs_an_address() -> None:
+    with pytest.raises(ConfigurationError, match="no sidecars are configured"):
+        Fleet([], None, timeout=1).addresses()
+
+
+def test_older_sidecar_is_named() -> None:
+    class Old:
+        def __call__(self, _environ: object, respond: Any) -> list[bytes]:  # noqa: ANN401 -- WSGI's
+            respond("200 OK", [("Content-Type", "application/json")])
+            return [b'{"partitions": [], "ready": true}']
+
+    server = HttpServer("127.0.0.1", 0, Old())
+    server.start()
+    try:
+        with pytest.raises(NoSidecarError, match="has no pages of partitions: upgrade it"):
+            ask_page(server.url, "limit=1")
+    finally:
+        server.stop()

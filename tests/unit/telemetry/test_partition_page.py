@@ -1,0 +1,175 @@
+from dataclasses import replace
+
+import pytest
+
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.telemetry.partition_page import (
+    DEFAULT_LIMIT,
+    MOST_ROWS,
+    PartitionQuery,
+    ShownState,
+    page_of,
+    parse_query,
+)
+from sidetier.telemetry.status import PartitionStatus
+from sidetier.uploader.archive.unresolved import StoreRecords, Unresolved
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.log_tail import LogTail
+from sidetier.uploader.status_board import StatusBoard, _Known
+from tests.harness.status_samples import (
+    GAP,
+    HALTED,
+    HELD,
+    IDLE,
+    NEAR_DELETION,
+    NEW,
+    PROBLEMS,
+    UPLOADING,
+    many,
+    snapshot_of,
+)
+
+ALL = (IDLE, *PROBLEMS, NEW)
+
+
+def shown(query: PartitionQuery, *partitions: PartitionStatus) -> list[str]:
+    page = page_of(snapshot_of(*(partitions or ALL)), query)
+    return [f"{status.topic}-{status.partition}" for status in page.snapshot.partitions]
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"),
+    [
+        ("severity", ["invoices-0", "clicks-11", "payments-4", "audit-2", "orders-1"]),
+        ("name", ["audit-2", "clicks-11", "fresh-0", "invoices-0", "orders-0"]),
+        ("age", ["invoices-0", "clicks-11", "orders-1", "payments-4", "audit-2"]),
+        ("deletion", ["clicks-11", "payments-4", "orders-1", "audit-2", "fresh-0"]),
+        ("bytes", ["clicks-11", "orders-1", "payments-4", "invoices-0", "audit-2"]),
+    ],
+)
+def test_partitions_are_sorted(sort: str, first: list[str]) -> None:
+    assert shown(PartitionQuery(sort=sort))[:5] == first
+
+
+def test_pages_follow_each_other_without_overlap() -> None:
+    partitions = (*PROBLEMS, *many(250))
+    whole = shown(PartitionQuery(limit=1000), *partitions)
+    pages = [shown(PartitionQuery(offset, 100), *partitions) for offset in (0, 100, 200, 300)]
+    assert [name for page in pages for name in page] == whole
+    assert [len(page) for page in pages] == [100, 100, 55, 0]
+
+
+def test_filters_select_topics_and_states() -> None:
+    assert shown(PartitionQuery(topic="orders")) == ["orders-1", "orders-0"]
+    assert shown(PartitionQuery(topic="*o*c*")) == ["invoices-0"]
+    assert shown(PartitionQuery(topic="order")) == []
+    assert shown(PartitionQuery(topic="[o]rder*")) == []  # only `*` makes a pattern
+    assert shown(PartitionQuery(topic="?rder*")) == []
+    hard = replace(IDLE, topic="a" * 249)
+    assert shown(PartitionQuery(topic="*a" * 200 + "b"), hard) == []  # in no time
+    states = frozenset({ShownState.HELD, ShownState.GAP})
+    assert shown(PartitionQuery(states=states)) == ["payments-4", "audit-2"]
+
+
+def test_totals_have_every_state_of_the_selected_topics() -> None:
+    """The counts are buttons of the page: they must not change when one of them is pressed."""
+    states = frozenset({ShownState.HALTED})
+    page = page_of(snapshot_of(*ALL), PartitionQuery(states=states))
+    assert (page.matching, page.totals.partitions) == (1, 7)
+    assert page.totals.states == {
+        "halted": 1,
+        "near_deletion": 1,
+        "held": 1,
+        "quarantining": 0,
+        "gap": 1,
+        "starting": 0,
+        "waiting": 0,
+        "uploading": 1,
+        "idle": 2,
+    }
+    assert page.totals.oldest_age_seconds == 9_000.0
+    assert page.totals.seconds_until_local_deletion == 210.0
+    of_orders = page_of(snapshot_of(*ALL), PartitionQuery(topic="orders")).totals
+    assert (of_orders.partitions, of_orders.unarchived_records) == (2, 212_400)
+
+
+def test_acknowledged_gap_is_no_problem() -> None:
+    acknowledged = replace(GAP, unresolved_gap_records=0)
+    [state] = page_of(snapshot_of(acknowledged), PartitionQuery()).states
+    assert state is ShownState.IDLE
+    assert not state.is_problem
+
+
+def test_query_is_parsed() -> None:
+    assert parse_query("") is None
+    assert parse_query("topic=orders") is None  # as before there were pages
+    assert parse_query("limit=7&offset=20&sort=age&topic=o*&state=held,gap&state=idle") == (
+        PartitionQuery(
+            20, 7, "age", "o*", frozenset({ShownState.HELD, ShownState.GAP, ShownState.IDLE})
+        )
+    )
+    assert parse_query("offset=&limit=&sort=&topic=&state=") == PartitionQuery(0, DEFAULT_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("limit=0", f"limit=0: expected a number from 1 to {MOST_ROWS}"),
+        ("limit=1001", f"limit=1001: expected a number from 1 to {MOST_ROWS}"),
+        ("offset=-1", "offset=-1: expected a number from 0"),
+        ("offset=" + "9" * 10_000, "offset=9"),
+        ("offset=²", "offset=²: expected a number"),
+        ("sort=__class__", "sort=__class__: expected one of severity, name"),
+        ("state=happy", "state=happy: expected some of halted, near_deletion"),
+        ("offset=0&topic=" + "*a" * 300, "topic: longer than 512 characters"),
+    ],
+)
+def test_wrong_query_is_refused(query: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^" + message.split("=", maxsplit=1)[0]) as refused:
+        parse_query(query)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("sort", ["severity", "name", "age", "deletion", "bytes"])
+@pytest.mark.parametrize("with_records", [False, True])
+def test_pages_of_the_status_board_are_those_of_its_snapshot(
+    sort: str, *, with_records: bool
+) -> None:
+    """The board takes a shortcut: it describes in full only the partitions on the page."""
+    board = StatusBoard("prod-a", BrokerId(1), SYSTEM_CLOCK)
+    now = SYSTEM_CLOCK.wall()
+    bare = (HALTED, HELD, IDLE, NEAR_DELETION, UPLOADING, NEW, *many(60))
+    for i, status in enumerate(bare):
+        known = replace(
+            status,
+            log_end=None,
+            unarchived_records=None,
+            unarchived_bytes=None,
+            unarchived_age_seconds=None,
+            oldest_unstored_age_seconds=None,
+            seconds_until_local_deletion=None,
+        )
+        closed = now - i * 100 if status.unstored_segments else None
+        deleted = None if i % 3 else now + 100 * i
+        board._known[status.topic_partition] = _Known(known, closed, deleted)
+    tails = {
+        status.topic_partition: LogTail(Offset(1_200_000 + i), 500 + i, now - 7 * i)
+        for i, status in enumerate(bare)
+        if i % 4
+    }
+    board.set_tails(tails)
+    if with_records:
+        tp = TopicPartition("events-0000", 7)
+        gaps = {tp: ((Offset(1), Offset(4)),)}
+        unresolved = Unresolved({tp: 3}, {IDLE.topic_partition: 1}, gaps)
+        board.set_store_records(StoreRecords(unresolved, None))
+    query = PartitionQuery(2, 20, sort)
+    page, expected = board.page(query), page_of(board.snapshot(), query)
+    assert [s.topic_partition for s in page.snapshot.partitions] == [
+        s.topic_partition for s in expected.snapshot.partitions
+    ]
+    assert (page.states, page.matching) == (expected.states, expected.matching)
+    assert page.totals.states == expected.totals.states
+    assert page.totals.unarchived_records == expected.totals.unarchived_records
+    assert page.totals.unarchived_bytes == expected.totals.unarchived_bytes
+    assert page.snapshot.partitions[0].log_end == expected.snapshot.partitions[0].log_end
