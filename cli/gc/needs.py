@@ -105,12 +105,13 @@ def _of_group(
         stop=tenacity.stop_after_delay(_TIMEOUT_SECONDS),
         reraise=True,
     )
+
+    def committed() -> ConsumerGroupTopicPartitions:
+        futures = client.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_SECONDS)
+        return futures[group].result()
+
     try:
-        answer = attempts(
-            lambda: client.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_SECONDS)[
-                group
-            ].result()
-        )
+        answer = attempts(committed)
     except KafkaException as error:
         raise UnknownProgressError(
             f"{consumer}: {properties[_BOOTSTRAP]} does not tell its committed offsets: "
