@@ -250,5 +250,6 @@ def _groups(
     return LocalGroups(
         GroupCoordinator(objects, metrics),
         lambda tp: catalog.partition(tp.topic, tp.partition) is not None,
+        catalog.archived_topic_id,
         advertised,
     )

@@ -74,6 +74,12 @@ GROUPS: Final = Metric(
 GROUP_MEMBERS: Final = Metric(
     _PREFIX + "group_members", Kind.GAUGE, "Members of all consumer groups, with --groups local."
 )
+GROUP_BYTES: Final = Metric(
+    _PREFIX + "group_bytes",
+    Kind.GAUGE,
+    "Bytes that members, subscriptions, assignments and committed offsets take in memory, roughly, "
+    "with --groups local; at most 128 MiB.",
+)
 OFFSET_COMMITS: Final = Metric(
     _PREFIX + "offset_commits_total",
     Kind.COUNTER,
