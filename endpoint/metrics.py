@@ -70,6 +70,8 @@ class GroupMetrics:
         self.writes = counter(catalogue.GROUP_WRITES)
         self.lost = counter(catalogue.LOST_GROUPS)
         self.relay_failures = counter(catalogue.RELAY_FAILURES)
+        for reason in ("unavailable", "login", "refused"):
+            self.relay_failures.labels(reason)  # 0 from the start, for `rate`
 
     def watch(
         self, groups: Callable[[], int], members: Callable[[], int], memory: Callable[[], int]

@@ -490,7 +490,10 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 (
                     Query(_rate(endpoint_names.OFFSET_COMMITS), "commits {{instance}}"),
                     Query(_rate(endpoint_names.LOST_GROUPS), "lost groups {{instance}}"),
-                    Query(_rate(endpoint_names.RELAY_FAILURES), "relay failures {{instance}}"),
+                    Query(
+                        _rate(endpoint_names.RELAY_FAILURES),
+                        "relay failures {{reason}} {{instance}}",
+                    ),
                 ),
             ),
             Panel(
