@@ -504,8 +504,14 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Memory of endpoints",
-                "Resident memory.",
-                (Query(f"process_resident_memory_bytes{{{CHOSEN}}} {_ONLY_ENDPOINTS}"),),
+                "Resident memory, and the part of it that groups of --groups local take.",
+                (
+                    Query(
+                        f"process_resident_memory_bytes{{{CHOSEN}}} {_ONLY_ENDPOINTS}",
+                        "resident {{instance}}",
+                    ),
+                    Query(_of(endpoint_names.GROUP_BYTES), "groups {{instance}}"),
+                ),
                 "bytes",
             ),
             Panel(
