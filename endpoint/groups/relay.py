@@ -400,31 +400,20 @@ class RelayGroups:
         only = next(iter(parts)) if len(parts) == 1 else None
         if only is not None:
             return self._relay_frame(upstream, only, request, decoded, names)
-        asked_field, answered_field = FIELDS_OF_SEVERAL[request.api]
-        entries = getattr(decoded, asked_field)
-        asked = {
-            part: replace(
-                decoded,
-                **{
-                    asked_field: tuple(
-                        entry
-                        for entry in entries
-                        if getattr(entry, "group_id", entry) in part_names
-                    )
-                },
-            )
-            for part, part_names in parts.items()
-        }
+        asked = {part: _for_groups(request.api, decoded, own) for part, own in parts.items()}
         bodies = {part: encode(body) for part, body in asked.items() if part is not None}
         answers = self._exchange_all(upstream, request, bodies)
+        answered_field = FIELDS_OF_SEVERAL[request.api][1]
         rows: list[Any] = []
-        for part, part_names in parts.items():
+        for part, own in parts.items():
             body = None if part is None else answers.get(part)
             if part is None or body is None:
+                for name in own:
+                    upstream.cluster.forget_coordinator(name)
                 error = ErrorCode.not_coordinator
                 response: Any = error_response(request.api, request.version, asked[part], error)
             else:
-                response = self._examined(upstream, part, request, body, tuple(part_names))
+                response = self._examined(upstream, part, request, body, tuple(own))
             rows += getattr(response, answered_field)
         response = error_response(request.api, request.version, decoded, ErrorCode.none)
         merged: Any = replace(response, **{answered_field: tuple(rows)})
@@ -580,6 +569,14 @@ class RelayGroups:
                     help="the live cluster assigns a topic with an id that the archive does not "
                     "have, so members read nothing from it; use group.protocol=classic",
                 )
+
+
+def _for_groups(api: ApiKey, request: Decoded, groups: Collection[str]) -> Decoded:
+    """Return the part of a request for several groups that concerns some of them."""
+    field = FIELDS_OF_SEVERAL[api][0]
+    entries = getattr(request, field)
+    part = tuple(entry for entry in entries if getattr(entry, "group_id", entry) in groups)
+    return replace(request, **{field: part})
 
 
 def _as_they_answer(connections: Collection[Connection], timeout: float) -> Iterator[Connection]:
