@@ -206,30 +206,28 @@ def test_local_offsets_of_a_topic_that_was_created_again(tmp_path: Path) -> None
 
 
 def test_local_groups_in_an_s3_bucket(s3_bucket: S3Bucket, tmp_path: Path) -> None:
-    """Offsets survive a kill, and an endpoint notices that another one has taken the group."""
+    """An endpoint notices that another one has taken the group, although it stores nothing."""
     store_topic(S3Storage(s3_bucket.name, "", s3_settings(s3_bucket)), "orders")
     store = s3_store(s3_bucket)
-    key = "_sidetier/test/groups/g.json"
-    with serve_process(tmp_path, "--groups", "local", store=store) as endpoint:
-        use_in_turn(endpoint, "g")
-        first = store.objects.read(key)
-        assert first is not None
-        endpoint.kill()
-        endpoint.start()
-        done = dict.fromkeys(range(PARTITIONS), END)
-        assert committed(endpoint.bootstrap, "g") == done
-        other = tmp_path / "other"
-        other.mkdir()
-        with serve_process(other, "--groups", "local", store=store) as second:
-            member = second.member("g")
-            member.assign([TopicPartition("orders", 0, 5)])
-            read(member, 5)
-            commit(member)
-            member.close()
-            wait_until(
-                lambda: committed(endpoint.bootstrap, "g") == {**done, 0: 10},
-                20, "the offsets of the second endpoint", every=0.5,
-            )  # fmt: skip
+    other = tmp_path / "other"
+    other.mkdir()
+    with (
+        serve_process(tmp_path, "--groups", "local", store=store) as first,
+        serve_process(other, "--groups", "local", store=store) as second,
+    ):
+        use_in_turn(first, "g")
+        assert store.objects.read("_sidetier/test/groups/g.json") is not None
+        member = second.member("g")
+        member.assign([TopicPartition("orders", 0, 5)])
+        read(member, 5)
+        commit(member)
+        member.close()
+        expected = {**dict.fromkeys(range(PARTITIONS), END), 0: 10}
+        wait_until(
+            lambda: committed(first.bootstrap, "g") == expected,
+            20, "the offsets of the second endpoint", every=0.5,
+        )  # fmt: skip
+        assert first.count("endpoint.group_lost") == 1
 
 
 # A live cluster
