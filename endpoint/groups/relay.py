@@ -165,7 +165,7 @@ class RelayGroups:
         self._stop = threading.Event()
         self._is_away = False
         self._warned = Once()
-        self._log_login = AtMostEvery(_LOG_PAUSE)
+        self._log_login, self._log_away = AtMostEvery(_LOG_PAUSE), AtMostEvery(_LOG_PAUSE)
 
     @property
     def offered(self) -> Mapping[ApiKey, tuple[int, int]]:
@@ -339,8 +339,7 @@ class RelayGroups:
         reason = "unavailable"
         if isinstance(error, BrokerLoginError):
             reason = "login"
-            failures = self._log_login.count()
-            if failures:
+            if failures := self._log_login.count():
                 log.error(
                     "endpoint.relay_login_failed",
                     error=str(error),
@@ -351,9 +350,10 @@ class RelayGroups:
             reason = "refused"
             if self._warned.is_new(error.code):
                 log.warning("endpoint.relay_refused", group=group, error=str(error))
-        elif not self._is_away:
+        elif failures := self._log_away.count():
+            # While one of several brokers is away, requests fail and succeed by turns.
             self._is_away = True
-            log.warning("endpoint.relay_unavailable", error=str(error))
+            log.warning("endpoint.relay_unavailable", error=str(error), failures=failures)
         self._metrics.relay_failures.labels(reason).inc()
 
     # Requests

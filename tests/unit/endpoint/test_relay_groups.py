@@ -441,6 +441,21 @@ def test_a_cluster_that_comes_back(broker: FakeBroker) -> None:
     assert events == ["endpoint.relay_unavailable", "endpoint.relay_available"]
 
 
+def test_a_broker_that_is_away_fills_no_log() -> None:
+    """Requests to it fail, and those to the other one succeed, in turn."""
+    with ExitStack() as stack:
+        first = stack.enter_context(fake_broker(VERSIONS))
+        with fake_broker(VERSIONS) as second:
+            coordinated(first, second, groups={"a": 1})
+        client = Client(stack.enter_context(relay_to(first.address)))
+        with capture_logs() as logs:
+            for _ in range(2):
+                assert client.find("a") == [ErrorCode.coordinator_not_available]
+                assert client.find("b") == [NONE]
+    events = [entry["event"] for entry in logs]
+    assert events == ["endpoint.relay_unavailable", "endpoint.relay_available"]
+
+
 # Several groups in one request
 
 
