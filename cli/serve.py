@@ -15,6 +15,7 @@ from sidetier.cli.stores import open_archive, require_directory, with_short_time
 from sidetier.config.loading import LoadedConfig
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.connection import ServerSettings
+from sidetier.endpoint.groups.relay import LiveCluster
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.endpoint.tls import TlsFiles
 from sidetier.telemetry.http import HttpServer
@@ -80,13 +81,22 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     return exits.OK
 
 
-def _groups(given: str, file: Path | None) -> Literal["none", "local"] | ClientSettings:
-    """Return the mode of --groups, or the settings of the client of the cluster that it names."""
+def _groups(given: str, file: Path | None) -> Literal["none", "local"] | LiveCluster:
+    """Return the mode of --groups, or the cluster that it names.
+
+    Raises:
+        ConfigurationError: A property is wrong.
+    """
     if given in {"none", "local"}:
         return cast('Literal["none", "local"]', given)
-    properties = {} if file is None else read_properties(file, "--groups-properties")
-    servers = given.removeprefix(RELAY)
-    return ClientSettings.from_properties({**properties, "bootstrap.servers": servers})
+
+    def load() -> ClientSettings:
+        properties = {} if file is None else read_properties(file, "--groups-properties")
+        servers = given.removeprefix(RELAY)
+        return ClientSettings.from_properties({**properties, "bootstrap.servers": servers})
+
+    load()  # before the archive is read
+    return LiveCluster(load, file)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ that is not known.
 import binascii
 import hashlib
 import threading
-from base64 import urlsafe_b64decode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -230,6 +230,26 @@ class Catalog:
             partition.other_id = own
         return topic_id in self._by_id
 
+    def archived_topic_id(self, name: str) -> str | None:
+        """Return the id that the archived cluster gave a topic, as Kafka writes ids.
+
+        It is at most `max_age` old, so it can be newer than `Topic.topic_id`.
+
+        Returns:
+            The id. None if the topic is not in the archive, if its archive has no id (Kafka before
+            2.8), or cannot be read now.
+        """
+        topic = self.topic(name)
+        try:
+            for number in range(0 if topic is None else topic.partitions):
+                view = self._partition(TopicPartition(name, number)).view()
+                if view is not None:
+                    topic_id = parse_topic_id(view.watermark.topic_id)
+                    return None if topic_id is None else format_topic_id(topic_id)
+        except SidetierError as error:
+            log.warning("endpoint.refresh_failed", topic=name, error=str(error))
+        return None
+
     def partition(self, name: str, number: int) -> Partition | None:
         """Return a partition; None if it is not in the archive."""
         topic = self.topic(name)
@@ -395,3 +415,8 @@ def parse_topic_id(text: str | None) -> UUID | None:
     except (binascii.Error, ValueError):
         return None
     return UUID(bytes=raw) if len(raw) == _ID_BYTES and any(raw) else None
+
+
+def format_topic_id(topic_id: UUID) -> str:
+    """Return an id as Kafka's `Uuid.toString` writes it."""
+    return urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")

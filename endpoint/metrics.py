@@ -62,16 +62,21 @@ class GroupMetrics:
         def counter(metric: Metric) -> Counter:
             return Counter(metric.name, metric.help, metric.labels, registry=registry)
 
-        self._groups, self._members = (
+        self._groups, self._members, self._bytes = (
             Gauge(metric.name, metric.help, metric.labels, registry=registry)
-            for metric in (catalogue.GROUPS, catalogue.GROUP_MEMBERS)
+            for metric in (catalogue.GROUPS, catalogue.GROUP_MEMBERS, catalogue.GROUP_BYTES)
         )
         self.commits = counter(catalogue.OFFSET_COMMITS)
         self.writes = counter(catalogue.GROUP_WRITES)
         self.lost = counter(catalogue.LOST_GROUPS)
         self.relay_failures = counter(catalogue.RELAY_FAILURES)
+        for reason in ("unavailable", "login", "refused"):
+            self.relay_failures.labels(reason)  # 0 from the start, for `rate`
 
-    def watch(self, groups: Callable[[], int], members: Callable[[], int]) -> None:
-        """Take the numbers of groups and members from these functions."""
+    def watch(
+        self, groups: Callable[[], int], members: Callable[[], int], memory: Callable[[], int]
+    ) -> None:
+        """Take the numbers of groups and members, and their bytes, from these functions."""
         self._groups.set_function(groups)
         self._members.set_function(members)
+        self._bytes.set_function(memory)

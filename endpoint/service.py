@@ -22,7 +22,7 @@ from sidetier.endpoint.groups.coordinator import GroupCoordinator
 from sidetier.endpoint.groups.local import LocalGroups
 from sidetier.endpoint.groups.none import Groups, NoGroups
 from sidetier.endpoint.groups.permissions import PermittedGroups
-from sidetier.endpoint.groups.relay import RelayGroups
+from sidetier.endpoint.groups.relay import LiveCluster, RelayGroups
 from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.logins import Logins
@@ -38,7 +38,6 @@ from sidetier.storage.attempt import monotonic
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.telemetry.logs import logger
 from sidetier.telemetry.status import Condition, StatusSnapshot
-from sidetier.wire.settings import ClientSettings
 
 log = logger()
 
@@ -56,8 +55,7 @@ class EndpointSettings:
         advertised: Host and port that clients are told; None for `listen`.
         memory: Memory for blocks of segments, in bytes. Not used for `file://` stores.
         server: Bounds on what clients can ask.
-        groups: Consumer groups: none, those of an own coordinator, or those of the cluster with
-            these client settings.
+        groups: Consumer groups: none, those of an own coordinator, or those of a live cluster.
         catalog: How often the store is asked.
         tls: Certificates of the listener; None for connections without TLS.
         users: The users file; None if clients need no login.
@@ -69,7 +67,7 @@ class EndpointSettings:
     advertised: tuple[str, int] | None = None
     memory: int = DEFAULT_MEMORY
     server: ServerSettings = field(default_factory=ServerSettings)
-    groups: Literal["none", "local"] | ClientSettings = "none"
+    groups: Literal["none", "local"] | LiveCluster = "none"
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
     tls: TlsFiles | None = None
     users: Path | None = None
@@ -137,8 +135,9 @@ def serving(
     """Serve the topics of an archive until the block ends.
 
     Raises:
-        ConfigurationError: The address cannot be listened at, a certificate or the users file
-            cannot be loaded, or the store does not allow these groups.
+        ConfigurationError: The address cannot be listened at, a certificate, the users file or the
+            properties of the groups' client cannot be loaded, or the store does not allow these
+            groups.
         ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
         BrokerError: The live cluster of the groups refuses the login.
     """
@@ -157,7 +156,7 @@ def serving(
     advertised = settings.advertised or (host, port)
     try:
         catalog.start()
-        groups = _groups(settings, archive, catalog, advertised, GroupMetrics(registry))
+        groups = _groups(settings, archive, catalog, advertised, registry, metrics)
         if logins is not None:
             groups = PermittedGroups(groups)
     except BaseException:
@@ -220,13 +219,17 @@ def _groups(
     archive: ArchiveAccess,
     catalog: Catalog,
     advertised: tuple[str, int],
-    metrics: GroupMetrics,
+    registry: CollectorRegistry,
+    endpoint_metrics: EndpointMetrics,
 ) -> Groups:
+    metrics = GroupMetrics(registry)
     if settings.groups == "none":
         return NoGroups()
-    if isinstance(settings.groups, ClientSettings):
+    if isinstance(settings.groups, LiveCluster):
+        live = settings.groups
+        failures = endpoint_metrics.reload_failures.labels("groups_properties")
         relay = RelayGroups(
-            settings.groups,
+            Reloaded(live.files(), live.client, failures.inc).current,
             advertised,
             lambda topic_id: catalog.topic_of_id(topic_id) is not None,
             metrics,
@@ -250,5 +253,6 @@ def _groups(
     return LocalGroups(
         GroupCoordinator(objects, metrics),
         lambda tp: catalog.partition(tp.topic, tp.partition) is not None,
+        catalog.archived_topic_id,
         advertised,
     )

@@ -34,7 +34,7 @@ RELOAD_FAILURES: Final = Metric(
     _PREFIX + "reload_failures_total",
     Kind.COUNTER,
     "Changed files that could not be loaded; the earlier version stays in use. By file: "
-    "certificate, users.",
+    "certificate, users, groups_properties.",
     ("file",),
 )
 REQUESTS: Final = Metric(
@@ -74,6 +74,12 @@ GROUPS: Final = Metric(
 GROUP_MEMBERS: Final = Metric(
     _PREFIX + "group_members", Kind.GAUGE, "Members of all consumer groups, with --groups local."
 )
+GROUP_BYTES: Final = Metric(
+    _PREFIX + "group_bytes",
+    Kind.GAUGE,
+    "Bytes that members, subscriptions, assignments and committed offsets take in memory, roughly, "
+    "with --groups local; at most 128 MiB.",
+)
 OFFSET_COMMITS: Final = Metric(
     _PREFIX + "offset_commits_total",
     Kind.COUNTER,
@@ -94,8 +100,10 @@ LOST_GROUPS: Final = Metric(
 RELAY_FAILURES: Final = Metric(
     _PREFIX + "relay_failures_total",
     Kind.COUNTER,
-    "Group requests that got a retriable error, because the live cluster could not be reached or "
-    "has no coordinator, with --groups relay.",
+    "Requests to the live cluster that failed, so that clients get a retriable error, with "
+    "--groups relay. By reason: unavailable (a broker cannot be reached), login (the cluster "
+    "refuses the endpoint's login), refused (it names no coordinator).",
+    ("reason",),
 )
 
 ENDPOINT_METRICS: Final[tuple[Metric, ...]] = tuple(

@@ -195,7 +195,7 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Properties file of the client of the cluster of --groups relay, such as "
-    "security.protocol and sasl.username.",
+    "security.protocol and sasl.username. A changed file is used without a restart.",
 )
 @click.option(
     "--metrics-port",

@@ -566,7 +566,10 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 (
                     Query(_rate(endpoint_names.OFFSET_COMMITS), "commits {{instance}}"),
                     Query(_rate(endpoint_names.LOST_GROUPS), "lost groups {{instance}}"),
-                    Query(_rate(endpoint_names.RELAY_FAILURES), "relay failures {{instance}}"),
+                    Query(
+                        _rate(endpoint_names.RELAY_FAILURES),
+                        "relay failures {{reason}} {{instance}}",
+                    ),
                 ),
             ),
             Panel(
@@ -577,8 +580,14 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Memory of endpoints",
-                "Resident memory.",
-                (Query(f"process_resident_memory_bytes{{{_INSTANCES}}} {_ONLY_ENDPOINTS}"),),
+                "Resident memory, and the part of it that groups of --groups local take.",
+                (
+                    Query(
+                        f"process_resident_memory_bytes{{{_INSTANCES}}} {_ONLY_ENDPOINTS}",
+                        "resident {{instance}}",
+                    ),
+                    Query(_of(endpoint_names.GROUP_BYTES), "groups {{instance}}"),
+                ),
                 "bytes",
             ),
             Panel(

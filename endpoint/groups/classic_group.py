@@ -28,6 +28,8 @@ Protocols = tuple[tuple[str, bytes], ...]
 NO_GENERATION: Final = -1
 _LEAST_TIMEOUT: Final = 1.0
 """Rebalance timeout in seconds if all members ask for 0, so that time passes between two ends."""
+_MEMBER_OVERHEAD: Final = 1024
+"""Bytes of the Python objects of one member, besides its texts."""
 
 
 class GroupState(StrEnum):
@@ -46,7 +48,7 @@ class GroupLimits:
 
     Attributes:
         members: Most members, including those that have got their member id and not yet joined.
-        metadata_bytes: Most bytes of the metadata of all members.
+        metadata_bytes: Most bytes of the metadata of all members, and of their assignments.
         initial_delay: Time for which an empty group waits for further members after the first one,
             as `group.initial.rebalance.delay.ms`.
         new_member_timeout: A new member that waits for the others for this long is removed: its
@@ -86,6 +88,12 @@ class Join:
     protocols: Protocols
     needs_member_id: bool = True
     can_skip_assignment: bool = True
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the member will take in memory, roughly and without its assignment."""
+        texts = 2 * len(self.client_id) + len(self.member_id) + 2 * len(self.instance_id or "")
+        return _MEMBER_OVERHEAD + texts + _size(self.protocols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +160,12 @@ class Member:
         """When the member is removed; never while it waits for the other members."""
         waits_to_join = self.join_ticket is not None and not self.is_new
         return inf if waits_to_join or self.sync_ticket is not None else self.expires
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the member takes in memory, roughly."""
+        texts = len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
+        return _MEMBER_OVERHEAD + texts + _size(self.protocols) + len(self.assignment)
 
     def metadata(self, protocol: str | None) -> bytes:
         """Return the member's metadata for a protocol; empty if it does not support it."""
@@ -255,6 +269,8 @@ class ClassicGroup:
             error = ErrorCode.inconsistent_group_protocol
         if error is ErrorCode.none and self.state is GroupState.PREPARING_REBALANCE:
             error = ErrorCode.rebalance_in_progress
+        if sum(map(len, assignments.values())) > self._limits.metadata_bytes:
+            error = error or ErrorCode.group_max_size_reached
         if error is not ErrorCode.none:
             self._answers[ticket] = SyncAnswer(error)
             return ticket
@@ -351,7 +367,33 @@ class ClassicGroup:
             *(member.deadline for member in self.members.values()),
         )
 
+    @property
+    def size(self) -> int:
+        """Number of members, including those that have got their member id and not yet joined."""
+        return len(self.members) + len(self._pending)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that all members take in memory, roughly."""
+        pending = sum(_MEMBER_OVERHEAD + len(member_id) for member_id in self._pending)
+        return pending + sum(member.memory for member in self.members.values())
+
     # Joining
+
+    def adds(self, join: Join) -> bool:
+        """Return whether a JoinGroup request joins, or gets an error or a member id only."""
+        is_first_of_two = join.member_id == "" and join.instance_id is None and join.needs_member_id
+        return self._refusal(join) is ErrorCode.none and not is_first_of_two
+
+    def growth(self, join: Join) -> tuple[int, int]:
+        """Return by how much `size` and `memory` can grow with a JoinGroup request."""
+        if self.state is not GroupState.DEAD and self._refusal(join) is not ErrorCode.none:
+            return 0, 0
+        member_id = join.member_id or self._static.get(join.instance_id or "", "")
+        known = self.members.get(member_id)
+        if known is not None:
+            return 0, join.memory - known.memory
+        return 0 if member_id in self._pending else 1, join.memory
 
     def _refusal(self, join: Join) -> ErrorCode:
         """Return why the group does not accept a member at all."""
@@ -363,7 +405,7 @@ class ClassicGroup:
         if not self._supports(join):
             return ErrorCode.inconsistent_group_protocol
         replaced = join.member_id or self._static.get(join.instance_id or "")
-        if replaced is None and len(self.members) + len(self._pending) >= self._limits.members:
+        if replaced is None and self.size >= self._limits.members:
             return ErrorCode.group_max_size_reached
         others = (other for other in self.members.values() if other.member_id != replaced)
         held = sum(_size(other.protocols) for other in others)

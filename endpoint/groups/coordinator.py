@@ -3,6 +3,12 @@
 Members and assignments are in memory (`classic_group`), committed offsets in the store
 (`stored_offsets`). After a restart of the endpoint, members get UNKNOWN_MEMBER_ID and join again;
 they continue from the committed offsets.
+
+While clients use a group, the endpoint asks the store at an interval whether it still owns the
+group, unless its own commits have shown that. A group that another endpoint has taken over is lost:
+its members get NOT_COORDINATOR, and OffsetFetch is answered from the store. It is taken back at a
+JoinGroup or OffsetCommit once its object has not changed for some time, which is much longer than
+that interval: then the other endpoint is gone, or no member commits there.
 """
 
 import threading
@@ -23,15 +29,23 @@ from sidetier.endpoint.groups.classic_group import (
     MemberId,
     SyncAnswer,
 )
-from sidetier.endpoint.groups.stored_offsets import GroupObjects, Offsets, OwnedGroup
+from sidetier.endpoint.groups.log_limits import AtMostEvery
+from sidetier.endpoint.groups.stored_offsets import (
+    GroupObjects,
+    GroupTakenError,
+    Offsets,
+    OwnedGroup,
+    memory_of,
+)
 from sidetier.endpoint.metrics import GroupMetrics
-from sidetier.segments.errors import ArchiveConflictError, InvalidRequestError, SidetierError
+from sidetier.segments.errors import InvalidRequestError, SidetierError
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 
 log = logger()
 _T = TypeVar("_T")
 _SWEEP_PAUSE: Final = 10.0
+_LOG_PAUSE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +54,29 @@ class CoordinatorSettings:
 
     Attributes:
         groups: Most groups in memory. Groups without members make room for others.
+        members: Most members of all groups.
+        memory: Most bytes that members, their subscriptions and assignments, and committed offsets
+            take in memory, roughly.
         group: Bounds of each group.
         store_wait: How long a request waits for the store (`offsets.commit.timeout.ms`). The write
             continues, and the client asks again.
         retry_pause: Time after a failure in which a group is not loaded again.
+        confirm_interval: How long this process trusts that it owns a group without a request to
+            the store. Shorter than `lost_pause`.
+        lost_pause: Time for which the object of a group that another endpoint has taken over must
+            not change before this endpoint takes the group back.
         least_session: Least session timeout (`group.min.session.timeout.ms`).
         most_session: Most session timeout (`group.max.session.timeout.ms`).
     """
 
     groups: int = 10_000
+    members: int = 20_000
+    memory: int = 128 << 20
     group: GroupLimits = field(default_factory=GroupLimits)
     store_wait: float = 5.0
     retry_pause: float = 1.0
+    confirm_interval: float = 5.0
+    lost_pause: float = 30.0
     least_session: float = 6.0
     most_session: float = 1800.0
 
@@ -75,16 +100,29 @@ class _Group:
         """Requests that use this object now."""
         self.loading: Future[OwnedGroup] | None = None
         self.owned: OwnedGroup | None = None
-        self.retry_at = 0.0
+        self.retry_at = float("-inf")
         """Before this time it is not loaded again."""
+        self.lost: GroupTakenError | None = None
+        """How this process has lost the group; None if it has not, or has taken it back."""
+        self.checking: Future[None] | None = None
+        """The latest request that asks for the owner."""
+        self.check_at = float("-inf")
+        """Before this time the store is not asked for the owner again."""
+        self.size = self.memory = 0
+        """Members and bytes as the coordinator has counted them."""
 
     @property
     def is_idle(self) -> bool:
         """Whether the group can be removed from memory."""
         is_loading = self.loading is not None and not self.loading.done()
         is_writing = self.owned is not None and self.owned.is_writing
-        is_empty = self.machine.state is GroupState.EMPTY
-        return is_empty and not (self.users or is_loading or is_writing)
+        has_members = self.machine.state not in {GroupState.EMPTY, GroupState.DEAD}
+        return not (has_members or self.users or is_loading or is_writing)
+
+    def is_unused(self, now: float) -> bool:
+        """Whether nothing would differ if the group were not in memory."""
+        is_known = self.owned is not None or self.lost is not None or now < self.retry_at
+        return self.is_idle and not self.machine.size and not is_known
 
 
 class GroupCoordinator:
@@ -110,10 +148,13 @@ class GroupCoordinator:
         self._clock = clock
         self._guard = threading.Lock()
         self._groups: dict[str, _Group] = {}
+        self._size = self._memory = 0
+        """Members of all groups, and the bytes that they take."""
         self._closing = False
-        self._sweep_at = 0.0
+        self._sweep_at = float("-inf")
         """Before this time the sessions of all groups are not checked again."""
-        metrics.watch(lambda: len(self._groups), self._count_members)
+        self._log_full = AtMostEvery(_LOG_PAUSE, clock)
+        metrics.watch(lambda: len(self._groups), self._count_members, lambda: self._memory)
 
     def close(self) -> None:
         """End all waits. Writes that are in progress are finished by their threads."""
@@ -134,7 +175,14 @@ class GroupCoordinator:
         if not self._settings.least_session <= join.session_timeout <= self._settings.most_session:
             raise RefusedError(ErrorCode.invalid_session_timeout)
         with self._using(name) as group:
-            self._own(group)
+            with self._at_once(group) as machine:
+                # A request that is refused, or gets a member id only, leaves no object.
+                must_own = machine.state is GroupState.DEAD or machine.adds(join)
+                growth = machine.growth(join)
+            self._make_room(*growth)
+            if must_own:
+                self._own(group)
+                self._check_owner(group)
             with group.changed:
                 answer = self._wait(group, lambda: group.machine.join(join, self._clock()))
                 return cast("JoinAnswer", answer)
@@ -150,11 +198,14 @@ class GroupCoordinator:
         """Wait for the member's assignment; see `ClassicGroup.sync`.
 
         Raises:
-            RefusedError: The endpoint stops.
+            RefusedError: The endpoint stops, or the assignments do not fit into its memory.
         """
         group = self._known(name)
         if group is None:
             return SyncAnswer(ErrorCode.unknown_member_id)
+        self._check_owner(group)
+        if assignments:
+            self._make_room(memory=sum(map(len, assignments.values())))
         with group.changed:
             answer = self._wait(
                 group,
@@ -169,6 +220,7 @@ class GroupCoordinator:
         group = self._known(name)
         if group is None:
             return ErrorCode.unknown_member_id
+        self._check_owner(group)
         with self._at_once(group) as machine:
             return machine.heartbeat(member, self._clock())
 
@@ -178,7 +230,9 @@ class GroupCoordinator:
         if group is None:
             return [ErrorCode.unknown_member_id] * len(leaving)
         with self._at_once(group) as machine:
-            return [machine.leave(*member, self._clock()) for member in leaving]
+            errors = [machine.leave(*member, self._clock()) for member in leaving]
+            self._count(group)
+            return errors
 
     # Offsets
 
@@ -189,14 +243,24 @@ class GroupCoordinator:
             RefusedError: The group cannot be taken here or now.
         """
         with self._using(name) as group:
+            with self._at_once(group) as machine:
+                error = machine.commit(member, self._clock())
+                is_lost = machine.state is GroupState.DEAD
+            # A request that is refused leaves no object.
+            if not is_lost and (error is not ErrorCode.none or not offsets):
+                return error
+            before = group.owned
+            self._make_room(memory=memory_of(offsets) if before is None else before.growth(offsets))
             owned = self._own(group)
+            self._check_owner(group)
             with self._at_once(group) as machine:
                 error = machine.commit(member, self._clock())
                 if error is not ErrorCode.none or not offsets:
                     return error
                 # Before another event: a member that gets these partitions commits after this one.
                 stored = owned.commit(offsets)
-            return self._wait_for_store(group, stored)
+                self._count(group)
+            return self._wait_for_store(group, owned, stored)
 
     def offsets(self, name: str) -> Offsets | None:
         """Return committed offsets; None if there is no such group.
@@ -204,14 +268,14 @@ class GroupCoordinator:
         Reading them takes no group from its owner.
 
         Raises:
-            RefusedError: The store does not answer, or another endpoint has the group.
+            RefusedError: The store does not answer.
         """
         group = self._known(name)
         if group is not None:
-            if group.machine.state is GroupState.DEAD:
-                raise RefusedError(ErrorCode.not_coordinator)
-            if group.owned is not None:
-                return group.owned.offsets
+            self._confirm_owner(group)
+            owned = group.owned
+            if owned is not None:
+                return owned.offsets
         if not self._is_name(name):
             raise RefusedError(ErrorCode.invalid_group_id)
         stored = self._from_store(lambda: self._objects.read(name))
@@ -239,7 +303,7 @@ class GroupCoordinator:
         states = dict.fromkeys(names, (GroupState.EMPTY, "consumer"))
         for group in self._all():
             with self._at_once(group) as machine:
-                if machine.state is not GroupState.EMPTY:
+                if machine.state not in {GroupState.EMPTY, GroupState.DEAD}:
                     states[group.name] = machine.state, machine.protocol_type or ""
         return states
 
@@ -250,45 +314,94 @@ class GroupCoordinator:
         """Yield the group of this name, which stays in memory meanwhile; create it if needed."""
         if not self._is_name(name):
             raise RefusedError(ErrorCode.invalid_group_id)
-        if self._known(name) is None:
-            self._end_sessions_if_full()
-        with self._guard:
-            group = self._groups.get(name)
-            if group is None:
-                self._make_room()
-                group = self._groups[name] = _Group(name, self._settings.group)
-            group.users += 1
+        while (group := self._used(name)) is None:
+            self._make_room(groups=1)
         try:
             yield group
         finally:
-            with self._guard:
+            with group.changed, self._guard:
                 group.users -= 1
+                if group.is_unused(self._clock()):
+                    self._remove(group)
+
+    def _used(self, name: str) -> _Group | None:
+        """Return the group, and count a user of it; None if there is no room for a new one."""
+        with self._guard:
+            group = self._groups.get(name)
+            if group is None:
+                if len(self._groups) >= self._settings.groups:
+                    return None
+                group = self._groups[name] = _Group(name, self._settings.group)
+            group.users += 1
+            return group
+
+    def _remove(self, group: _Group) -> None:
+        """Remove a group from memory; the caller holds the guard."""
+        if self._groups.get(group.name) is group:
+            del self._groups[group.name]
+            self._size -= group.size
+            self._memory -= group.memory
 
     def _is_name(self, name: str) -> bool:
         return bool(name) and self._objects.layout.group_key(name) is not None
 
-    def _end_sessions_if_full(self) -> None:
-        """End the sessions of members that have gone without a word, if no other group fits.
+    def _count(self, group: _Group) -> None:
+        """Count the members and bytes of a group again; the caller holds `changed`."""
+        size, memory = group.machine.size, group.machine.memory
+        memory += 0 if group.owned is None else group.owned.memory
+        with self._guard:
+            if self._groups.get(group.name) is group:
+                self._size += size - group.size
+                self._memory += memory - group.memory
+                group.size, group.memory = size, memory
 
-        Nothing else does so in a group that gets no requests. Not each time: with 10,000 groups it
-        takes about a second.
+    def _make_room(self, members: int = 0, memory: int = 0, *, groups: int = 0) -> None:
+        """Make sure that this many more members, bytes and groups fit.
+
+        First the sessions of members that have gone without a word are ended, because nothing else
+        does so in a group that gets no requests. Then groups without members are removed from
+        memory.
+
+        Raises:
+            RefusedError: They do not fit.
         """
-        now = self._clock()
-        if len(self._groups) >= self._settings.groups and now >= self._sweep_at:
-            self._sweep_at = now + _SWEEP_PAUSE
-            for group in self._all():
-                with self._at_once(group):
-                    pass
-
-    def _make_room(self) -> None:
-        if len(self._groups) < self._settings.groups:
+        if not self._exceeded(members, memory, groups):
             return
-        for name, group in self._groups.items():
-            if group.is_idle:
-                del self._groups[name]
-                return
-        log.warning("endpoint.groups_full", most=self._settings.groups)
-        raise RefusedError(ErrorCode.coordinator_not_available)
+        now = self._clock()
+        if now >= self._sweep_at:  # not each time: with 10,000 groups it takes about a second
+            self._sweep_at = now + _SWEEP_PAUSE
+            self._count_members()
+        with self._guard:
+            idle = [group for group in self._groups.values() if group.is_idle]
+            while idle and self._exceeded(members, memory, groups):
+                self._remove(idle.pop(0))
+            bound = self._exceeded(members, memory, groups)
+        if bound:
+            self._note_full(bound)
+            raise RefusedError(ErrorCode.coordinator_not_available)
+
+    def _note_full(self, bound: str) -> None:
+        requests = self._log_full.count()
+        if requests:
+            log.warning(
+                "endpoint.groups_full",
+                bound=bound,
+                requests=requests,
+                groups=len(self._groups),
+                members=self._size,
+                bytes=self._memory,
+            )
+
+    def _exceeded(self, members: int, memory: int, groups: int) -> str:
+        """Return the bound that more of these would exceed; empty if there is none."""
+        most = self._settings
+        if groups and len(self._groups) + groups > most.groups:
+            return f"{most.groups} groups"
+        if members and self._size + members > most.members:
+            return f"{most.members} members"
+        if memory > 0 and self._memory + memory > most.memory:
+            return f"{most.memory} bytes"
+        return ""
 
     def _known(self, name: str) -> _Group | None:
         with self._guard:
@@ -303,6 +416,7 @@ class GroupCoordinator:
         for group in self._all():
             with self._at_once(group) as machine:
                 total += len(machine.members)
+                self._count(group)
         return total
 
     @contextmanager
@@ -322,6 +436,7 @@ class GroupCoordinator:
         machine = group.machine
         with self._waking(group):
             ticket = ask()
+        self._count(group)
         while (answer := machine.take(ticket)) is None:
             if self._closing:
                 raise RefusedError(ErrorCode.coordinator_not_available)
@@ -346,16 +461,24 @@ class GroupCoordinator:
     # The store
 
     def _own(self, group: _Group) -> OwnedGroup:
-        """Return the group's offsets; take the group if this process does not own it yet."""
+        """Return the group's offsets; take the group if this process does not own it.
+
+        Raises:
+            RefusedError: It cannot be taken here or now.
+        """
+        if group.owned is None:
+            self._make_room(memory=1)  # its offsets need memory, but their size is not known yet
         with group.changed:
-            if group.machine.state is GroupState.DEAD:
-                raise RefusedError(ErrorCode.not_coordinator)
             if group.owned is not None:
                 return group.owned
+            lost = group.lost
+            away = (
+                ErrorCode.coordinator_not_available if lost is None else ErrorCode.not_coordinator
+            )
             if group.loading is None:
                 if self._clock() < group.retry_at:
-                    raise RefusedError(ErrorCode.coordinator_not_available)
-                group.loading = self._submit(lambda: self._objects.take(group.name))
+                    raise RefusedError(away)
+                group.loading = self._submit(lambda: self._objects.take(group.name, lost))
             loading = group.loading
         try:
             owned = loading.result(self._settings.store_wait)
@@ -363,7 +486,7 @@ class GroupCoordinator:
             raise RefusedError(ErrorCode.coordinator_load_in_progress) from None
         except SidetierError as error:
             self._note_loaded(group, loading, error)
-            raise RefusedError(ErrorCode.coordinator_not_available) from None
+            raise RefusedError(away) from None
         self._note_loaded(group, loading, owned)
         return owned
 
@@ -375,11 +498,19 @@ class GroupCoordinator:
             if group.loading is not loading:
                 return
             group.loading = None
+            if isinstance(result, GroupTakenError):
+                group.lost = result
+                group.retry_at = self._clock() + self._settings.lost_pause
+                log.warning("endpoint.group_not_taken_back", group=group.name, reason=str(result))
+                return
             if isinstance(result, SidetierError):
                 group.retry_at = self._clock() + self._settings.retry_pause
                 log.error("endpoint.group_not_loaded", group=group.name, error=str(result))
                 return
             group.owned = result
+            if group.lost is not None:
+                group.lost, group.machine = None, ClassicGroup(self._settings.group)
+            self._count(group)
             log.info(
                 "endpoint.group_loaded",
                 group=group.name,
@@ -403,13 +534,13 @@ class GroupCoordinator:
             log.warning("endpoint.groups_not_read", error=str(error) or "timed out")
             raise RefusedError(ErrorCode.coordinator_load_in_progress) from None
 
-    def _wait_for_store(self, group: _Group, stored: Future[None]) -> ErrorCode:
+    def _wait_for_store(self, group: _Group, owned: OwnedGroup, stored: Future[None]) -> ErrorCode:
         """Wait until a commit is stored, and return the error for the client."""
         self._metrics.commits.inc()
         try:
             stored.result(self._settings.store_wait)
-        except ArchiveConflictError as error:
-            self._lose(group, str(error))
+        except GroupTakenError as error:
+            self._lose(group, owned, error)
             return ErrorCode.not_coordinator
         except (TimeoutError, SidetierError) as error:
             reason = str(error) or "timed out"
@@ -422,17 +553,68 @@ class GroupCoordinator:
             )
         return ErrorCode.none
 
-    def _lose(self, group: _Group, reason: str) -> None:
+    # The owner
+
+    def _check_owner(self, group: _Group) -> Future[None] | None:
+        """Start to ask the store for the owner, unless this process has known it recently.
+
+        Returns:
+            The result of the request; None if none is needed, or if it is too early for another.
+        """
         with group.changed:
-            if group.machine.state is GroupState.DEAD:
+            owned, now = group.owned, self._clock()
+            if owned is None or self._is_confirmed(owned):
+                return None
+            if group.checking is not None and not group.checking.done():
+                return group.checking
+            if now < group.check_at:
+                return None
+            group.check_at = now + self._settings.confirm_interval
+            group.checking = checking = owned.confirm()
+        checking.add_done_callback(lambda done: self._note_checked(group, owned, done))
+        return checking
+
+    def _is_confirmed(self, owned: OwnedGroup) -> bool:
+        return self._clock() - owned.confirmed_at < self._settings.confirm_interval
+
+    def _note_checked(self, group: _Group, owned: OwnedGroup, done: Future[None]) -> None:
+        error = done.exception()
+        if isinstance(error, GroupTakenError):
+            self._lose(group, owned, error)
+
+    def _confirm_owner(self, group: _Group) -> None:
+        """Wait until it is known whether this process still owns a group in memory.
+
+        Raises:
+            RefusedError: The store does not answer.
+        """
+        checking, owned = self._check_owner(group), group.owned
+        if owned is None or self._is_confirmed(owned):
+            return
+        try:
+            if checking is None:
+                raise RefusedError(ErrorCode.coordinator_load_in_progress)
+            checking.result(self._settings.store_wait)
+        except GroupTakenError as error:
+            self._lose(group, owned, error)
+        except (TimeoutError, SidetierError) as error:
+            log.warning("endpoint.groups_not_read", error=str(error) or "timed out")
+            raise RefusedError(ErrorCode.coordinator_load_in_progress) from None
+
+    def _lose(self, group: _Group, owned: OwnedGroup, error: GroupTakenError) -> None:
+        with group.changed:
+            if group.owned is not owned:
                 return
             group.machine.kill()
+            group.owned, group.lost = None, error
+            group.retry_at = self._clock() + self._settings.lost_pause
+            self._count(group)
             group.changed.notify_all()
         self._metrics.lost.inc()
         log.error(
             "endpoint.group_lost",
             group=group.name,
-            reason=reason,
-            help="run one endpoint with --groups local for each archive; restart this endpoint "
-            "to serve the group here again",
+            reason=str(error),
+            help="run one endpoint with --groups local for each archive; this endpoint takes the "
+            f"group back once its object has not changed for {self._settings.lost_pause:.0f} s",
         )

@@ -7,6 +7,7 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.groups.classic_group import ClassicGroup, GroupState, Join, MemberId
 from sidetier.endpoint.groups.coordinator import GroupCoordinator, RefusedError
+from sidetier.endpoint.groups.log_limits import Once
 from sidetier.endpoint.groups.requests import (
     FIRST_WITH_NULL_PROTOCOL,
     FIRST_WITH_SEVERAL_GROUPS,
@@ -19,11 +20,13 @@ from sidetier.endpoint.groups.requests import (
     is_for_groups,
     refused_transactions,
 )
-from sidetier.endpoint.groups.stored_offsets import Offsets
+from sidetier.endpoint.groups.stored_offsets import Offsets, StoredOffset
 from sidetier.endpoint.session import Answer, Request, Session, first_error
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.telemetry.logs import logger
 from sidetier.wire.protocol import ApiKey, build_response, encode
-from sidetier.wire.requests import CommittedOffset
+
+log = logger()
 
 OFFERED_LOCAL: Final = OFFERED_OF_GROUPS
 """ConsumerGroupHeartbeat is listed to be refused: from a server without it, librdkafka with
@@ -44,6 +47,8 @@ class LocalGroups:
     Args:
         coordinator: The groups.
         has_partition: Returns whether a partition is in the archive.
+        topic_id: Returns the id of a topic in the archive, as Kafka writes ids; None if the archive
+            has none.
         advertised: Host and port at which clients reach the endpoint.
     """
 
@@ -53,10 +58,13 @@ class LocalGroups:
         self,
         coordinator: GroupCoordinator,
         has_partition: Callable[[TopicPartition], bool],
+        topic_id: Callable[[str], str | None],
         advertised: tuple[str, int],
     ) -> None:
         self._coordinator = coordinator
         self._has_partition = has_partition
+        self._topic_id = topic_id
+        self._ignored = Once()
         self._advertised = advertised
         self._handlers: Mapping[ApiKey, Callable[[Request, Decoded, Session], Answer]] = {
             ApiKey.FIND_COORDINATOR: self._find_coordinator,
@@ -181,14 +189,16 @@ class LocalGroups:
 
     def _commit(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
         errors: dict[TopicPartition, ErrorCode] = {}
-        offsets: dict[TopicPartition, CommittedOffset] = {}
+        offsets: dict[TopicPartition, StoredOffset] = {}
         for topic in decoded.topics:
+            topic_id = self._topic_id(topic.name)
             for asked in topic.partitions:
                 tp = TopicPartition(topic.name, asked.partition_index)
-                committed = CommittedOffset(
+                committed = StoredOffset(
                     Offset(asked.committed_offset),
                     LeaderEpoch(getattr(asked, "committed_leader_epoch", -1)),
                     asked.committed_metadata or "",
+                    topic_id,
                 )
                 if not self._has_partition(tp):
                     errors[tp] = ErrorCode.unknown_topic_or_partition
@@ -216,24 +226,52 @@ class LocalGroups:
 
     def _fetch_offsets(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
         if request.version < FIRST_WITH_SEVERAL_GROUPS:
-            offsets = self._coordinator.offsets(decoded.group_id) or {}
-            return _answer(
-                request,
-                ErrorCode.none,
-                topics=_committed_topics(offsets, decoded.topics),
-                error_code=ErrorCode.none,
-            )
+            topics = self._committed_topics(decoded.group_id, decoded.topics)
+            return _answer(request, ErrorCode.none, topics=topics, error_code=ErrorCode.none)
         rows = [self._fetched_row(asked) for asked in decoded.groups]
         return _answer(request, first_error(row["error_code"] for row in rows), groups=rows)
 
     def _fetched_row(self, asked: Decoded) -> dict[str, Any]:
         row: dict[str, Any] = {"group_id": asked.group_id, "topics": ()}
         try:
-            offsets = self._coordinator.offsets(asked.group_id) or {}
+            topics = self._committed_topics(asked.group_id, asked.topics)
         except RefusedError as refused:
             return row | {"error_code": refused.error}
-        topics = _committed_topics(offsets, asked.topics)
         return row | {"error_code": ErrorCode.none, "topics": topics}
+
+    def _committed_topics(self, group: str, asked: Decoded) -> list[dict[str, Any]]:
+        """Return the rows of OffsetFetch; `asked` is None for all partitions."""
+        offsets = self._coordinator.offsets(group) or {}
+        names = None if asked is None else {topic.name for topic in asked}
+        ids = {
+            topic: self._topic_id(topic)
+            for topic in sorted({tp.topic for tp in offsets})
+            if names is None or topic in names
+        }
+        valid = {
+            tp: committed
+            for tp, committed in offsets.items()
+            if tp.topic in ids and not self._is_of_other_topic(group, tp, committed, ids[tp.topic])
+        }
+        return _committed_rows(valid, asked)
+
+    def _is_of_other_topic(
+        self, group: str, tp: TopicPartition, committed: StoredOffset, topic_id: str | None
+    ) -> bool:
+        """Return whether the offset is of a topic with this name that was deleted."""
+        if topic_id is None or committed.topic_id in {None, topic_id}:
+            return False
+        if self._ignored.is_new((group, tp.topic, committed.topic_id)):
+            log.warning(
+                "endpoint.committed_offsets_ignored",
+                group=group,
+                topic=tp.topic,
+                committed_topic_id=committed.topic_id,
+                topic_id=topic_id,
+                help="the topic was deleted and created again after the group had committed: its "
+                "members start as auto.offset.reset says",
+            )
+        return True
 
     # Administration
 
@@ -294,8 +332,8 @@ def _host(session: Session) -> str:
     return "/" + session.client.rpartition(":")[0]
 
 
-def _committed_topics(offsets: Offsets, asked: Decoded) -> list[dict[str, Any]]:
-    """Return the rows of OffsetFetch; `asked` is None for all partitions."""
+def _committed_rows(offsets: Offsets, asked: Decoded) -> list[dict[str, Any]]:
+    """Return offset -1 for partitions of `asked` without an offset; None asks for all."""
     if asked is None:
         partitions = sorted(offsets)
     else:
@@ -305,7 +343,7 @@ def _committed_topics(offsets: Offsets, asked: Decoded) -> list[dict[str, Any]]:
             for number in topic.partition_indexes
         ]
     topics: dict[str, list[dict[str, Any]]] = {}
-    nothing = CommittedOffset(Offset(-1))
+    nothing = StoredOffset(Offset(-1))
     for tp in partitions:
         committed = offsets.get(tp, nothing)
         topics.setdefault(tp.topic, []).append(

@@ -8,16 +8,20 @@ Each client has its own connections to the live cluster, so that its requests ke
 a JoinGroup that waits delays no other client.
 """
 
+import ssl
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Self
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from sidetier.endpoint.groups.log_limits import AtMostEvery, Once
 from sidetier.endpoint.groups.requests import (
     FIELDS_OF_SEVERAL,
     OFFERED_OF_GROUPS,
@@ -35,18 +39,17 @@ from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.segments.errors import (
     BrokerError,
+    BrokerLoginError,
     BrokerUnavailableError,
     KafkaApiError,
     UnsupportedVersionError,
 )
+from sidetier.storage.attempt import monotonic
 from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import AnyBroker, Broker, Cluster, GroupCoordinator
 from sidetier.wire.connection import Connection
 from sidetier.wire.protocol import ApiKey, decode_response, encode, errors_in
 from sidetier.wire.settings import ClientSettings
-
-if TYPE_CHECKING:
-    import ssl
 
 log = logger()
 
@@ -62,7 +65,60 @@ _REQUEST_TIMEOUT: Final = 10.0
 _REBALANCE_TIMEOUT: Final = 300.0
 _AWAY: Final = "the endpoint cannot reach the live cluster that keeps its groups"
 _REFUSED: Final = "the live cluster that keeps the groups names no coordinator: "
-_MOST_WARNINGS: Final = 1000
+_LOG_PAUSE: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCluster:
+    """How the cluster of `--groups relay` is reached.
+
+    Attributes:
+        load: Returns the settings of the client; may raise ConfigurationError.
+        properties: The file that `load` reads; None if there is none.
+    """
+
+    load: Callable[[], ClientSettings]
+    properties: Path | None = None
+
+    def files(self) -> tuple[Path, ...]:
+        """Return the properties file, and the certificates that it names.
+
+        Raises:
+            ConfigurationError: A property is wrong.
+        """
+        tls = self.load().tls
+        certificates = () if tls is None else (tls.ca, tls.certificate, tls.key)
+        return tuple(path for path in (self.properties, *certificates) if path is not None)
+
+    def client(self) -> "RelayClient":
+        """Load the settings and certificates.
+
+        Raises:
+            ConfigurationError: A property or a certificate is wrong.
+        """
+        return RelayClient.of(self.load())
+
+
+@dataclass(frozen=True, slots=True)
+class RelayClient:
+    """The client of the live cluster: its settings, and its certificates if it uses TLS."""
+
+    settings: ClientSettings
+    context: ssl.SSLContext | None
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> Self:
+        """Return a client with timeouts that are shorter than those of the endpoint's clients.
+
+        Raises:
+            ConfigurationError: A certificate cannot be loaded.
+        """
+        short = replace(
+            settings,
+            connect_timeout=min(settings.connect_timeout, _CONNECT_TIMEOUT),
+            request_timeout=min(settings.request_timeout, _REQUEST_TIMEOUT),
+        )
+        return cls(short, None if settings.tls is None else settings.tls.context())
 
 
 @dataclass(slots=True)
@@ -70,53 +126,36 @@ class _Upstream:
     """The connections of one client to the live cluster.
 
     Attributes:
+        client: With which settings they are opened.
         cluster: The connections. One client's requests come one after the other.
         rebalance_timeout: That of the client's last JoinGroup, in seconds: SyncGroup waits as long.
+        has_failed: Whether a request has failed.
     """
 
+    client: RelayClient
     cluster: Cluster
     rebalance_timeout: float = _REBALANCE_TIMEOUT
-
-
-@dataclass(slots=True)
-class _Warned:
-    """What has been warned of, once each. Bounded: clients choose the names."""
-
-    subjects: set[object] = field(default_factory=set)
-
-    def is_new(self, subject: object) -> bool:
-        if subject in self.subjects or len(self.subjects) >= _MOST_WARNINGS:
-            return False
-        self.subjects.add(subject)
-        return True
+    has_failed: bool = False
 
 
 class RelayGroups:
     """Passes the requests of groups on to a live cluster. Thread-safe.
 
     Args:
-        settings: Settings of the client of the live cluster.
+        client: Returns the client of the live cluster: the same object until its settings change.
         advertised: Host and port at which clients reach the endpoint.
         has_topic_id: Returns whether the archive has a topic with this id.
         metrics: Counts.
-
-    Raises:
-        ConfigurationError: A certificate cannot be loaded.
     """
 
     def __init__(
         self,
-        settings: ClientSettings,
+        client: Callable[[], RelayClient],
         advertised: tuple[str, int],
         has_topic_id: Callable[[UUID], bool],
         metrics: GroupMetrics,
     ) -> None:
-        self._settings = replace(
-            settings,
-            connect_timeout=min(settings.connect_timeout, _CONNECT_TIMEOUT),
-            request_timeout=min(settings.request_timeout, _REQUEST_TIMEOUT),
-        )
-        self._context: ssl.SSLContext | None = settings.tls.context() if settings.tls else None
+        self._client = client
         self._advertised = advertised
         self._has_topic_id = has_topic_id
         self._metrics = metrics
@@ -125,7 +164,8 @@ class RelayGroups:
         self._upstreams: dict[Session, _Upstream] = {}
         self._stop = threading.Event()
         self._is_away = False
-        self._warned = _Warned()
+        self._warned = Once()
+        self._log_login, self._log_away = AtMostEvery(_LOG_PAUSE), AtMostEvery(_LOG_PAUSE)
 
     @property
     def offered(self) -> Mapping[ApiKey, tuple[int, int]]:
@@ -141,11 +181,11 @@ class RelayGroups:
         Raises:
             BrokerError: It refuses the login, or does not speak Kafka's protocol.
         """
-        with self._cluster("sidetier") as cluster:
+        with self._cluster(self._client(), "sidetier") as cluster:
             try:
                 self._learn(cluster.connection(AnyBroker()))
             except BrokerUnavailableError as error:
-                self._note_away(error)
+                self._note_failure(error)
 
     def answer(self, request: Request, session: Session) -> Answer:
         """Answer one of the offered requests.
@@ -165,7 +205,7 @@ class RelayGroups:
         except UnsupportedVersionError as error:
             raise ConnectionResetError(str(error)) from error
         except BrokerError as error:
-            self._note_away(error)
+            self._note_failure(error, upstream)
             for name in groups_of(request.api, decoded):
                 upstream.cluster.forget_coordinator(name)
             return error_answer(request, decoded, ErrorCode.not_coordinator)
@@ -181,28 +221,39 @@ class RelayGroups:
     # Connections
 
     def _upstream(self, session: Session, client_id: str | None) -> _Upstream:
+        """Return the connections of a client; new ones with the latest settings after a failure.
+
+        Connections that work are kept: brokers may not know a changed password yet.
+        """
+        client = self._client()
         with self._guard:
-            upstream = self._upstreams.get(session)
-            if upstream is not None:
-                return upstream
+            known = self._upstreams.get(session)
+            if known is not None and (known.client is client or not known.has_failed):
+                return known
             if self._stop.is_set():
                 raise ConnectionResetError("the endpoint stops")
-            upstream = _Upstream(self._cluster(client_id or self._settings.client_id))
-            self._upstreams[session] = upstream
-        session.closing.callback(self._forget, session)
+            cluster = self._cluster(client, client_id or client.settings.client_id)
+            upstream = self._upstreams[session] = _Upstream(client, cluster)
+        if known is None:
+            session.closing.callback(self._forget, session)
+        else:
+            known.cluster.close()
+            upstream.rebalance_timeout = known.rebalance_timeout
         return upstream
 
-    def _cluster(self, client_id: str) -> Cluster:
+    def _cluster(self, client: RelayClient, client_id: str) -> Cluster:
         # The live cluster sees the client's own id: it is part of member ids and of quotas.
-        settings = replace(self._settings, client_id=client_id)
-        return Cluster(settings, stop=self._stop, context=self._context)
+        settings = replace(client.settings, client_id=client_id)
+        return Cluster(settings, stop=self._stop, context=client.context)
 
     def _forget(self, session: Session) -> None:
         with self._guard:
             upstream = self._upstreams.pop(session)
         upstream.cluster.close()
 
-    def _connection(self, upstream: _Upstream, group: str) -> Connection:
+    def _connection(
+        self, upstream: _Upstream, group: str, timeout: float = _LOCATE_TIMEOUT
+    ) -> Connection:
         """Return the connection to a group's coordinator.
 
         Raises:
@@ -210,17 +261,59 @@ class RelayGroups:
         """
         # A broker closes idle connections, and that shows only when it is asked again.
         connection = upstream.cluster.retrying(
-            lambda: upstream.cluster.connection(GroupCoordinator(group)), timeout=_LOCATE_TIMEOUT
+            lambda: upstream.cluster.connection(GroupCoordinator(group)), timeout=timeout
         )
         self._learn(connection)
         return connection
 
-    def _connection_if_any(self, upstream: _Upstream, group: str) -> Connection | None:
-        try:
-            return self._connection(upstream, group)
-        except BrokerError as error:
-            self._note_away(error)
+    def _coordinators(
+        self, upstream: _Upstream, groups: tuple[str, ...]
+    ) -> dict[Connection | None, list[str]]:
+        """Return groups by the connections to their coordinators; None for those without one.
+
+        All groups have one deadline. A second attempt for a group begins only after the first ones
+        for all others, so that one broker that is away does not take the time of the others.
+        """
+        deadline = monotonic() + _LOCATE_TIMEOUT
+        parts: dict[Connection | None, list[str]] = {}
+        later: list[str] = []
+        for group in groups:
+            left = deadline - monotonic()
+            connection = self._connection_at_once(upstream, group, left) if left > 0 else None
+            if connection is None:
+                later.append(group)
+            else:
+                parts.setdefault(connection, []).append(group)
+        for group in later:
+            left = deadline - monotonic()
+            connection = None
+            try:
+                if left > 0:
+                    connection = self._connection(upstream, group, left)
+            except UnsupportedVersionError:
+                raise
+            except BrokerError as error:
+                self._note_failure(error, upstream, group)
+            parts.setdefault(connection, []).append(group)
+        return parts
+
+    def _connection_at_once(
+        self, upstream: _Upstream, group: str, timeout: float
+    ) -> Connection | None:
+        """Make one attempt to reach a group's coordinator; None after a failure."""
+
+        def attempt() -> Connection | BrokerError:
+            try:
+                return upstream.cluster.connection(GroupCoordinator(group))
+            except BrokerError as error:
+                return error  # not raised: `retrying` would make another attempt
+
+        found = upstream.cluster.retrying(attempt, timeout=timeout)
+        if isinstance(found, BrokerError):
+            self._note_failure(found, upstream, group)
             return None
+        self._learn(found)
+        return found
 
     def _learn(self, connection: Connection) -> None:
         """Offer clients the versions that this broker knows too."""
@@ -237,11 +330,31 @@ class RelayGroups:
             self._is_away = False
             log.info("endpoint.relay_available", broker=str(connection))
 
-    def _note_away(self, error: BrokerError) -> None:
-        self._metrics.relay_failures.inc()
-        if not self._is_away:
+    def _note_failure(
+        self, error: BrokerError, upstream: _Upstream | None = None, group: str | None = None
+    ) -> None:
+        """Count and log why the live cluster did not answer a request."""
+        if upstream is not None:
+            upstream.has_failed = True
+        reason = "unavailable"
+        if isinstance(error, BrokerLoginError):
+            reason = "login"
+            if failures := self._log_login.count():
+                log.error(
+                    "endpoint.relay_login_failed",
+                    error=str(error),
+                    failures=failures,
+                    help="correct the file of --groups-properties; a changed file is read again",
+                )
+        elif isinstance(error, KafkaApiError):
+            reason = "refused"
+            if self._warned.is_new(error.code):
+                log.warning("endpoint.relay_refused", group=group, error=str(error))
+        elif failures := self._log_away.count():
+            # While one of several brokers is away, requests fail and succeed by turns.
             self._is_away = True
-            log.warning("endpoint.relay_unavailable", error=str(error))
+            log.warning("endpoint.relay_unavailable", error=str(error), failures=failures)
+        self._metrics.relay_failures.labels(reason).inc()
 
     # Requests
 
@@ -258,14 +371,12 @@ class RelayGroups:
                     raise away
                 self._connection(upstream, key)
             except KafkaApiError as error:
-                self._metrics.relay_failures.inc()
-                if self._warned.is_new(error.code):
-                    log.warning("endpoint.relay_refused", group=key, error=str(error))
+                self._note_failure(error, upstream, key)
                 # Without the text of the error, which names the broker's address.
                 found.append(Coordinator(key, _error_code(error.code), _REFUSED + error.name))
             except BrokerError as error:
                 away = error
-                self._note_away(error)
+                self._note_failure(error, upstream, key)
                 found.append(Coordinator(key, ErrorCode.coordinator_not_available, _AWAY))
             else:
                 found.append(Coordinator(key, address=self._advertised))
@@ -285,49 +396,28 @@ class RelayGroups:
 
         For clients all groups have one coordinator, so they put all groups into one request.
         """
-        parts: dict[Connection | None, list[str]] = {}
-        for name in names:
-            # One wait for the cluster, not one for each group.
-            is_away = None in parts
-            connection = None if is_away else self._connection_if_any(upstream, name)
-            parts.setdefault(connection, []).append(name)
+        parts = self._coordinators(upstream, names)
         only = next(iter(parts)) if len(parts) == 1 else None
         if only is not None:
             return self._relay_frame(upstream, only, request, decoded, names)
-        asked_field, answered_field = FIELDS_OF_SEVERAL[request.api]
+        asked = {part: _for_groups(request.api, decoded, own) for part, own in parts.items()}
+        bodies = {part: encode(body) for part, body in asked.items() if part is not None}
+        answers = self._exchange_all(upstream, request, bodies)
+        answered_field = FIELDS_OF_SEVERAL[request.api][1]
         rows: list[Any] = []
-        for part, group_names in parts.items():
-            asked = tuple(
-                entry
-                for entry in getattr(decoded, asked_field)
-                if getattr(entry, "group_id", entry) in group_names
-            )
-            response = self._ask_part(
-                upstream, part, request, replace(decoded, **{asked_field: asked}), group_names
-            )
+        for part, own in parts.items():
+            body = None if part is None else answers.get(part)
+            if part is None or body is None:
+                for name in own:
+                    upstream.cluster.forget_coordinator(name)
+                error = ErrorCode.not_coordinator
+                response: Any = error_response(request.api, request.version, asked[part], error)
+            else:
+                response = self._examined(upstream, part, request, body, tuple(own))
             rows += getattr(response, answered_field)
         response = error_response(request.api, request.version, decoded, ErrorCode.none)
         merged: Any = replace(response, **{answered_field: tuple(rows)})
         return Answer(encode(merged), _first_error(merged))
-
-    def _ask_part(
-        self,
-        upstream: _Upstream,
-        connection: Connection | None,
-        request: Request,
-        part: Decoded,
-        names: list[str],
-    ) -> Any:  # noqa: ANN401 - kio's
-        """Return the response of one coordinator to its part of a request, errors included."""
-        if connection is not None:
-            try:
-                body = self._exchange(upstream, connection, request, encode(part), part)
-                return self._examined(upstream, connection, request, body, tuple(names))
-            except UnsupportedVersionError:
-                raise
-            except BrokerError as error:
-                self._note_away(error)
-        return error_response(request.api, request.version, part, ErrorCode.not_coordinator)
 
     def _relay_frame(
         self,
@@ -342,18 +432,73 @@ class RelayGroups:
         return Answer(bytes(body), _first_error(response))
 
     def _list(self, upstream: _Upstream, request: Request, decoded: Decoded) -> Answer:
-        """Ask all brokers: each knows only the groups that it coordinates."""
-        cluster = upstream.cluster
+        """Ask all brokers: each knows only the groups that it coordinates.
+
+        The groups of a broker that is away are left out: another broker will coordinate them.
+        """
+        connections, away = self._all_brokers(upstream)
+        answers = self._exchange_all(upstream, request, dict.fromkeys(connections, request.body()))
+        if not answers:
+            raise away or BrokerUnavailableError("no broker of the live cluster lists its groups")
         rows: list[Any] = []
-        for broker in cluster.metadata((), timeout=_REQUEST_TIMEOUT).brokers:
-            connection = cluster.connection(Broker(broker))
-            body = self._exchange(upstream, connection, request, request.body(), decoded)
+        for connection, body in answers.items():
             response: Any = decode_response(request.api, request.version, body, str(connection))
             if response.error_code is not ErrorCode.none:
                 return Answer(bytes(body), response.error_code)
             rows += response.groups
         listed = error_response(request.api, request.version, decoded, ErrorCode.none)
         return Answer(encode(replace(listed, groups=tuple(rows))))
+
+    def _all_brokers(self, upstream: _Upstream) -> tuple[list[Connection], BrokerError | None]:
+        """Return connections to the brokers that can be reached, and the error of another one."""
+        deadline = monotonic() + _REQUEST_TIMEOUT
+        cluster = upstream.cluster
+        connections: list[Connection] = []
+        away: BrokerError | None = None
+        for broker in cluster.metadata((), timeout=_REQUEST_TIMEOUT).brokers:
+            if monotonic() >= deadline:
+                break
+            try:
+                connections.append(cluster.connection(Broker(broker)))
+            except UnsupportedVersionError:
+                raise
+            except BrokerError as error:
+                away = error
+                self._note_failure(error, upstream)
+        return connections, away
+
+    def _exchange_all(
+        self,
+        upstream: _Upstream,
+        request: Request,
+        bodies: Mapping[Connection, bytes | memoryview],
+    ) -> dict[Connection, memoryview]:
+        """Send requests to several brokers at the same time: they share one timeout.
+
+        Returns:
+            The bodies of the responses, without those of brokers that did not answer.
+
+        Raises:
+            UnsupportedVersionError: A broker does not know the version of the request.
+        """
+        timeout = upstream.client.settings.request_timeout
+        sent: list[Connection] = []
+        answers: dict[Connection, memoryview] = {}
+        for connection, body in bodies.items():
+            try:
+                connection.send_buffers(request.api, request.version, [body], timeout=timeout)
+            except UnsupportedVersionError:
+                raise
+            except BrokerError as error:
+                self._note_failure(error, upstream)
+            else:
+                sent.append(connection)
+        for connection in _as_they_answer(sent, timeout):
+            try:
+                answers[connection] = connection.receive_body()[1]
+            except BrokerError as error:
+                self._note_failure(error, upstream)
+        return answers
 
     def _exchange(
         self,
@@ -369,7 +514,7 @@ class RelayGroups:
             UnsupportedVersionError: This broker does not know the version of the request.
             BrokerError: The connection is lost, or there is no answer in time.
         """
-        timeout = self._settings.request_timeout
+        timeout = upstream.client.settings.request_timeout
         if request.api is ApiKey.JOIN_GROUP:
             longest = getattr(decoded, "rebalance_timeout", decoded.session_timeout)
             upstream.rebalance_timeout = max(longest.total_seconds(), 0.0)
@@ -424,6 +569,35 @@ class RelayGroups:
                     help="the live cluster assigns a topic with an id that the archive does not "
                     "have, so members read nothing from it; use group.protocol=classic",
                 )
+
+
+def _for_groups(api: ApiKey, request: Decoded, groups: Collection[str]) -> Decoded:
+    """Return the part of a request for several groups that concerns some of them."""
+    field = FIELDS_OF_SEVERAL[api][0]
+    entries = getattr(request, field)
+    part = tuple(entry for entry in entries if getattr(entry, "group_id", entry) in groups)
+    return replace(request, **{field: part})
+
+
+def _as_they_answer(connections: Collection[Connection], timeout: float) -> Iterator[Connection]:
+    """Yield connections when their responses begin; after the timeout, those without a response.
+
+    In a fixed order, the response of the second broker would be late if the first one hangs.
+    """
+    deadline = monotonic() + timeout
+    waiting = list(connections)
+    with DefaultSelector() as selector:
+        for connection in waiting:
+            selector.register(connection, EVENT_READ, connection)
+        while waiting:
+            ready = selector.select(max(deadline - monotonic(), 0.0))
+            if not ready:
+                yield from waiting
+                return
+            for key, _ in ready:
+                selector.unregister(key.fileobj)
+                waiting.remove(key.data)
+                yield key.data
 
 
 def _first_error(response: object) -> ErrorCode:

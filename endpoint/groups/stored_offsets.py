@@ -6,9 +6,13 @@ arrive while a write is in progress share the next one, so a group makes one req
 whatever the rate of its commits.
 
 One process owns a group: it takes the group by writing the object with its own id as `owner`. A
-process that starts takes a group at its first JoinGroup or OffsetCommit. The next write of the
-previous owner then fails, and that process gives the group up. No lease is renewed and no clocks
-are compared.
+process that starts takes a group at its first JoinGroup or OffsetCommit. The previous owner then
+gives the group up at its next write, or when it checks the owner, which it does at an interval
+while clients use the group. It takes the group back only after the object has not changed for some
+time. No lease is renewed and no clocks are compared.
+
+Each committed offset has the id of its topic: a topic that is deleted and created again has another
+id, and offsets of the deleted one have no meaning in it.
 
 What a kill leaves:
 
@@ -36,17 +40,57 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.segments.keys import ArchiveLayout, parse_group_key
-from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfMatch, RemoteStorage, unchanged
-from sidetier.wire.requests import CommittedOffset
 
 VERSION: Final = 1
 MAX_BYTES: Final = 8 << 20
-"""Most bytes of the object of one group."""
+"""Most bytes of the offsets of one group, each counted with the name of its topic."""
+_ROW_OVERHEAD: Final = 400
+"""Bytes of the Python objects of one committed offset, besides its texts."""
 _ATTEMPTS: Final = 3
 
-Offsets = Mapping[TopicPartition, CommittedOffset]
+
+@dataclass(frozen=True, slots=True)
+class StoredOffset:
+    """Committed offset of a partition: the offset of the next record to read.
+
+    Attributes:
+        offset: The offset.
+        leader_epoch: Leader epoch of the last record that was read; -1 if the client sent none.
+        metadata: Any text of the client.
+        topic_id: Id of the topic at the commit, as Kafka writes ids. None if the archive has no
+            id for the topic.
+    """
+
+    offset: Offset
+    leader_epoch: LeaderEpoch = UNKNOWN_EPOCH
+    metadata: str = ""
+    topic_id: str | None = None
+
+    @property
+    def row(self) -> list[Any]:
+        """The offset as the object has it. Without a topic id, as before topic ids were stored."""
+        row = [self.offset, self.leader_epoch, self.metadata]
+        return row if self.topic_id is None else [*row, self.topic_id]
+
+
+Offsets = Mapping[TopicPartition, StoredOffset]
+
+
+class GroupTakenError(ArchiveConflictError):
+    """Another process owns the group, or the group's object was deleted.
+
+    Attributes:
+        etag: Version of the object that showed it; None if there is no object.
+    """
+
+    def __init__(self, key: str, stored: "StoredGroup | None", etag: str | None) -> None:
+        by = "was deleted" if stored is None else f"was taken by a process on {stored.host}"
+        super().__init__(f"{key}: this group {by}")
+        self.etag = etag
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +117,7 @@ def encode_group(stored: StoredGroup) -> bytes:
     """Return the object's bytes."""
     topics: dict[str, dict[str, list[Any]]] = {}
     for tp, committed in sorted(stored.offsets.items()):
-        row = [committed.offset, committed.leader_epoch, committed.metadata]
-        topics.setdefault(tp.topic, {})[str(tp.partition)] = row
+        topics.setdefault(tp.topic, {})[str(tp.partition)] = committed.row
     document = {
         "version": VERSION,
         "group": stored.group,
@@ -99,11 +142,9 @@ def parse_group(data: bytes, key: str) -> StoredGroup:
                 f"{key}: version {document['version']!r}; this version of Sidetier reads {VERSION}"
             )
         offsets = {
-            TopicPartition(topic, int(number)): CommittedOffset(
-                Offset(int(offset)), LeaderEpoch(int(epoch)), str(metadata)
-            )
+            TopicPartition(topic, int(number)): _parse_row(*row)
             for topic, rows in document["offsets"].items()
-            for number, (offset, epoch, metadata) in rows.items()
+            for number, row in rows.items()
         }
         return StoredGroup(
             str(document["group"]),
@@ -114,6 +155,28 @@ def parse_group(data: bytes, key: str) -> StoredGroup:
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MalformedObjectError(f"{key}: not the offsets of a group: {error!r}") from error
+
+
+def _parse_row(
+    offset: object, epoch: object, metadata: object, topic_id: object = None
+) -> StoredOffset:
+    return StoredOffset(
+        Offset(int(str(offset))),
+        LeaderEpoch(int(str(epoch))),
+        str(metadata),
+        None if topic_id is None else str(topic_id),
+    )
+
+
+def bytes_of(offsets: Offsets) -> int:
+    """Return the bytes of offsets, as `MAX_BYTES` counts them."""
+    rows = ([tp.topic, tp.partition, committed.row] for tp, committed in offsets.items())
+    return sum(len(json.dumps(row)) for row in rows)
+
+
+def memory_of(offsets: Offsets) -> int:
+    """Return the bytes that offsets take in memory, roughly."""
+    return bytes_of(offsets) + len(offsets) * _ROW_OVERHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +190,7 @@ class GroupObjects:
         host: Host name of this process.
         executor: Makes the requests.
         on_write: Called after each write of offsets.
+        clock: Returns monotonic seconds.
     """
 
     store: RemoteStorage
@@ -135,6 +199,7 @@ class GroupObjects:
     host: str
     executor: Executor
     on_write: Callable[[], object] = lambda: None
+    clock: Clock = monotonic
 
     def names(self) -> Iterator[str]:
         """Yield the names of all groups in the store."""
@@ -152,10 +217,16 @@ class GroupObjects:
         """
         return self.read_key(self.key(group))[0]
 
-    def take(self, group: str) -> "OwnedGroup":
+    def take(self, group: str, lost: GroupTakenError | None = None) -> "OwnedGroup":
         """Make this process the owner of a group.
 
+        Args:
+            group: Name of the group.
+            lost: How this process has lost the group. The group is taken back only if its object
+                has not changed since: an owner that commits keeps it.
+
         Raises:
+            GroupTakenError: The object has changed since the group was lost.
             ArchiveConflictError: Other processes take it at the same time, again and again.
             MalformedObjectError, StorageError: It cannot be read or written.
         """
@@ -163,8 +234,11 @@ class GroupObjects:
         for _ in range(_ATTEMPTS):
             # Also if this process owns the group already: the store may still carry out a write
             # whose answer it did not get.
+            asked_at = self.clock()
             stored, etag = self.read_key(key)
             before = stored or StoredGroup(group, "", "")
+            if lost is not None and before.owner not in {"", self.owner} and etag != lost.etag:
+                raise GroupTakenError(key, stored, etag)
             mine = replace(before, owner=self.owner, host=self.host, writes=before.writes + 1)
             try:
                 etag = self.store.put_object(
@@ -172,7 +246,7 @@ class GroupObjects:
                 )
             except PreconditionFailedError:
                 continue  # another process was faster, or the answer to an earlier attempt was lost
-            return OwnedGroup(self, key, mine, etag, previous_owner=before.owner)
+            return OwnedGroup(self, key, mine, etag, asked_at, previous_owner=before.owner)
         raise ArchiveConflictError(f"{key}: other processes take this group at the same time")
 
     def key(self, group: str) -> str:
@@ -197,9 +271,16 @@ class GroupObjects:
 
 @dataclass(slots=True)
 class _Write:
-    """The commits that the next write of a group stores, and its result."""
+    """The commits that the next write of a group stores, and its result.
 
-    offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    Attributes:
+        offsets: The offsets; empty if only the owner is checked.
+        must_confirm: Whether to ask the store for the owner even if there is nothing to write.
+        result: Done after the write.
+    """
+
+    offsets: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
+    must_confirm: bool = False
     result: "Future[None]" = field(default_factory=Future)
 
 
@@ -211,7 +292,12 @@ class OwnedGroup:
         key: Key of the group's object.
         stored: Its contents.
         etag: Its etag.
+        confirmed_at: When the group was taken.
         previous_owner: Owner before this process; empty if there was none.
+
+    Attributes:
+        confirmed_at: Time at which this process owned the group for certain: that of the last
+            request whose answer showed it, in seconds of the clock.
     """
 
     def __init__(
@@ -220,8 +306,10 @@ class OwnedGroup:
         key: str,
         stored: StoredGroup,
         etag: str,
+        confirmed_at: float,
         previous_owner: str = "",
     ) -> None:
+        self.confirmed_at = confirmed_at
         self.previous_owner = previous_owner
         self._objects = objects
         self._key = key
@@ -234,6 +322,9 @@ class OwnedGroup:
         self._guard = threading.Lock()
         self._next: _Write | None = None
         self._is_writing = False
+        self._accepted = dict(stored.offsets)
+        """Offsets that are stored or being stored."""
+        self._bytes = bytes_of(stored.offsets)
 
     @property
     def offsets(self) -> Offsets:
@@ -245,28 +336,68 @@ class OwnedGroup:
         """Whether commits are being stored."""
         return self._is_writing
 
+    @property
+    def memory(self) -> int:
+        """Bytes that the offsets take in memory, roughly."""
+        return self._bytes + len(self._accepted) * _ROW_OVERHEAD
+
+    def growth(self, offsets: Offsets) -> int:
+        """Return by how many bytes `memory` grows with a commit."""
+        new = sum(tp not in self._accepted for tp in offsets)
+        return self._growth(offsets) + new * _ROW_OVERHEAD
+
     def commit(self, offsets: Offsets) -> "Future[None]":
-        """Store offsets. The result fails with ArchiveConflictError once another process has the
-        group, with InvalidRequestError if the object would be too large, else with a StorageError.
+        """Store offsets. The result fails with GroupTakenError once another process has the group,
+        with InvalidRequestError if the object would be too large, else with a StorageError.
 
         After a failure the store may have the offsets all the same. Offsets that are stored
-        already need no request, unless a failed write could still replace them.
+        already need no request, unless a failed write could still replace them. A commit that is
+        too large fails alone: the others that share its write are stored.
         """
         with self._guard:
-            if self._next is None:
-                self._next = _Write()
-            self._next.offsets.update(offsets)
-            result = self._next.result
-            if self._is_writing:
-                return result
-            self._is_writing = True
+            growth = self._growth(offsets)
+            size = self._bytes + growth
+            if growth <= 0 or size <= MAX_BYTES:
+                self._accepted.update(offsets)
+                self._bytes = size
+                result, is_first = self._add(offsets)
+            else:
+                result, is_first = Future(), False
+                result.set_exception(
+                    InvalidRequestError(f"{self._key}: {size} bytes of offsets, above {MAX_BYTES}")
+                )
+        if is_first:
+            self._start(result)
+        return result
+
+    def confirm(self) -> "Future[None]":
+        """Ask the store whether this process still owns the group. The result fails as `commit`."""
+        with self._guard:
+            result, is_first = self._add({}, must_confirm=True)
+        if is_first:
+            self._start(result)
+        return result
+
+    def _growth(self, offsets: Offsets) -> int:
+        replaced = {tp: self._accepted[tp] for tp in offsets if tp in self._accepted}
+        return bytes_of(offsets) - bytes_of(replaced)
+
+    def _add(self, offsets: Offsets, *, must_confirm: bool = False) -> "tuple[Future[None], bool]":
+        """Add offsets to the next write. Return its result, and whether the caller starts it."""
+        if self._next is None:
+            self._next = _Write()
+        self._next.offsets.update(offsets)
+        self._next.must_confirm |= must_confirm
+        is_first, self._is_writing = not self._is_writing, True
+        return self._next.result, is_first
+
+    def _start(self, result: "Future[None]") -> None:
         try:
             self._objects.executor.submit(self._write_all)
         except RuntimeError as error:  # the executor is shut down
             with self._guard:
                 self._next, self._is_writing = None, False
             result.set_exception(StoreUnavailableError(f"{self._key}: not stored: {error}"))
-        return result
 
     def _write_all(self) -> None:
         while True:
@@ -276,40 +407,59 @@ class OwnedGroup:
                     self._is_writing = False
                     return
             try:
-                self._write(write.offsets)
+                self._write(write)
             except BaseException as error:  # noqa: BLE001 - the clients that wait report it
+                self._forget_failed()
                 write.result.set_exception(error)
             else:
                 write.result.set_result(None)
 
-    def _write(self, offsets: Offsets) -> None:
+    def _forget_failed(self) -> None:
+        """Count only what is stored and what the next write stores."""
+        with self._guard:
+            self._accepted = dict(self._stored.offsets)
+            if self._next is not None:
+                self._accepted.update(self._next.offsets)
+            self._bytes = bytes_of(self._accepted)
+
+    def _write(self, write: _Write) -> None:
         for _ in range(_ATTEMPTS):
             if self._etag is None:
                 self._read_again()
-            wanted = {**self._stored.offsets, **offsets}
+            wanted = {**self._stored.offsets, **write.offsets}
             if wanted == self._stored.offsets and self._etag != self._unanswered:
+                if write.must_confirm:
+                    self._confirm()
                 return
             stored = replace(self._stored, writes=self._stored.writes + 1, offsets=wanted)
-            data = encode_group(stored)
-            if len(data) > MAX_BYTES:
-                raise InvalidRequestError(f"{self._key}: {len(data)} bytes, above {MAX_BYTES}")
             assert self._etag is not None  # noqa: S101 - for mypy
             condition, self._unanswered, self._etag = IfMatch(self._etag), self._etag, None
+            asked_at = self._objects.clock()
             try:
                 self._etag = self._objects.store.put_object(
-                    self._key, BytesBody(data), condition=condition
+                    self._key, BytesBody(encode_group(stored)), condition=condition
                 )
             except PreconditionFailedError:
                 self._unanswered = None
                 continue  # an earlier write whose answer was lost, or another owner
-            self._unanswered, self._stored = None, stored
+            self._unanswered, self._stored, self.confirmed_at = None, stored, asked_at
             self._objects.on_write()
             return
         raise StoreUnavailableError(f"{self._key}: changes with each attempt to write it")
 
+    def _confirm(self) -> None:
+        asked_at = self._objects.clock()
+        try:
+            etag = self._objects.store.head_object(self._key).etag
+        except ObjectNotFoundError:
+            raise GroupTakenError(self._key, None, None) from None
+        if etag != self._etag:
+            self._read_again()
+        self.confirmed_at = asked_at
+
     def _read_again(self) -> None:
+        asked_at = self._objects.clock()
         stored, etag = self._objects.read_key(self._key)
         if stored is None or stored.owner != self._objects.owner:
-            by = "was deleted" if stored is None else f"was taken by a process on {stored.host}"
-            raise ArchiveConflictError(f"{self._key}: this group {by}")
-        self._stored, self._etag = stored, etag
+            raise GroupTakenError(self._key, stored, etag)
+        self._stored, self._etag, self.confirmed_at = stored, etag, asked_at

@@ -268,7 +268,7 @@ class RawClient:
         return data
 
 
-def local_groups(
+def local_groups(  # noqa: PLR0913 - what tests vary
     store: RemoteStorage,
     owner: str = "one",
     *,
@@ -276,11 +276,13 @@ def local_groups(
     partitions: int = 3,
     metrics: GroupMetrics | None = None,
     clock: Callable[[], float] = monotonic,
+    topic_id: Callable[[str], str | None] = lambda _: None,
 ) -> LocalGroups:
     """Return a coordinator over a store, for an archive with the topic `orders`."""
     metrics = metrics or GroupMetrics(CollectorRegistry())
     executor = ThreadPoolExecutor(4)
-    objects = GroupObjects(store, LAYOUT, owner, f"host-{owner}", executor, metrics.writes.inc)
+    written = metrics.writes.inc
+    objects = GroupObjects(store, LAYOUT, owner, f"host-{owner}", executor, written, clock)
     return LocalGroups(
         GroupCoordinator(
             objects,
@@ -289,5 +291,6 @@ def local_groups(
             clock,
         ),
         lambda tp: tp.topic == "orders" and 0 <= tp.partition < partitions,
+        topic_id,
         ("kafka.example", 9092),
     )

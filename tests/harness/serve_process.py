@@ -14,6 +14,7 @@ from confluent_kafka import Consumer
 from sidetier.brokers.ports import free_port
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.local import LocalStorage
+from tests.harness.archive_objects import ArchiveStore, file_store
 from tests.harness.sidecar import PROGRAM
 from tests.harness.waiting import wait_until
 
@@ -21,14 +22,16 @@ LAYOUT = ArchiveLayout("test", 0)
 
 
 class ServeProcess:
-    """The endpoint over the store in `root`/store.
+    """The endpoint over the store in `root`/store, or over another one.
 
     Args:
         root: Directory of the store, the configuration and the log.
         options: Further options of `sidetier serve`.
+        store: Another store.
     """
 
-    def __init__(self, root: Path, *options: str) -> None:
+    def __init__(self, root: Path, *options: str, store: ArchiveStore | None = None) -> None:
+        self._archive = store or file_store(root / "store")
         self.store = LocalStorage(root / "store")
         self.log = root / "log"
         self.bootstrap = f"127.0.0.1:{free_port()}"
@@ -43,7 +46,7 @@ class ServeProcess:
         settings = {
             "cluster": {"name": LAYOUT.cluster},
             "log_dirs": [str(self._root / "logs")],
-            "storage": {"url": f"file://{self._root}/store", "prefix_entropy_bits": LAYOUT.bits},
+            "storage": {**self._archive.settings, "prefix_entropy_bits": LAYOUT.bits},
         }
         config.write_text(yaml.safe_dump(settings))
         command = [
@@ -53,7 +56,11 @@ class ServeProcess:
         before = self.count("endpoint.listening")
         with self.log.open("a") as output:
             self._process = subprocess.Popen(
-                command, stdout=output, stderr=output, text=True, env=os.environ
+                command,
+                stdout=output,
+                stderr=output,
+                text=True,
+                env={**os.environ, **self._archive.environment},
             )
         wait_until(lambda: self.count("endpoint.listening") > before, 90, "the endpoint to listen")
 
@@ -89,9 +96,11 @@ class ServeProcess:
 
 
 @contextmanager
-def serve_process(root: Path, *options: str) -> Iterator[ServeProcess]:
+def serve_process(
+    root: Path, *options: str, store: ArchiveStore | None = None
+) -> Iterator[ServeProcess]:
     """Run the endpoint until the block ends; no request may have failed in an unexpected way."""
-    process = ServeProcess(root, *options)
+    process = ServeProcess(root, *options, store=store)
     try:
         process.start()
         yield process

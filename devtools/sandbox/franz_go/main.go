@@ -1,8 +1,10 @@
-// Reads partitions with franz-go, without a group, and prints their records.
+// Reads partitions with franz-go, and prints their records.
 //
 // Arguments: bootstrap servers, isolation level, max.partition.fetch.bytes, and for each partition
 // TOPIC:PARTITION:NUMBER, where NUMBER is the expected number of records. After the last of them it
-// waits for half a second for further ones. Prints a line for each record, in the form that
+// waits for half a second for further ones. With the argument group=NAME it is a member of that group
+// instead: it reads all partitions of the topics, ends after the expected number of records, and
+// commits the offsets after them. Prints a line for each record, in the form that
 // tests/harness/record_lines.py parses.
 package main
 
@@ -42,7 +44,12 @@ func main() {
 	check(err)
 	expected := 0
 	starts := map[string]map[int32]kgo.Offset{}
+	group := ""
 	for _, argument := range os.Args[4:] {
+		if name, isGroup := strings.CutPrefix(argument, "group="); isGroup {
+			group = name
+			continue
+		}
 		words := strings.Split(argument, ":")
 		partition, err := strconv.Atoi(words[1])
 		check(err)
@@ -54,24 +61,43 @@ func main() {
 		}
 		starts[words[0]][int32(partition)] = kgo.NewOffset().AtStart()
 	}
-	client, err := kgo.NewClient(
+	options := []kgo.Opt{
 		kgo.SeedBrokers(os.Args[1]),
-		kgo.ConsumePartitions(starts),
 		kgo.FetchIsolationLevel(isolation),
 		kgo.FetchMaxPartitionBytes(int32(most)),
-		kgo.FetchMaxWait(100*time.Millisecond),
-	)
+		kgo.FetchMaxWait(100 * time.Millisecond),
+	}
+	if group == "" {
+		options = append(options, kgo.ConsumePartitions(starts))
+	} else {
+		topics := []string{}
+		for topic := range starts {
+			topics = append(topics, topic)
+		}
+		options = append(options, kgo.ConsumerGroup(group), kgo.ConsumeTopics(topics...),
+			kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.DisableAutoCommit())
+	}
+	client, err := kgo.NewClient(options...)
 	check(err)
 	defer client.Close()
 	out := bufio.NewWriter(os.Stdout)
 	defer out.Flush()
+	read := []*kgo.Record{}
 	for count := 0; ; {
 		wait := 60 * time.Second
+		if group != "" && count >= expected {
+			check(client.CommitRecords(context.Background(), read...))
+			return
+		}
 		if count >= expected {
 			wait = 500 * time.Millisecond
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), wait)
-		fetches := client.PollFetches(ctx)
+		most := 1 << 30
+		if group != "" {
+			most = expected - count
+		}
+		fetches := client.PollRecords(ctx, most)
 		expired := ctx.Err() != nil
 		cancel()
 		if expired {
@@ -82,6 +108,9 @@ func main() {
 		}
 		fetches.EachRecord(func(record *kgo.Record) {
 			count++
+			if group != "" {
+				read = append(read, record)
+			}
 			headers := []string{}
 			for _, header := range record.Headers {
 				headers = append(headers, text([]byte(header.Key))+":"+text(header.Value))

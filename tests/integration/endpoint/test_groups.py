@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -24,68 +23,18 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from devtools.sandbox.kafka import KraftCluster
 from sidetier.brokers.ports import HOST, free_port
-from sidetier.segments import offsets as archived
-from sidetier.storage.local import LocalStorage
+from sidetier.storage.s3 import S3Storage
+from tests.harness.archive_objects import s3_store
+from tests.harness.group_reading import ALL, END, PARTITIONS, commit, committed, read, store_topic
 from tests.harness.java_clients import subscribe_with_java
-from tests.harness.made_archive import MadeArchive
-from tests.harness.serve_process import LAYOUT, ServeProcess, serve_process
+from tests.harness.s3 import S3Bucket
+from tests.harness.serve_process import ServeProcess, serve_process
+from tests.harness.stores import s3_settings
 from tests.harness.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-PARTITIONS = 3
-END = 40
-ALL = {(partition, offset) for partition in range(PARTITIONS) for offset in range(END)}
 PROTOCOLS = ["classic", "consumer"]
-
-
-def store_topic(root: Path, topic: str, topic_id: str | None = None) -> None:
-    """Store a topic with three partitions of 40 records."""
-    store = LocalStorage(root / "store")
-    for number in range(PARTITIONS):
-        archive = MadeArchive(store, LAYOUT, archived.TopicPartition(topic, number))
-        archive.segments(0, 20, END)
-        archive.mark(20, END, topic_id=topic_id)
-
-
-def read(consumer: Consumer, records: int, seconds: float = 40) -> list[tuple[int, int]]:
-    """Return partition and offset of this many records."""
-    received: list[tuple[int, int]] = []
-    deadline = monotonic() + seconds
-    while len(received) < records:
-        assert monotonic() < deadline, f"{len(received)} of {records} records"
-        for message in consumer.consume(records - len(received), 0.1):
-            error = message.error()
-            if error is None:
-                received.append((message.partition() or 0, message.offset() or 0))
-            elif not error.retriable() and error.code() not in {
-                KafkaError._TRANSPORT,
-                KafkaError._ALL_BROKERS_DOWN,
-            }:
-                raise KafkaException(error)
-    return received
-
-
-def commit(consumer: Consumer) -> None:
-    """Commit the positions; again while the coordinator is away."""
-
-    def try_once() -> bool:
-        try:
-            consumer.commit(asynchronous=False)
-        except KafkaException:
-            return False
-        return True
-
-    wait_until(try_once, 40, "a commit", every=0.2)
-
-
-def committed(bootstrap: str, group: str) -> dict[int, int]:
-    """Return the committed offsets by partition, as an administrator sees them."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    asked = [ConsumerGroupTopicPartitions(group)]
-    (answer,) = admin.list_consumer_group_offsets(asked).values()
-    rows: list[TopicPartition] = answer.result(20).topic_partitions or []
-    return {row.partition: row.offset for row in rows if row.offset >= 0}
 
 
 def share(members: Sequence[Consumer]) -> list[int]:
@@ -234,6 +183,51 @@ def test_local_group_after_a_kill_of_the_endpoint(tmp_path: Path) -> None:
         assert all(offset >= done.get(partition, 0) for partition, offset in rest)
         assert committed(endpoint.bootstrap, "g") == dict.fromkeys(range(PARTITIONS), END)
         assert endpoint.count("endpoint.group_lost") == 0
+
+
+def test_local_offsets_of_a_topic_that_was_created_again(tmp_path: Path) -> None:
+    """A group that has read the deleted topic to its end reads all of the new one."""
+    store_topic(tmp_path, "orders", "AAAAAAAAAAAAAAAAAAAAAQ")
+    with serve_process(tmp_path, "--groups", "local") as endpoint:
+        member = endpoint.member("g")
+        member.subscribe(["orders"])
+        read(member, len(ALL))
+        commit(member)
+        member.close()
+        store_topic(tmp_path, "orders", "AAAAAAAAAAAAAAAAAAAAAg")
+        wait_until(
+            lambda: committed(endpoint.bootstrap, "g") == {}, 30, "the new topic id", every=0.5
+        )
+        member = endpoint.member("g")
+        member.subscribe(["orders"])
+        assert set(read(member, len(ALL))) == ALL
+        member.close()
+        assert endpoint.count("endpoint.committed_offsets_ignored") == 1
+
+
+def test_local_groups_in_an_s3_bucket(s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    """An endpoint notices that another one has taken the group, although it stores nothing."""
+    store_topic(S3Storage(s3_bucket.name, "", s3_settings(s3_bucket)), "orders")
+    store = s3_store(s3_bucket)
+    other = tmp_path / "other"
+    other.mkdir()
+    with (
+        serve_process(tmp_path, "--groups", "local", store=store) as first,
+        serve_process(other, "--groups", "local", store=store) as second,
+    ):
+        use_in_turn(first, "g")
+        assert store.objects.read("_sidetier/test/groups/g.json") is not None
+        member = second.member("g")
+        member.assign([TopicPartition("orders", 0, 5)])
+        read(member, 5)
+        commit(member)
+        member.close()
+        expected = {**dict.fromkeys(range(PARTITIONS), END), 0: 10}
+        wait_until(
+            lambda: committed(first.bootstrap, "g") == expected,
+            20, "the offsets of the second endpoint", every=0.5,
+        )  # fmt: skip
+        assert first.count("endpoint.group_lost") == 1
 
 
 # A live cluster

@@ -24,8 +24,13 @@ TOPIC_DENIED = ErrorCode.topic_authorization_failed
 
 
 @pytest.fixture
-def groups() -> Iterator[PermittedGroups]:
-    made = PermittedGroups(local_groups(FakeStorage()))
+def store() -> FakeStorage:
+    return FakeStorage()
+
+
+@pytest.fixture
+def groups(store: FakeStorage) -> Iterator[PermittedGroups]:
+    made = PermittedGroups(local_groups(store))
     yield made
     made.close()
 
@@ -47,7 +52,9 @@ def commit(
     return {topic.name: topic.partitions[0].error_code for topic in response.topics}
 
 
-def test_requests_for_another_group_are_refused(groups: PermittedGroups) -> None:
+def test_requests_for_another_group_are_refused_and_leave_none(
+    store: FakeStorage, groups: PermittedGroups
+) -> None:
     member = {"group_id": "theirs", "generation_id": 1, "member_id": "m"}
     requests: dict[ApiKey, tuple[int, dict[str, Any]]] = {
         ApiKey.HEARTBEAT: (4, member),
@@ -68,6 +75,8 @@ def test_requests_for_another_group_are_refused(groups: PermittedGroups) -> None
     for api, (version, values) in requests.items():
         assert ask_as(USER, groups, api, version, **values).error_code is DENIED
     assert commit(groups, USER, "theirs", "orders") == {"orders": DENIED}
+    assert commit(groups, USER, "mine", "other") == {"other": TOPIC_DENIED}
+    assert store.requests == []
 
 
 @pytest.mark.parametrize("version", range(OFFERED_LOCAL[ApiKey.FIND_COORDINATOR][1] + 1))

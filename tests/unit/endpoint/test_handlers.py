@@ -91,6 +91,18 @@ def test_a_topic_that_is_named_twice_is_answered_once(parts: Parts) -> None:
         assert [row.name for row in rows] == [name]
 
 
+def test_ids_of_the_archived_cluster_as_they_are_now(store: FakeStorage, parts: Parts) -> None:
+    catalog = parts.catalog
+    assert catalog.archived_topic_id("orders") == TOPIC_ID
+    assert catalog.archived_topic_id("clicks") is None  # the derived one is not the cluster's
+    assert catalog.archived_topic_id("other") is None
+    again = "AAAAAAAAAAAAAAAAAAAAAQ"
+    MadeArchive(store, tp=TopicPartition("orders", 0)).mark(0, 20, topic_id=again)
+    assert catalog.archived_topic_id("orders") == again  # without a listing of all topics
+    with store.away():
+        assert catalog.archived_topic_id("orders") is None
+
+
 def test_topic_ids_are_stable_over_restarts(store: FakeStorage) -> None:
     ids = []
     for _ in range(2):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from sidetier.endpoint.groups.classic_group import GroupLimits
 from sidetier.endpoint.groups.coordinator import CoordinatorSettings
@@ -318,6 +319,103 @@ def test_commits_that_are_refused(groups: LocalGroups) -> None:
     assert fetched(groups) == {0: 1}
 
 
+REFUSED_JOINS: list[dict[str, Any]] = [
+    {"group": "x" * 300},
+    {"session_timeout": 10},
+    {"member_id": "unknown"},
+    {"protocols": ()},
+    {"protocol_type": ""},
+    {"protocols": [{"name": "range", "metadata": bytes(5 << 20)}]},
+]
+
+
+@pytest.mark.parametrize("case", REFUSED_JOINS)
+def test_a_join_that_is_refused_leaves_no_group(store: FakeStorage, case: dict[str, Any]) -> None:
+    registry = CollectorRegistry()
+    groups = local_groups(store, metrics=GroupMetrics(registry))
+    assert join(groups, version=0, **case).error_code is not NONE
+    assert registry.get_sample_value("sidetier_endpoint_groups") == 0
+    assert store.requests == []
+    groups.close()
+
+
+def test_a_commit_that_is_refused_leaves_no_group(store: FakeStorage) -> None:
+    registry = CollectorRegistry()
+    member = joined(local_groups(FakeStorage()))
+    groups = local_groups(store, metrics=GroupMetrics(registry))
+    assert commit(groups, 1, member=member) is ErrorCode.unknown_member_id
+    assert commit(groups, 1, topic="other") is ErrorCode.unknown_topic_or_partition
+    assert commit(groups, 1, metadata="x" * 5000) is ErrorCode.offset_metadata_too_large
+    assert registry.get_sample_value("sidetier_endpoint_groups") == 0
+    assert store.requests == []
+    groups.close()
+
+
+def test_a_member_that_must_join_again_with_its_id_takes_no_group(
+    store: FakeStorage, groups: LocalGroups
+) -> None:
+    first = join(groups)
+    assert first.error_code is ErrorCode.member_id_required
+    assert store.requests == []
+    assert join(groups, first.member_id).error_code is NONE
+    assert list(store.contents()) == ["_sidetier/prod-a/groups/g.json"]
+
+
+FULL = [
+    (replace(QUICK, members=1), {"group": "other"}),
+    (replace(QUICK, memory=5500), {"group": "other", "protocols": [("range", bytes(4000))]}),
+]
+
+
+@pytest.mark.parametrize(("settings", "case"), FULL, ids=["members", "memory"])
+def test_members_of_all_groups_are_bounded(
+    store: FakeStorage, settings: CoordinatorSettings, case: dict[str, Any]
+) -> None:
+    if "protocols" in case:
+        rows = [{"name": name, "metadata": data} for name, data in case["protocols"]]
+        case = case | {"protocols": rows}
+    ahead = [0.0]
+    groups = local_groups(store, settings=settings, clock=lambda: monotonic() + ahead[0])
+    member = joined(groups)
+    assert member.error_code is NONE
+    with capture_logs() as logs:
+        for _ in range(3):
+            refused = join(groups, version=0, **case)
+            assert refused.error_code is ErrorCode.coordinator_not_available
+    full = [entry for entry in logs if entry["event"] == "endpoint.groups_full"]
+    assert [(entry["requests"], entry["members"]) for entry in full] == [(1, 1)]
+    assert list(store.contents()) == ["_sidetier/prod-a/groups/g.json"]
+    assert sync(groups, member, {}).error_code is NONE  # the members that it has are served
+    ahead[0] = 60.0  # no request ends the session of the first member
+    assert join(groups, version=0, **case).error_code is NONE
+    groups.close()
+
+
+def test_assignments_and_offsets_are_bounded(store: FakeStorage) -> None:
+    registry = CollectorRegistry()
+    groups = local_groups(
+        store, settings=replace(QUICK, memory=8000), metrics=GroupMetrics(registry)
+    )
+    member = joined(groups)
+    refused = sync(groups, member, {member.member_id: bytes(9000)})
+    assert refused.error_code is ErrorCode.coordinator_not_available
+    assert sync(groups, member, {member.member_id: bytes(3000)}).error_code is NONE
+    full = ErrorCode.coordinator_not_available
+    assert commit(groups, 1, member=member, metadata="x" * 4000) is full
+    assert commit(groups, 1, member=member) is NONE
+    held = registry.get_sample_value("sidetier_endpoint_group_bytes")
+    assert held is not None
+    assert 4000 < held < 8000
+    groups.close()
+
+
+def test_the_assignments_of_one_group_are_bounded(groups: LocalGroups) -> None:
+    member = joined(groups)
+    too_large = sync(groups, member, {member.member_id: bytes((4 << 20) + 1)})
+    assert too_large.error_code is ErrorCode.group_max_size_reached
+    assert sync(groups, member, {}).error_code is NONE
+
+
 def test_the_most_groups(store: FakeStorage) -> None:
     groups = local_groups(store, settings=replace(QUICK, groups=2))
     joined(groups)
@@ -453,13 +551,150 @@ def test_a_second_endpoint_fences_the_first(
     assert commit(first, 100, member=member) is ErrorCode.not_coordinator
     assert waiting.result(5).error_code is ErrorCode.not_coordinator
     assert join(first, member.member_id).error_code is ErrorCode.not_coordinator
-    answer = ask(first, ApiKey.OFFSET_FETCH, 9, groups=[{"group_id": "g", "topics": None}])
-    assert answer.groups[0].error_code is ErrorCode.not_coordinator
     assert commit(second, 7, member=rival) is NONE
-    assert fetched(second) == {0: 7}
+    assert fetched(second) == fetched(first) == {0: 7}
     assert registry.get_sample_value("sidetier_endpoint_lost_groups_total") == 1
     first.close()
     second.close()
+
+
+def beat(groups: LocalGroups, member: Any) -> ErrorCode:  # noqa: ANN401
+    code: ErrorCode = ask(
+        groups, ApiKey.HEARTBEAT, 4,
+        group_id="g", generation_id=member.generation_id, member_id=member.member_id,
+    ).error_code  # fmt: skip
+    return code
+
+
+class Ahead:
+    """A clock that tests can put forward."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return monotonic() + self.seconds
+
+
+def test_a_replaced_owner_notices_it_without_a_commit(store: FakeStorage) -> None:
+    clock = Ahead()
+    first = local_groups(store, settings=QUICK, clock=clock)
+    member = joined(first, session_timeout=60_000)
+    sync(first, member, {})
+    commit(first, 5, member=member)
+    second = local_groups(store, "two", settings=QUICK)
+    commit(second, 6)
+    requests = len(store.requests)
+    assert beat(first, member) is NONE  # it has asked the store less than 5 s before
+    assert fetched(first) == {0: 5}
+    assert len(store.requests) == requests
+    clock.seconds = 6
+    wait_until(lambda: beat(first, member) is ErrorCode.not_coordinator, 5, "the loss of the group")
+    assert fetched(first) == {0: 6}
+    first.close()
+    second.close()
+
+
+def test_a_replaced_owner_answers_no_old_offsets(store: FakeStorage) -> None:
+    """The first OffsetFetch after a long time waits for the answer of the store."""
+    clock = Ahead()
+    first = local_groups(store, settings=QUICK, clock=clock)
+    commit(first, 5)
+    second = local_groups(store, "two", settings=QUICK)
+    commit(second, 6)
+    clock.seconds = 6
+    assert fetched(first) == {0: 6}
+    first.close()
+    second.close()
+
+
+def test_members_stay_and_offsets_wait_while_the_owner_cannot_be_confirmed(
+    store: FakeStorage,
+) -> None:
+    clock = Ahead()
+    groups = local_groups(store, settings=QUICK, clock=clock)
+    member = joined(groups, session_timeout=600_000)
+    sync(groups, member, {})
+    commit(groups, 5, member=member)
+    clock.seconds = 6
+    loading = ErrorCode.coordinator_load_in_progress
+    with store.away():
+        for _ in range(3):
+            assert beat(groups, member) is NONE
+            answer = ask(groups, ApiKey.OFFSET_FETCH, 9, groups=[{"group_id": "g", "topics": None}])
+            assert answer.groups[0].error_code is loading
+        assert sum(each.operation == "head" for each in store.requests) == 1
+    clock.seconds = 12
+    assert fetched(groups) == {0: 5}
+    assert beat(groups, member) is NONE
+    groups.close()
+
+
+def test_a_lost_group_is_served_again_without_a_restart(store: FakeStorage) -> None:
+    clock = Ahead()
+    registry = CollectorRegistry()
+    first = local_groups(store, settings=QUICK, clock=clock, metrics=GroupMetrics(registry))
+    member = joined(first)
+    sync(first, member, {})
+    second = local_groups(store, "two", settings=QUICK)
+    commit(second, 6)
+    lost = ErrorCode.not_coordinator
+    assert commit(first, 5, member=member) is lost
+    requests = len(store.requests)
+    clock.seconds = 20  # too early
+    assert (join(first).error_code, commit(first, 5)) == (lost, lost)
+    assert len(store.requests) == requests
+    commit(second, 7)
+    clock.seconds = 31  # the other endpoint has committed since the group was lost
+    assert join(first).error_code is lost
+    assert commit(second, 8) is NONE
+    clock.seconds = 62
+    assert join(first).error_code is lost
+    clock.seconds = 93  # now it has been quiet for long enough
+    again = joined(first)
+    assert again.error_code is NONE
+    assert beat(first, member) is ErrorCode.unknown_member_id  # it joins again
+    sync(first, again, {})
+    assert fetched(first) == {0: 8}
+    assert commit(first, 9, member=again) is NONE
+    assert commit(second, 10) is lost
+    assert registry.get_sample_value("sidetier_endpoint_lost_groups_total") == 1
+    first.close()
+    second.close()
+
+
+def test_offsets_of_a_topic_that_was_created_again_are_absent(store: FakeStorage) -> None:
+    ids = {"orders": "first"}
+    groups = local_groups(store, topic_id=ids.get)
+    commit(groups, 5)
+    commit(groups, 6, partition=1)
+    assert fetched(groups) == {0: 5, 1: 6}
+    ids["orders"] = "second"
+    with capture_logs() as logs:
+        for version in range(*OFFERED_LOCAL[ApiKey.OFFSET_FETCH]):
+            assert fetched(groups, version, (0, 1)) == {0: -1, 1: -1}
+        assert fetched(groups) == {}
+    (ignored,) = logs
+    assert ignored["event"] == "endpoint.committed_offsets_ignored"
+    assert (ignored["group"], ignored["topic"]) == ("g", "orders")
+    assert (ignored["committed_topic_id"], ignored["topic_id"]) == ("first", "second")
+    commit(groups, 1)
+    groups.close()
+    after = local_groups(store, "two", topic_id=ids.get)  # a restart
+    assert fetched(after, 9, (0, 1)) == {0: 1, 1: -1}
+    after.close()
+
+
+def test_offsets_without_a_topic_id_are_valid(store: FakeStorage) -> None:
+    """They are from an archive without ids, or from before topic ids were stored."""
+    ids: dict[str, str] = {}
+    groups = local_groups(store, topic_id=ids.get)
+    commit(groups, 5)
+    ids["orders"] = "first"
+    assert fetched(groups) == {0: 5}
+    commit(groups, 6, partition=1)
+    ids.clear()  # the archive cannot be read now
+    assert fetched(groups) == {0: 5, 1: 6}
+    groups.close()
 
 
 def test_a_store_that_is_away(store: FakeStorage) -> None:

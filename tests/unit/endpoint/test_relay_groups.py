@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -12,9 +13,10 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from sidetier.endpoint.groups.relay import OFFERED_RELAY, RelayGroups
+from sidetier.endpoint.groups.relay import OFFERED_RELAY, LiveCluster, RelayClient, RelayGroups
 from sidetier.endpoint.groups.requests import groups_of
 from sidetier.endpoint.metrics import GroupMetrics
+from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.session import Session
 from sidetier.segments.errors import UnsupportedVersionError
 from sidetier.wire.protocol import ApiKey, decode_response
@@ -80,8 +82,8 @@ def relay_to(
     **settings: Any,  # noqa: ANN401
 ) -> Iterator[RelayGroups]:
     metrics = GroupMetrics(registry or CollectorRegistry())
-    client = ClientSettings(addresses, **settings)
-    relay = RelayGroups(client, ADVERTISED, KNOWN_ID.__eq__, metrics)
+    client = RelayClient.of(ClientSettings(addresses, **settings))
+    relay = RelayGroups(lambda: client, ADVERTISED, KNOWN_ID.__eq__, metrics)
     relay.start()
     try:
         yield relay
@@ -114,6 +116,13 @@ class Client:
 def client(broker: FakeBroker) -> Iterator[Client]:
     with relay_to(broker.address) as relay:
         yield Client(relay)
+
+
+def failures(registry: CollectorRegistry, reason: str) -> float:
+    labels = {"reason": reason}
+    count = registry.get_sample_value("sidetier_endpoint_relay_failures_total", labels)
+    assert count is not None
+    return count
 
 
 def beats(broker: FakeBroker, *errors: ErrorCode) -> None:
@@ -186,6 +195,94 @@ def test_a_cluster_that_refuses_the_login_is_an_error_at_the_start() -> None:
         relay_to(broker.address, sasl=sasl),
     ):
         pass
+
+
+def logins(broker: FakeBroker, passwords: set[bytes]) -> None:
+    """Accept SASL PLAIN logins with one of these passwords, which can be changed later."""
+    broker.answers[ApiKey.SASL_HANDSHAKE] = lambda request: request.response(
+        error_code=NONE, mechanisms=("PLAIN",)
+    )
+
+    def authenticate(request: Received) -> bytes:
+        is_right = request.entity.auth_bytes.rpartition(b"\0")[2] in passwords
+        return request.response(
+            error_code=NONE if is_right else ErrorCode.sasl_authentication_failed,
+            error_message=None if is_right else "Authentication failed", auth_bytes=b"",
+            **({"session_lifetime": 0} if request.version >= 1 else {}),
+        )  # fmt: skip
+
+    broker.answers[ApiKey.SASL_AUTHENTICATE] = authenticate
+
+
+SASL = {ApiKey.SASL_HANDSHAKE: (0, 1), ApiKey.SASL_AUTHENTICATE: (0, 2)}
+
+
+@pytest.fixture
+def login_broker() -> Iterator[FakeBroker]:
+    with fake_broker(VERSIONS | SASL) as made:
+        coordinated(made)
+        beats(made)
+        yield made
+
+
+def test_a_login_that_is_refused_later_is_not_a_cluster_that_is_away(
+    login_broker: FakeBroker,
+) -> None:
+    passwords = {b"secret"}
+    logins(login_broker, passwords)
+    registry = CollectorRegistry()
+    sasl = SaslSettings("PLAIN", "endpoint", "secret")
+    with relay_to(login_broker.address, registry=registry, sasl=sasl) as relay:
+        assert Client(relay).find("g") == [NONE]
+        passwords.clear()
+        with capture_logs() as logs:
+            for _ in range(3):
+                client = Client(relay)
+                assert client.find("g") == [ErrorCode.coordinator_not_available]
+                beat = client.ask(ApiKey.HEARTBEAT, 4, **BEAT)
+                assert beat.error_code is ErrorCode.not_coordinator
+    (logged,) = logs
+    assert (logged["event"], logged["log_level"]) == ("endpoint.relay_login_failed", "error")
+    assert "refuses the login" in logged["error"]
+    assert "secret" not in repr(logged)
+    assert (failures(registry, "login"), failures(registry, "unavailable")) == (6, 0)
+
+
+def test_a_changed_password_is_used_without_a_restart(
+    login_broker: FakeBroker, tmp_path: Path
+) -> None:
+    passwords = {b"old"}
+    logins(login_broker, passwords)
+    file = tmp_path / "live.properties"
+    file.write_text("old")
+
+    def load() -> ClientSettings:
+        sasl = SaslSettings("PLAIN", "endpoint", file.read_text())
+        return ClientSettings((login_broker.address,), sasl=sasl)
+
+    live = LiveCluster(load, file)
+    client_of = Reloaded(live.files(), live.client, interval=0).current
+    metrics = GroupMetrics(CollectorRegistry())
+    relay = RelayGroups(client_of, ADVERTISED, KNOWN_ID.__eq__, metrics)
+    relay.start()
+    connected = Client(relay)
+    assert connected.find("g") == [NONE]
+    file.write_text("newer")
+    open_before = login_broker.connections
+    assert connected.ask(ApiKey.HEARTBEAT, 4, **BEAT).error_code is NONE
+    assert login_broker.connections == open_before, "a connection that works is kept"
+    passwords.add(b"newer")
+    passwords.remove(b"old")
+    assert Client(relay).find("g") == [NONE]
+    login_broker.answers[ApiKey.HEARTBEAT] = lambda _: HANG_UP
+    lost = connected.ask(ApiKey.HEARTBEAT, 4, **BEAT)
+    assert lost.error_code is ErrorCode.not_coordinator
+    beats(login_broker)
+    assert connected.find("g") == [NONE]
+    assert connected.ask(ApiKey.HEARTBEAT, 4, **BEAT).error_code is NONE
+    relay.close()
+    for session in list(relay._upstreams):
+        session.closing.close()
 
 
 # Whole frames
@@ -314,9 +411,8 @@ def test_each_request_gets_a_retriable_error_while_the_cluster_is_away() -> None
             relay.close()  # no second attempt: each of the others fails at once
     away = [entry for entry in logs if entry["event"] == "endpoint.relay_unavailable"]
     assert len(away) == 1
-    failures = registry.get_sample_value("sidetier_endpoint_relay_failures_total")
-    assert failures is not None
-    assert failures >= len(CASES)
+    assert failures(registry, "unavailable") >= len(CASES)
+    assert failures(registry, "login") == failures(registry, "refused") == 0
 
 
 def test_many_keys_wait_once_for_a_cluster_that_is_away() -> None:
@@ -336,10 +432,26 @@ def test_a_cluster_that_comes_back(broker: FakeBroker) -> None:
         address = gone.address
     beats(broker)
     with capture_logs() as logs, relay_to(address) as relay:
-        relay._settings = ClientSettings((broker.address,))
+        there = RelayClient.of(ClientSettings((broker.address,)))
+        relay._client = lambda: there
         client = Client(relay)
         assert client.find("g") == [NONE]
         assert client.ask(ApiKey.HEARTBEAT, 4, **BEAT).error_code is NONE
+    events = [entry["event"] for entry in logs]
+    assert events == ["endpoint.relay_unavailable", "endpoint.relay_available"]
+
+
+def test_a_broker_that_is_away_fills_no_log() -> None:
+    """Requests to it fail, and those to the other one succeed, in turn."""
+    with ExitStack() as stack:
+        first = stack.enter_context(fake_broker(VERSIONS))
+        with fake_broker(VERSIONS) as second:
+            coordinated(first, second, groups={"a": 1})
+        client = Client(stack.enter_context(relay_to(first.address)))
+        with capture_logs() as logs:
+            for _ in range(2):
+                assert client.find("a") == [ErrorCode.coordinator_not_available]
+                assert client.find("b") == [NONE]
     events = [entry["event"] for entry in logs]
     assert events == ["endpoint.relay_unavailable", "endpoint.relay_available"]
 
@@ -400,16 +512,64 @@ def test_a_request_for_groups_of_several_coordinators_is_split() -> None:
         assert offsets_of(client) == {}
 
 
-def test_groups_are_listed_by_all_brokers() -> None:
-    def lists(broker: FakeBroker, group: str, error: ErrorCode = NONE) -> None:
-        row = {
-            "group_id": group, "protocol_type": "consumer", "group_state": "Empty",
-            "group_type": "classic",
-        }  # fmt: skip
-        broker.answers[ApiKey.LIST_GROUPS] = lambda request: request.response(
-            throttle_time=0, error_code=error, groups=[row]
-        )
+def test_the_parts_of_a_request_wait_at_the_same_time() -> None:
+    """One coordinator that hangs takes one timeout, two of them take no more."""
+    with ExitStack() as stack:
+        brokers = [stack.enter_context(fake_broker(VERSIONS)) for _ in range(3)]
+        coordinated(*brokers, groups={"a": 0, "b": 1, "c": 2})
+        with_offsets(brokers[1], 7)
+        brokers[0].answers[ApiKey.OFFSET_FETCH] = lambda _: None
+        brokers[2].answers[ApiKey.OFFSET_FETCH] = lambda _: None
+        timeout = 1.5
+        relay = stack.enter_context(relay_to(brokers[0].address, request_timeout=timeout))
+        client = Client(relay)
+        client.find("a", "b", "c")
+        began = monotonic()
+        gone = ErrorCode.not_coordinator
+        assert offsets_of(client, "a", "b", "c") == {"a": gone, "b": 7, "c": gone}
+        assert timeout <= monotonic() - began < 2 * timeout
 
+
+def test_a_coordinator_that_is_away_takes_no_time_of_the_other_groups() -> None:
+    groups = {"a": 1, "b": 0, "c": 0}
+    with ExitStack() as stack:
+        first = stack.enter_context(fake_broker(VERSIONS))
+        with fake_broker(VERSIONS) as second:
+            coordinated(first, second, groups=groups)
+        with_offsets(first, 5)
+        client = Client(stack.enter_context(relay_to(first.address)))
+        gone = ErrorCode.not_coordinator
+        assert offsets_of(client, "a", "b", "c") == {"a": gone, "b": 5, "c": 5}
+
+
+def lists(broker: FakeBroker, group: str, error: ErrorCode = NONE) -> None:
+    row = {
+        "group_id": group, "protocol_type": "consumer", "group_state": "Empty",
+        "group_type": "classic",
+    }  # fmt: skip
+    broker.answers[ApiKey.LIST_GROUPS] = lambda request: request.response(
+        throttle_time=0, error_code=error, groups=[row]
+    )
+
+
+def test_groups_are_listed_by_the_brokers_that_are_there() -> None:
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(fake_broker(VERSIONS)) for _ in range(2))
+        with fake_broker(VERSIONS) as third:
+            coordinated(first, second, third)
+        lists(first, "a")
+        lists(second, "b")
+        client = Client(stack.enter_context(relay_to(first.address)))
+        listed = client.ask(ApiKey.LIST_GROUPS, 5)
+        assert sorted(row.group_id for row in listed.groups) == ["a", "b"]
+        second.answers[ApiKey.LIST_GROUPS] = lambda _: HANG_UP
+        listed = client.ask(ApiKey.LIST_GROUPS, 5)
+        assert (listed.error_code, [row.group_id for row in listed.groups]) == (NONE, ["a"])
+        first.answers[ApiKey.LIST_GROUPS] = lambda _: HANG_UP
+        assert client.ask(ApiKey.LIST_GROUPS, 5).error_code is ErrorCode.not_coordinator
+
+
+def test_groups_are_listed_by_all_brokers() -> None:
     with two_brokers({}) as (first, second, client):
         lists(first, "a")
         lists(second, "b")

@@ -3,14 +3,17 @@
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from sidetier.endpoint.groups.stored_offsets import (
     MAX_BYTES,
     GroupObjects,
+    GroupTakenError,
     OwnedGroup,
     StoredGroup,
+    StoredOffset,
     encode_group,
     parse_group,
 )
@@ -26,7 +29,6 @@ from sidetier.segments.keys import parse_group_key
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
-from sidetier.wire.requests import CommittedOffset
 from tests.harness.intercepted_store import InterceptedStore, KilledError, MortalStore, StoreCall
 from tests.harness.made_archive import LAYOUT
 
@@ -35,8 +37,8 @@ OTHER = TopicPartition("orders", 1)
 KEY = "_sidetier/prod-a/groups/g.json"
 
 
-def at(offset: int, metadata: str = "") -> CommittedOffset:
-    return CommittedOffset(Offset(offset), LeaderEpoch(3), metadata)
+def at(offset: int, metadata: str = "", topic_id: str | None = None) -> StoredOffset:
+    return StoredOffset(Offset(offset), LeaderEpoch(3), metadata, topic_id)
 
 
 @pytest.fixture
@@ -74,7 +76,11 @@ def puts(store: FakeStorage) -> int:
 
 
 def test_an_object_is_read_as_it_was_written() -> None:
-    offsets = {TP: at(5, "übrig"), OTHER: at(2**62), TopicPartition("a.b-c", 7): at(0)}
+    offsets = {
+        TP: at(5, "übrig", "vPeOCWypqUOSepEvx0cbog"),
+        OTHER: at(2**62),
+        TopicPartition("a.b-c", 7): at(0, topic_id="AAAAAAAAAAAAAAAAAAAAAQ"),
+    }
     group = StoredGroup("g", "owner", "host", 3, offsets)
     assert parse_group(encode_group(group), KEY) == group
 
@@ -85,6 +91,7 @@ def test_an_object_is_read_as_it_was_written() -> None:
         ({"version": 2}, "version 2"),
         ({"offsets": {"orders": {"x": [1, 2, ""]}}}, "not the offsets"),
         ({"offsets": {"orders": {"0": [1]}}}, "not the offsets"),
+        ({"offsets": {"orders": {"0": [1, 2, "", "id", 3]}}}, "not the offsets"),
         ({"offsets": []}, "not the offsets"),
         ({"writes": None}, "not the offsets"),
     ],
@@ -95,6 +102,14 @@ def test_other_objects_are_refused_by_name(change: dict[str, object], text: str)
         parse_group(json.dumps(document).encode(), KEY)
     with pytest.raises(MalformedObjectError):
         parse_group(b"[]", KEY)
+
+
+def test_an_object_from_before_topic_ids_were_stored() -> None:
+    document = json.loads(encode_group(StoredGroup("g", "owner", "host")))
+    document["offsets"] = {"orders": {"0": [5, 3, "text"]}}
+    read = parse_group(json.dumps(document).encode(), KEY)
+    assert read.offsets == {TP: at(5, "text", topic_id=None)}
+    assert json.loads(encode_group(read)) == document
 
 
 @pytest.mark.parametrize("name", ["g", "a/b", "../../x", "émile", " ", "%2F", "~", "a" * 200])
@@ -140,6 +155,78 @@ def test_a_group_whose_object_was_deleted_is_lost(process: Process) -> None:
     store.delete_object(KEY)
     with pytest.raises(ArchiveConflictError, match="was deleted"):
         commit(group, 5)
+
+
+def test_the_owner_is_confirmed_with_one_small_request(process: Process) -> None:
+    store, clock = FakeStorage(), [10.0]
+    group = replace(process(store, "one"), clock=lambda: clock[0]).take("g")
+    assert group.confirmed_at == 10
+    clock[0] = 20
+    before = len(store.requests)
+    group.confirm().result(10)
+    assert group.confirmed_at == 20
+    assert [each.operation for each in store.requests[before:]] == ["head"]
+    clock[0] = 30
+    commit(group, 1)  # a write confirms it too
+    assert group.confirmed_at == 30
+    clock[0] = 40
+    commit(group, 1)  # which needs no write
+    with store.away(), pytest.raises(StoreUnavailableError):
+        group.confirm().result(10)
+    assert group.confirmed_at == 30
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_previous_owner_that_asks_learns_that_it_is_not_the_owner(
+    process: Process, *, is_deleted: bool
+) -> None:
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    if is_deleted:
+        store.delete_object(KEY)
+    else:
+        process(store, "two").take("g")
+    with pytest.raises(GroupTakenError, match="deleted" if is_deleted else "host-two"):
+        group.confirm().result(10)
+
+
+def test_a_check_whose_own_late_write_has_changed_the_object(process: Process) -> None:
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    store.fail("put", StoreTimeoutError("no answer"), after=True)
+    with pytest.raises(StoreTimeoutError):
+        commit(group, 5)
+    group.confirm().result(10)
+    assert group.offsets == stored(store).offsets == {TP: at(5)}
+
+
+def test_a_lost_group_is_taken_back_once_its_object_no_longer_changes(process: Process) -> None:
+    store = FakeStorage()
+    first = process(store, "one")
+    mine = first.take("g")
+    theirs = process(store, "two").take("g")
+    with pytest.raises(GroupTakenError) as lost:
+        commit(mine, 1)
+    commit(theirs, 2)
+    with pytest.raises(GroupTakenError, match="host-two") as still_lost:
+        first.take("g", lost.value)
+    assert stored(store).owner == "two"
+    again = first.take("g", still_lost.value)
+    assert (again.previous_owner, again.offsets) == ("two", {TP: at(2)})
+    with pytest.raises(GroupTakenError):
+        commit(theirs, 3)
+
+
+def test_a_lost_group_is_taken_back_at_once_if_its_object_was_deleted(process: Process) -> None:
+    store = FakeStorage()
+    objects = process(store, "one")
+    mine = objects.take("g")
+    process(store, "two").take("g")
+    with pytest.raises(GroupTakenError) as lost:
+        commit(mine, 1)
+    store.delete_object(KEY)
+    commit(objects.take("g", lost.value), 2)
+    assert stored(store).owner == "one"
 
 
 class Race(InterceptedStore):
@@ -275,6 +362,33 @@ def test_an_object_that_would_be_too_large(process: Process) -> None:
         group.commit(rows).result(10)
     commit(group, 1)
     assert stored(store).offsets == {TP: at(1)}
+
+
+def test_a_commit_that_is_too_large_fails_alone(process: Process) -> None:
+    """The others that wait for the same write are stored."""
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    large = {TopicPartition("large", n): at(n, "x" * 4096) for n in range(MAX_BYTES // 4096)}
+    with store.hold("put"):
+        first = group.commit({TP: at(1)})
+        second, refused, third = map(group.commit, ({TP: at(2)}, large, {OTHER: at(3)}))
+        with pytest.raises(InvalidRequestError, match="above"):
+            refused.result(10)
+    for result in (first, second, third):
+        result.result(10)
+    assert stored(store).offsets == group.offsets == {TP: at(2), OTHER: at(3)}
+
+
+def test_memory_of_offsets_is_that_of_the_stored_ones_after_a_failure(process: Process) -> None:
+    store = FakeStorage()
+    group = process(store, "one").take("g")
+    before, growth = group.memory, group.growth({TP: at(1)})
+    with store.away(), pytest.raises(StoreUnavailableError):
+        commit(group, 1)
+    assert group.memory == before
+    commit(group, 1)
+    assert group.memory == before + growth > before
+    assert group.growth({TP: at(2)}) == 0
 
 
 @pytest.mark.parametrize("after", [True, False])
