@@ -12,7 +12,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.port import ChecksumAlgorithm
-from sidetier.storage.s3_chain import ChainCredentials, bucket_address
+from sidetier.storage.s3_chain import BucketAddress, ChainCredentials, bucket_address
 from sidetier.storage.settings import (
     MIB,
     AttemptDeadline,
@@ -50,6 +50,7 @@ class ObjectClients:
         default_class_names: Last key components of objects that keep the default class.
         tags: Tags of each new object.
         chain: AWS credential chain; None if the settings contain the credentials.
+        address: Network address of an S3 bucket; None for other stores.
     """
 
     small: Any = field(repr=False)
@@ -63,6 +64,7 @@ class ObjectClients:
     default_class_names: tuple[str, ...] = ()
     tags: "Mapping[str, str]" = field(default_factory=dict)
     chain: ChainCredentials | None = field(default=None, repr=False)
+    address: BucketAddress | None = None
 
     def metadata_name(self, name: str) -> str:
         """Return the metadata name in the form that the store accepts."""
@@ -187,6 +189,7 @@ def s3_clients(
         default_class_names=settings.default_class_names,
         tags=dict(settings.tags),
         chain=chain,
+        address=address,
     )
 
 
