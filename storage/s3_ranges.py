@@ -42,8 +42,7 @@ from sidetier.storage.settings import AttemptDeadline, S3Settings
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-_BUFFER: Final = 256 * 1024
-"""Bytes after which a read returns, so that its caller can compare the time with its deadline."""
+_BUFFER: Final = 64 * 1024
 _MOST_ERROR_BYTES: Final = 64 * 1024
 _KEEPALIVE: Final = (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 _OK: Final = 200
@@ -216,8 +215,11 @@ class _Body(io.RawIOBase):
     def __init__(self, response: urllib3.BaseHTTPResponse, size: int, where: str) -> None:
         super().__init__()
         self._response = response
-        # urllib3's own `readinto` reads into new memory, and copies.
-        self._body: Any = response._fp  # type: ignore[attr-defined]  # noqa: SLF001
+        # The response of http.client: urllib3's `readinto` reads into new memory, and copies.
+        self._inner: Any = response._fp  # type: ignore[attr-defined]  # noqa: SLF001
+        # One read of the socket each: bytes that came before the connection broke are not lost.
+        # http.client itself reads until the buffer is full, which is needed for a chunked body.
+        self._read = self._inner.readinto if self._inner.chunked else self._inner.fp.readinto1
         self._left = size
         self._where = where
 
@@ -227,13 +229,14 @@ class _Body(io.RawIOBase):
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
         if not self._left:
             return 0
-        view = memoryview(buffer)[: min(self._left, _BUFFER)]
+        view = memoryview(buffer)[: self._left]
         with _translated(self._where):
-            count: int = self._body.readinto(view)
+            count: int = self._read(view)
         self._left -= count
         if not count:
             raise StoreUnavailableError(f"{self._where}: the answer ended {self._left} bytes early")
         if not self._left:
+            self._inner.close()  # so that http.client allows the next request
             self._response.release_conn()
         return count
 
@@ -268,7 +271,9 @@ def _translated(where: str) -> Iterator[None]:
 
 def _failure(where: str, error: Exception) -> StorageError:
     text = f"{where}: {type(error).__name__}: {error}"
-    if isinstance(error, urllib3_errors.TimeoutError | TimeoutError):
+    is_timeout = isinstance(error, urllib3_errors.TimeoutError | TimeoutError)
+    # urllib3 also counts a refused connection among the timeouts.
+    if is_timeout and not isinstance(error, urllib3_errors.NewConnectionError):
         return StoreTimeoutError(text)
     if isinstance(error, urllib3_errors.SSLError) and isinstance(
         error.args[0], ssl.SSLCertVerificationError
