@@ -1,6 +1,7 @@
 """Commands whose libraries are in an extra: imports with a clear error, and quiet logs."""
 
 from collections.abc import Callable, Collection
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
 from sidetier.segments.errors import ConfigurationError
@@ -28,6 +29,17 @@ def from_extra(
             f"{command} needs {error.name}, which is not installed: pip install "
             f"'sidetier[{extra}]' (in a checkout: pip install '.[{extra}]')"
         ) from error
+
+
+def require_packages(packages: Collection[str]) -> None:
+    """Check that packages are installed, without importing them.
+
+    Raises:
+        ModuleNotFoundError: One is not, for `from_extra`.
+    """
+    for name in packages:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def quiet_logs(loaded: "LoadedConfig") -> None:

@@ -409,7 +409,9 @@ class SegmentBytes:
         self._archive = archive
         self._blocks = blocks
         self._files = FileCache()
+        # By topic: to find a topic's store takes longer than to lend it a block.
         self._file_stores: dict[str, FileBackedStorage | None] = {}
+        self._fills: dict[str, FillRange] = {}
 
     def lend(
         self,
@@ -430,8 +432,9 @@ class SegmentBytes:
         store = self._file_stores[topic]
         if store is not None:
             return Lease([FilePiece(self._files.open(store, log), start, end - start)])
-        fill = range_filler(self._archive, topic)
-        return self._blocks.borrow(fill, log, start, end, need, may_wait=may_wait)
+        if topic not in self._fills:
+            self._fills[topic] = range_filler(self._archive, topic)
+        return self._blocks.borrow(self._fills[topic], log, start, end, need, may_wait=may_wait)
 
     def read(self, topic: str, log: StoredLog, start: int, size: int) -> bytes:
         """Return up to `size` bytes from byte `start` on. Raises as `lend`."""

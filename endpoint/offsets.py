@@ -7,15 +7,13 @@ Source: Kafka's `Partition.fetchOffsetForTimestamp`, `UnifiedLog.fetchOffsetByTi
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.archive.access import range_reader
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.objects.leader_epochs import read_epoch_history
-from sidetier.archive.reader.opening import Opener
-from sidetier.archive.reader.time_search import SegmentTimes, TimeSearch
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
@@ -24,6 +22,9 @@ from sidetier.segments.errors import SidetierError
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.offsets import UNKNOWN_EPOCH, Offset, TopicPartition
 from sidetier.telemetry.logs import logger
+
+if TYPE_CHECKING:
+    from sidetier.archive.reader.time_search import SegmentTimes
 
 log = logger()
 
@@ -180,6 +181,10 @@ class OffsetAnswers:
         return known if known.offset < limit else ListedOffset(ErrorCode.none)
 
     def _first_at(self, partition: Partition, view: ArchiveView, timestamp: int) -> ListedOffset:
+        # These import Arrow, which takes 35 MB or more. Most endpoints are never asked for a time.
+        from sidetier.archive.reader.opening import Opener  # noqa: PLC0415
+        from sidetier.archive.reader.time_search import SegmentTimes, TimeSearch  # noqa: PLC0415
+
         read = range_reader(self._catalog.archive, partition.tp.topic)
         opener = Opener(
             partition.archive,
@@ -202,7 +207,7 @@ class OffsetAnswers:
             return ListedOffset(ErrorCode.none)
         return ListedOffset(ErrorCode.none, record.offset, record.timestamp)
 
-    def _largest_of(self, partition: Partition, times: SegmentTimes, stored: Any) -> int:  # noqa: ANN401
+    def _largest_of(self, partition: Partition, times: "SegmentTimes", stored: Any) -> int:  # noqa: ANN401
         largest = times.largest(stored)
         if largest != _NO_TIME_INDEX:
             return largest

@@ -22,7 +22,7 @@ from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.offsets import Offset
 
-_INDEX_BYTES: Final = 32 << 20
+INDEX_BYTES: Final = 32 << 20
 _MOST_REMEMBERED: Final = 64
 _MOST_SEGMENTS: Final = 1024
 
@@ -40,10 +40,22 @@ class _Index:
 
 
 class Positions:
-    """Finds batches in the segments of all partitions. Thread-safe."""
+    """Finds batches in the segments of all partitions. Thread-safe.
 
-    def __init__(self, archive: ArchiveAccess, segment_bytes: SegmentBytes) -> None:
+    Args:
+        archive: The cluster's archive.
+        segment_bytes: Reads segments.
+        index_bytes: Most bytes of indexes in memory.
+    """
+
+    def __init__(
+        self,
+        archive: ArchiveAccess,
+        segment_bytes: SegmentBytes,
+        index_bytes: int = INDEX_BYTES,
+    ) -> None:
         self._archive = archive
+        self._index_bytes = min(index_bytes, INDEX_BYTES)
         self._bytes = segment_bytes
         # The locator parses and checks indexes; they are kept here, in another form.
         self._locator = Locator(IndexCache(0), lambda _key, _reason: None)
@@ -158,7 +170,7 @@ class Positions:
             if log.version not in self._indexes:
                 self._indexes[log.version] = index
                 self._held += 0 if index is None else index.size
-            while len(self._indexes) > _MOST_SEGMENTS or self._held > _INDEX_BYTES:
+            while len(self._indexes) > _MOST_SEGMENTS or self._held > self._index_bytes:
                 _, dropped = self._indexes.popitem(last=False)
                 self._held -= 0 if dropped is None else dropped.size
         return index

@@ -42,6 +42,11 @@ from sidetier.telemetry.status import Condition, StatusSnapshot
 log = logger()
 
 DEFAULT_MEMORY = 256 << 20
+_INDEX_SHARE: Final = 8
+"""Share of the memory for indexes of segments: an eighth. Another eighth is left for answers by
+time and for buffers, so that the process does not grow beyond the memory and what it has at its
+start.
+"""
 _GROUP_WRITERS: Final = 8
 """Groups whose offsets are read or written at the same time."""
 
@@ -53,7 +58,8 @@ class EndpointSettings:
     Attributes:
         listen: Host and port to listen at; port 0 lets the system choose.
         advertised: Host and port that clients are told; None for `listen`.
-        memory: Memory for blocks of segments, in bytes. Not used for `file://` stores.
+        memory: Memory for segments and their indexes, in bytes; three quarters of it for blocks.
+            Segments in `file://` stores take none of it.
         server: Bounds on what clients can ask.
         groups: Consumer groups: none, those of an own coordinator, or those of a live cluster.
         catalog: How often the store is asked.
@@ -141,7 +147,7 @@ def serving(
         ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
         BrokerError: The live cluster of the groups refuses the login.
     """
-    blocks = BlockCache(settings.memory)
+    blocks = BlockCache(settings.memory - settings.memory // _INDEX_SHARE * 2)
     registry = registry or CollectorRegistry()
     metrics = EndpointMetrics(registry, lambda: blocks.used)
     tls = None if settings.tls is None else _reloaded_tls(settings.tls, metrics)
@@ -167,7 +173,11 @@ def serving(
     server = Endpoint(
         Service(
             RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes), advertised),
-            Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes)),
+            Fetcher(
+                catalog,
+                segment_bytes,
+                Positions(archive, segment_bytes, settings.memory // _INDEX_SHARE),
+            ),
             groups,
             logins,
             None if rate is None else TokenBucket(rate, monotonic),

@@ -13,7 +13,7 @@ from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.object_classes import with_class_tag
 from sidetier.storage.port import ChecksumAlgorithm
-from sidetier.storage.s3_chain import ChainCredentials, bucket_address
+from sidetier.storage.s3_chain import BucketAddress, ChainCredentials, bucket_address
 from sidetier.storage.settings import (
     MIB,
     AttemptDeadline,
@@ -52,6 +52,7 @@ class ObjectClients:
         tags: Tags of each new object.
         class_tag: Whether each new object also has the tag of its class.
         chain: AWS credential chain; None if the settings contain the credentials.
+        address: Network address of an S3 bucket; None for other stores.
     """
 
     small: Any = field(repr=False)
@@ -66,6 +67,7 @@ class ObjectClients:
     tags: "Mapping[str, str]" = field(default_factory=dict)
     class_tag: bool = False
     chain: ChainCredentials | None = field(default=None, repr=False)
+    address: BucketAddress | None = None
 
     def metadata_name(self, name: str) -> str:
         """Return the metadata name in the form that the store accepts."""
@@ -195,6 +197,7 @@ def s3_clients(
         tags=dict(settings.tags),
         class_tag=settings.class_tag,
         chain=chain,
+        address=address,
     )
 
 

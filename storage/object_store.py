@@ -159,7 +159,7 @@ LARGEST_AT_ONCE: Final = 8 * MIB
 _PARTS_AT_ONCE: Final = 4
 _PIECE: Final = MIB
 _BUFFER: Final = 256 * 1024
-_SMALL_RANGE: Final = 64 * 1024
+SMALL_RANGE: Final = 64 * 1024
 """Ranges of up to this many bytes are read at once: a stream would cost more than the read."""
 _NONCE: Final = "stored-nonce"
 
@@ -601,7 +601,7 @@ class ObjectStorage:
         return call(lambda: obstore.get(client, key, options=options))
 
     def _stream(self, key: str, options: "GetOptions", size: int | None) -> BinaryIO:
-        if size is not None and size <= _SMALL_RANGE:
+        if size is not None and size <= SMALL_RANGE:
             result = self._get(self._clients.small, key, options)
             return io.BytesIO(call(result.bytes))
         result = self._get(self._clients.long, key, options)

@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from sidetier.cli.extras import from_extra
+from sidetier.cli.extras import from_extra, require_packages
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.config.units import parse_size
 
@@ -257,6 +257,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     def run() -> int:
         from sidetier.cli.serve import serve  # noqa: PLC0415 -- `--help` must not load the libraries
 
+        require_packages(_EXTRA)  # some are imported at the first request that needs them
         return serve(
             loaded,
             listen,

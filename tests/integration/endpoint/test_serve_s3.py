@@ -23,6 +23,8 @@ from tests.harness.waiting import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 MEMORY = 16 << 20
+BLOCKS = MEMORY * 3 // 4
+"""The part of the memory that is for blocks of segments."""
 SEGMENTS = 10
 """Segments of the topic `large`: 40 MiB."""
 LAYOUT = ArchiveLayout("test", 5)
@@ -161,13 +163,13 @@ def test_slow_clients_take_the_configured_memory_only(over_s3: OverS3) -> None:
         wait_until(
             lambda: (
                 served.metric("sidetier_endpoint_connections") >= SEGMENTS
-                and served.metric("sidetier_endpoint_block_bytes") > 0.9 * MEMORY
+                and served.metric("sidetier_endpoint_block_bytes") > 0.9 * BLOCKS
             ),
             60,
             "the slow clients to hold the memory",
         )
         held = served.metric("sidetier_endpoint_block_bytes")
         grown = served.resident_bytes() - before
-    assert held <= MEMORY
-    assert grown < 2 * MEMORY, f"{grown >> 20} MiB"
+    assert held <= BLOCKS
+    assert grown < MEMORY, f"{grown >> 20} MiB"
     assert len(served.read("large")) == SEGMENTS * EACH

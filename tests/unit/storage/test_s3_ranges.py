@@ -1,0 +1,217 @@
+"""Ranges of S3 objects that are received straight into memory, and answers that are no range."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    MalformedAnswerError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    StoreThrottledError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.storage.port import IfMatch
+from sidetier.storage.ranges import read_into
+from sidetier.storage.s3 import S3Storage
+from sidetier.storage.settings import Credentials, S3Settings
+from tests.harness import faulty_s3
+from tests.harness.faulty_s3 import Fault, FaultyS3
+
+DATA: Final = bytes(range(256)) * 2048
+SIZE: Final = 300_000
+KEYS: Final = Credentials("key", "secret", "token")
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyS3]:
+    with FaultyS3() as server:
+        yield server
+
+
+@pytest.fixture
+def store(server: FaultyS3) -> Iterator[S3Storage]:
+    store = S3Storage("bucket", "root", _settings(server.url))
+    yield store
+    store.close()
+
+
+def _settings(url: str) -> S3Settings:
+    return S3Settings(
+        endpoint_url=url, region="us-east-1", path_style=True, credentials=KEYS, read_timeout=0.3
+    )
+
+
+def partial(sent: int | None = None, first: int | None = None) -> Fault:
+    """Answer with the range of `DATA` that was asked for.
+
+    Args:
+        sent: Number of bytes after which the connection is closed; None for all.
+        first: First byte that the answer names; None for the one that was asked for.
+    """
+
+    def fault(handler: Any) -> bool:  # noqa: ANN401 - the server's own
+        handler.record(handler.read_body())
+        start, end = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
+        body = DATA[start : end + 1]
+        named = start if first is None else first
+        handler.send_response(206)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.send_header("Content-Range", f"bytes {named}-{named + len(body) - 1}/{len(DATA)}")
+        handler.end_headers()
+        handler.wfile.write(body[:sent])
+        if sent is not None:
+            handler.cut()
+        return False
+
+    return fault
+
+
+def read(store: S3Storage, start: int = 1000, size: int = SIZE, etag: str = "e") -> bytes:
+    buffer = bytearray(size)
+    count = read_into(store, "a b/+", start, memoryview(buffer), condition=IfMatch(etag))
+    return bytes(buffer[:count])
+
+
+def test_range_is_asked_for_with_its_version_and_a_signature(
+    server: FaultyS3, store: S3Storage
+) -> None:
+    server.faults.append(partial())
+
+    assert read(store) == DATA[1000 : 1000 + SIZE]
+
+    (seen,) = server.seen
+    assert (seen.method, seen.path) == ("GET", "/bucket/root/a%20b/%2B")
+    assert seen.headers["range"] == f"bytes=1000-{999 + SIZE}"
+    assert seen.headers["if-match"] == '"e"'
+    assert seen.headers["x-amz-security-token"] == "token"
+    assert "Credential=key/" in seen.headers["authorization"]
+    signed = seen.headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0]
+    assert {"host", "range", "if-match", "x-amz-date"} <= set(signed.split(";"))
+
+
+def test_end_of_the_object_ends_the_range(server: FaultyS3, store: S3Storage) -> None:
+    server.faults.append(partial())
+
+    assert read(store, len(DATA) - 10) == DATA[-10:]
+
+
+def test_broken_answer_is_continued_from_where_it_broke(server: FaultyS3, store: S3Storage) -> None:
+    server.faults += [partial(sent=1234), partial()]
+
+    assert read(store) == DATA[1000 : 1000 + SIZE]
+    assert server.seen[1].headers["range"] == f"bytes=2234-{999 + SIZE}"
+
+
+def test_connection_is_used_again_after_a_whole_answer_only(
+    server: FaultyS3, store: S3Storage
+) -> None:
+    ports: list[int] = []
+
+    def noted(handler: Any) -> bool:  # noqa: ANN401 - the server's own
+        ports.append(handler.client_address[1])
+        return partial()(handler)
+
+    server.faults += [noted] * 4
+    read(store)
+    read(store)
+    with store.get_object_input_stream("k", 0, SIZE) as stream:
+        assert stream.read(10) == DATA[:10]
+    read(store)
+
+    assert ports[0] == ports[1] == ports[2] != ports[3]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (301, "PermanentRedirect", InvalidRequestError),
+        (400, "ExpiredToken", AccessDeniedError),
+        (403, "AccessDenied", AccessDeniedError),
+        (404, "NoSuchKey", ObjectNotFoundError),
+        (404, "NoSuchBucket", InvalidRequestError),
+        (412, "PreconditionFailed", PreconditionFailedError),
+        (500, "InternalError", StoreUnavailableError),
+        (503, "SlowDown", StoreThrottledError),
+    ],
+)
+def test_refusal_is_our_error(
+    server: FaultyS3, store: S3Storage, status: int, code: str, kind: type[StorageError]
+) -> None:
+    # A precondition that fails is followed by a HEAD of the object, which is missing here.
+    server.objects["root/a b/+"] = b""
+    server.faults.append(faulty_s3.answer(status, code))
+
+    with pytest.raises(kind, match="GetObject s3://bucket/root/a b/") as refused:
+        read(store)
+
+    assert type(refused.value) is kind
+
+
+def test_answer_for_another_range_is_refused(server: FaultyS3, store: S3Storage) -> None:
+    server.faults.append(partial(first=0))
+
+    with pytest.raises(MalformedAnswerError, match="from byte 1000 on has the Content-Range"):
+        read(store)
+
+
+def test_whole_object_instead_of_a_range_is_refused(server: FaultyS3, store: S3Storage) -> None:
+    server.objects["a b/+"] = server.objects["root/a b/+"] = DATA
+
+    with pytest.raises(MalformedAnswerError, match="whole objects"):
+        read(store)
+
+
+def test_silent_store_is_a_timeout(server: FaultyS3, store: S3Storage) -> None:
+    server.faults.append(faulty_s3.hang)
+
+    with pytest.raises(StoreTimeoutError, match="GetObject"):
+        read(store)
+
+
+def test_missing_server_is_store_unavailable() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        store = S3Storage("b", "", _settings(f"http://127.0.0.1:{unused.getsockname()[1]}"))
+        with pytest.raises(StoreUnavailableError, match="Connection refused"):
+            read(store)
+
+
+def test_missing_credentials_are_access_denied(
+    server: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    store = S3Storage("bucket", "", replace(_settings(server.url), credentials=None))
+
+    with pytest.raises(AccessDeniedError, match=r"set storage\.s3\.access_key_id"):
+        read(store)
+    assert server.seen == []
+
+
+@pytest.mark.parametrize("is_bypassed", [True, False])
+def test_proxy_of_the_environment_is_used(
+    server: FaultyS3, store: S3Storage, monkeypatch: pytest.MonkeyPatch, *, is_bypassed: bool
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1" if is_bypassed else "")
+        store = S3Storage("bucket", "root", _settings(server.url))
+        server.faults.append(partial())
+        if is_bypassed:
+            assert read(store) == DATA[1000 : 1000 + SIZE]
+        else:
+            with pytest.raises(StoreUnavailableError, match="Connection refused"):
+                read(store)
+            assert server.seen == []
