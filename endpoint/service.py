@@ -25,6 +25,7 @@ from sidetier.endpoint.groups.permissions import PermittedGroups
 from sidetier.endpoint.groups.relay import RelayGroups
 from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
+from sidetier.endpoint.idle_polls import IdlePolls
 from sidetier.endpoint.logins import Logins
 from sidetier.endpoint.metrics import EndpointMetrics, GroupMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
@@ -86,6 +87,7 @@ class RunningEndpoint:
         blocks: Its memory.
         catalog: Its topics.
         groups: Its consumer groups.
+        idle_polls: Its waiting connections.
         acceptor: The thread that accepts connections.
     """
 
@@ -94,6 +96,7 @@ class RunningEndpoint:
     blocks: BlockCache
     catalog: Catalog
     groups: Groups
+    idle_polls: IdlePolls
     acceptor: threading.Thread
 
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002
@@ -107,6 +110,7 @@ class RunningEndpoint:
             for name, is_alive in (
                 (self.acceptor.name, self.acceptor.is_alive()),
                 ("endpoint-refresh", self.catalog.is_alive),
+                ("endpoint-idle", self.idle_polls.is_alive),
             )
             if not is_alive
         ]
@@ -125,6 +129,7 @@ class RunningEndpoint:
 
     def _wake(self) -> None:
         self.catalog.close()
+        self.idle_polls.close()
         self.groups.close()
 
 
@@ -165,10 +170,12 @@ def serving(
         catalog.close()
         blocks.close()
         raise
+    idle_polls = IdlePolls(catalog, metrics)
     server = Endpoint(
         Service(
             RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes), advertised),
             Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes)),
+            idle_polls,
             groups,
             logins,
             None if rate is None else TokenBucket(rate, monotonic),
@@ -180,6 +187,7 @@ def serving(
     acceptor = threading.Thread(
         target=server.serve, args=(listener,), name="endpoint-accept", daemon=True
     )
+    idle_polls.start()
     acceptor.start()
     log.info(
         "endpoint.listening",
@@ -188,7 +196,7 @@ def serving(
         topics=len(catalog.topics),
         security_protocol=_security_protocol(settings),
     )
-    running = RunningEndpoint((host, port), server, blocks, catalog, groups, acceptor)
+    running = RunningEndpoint((host, port), server, blocks, catalog, groups, idle_polls, acceptor)
     try:
         yield running
     finally:

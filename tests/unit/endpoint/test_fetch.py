@@ -241,7 +241,7 @@ def test_a_long_poll_ends_when_another_request_has_read_the_new_end(archive: Mad
             target=lambda: answers.append(parts.read(60, max_wait=30_000)), daemon=True
         )
         reader.start()
-        wait_until(lambda: bool(parts.catalog._waited_for), 10, "the long poll")
+        wait_until(lambda: bool(parts.catalog._watchers), 10, "the long poll")
         archive.segment(60, batches(60, 70))
         archive.mark(60, 70)
         partition = parts.catalog.partition("orders", 0)
