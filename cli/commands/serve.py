@@ -133,7 +133,8 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     type=click.IntRange(1),
     default=1000,
     show_default=True,
-    help="Most open connections; further ones are closed at once.",
+    help="Most open connections; further ones are closed at once. The hard limit of open files "
+    "must be 400 higher.",
 )
 @click.option(
     "--max-connections-per-host",
