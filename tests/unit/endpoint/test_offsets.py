@@ -222,7 +222,7 @@ def test_few_timestamps_are_searched_at_the_same_time(monkeypatch: pytest.Monkey
 
 
 def test_a_client_with_many_questions_does_not_overtake_the_others() -> None:
-    slots, order = FairSlots(1), []
+    slots, order = FairSlots(1), list[str]()
     with ThreadPoolExecutor(1) as other:
         with slots.slot():
             asked = other.submit(lambda: _enter(slots, order, "other"))
