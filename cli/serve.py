@@ -1,5 +1,7 @@
 """One call of `sidetier serve`, from the configuration to the exit code."""
 
+import resource
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from sidetier.endpoint.connection import ServerSettings
 from sidetier.endpoint.groups.relay import LiveCluster
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.endpoint.tls import TlsFiles
+from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import create_registry
@@ -27,6 +30,8 @@ from sidetier.wire.settings import ClientSettings
 
 _CONNECTIONS = 32
 """Most requests to one store at the same time."""
+_OTHER_FILES = 400
+"""Open files beside the connections of clients: segments (256), connections to stores, threads."""
 
 
 def serve(  # noqa: PLR0913 - one parameter for each option
@@ -48,11 +53,13 @@ def serve(  # noqa: PLR0913 - one parameter for each option
 
     Raises:
         ConfigurationError: The address cannot be listened at, a store does not exist, a certificate
-            or the users file cannot be loaded, or a property of the groups' client is wrong.
+            or the users file cannot be loaded, a property of the groups' client is wrong, or the
+            process may open too few files.
         BrokerError: The live cluster of the groups refuses the login.
         SidetierError: The archive cannot be read.
     """
     # Clients repeat a request after an error, but wait for its answer for 30 s only (Java).
+    raise_file_limit(max_connections)
     config = with_short_timeouts(loaded.config)
     configure_logs(config.log.format, config.log.level)
     require_directory(config.storage.url)
@@ -79,6 +86,24 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     ):
         stop.wait()
     return exits.OK
+
+
+def raise_file_limit(max_connections: int) -> None:
+    """Raise the soft limit of open files to the hard limit.
+
+    Raises:
+        ConfigurationError: The hard limit is too low for so many connections.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    needed = max_connections + _OTHER_FILES
+    if resource.RLIM_INFINITY != hard < needed:
+        raise ConfigurationError(
+            f"--max-connections {max_connections} needs {needed} open files, but this process may "
+            f"open {hard}: raise the hard limit (`ulimit -Hn`, LimitNOFILE= in systemd), or use "
+            f"--max-connections {max(hard - _OTHER_FILES, 1)}"
+        )
 
 
 def _groups(given: str, file: Path | None) -> Literal["none", "local"] | LiveCluster:
@@ -112,7 +137,8 @@ def _http_server(
         yield
         return
     application = Application(registry, status, with_partitions=False)
-    everywhere = "0.0.0.0"  # noqa: S104 -- Prometheus and probes are on other hosts
+    # Prometheus and probes are on other hosts; in an IPv6 cluster, they use IPv6.
+    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 -- see above
     server = HttpServer(everywhere, port, application, settings="--metrics-port")
     server.start()
     try:

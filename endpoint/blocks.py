@@ -427,11 +427,9 @@ class SegmentBytes:
 
         The arguments and errors are those of `BlockCache.borrow`.
         """
-        if topic not in self._file_stores:
-            self._file_stores[topic] = file_backed(self._archive.store(topic))
-        store = self._file_stores[topic]
-        if store is not None:
-            return Lease([FilePiece(self._files.open(store, log), start, end - start)])
+        file = self._file(topic, log)
+        if file is not None:
+            return Lease([FilePiece(file, start, end - start)])
         if topic not in self._fills:
             self._fills[topic] = range_filler(self._archive, topic)
         return self._blocks.borrow(self._fills[topic], log, start, end, need, may_wait=may_wait)
@@ -441,11 +439,18 @@ class SegmentBytes:
         end = min(start + size, log.size)
         if start >= end:
             return b""
+        file = self._file(topic, log)
+        if file is not None:
+            return os.pread(file.descriptor, end - start, start)
         lease = self.lend(topic, log, start, end, end - start)
         try:
-            return b"".join(
-                piece.read(0, piece.size) if isinstance(piece, FilePiece) else piece
-                for piece in lease.pieces
-            )
+            return b"".join(piece for piece in lease.pieces if not isinstance(piece, FilePiece))
         finally:
             lease.release()
+
+    def _file(self, topic: str, log: StoredLog) -> OpenFile | None:
+        """Return the segment's file; None if the store's objects are not files of this host."""
+        if topic not in self._file_stores:
+            self._file_stores[topic] = file_backed(self._archive.store(topic))
+        store = self._file_stores[topic]
+        return None if store is None else self._files.open(store, log)

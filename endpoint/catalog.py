@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -153,14 +153,14 @@ class Catalog:
         self._clock = clock
         self._settings_check = SettingsCheck(archive)
         self._discovering = threading.Lock()
-        self._changed = threading.Condition()
+        self._guard = threading.Lock()
+        self._closed = threading.Event()
         self._topics: Mapping[str, Topic] = {}
         self._by_id: Mapping[UUID, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
-        self._waited_for: dict[TopicPartition, int] = {}
+        self._watchers: dict[TopicPartition, set[Callable[[], None]]] = {}
         self._announced: dict[TopicPartition, State] = {}
         self._discovered_at = float("-inf")
-        self._is_closed = False
         self._helpers = ThreadPoolExecutor(_AT_ONCE, "endpoint-catalog")
         self._thread = threading.Thread(target=self._run, name="endpoint-refresh", daemon=True)
 
@@ -175,9 +175,10 @@ class Catalog:
 
     def close(self) -> None:
         """Stop the thread, and wake all that wait."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._closed.set()
+        with self._guard:
+            watched = tuple(self._watchers)
+        self._notify(watched)
         if self._thread.is_alive():
             self._thread.join()
         self._helpers.shutdown(wait=False, cancel_futures=True)
@@ -263,23 +264,54 @@ class Catalog:
         Returns:
             Whether an archive has changed.
         """
-        with self._changed:
-            for tp in seen:
-                self._waited_for[tp] = self._waited_for.get(tp, 0) + 1
-            try:
-                while not self._is_closed:
-                    if any(self._state(tp) != state for tp, state in seen.items()):
-                        return True
-                    left = deadline - self._clock()
-                    if left <= 0:
-                        break
-                    self._changed.wait(left)
-            finally:
-                for tp in seen:
-                    self._waited_for[tp] -= 1
-                    if not self._waited_for[tp]:
-                        del self._waited_for[tp]
+        # One lock for each waiting thread: one condition for all of them would wake every client
+        # for each partition that changes, and would search all of them at the end of each wait.
+        is_unchanged = threading.Lock()
+
+        def report_change() -> None:
+            if is_unchanged.locked():
+                is_unchanged.release()
+
+        is_unchanged.acquire()
+        self.watch(seen, report_change)
+        try:
+            while not self._closed.is_set():
+                if self.is_changed(seen):
+                    return True
+                left = deadline - self._clock()
+                if left <= 0 or not is_unchanged.acquire(timeout=left):
+                    break
+        finally:
+            self.unwatch(seen, report_change)
         return False
+
+    def watch(self, tps: Iterable[TopicPartition], notify: Callable[[], None]) -> None:
+        """Read these archives every `poll_interval` s, and call `notify` after changes.
+
+        It is called in another thread, once for each archive, at the end of all waits, and in
+        addition when an archive is watched for the first time: `is_changed` tells what it means.
+        """
+        with self._guard:
+            for tp in tps:
+                self._watchers.setdefault(tp, set()).add(notify)
+
+    def unwatch(self, tps: Iterable[TopicPartition], notify: Callable[[], None]) -> None:
+        """Undo `watch`."""
+        with self._guard:
+            for tp in tps:
+                self._watchers[tp].discard(notify)
+                if not self._watchers[tp]:
+                    del self._watchers[tp]
+
+    def is_changed(self, seen: Mapping[TopicPartition, State]) -> bool:
+        """Return whether one of these archives is known to be in another state."""
+        return any(self._state(tp) != state for tp, state in seen.items())
+
+    def _notify(self, tps: Iterable[TopicPartition]) -> None:
+        with self._guard:
+            for tp in tps:
+                for notify in self._watchers.get(tp, ()):
+                    notify()
 
     def _state(self, tp: TopicPartition) -> State:
         latest = self._partition(tp).archive.latest
@@ -295,12 +327,10 @@ class Catalog:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                if not self._is_closed:
-                    self._changed.wait(self._settings.poll_interval)
-                if self._is_closed:
-                    return
-                waited_for = tuple(self._waited_for)
+            if self._closed.wait(self._settings.poll_interval):
+                return
+            with self._guard:
+                waited_for = tuple(self._watchers)
             try:
                 self._refresh(waited_for)
                 if self._clock() - self._discovered_at >= self._settings.discovery_interval:
@@ -311,7 +341,7 @@ class Catalog:
                 # As after a success: the store is not asked again before the interval is over.
                 self._discovered_at = self._clock()
             except Exception:
-                if not self._is_closed:  # the helpers accept no work after `close`
+                if not self._closed.is_set():  # the helpers accept no work after `close`
                     # Without this thread, no client would see the archive grow, or new topics.
                     log.exception("endpoint.discovery_failed")
                     self._discovered_at = self._clock()
@@ -324,9 +354,7 @@ class Catalog:
         states = {tp: self._state(tp) for tp in tps}
         news = states.items() - self._announced.items()
         self._announced = states
-        if news:
-            with self._changed:
-                self._changed.notify_all()
+        self._notify(tp for tp, _ in news)
 
     def _refresh_one(self, tp: TopicPartition) -> None:
         try:

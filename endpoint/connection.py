@@ -6,6 +6,7 @@ bounded: the size of a frame, the time for a frame, and the time without progres
 is sent.
 """
 
+import math
 import os
 import socket
 import ssl
@@ -14,14 +15,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.blocks import FilePiece, Piece, size_of
-from sidetier.endpoint.fetch import MOST_BYTES, Fetcher
+from sidetier.endpoint.fetch import MOST_BYTES, FetchAnswer, Fetcher, encode_fetch, wait_of
 from sidetier.endpoint.groups.none import Groups
 from sidetier.endpoint.handlers import RequestHandlers
+from sidetier.endpoint.idle_polls import MOST_FRAME, IdleAnswers, IdlePoll, IdlePolls
 from sidetier.endpoint.logins import (
     BEFORE_LOGIN,
     SASL_REQUESTS,
@@ -34,7 +36,7 @@ from sidetier.endpoint.session import Request, Session
 from sidetier.endpoint.tls import HANDSHAKE
 from sidetier.segments.errors import MalformedRequestError
 from sidetier.storage.attempt import Clock, monotonic
-from sidetier.storage.token_bucket import TokenBucket
+from sidetier.storage.token_bucket import TokenBucket, take_from_all
 from sidetier.wire.protocol import (
     ApiKey,
     RequestHeader,
@@ -47,6 +49,8 @@ from sidetier.wire.protocol import (
 # Before each request and response: the number of bytes that follow.
 _SIZE = struct.Struct(">i")
 _PIECE: Final = 1 << 20
+_READ_AHEAD: Final = 4 << 10
+"""Bytes that are received in one call before the size of a request is known."""
 _BUFFERS_PER_CALL: Final = 64
 # C's `struct timeval`: seconds, microseconds.
 _TIMEVAL = struct.Struct("@ll")
@@ -134,14 +138,17 @@ class Service:
     Attributes:
         handlers: Answers all requests but Fetch and those of groups.
         fetcher: Answers Fetch.
+        idle_polls: Repeats empty answers to Fetch.
         groups: Answers the requests of groups.
         logins: The users that may log in; None if no login is needed.
         bucket: The cap of all clients together, in bytes per second; None for no cap.
-        request_memory: For requests above 64 KiB, while they are received and answered.
+        request_memory: For requests above 64 KiB, while they are received and answered; those of
+            Fetch while they are received and decoded.
     """
 
     handlers: RequestHandlers
     fetcher: Fetcher
+    idle_polls: IdlePolls
     groups: Groups
     logins: Logins | None = None
     bucket: TokenBucket | None = None
@@ -190,6 +197,15 @@ class Connection:
         self._wait = wait
         self._clock = clock
         self._login = None if service.logins is None else Login(service.logins, session)
+        self._behind = b""
+        """Bytes that have arrived behind the last request."""
+        self._idle_answers: IdleAnswers | None = None
+        self._resumed: tuple[float, float] | None = None
+        """When the first request of `_behind` was received, and the deadline of its answer, if
+        `IdlePolls` has received it.
+        """
+        self._last_fetch: tuple[int, bytes, Any] | None = None
+        """Version, body and decoded body of the last Fetch, if it is small."""
 
     def serve_one(self) -> bool:
         """Answer one request; return False if the client has closed the connection.
@@ -198,13 +214,19 @@ class Connection:
             DropError, MalformedRequestError: The connection must be closed.
             OSError: The connection is lost.
         """
+        is_open = self._serve_frame()
+        while self._resumed is not None:  # a long poll that must be answered, also at a stop
+            is_open = self._serve_frame()
+        return is_open
+
+    def _serve_frame(self) -> bool:
         with ExitStack() as held:
             frame = self._read_frame(held)
             if frame is not None:
-                self._answer(frame)
+                self._answer(frame, held)
         return frame is not None
 
-    def _answer(self, frame: memoryview) -> None:
+    def _answer(self, frame: memoryview, held: ExitStack) -> None:
         began = self._clock()
         header, position = parse_request_header(frame)
         if self._login is not None:
@@ -221,7 +243,7 @@ class Connection:
         )
         prefix = encode_response_header(api, header.version, header.correlation_id)
         if api is ApiKey.FETCH:
-            self._answer_fetch(request, prefix, began)
+            self._answer_fetch(request, prefix, began, held)
         elif api in SASL_REQUESTS and self._login is not None:
             self._answer_login(self._login, request, prefix, began)
         else:
@@ -246,37 +268,88 @@ class Connection:
         error = ErrorCode.none if api is not None else ErrorCode.unsupported_version
         self._send(ApiKey.API_VERSIONS, pieces, began, error)
 
-    def _answer_fetch(self, request: Request, prefix: bytes, began: float) -> None:
+    def _answer_fetch(self, request: Request, prefix: bytes, began: float, held: ExitStack) -> None:
+        asked, version, access = self._decoded(request), request.version, self._session.access
+        is_small = len(request.frame) <= MOST_FRAME - _SIZE.size
+        if not is_small:
+            # A long poll must not keep the memory for requests from other clients.
+            request.frame.release()
+            held.close()
+        deadline = began + wait_of(asked)
+        if self._resumed is not None:
+            (began, deadline), self._resumed = self._resumed, None
         caps = (self._service.bucket, self._session.bucket)
         buckets = [bucket for bucket in caps if bucket is not None]
-        # With a cap, answers are small, and clients that share it are served in turn: each waits a
-        # quarter of a second for each of the others, and not for their whole answers.
+        # With a cap, answers are small, so that clients that share it are served in turn.
         most = min((MOST_BYTES, *(bucket.burst for bucket in buckets)))
-        asked, access, fetch = request.decode(), self._session.access, self._service.fetcher.fetch
-        fetched = fetch(asked, request.version, access, most)
+        is_repeatable = is_small and not isinstance(self._socket, ssl.SSLSocket)
+        fetch = self._service.fetcher.fetch
+        fetched = fetch(asked, version, access, most, deadline=deadline, may_wait=not is_repeatable)
+        if is_repeatable and fetched.awaited is not None:
+            if self._wait_idle(request, fetched, prefix, began, deadline):
+                return
+            fetched = fetch(asked, version, access, most, deadline=deadline)
         try:
             size = fetched.record_bytes
-            delay = max((bucket.reserve(size) for bucket in buckets), default=0.0)
-            if delay:
-                # Clients that wait for their turn must not keep the memory of their answers from
-                # the others: the same bytes are fetched again afterwards.
-                fetched.release()
-                self._wait_for_turn(delay)
-                fetched = fetch(asked, request.version, access, size)
-            pieces = [prefix, *fetched.pieces]
-            self._send(ApiKey.FETCH, pieces, began, fetched.first_error, fetched.record_bytes)
+            delay = take_from_all(buckets, size) if size else 0.0
+            if not delay:
+                pieces = [prefix, *fetched.pieces]
+                self._send(ApiKey.FETCH, pieces, began, fetched.first_error, size)
+                return
         finally:
             fetched.release()
+        self._throttle(version, prefix, began, delay)
 
-    def _wait_for_turn(self, delay: float) -> None:
-        """Wait until the caps allow to send the answer, or the endpoint stops.
+    def _throttle(self, version: int, prefix: bytes, began: float, delay: float) -> None:
+        """Answer without records, and do not read from the connection for `delay` seconds.
 
-        Brokers send the answer at once, with a `throttle_time_ms`, and then do not read from the
-        connection. A client that connects anew for each answer escapes that. Here the answer itself
-        is delayed, and its `throttle_time_ms` is 0: the client has waited already.
+        Brokers do the same. Nothing is reserved for the client: whether it waits or connects anew,
+        its next Fetch gets records only if the caps allow it then.
         """
+        pieces = [prefix, *encode_fetch(version, (), throttle_ms=math.ceil(delay * 1000))]
+        self._send(ApiKey.FETCH, pieces, began, ErrorCode.none)
         self._metrics.throttled.inc(delay)
         self._wait(delay)
+
+    def _wait_idle(
+        self, request: Request, fetched: FetchAnswer, prefix: bytes, began: float, deadline: float
+    ) -> bool:
+        """Let `IdlePolls` answer this request and those that are equal to it.
+
+        Returns:
+            False if it does not, and the request must be answered here.
+        """
+        if self._behind:
+            return False
+        polls, access = self._service.idle_polls, self._session.access
+        assert fetched.awaited is not None  # noqa: S101 - for mypy
+        answers = self._idle_answers
+        if answers is None or not answers.are_valid(fetched.awaited, access, began):
+            answers = self._idle_answers = polls.new_answers(fetched.awaited, access)
+        frame = _SIZE.pack(len(request.frame)) + request.frame
+        # Without records, there are no pieces of files.
+        body = prefix + b"".join(piece for piece in fetched.pieces if isinstance(piece, bytes))
+        max_wait = wait_of(self._decoded(request))
+        answer = answers.add(frame, _SIZE.pack(len(body)) + body, max_wait)
+        poll = IdlePoll(self._socket, answers, answer, frame, began, deadline)
+        if not polls.wait(poll):
+            return False
+        if poll.unsent:
+            self._send_all([poll.unsent])
+        self._behind = poll.frame
+        if poll.deadline != math.inf:
+            self._resumed = poll.began, poll.deadline
+        return True
+
+    def _decoded(self, request: Request) -> Any:  # noqa: ANN401 - kio's
+        """Return the body of a Fetch. A client that waits at the end sends the same each time."""
+        body = bytes(request.frame[request.position :])
+        if self._last_fetch is None or self._last_fetch[:2] != (request.version, body):
+            decoded = request.decode()
+            if len(body) > _READ_AHEAD:
+                return decoded
+            self._last_fetch = request.version, body, decoded
+        return self._last_fetch[2]
 
     # Logins
 
@@ -310,15 +383,18 @@ class Connection:
         record_bytes: int = 0,
     ) -> None:
         size = sum(map(size_of, pieces))
+        if pieces:
+            self._send_all([_SIZE.pack(size), *pieces])
+        self._metrics.answered(api, error, self._clock() - began, size, record_bytes)
+
+    def _send_all(self, pieces: Sequence[Piece]) -> None:
         stall = self._settings.stall
         if self._login is not None and not self._login.is_complete:
             stall = min(stall, self._settings.login)
-        if pieces:
-            try:
-                send_pieces(self._socket, [_SIZE.pack(size), *pieces], stall)
-            except TimeoutError:
-                raise DropError("slow", f"took no bytes for {stall:.0f} s") from None
-        self._metrics.answered(api, error, self._clock() - began, size, record_bytes)
+        try:
+            send_pieces(self._socket, pieces, stall)
+        except TimeoutError:
+            raise DropError("slow", f"took no bytes for {stall:.0f} s") from None
 
     def _read_frame(self, held: ExitStack) -> memoryview | None:
         """Return the next request without its size; None if the client has closed.
@@ -327,34 +403,48 @@ class Connection:
             held: Gets what must be released after the request is answered.
         """
         settings = self._settings
+        data, self._behind = self._behind, b""
         if self._login is not None and not self._login.is_complete:
             most, reason, deadline = SMALL_REQUEST, "login", self._login_by
-            first = self._receive(_SIZE.size, self._left(deadline), reason)
+            data = data or self._receive(_READ_AHEAD, self._left(deadline), reason)
         else:
             most, reason = settings.max_frame_bytes, "slow"
-            first = self._receive(_SIZE.size, settings.idle, "idle")
+            data = data or self._receive(_READ_AHEAD, settings.idle, "idle")
             deadline = self._clock() + settings.frame
-        if not first:
+        if not data:
             return None
-        start = first + self._receive_all(_SIZE.size - len(first), deadline, reason)
-        if start.startswith(_TLS_RECORD):
+        if len(data) < _SIZE.size:
+            data += self._receive_all(_SIZE.size - len(data), deadline, reason)
+        if data.startswith(_TLS_RECORD):
             raise DropError("tls", "sent a TLS handshake, but the listener has no TLS certificate")
-        (size,) = _SIZE.unpack(start)
+        (size,) = _SIZE.unpack_from(data)
         if not 0 < size <= most:
             raise MalformedRequestError(f"a request of {size} bytes; at most {most} are accepted")
+        return self._rest_of_frame(data, size, deadline, reason, held)
+
+    def _rest_of_frame(
+        self, data: bytes, size: int, deadline: float, reason: str, held: ExitStack
+    ) -> memoryview:
+        """Return a request of `size` bytes; `data` begins with its size."""
         if size > SMALL_REQUEST:
             memory = self._service.request_memory
             if not memory.acquire(size, self._left(deadline)):
                 raise DropError("busy", f"no memory for a request of {size} bytes in time")
             held.callback(memory.release, size)
-        return memoryview(self._receive_all(size, deadline, reason))
+        end = _SIZE.size + size
+        if len(data) >= end:
+            self._behind = data[end:]
+            return memoryview(data)[_SIZE.size : end]
+        lacking = end - len(data)
+        return memoryview(self._receive_all(lacking, deadline, reason, data[_SIZE.size :]))
 
     def _left(self, deadline: float) -> float:
         return max(deadline - self._clock(), LEAST_TIMEOUT)
 
-    def _receive_all(self, size: int, deadline: float, reason: str) -> bytes:
+    def _receive_all(self, size: int, deadline: float, reason: str, first: bytes = b"") -> bytes:
+        """Return `first` and the next `size` bytes."""
         # The buffer grows with the bytes that arrive: a size alone reserves no memory.
-        received = bytearray()
+        received, size = bytearray(first), len(first) + size
         while len(received) < size:
             part = self._receive(min(size - len(received), _PIECE), self._left(deadline), reason)
             if not part:
@@ -363,10 +453,13 @@ class Connection:
         return bytes(received)
 
     def _receive(self, size: int, timeout: float, reason: str) -> bytes:
-        self._socket.settimeout(timeout)
         try:
+            if isinstance(self._socket, ssl.SSLSocket):
+                self._socket.settimeout(timeout)
+            else:
+                _set_kernel_timeout(self._socket, socket.SO_RCVTIMEO, timeout)
             return self._socket.recv(size)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # of Python's timeout, or the kernel's
             detail = f"sent no request within {timeout:.0f} s"
             if reason == "login":
                 detail = f"did not log in within {self._settings.login:.0f} s"
@@ -394,12 +487,9 @@ def send_pieces(connection: socket.socket, pieces: Sequence[Piece], stall: float
     if is_tls:
         connection.settimeout(stall)
     else:
-        # A socket that blocks, with the kernel's own timeout: one call of `sendfile` then sends the
-        # whole range, where a socket with Python's timeout returns for each filled buffer.
-        connection.settimeout(None)
-        connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(stall), int(stall % 1 * 1e6))
-        )
+        # One call of `sendfile` then sends the whole range, where a socket with Python's timeout
+        # returns for each filled buffer.
+        _set_kernel_timeout(connection, socket.SO_SNDTIMEO, stall)
     buffers: list[memoryview] = []
     try:
         for piece in pieces:
@@ -415,6 +505,18 @@ def send_pieces(connection: socket.socket, pieces: Sequence[Piece], stall: float
         _send_buffers(connection, buffers, 0)
     except BlockingIOError:  # the kernel's timeout
         raise TimeoutError(f"no bytes were taken for {stall:.0f} s") from None
+
+
+def _set_kernel_timeout(connection: socket.socket, option: int, seconds: float) -> None:
+    """Make a socket block with the kernel's own timeout, after which it raises BlockingIOError.
+
+    With Python's timeout, each call would be several system calls, and other threads could run
+    before each of them: with 500 connections that costs more than the call itself.
+    """
+    if connection.gettimeout() is not None:
+        connection.settimeout(None)
+    whole, part = divmod(seconds, 1)
+    connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(whole), int(part * 1e6)))
 
 
 def _send_buffers(connection: socket.socket, buffers: list[memoryview], flags: int) -> None:

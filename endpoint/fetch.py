@@ -6,7 +6,7 @@ objects. kio would copy all of them. So the framing is written here, by the fiel
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
@@ -50,7 +50,6 @@ _INT32 = struct.Struct(">i")
 _INT16 = struct.Struct(">h")
 _ABORTED = struct.Struct(">qq")  # producer id, first offset
 _SESSION = struct.Struct(">hi")  # error code, session id
-_NO_THROTTLE: Final = _INT32.pack(0)
 _NO_REPLICA: Final = _INT32.pack(-1)
 _READ_COMMITTED: Final = 1
 _NONE: Final = Offset(-1)
@@ -98,7 +97,10 @@ class FetchedTopic:
 
 
 def encode_fetch(  # noqa: C901 - one branch for each field that a version adds
-    version: int, topics: Sequence[FetchedTopic], error: ErrorCode = ErrorCode.none
+    version: int,
+    topics: Sequence[FetchedTopic],
+    error: ErrorCode = ErrorCode.none,
+    throttle_ms: int = 0,
 ) -> list[Piece]:
     """Return the body of a Fetch response, without its header.
 
@@ -108,7 +110,7 @@ def encode_fetch(  # noqa: C901 - one branch for each field that a version adds
     count = _compact_count if flexible else _INT32.pack
     end = b"\0" if flexible else b""  # no tagged fields
     pieces: list[Piece] = []
-    head = bytearray(_NO_THROTTLE)
+    head = bytearray(_INT32.pack(throttle_ms))
     if version >= _FIRST_WITH_SESSION:
         head += _SESSION.pack(int(error), 0)  # no session: every Fetch names all its partitions
     head += count(len(topics))
@@ -159,11 +161,20 @@ def _compact_count(count: int) -> bytes:
 
 @dataclass(slots=True)
 class FetchAnswer:
-    """A response. Call `release` once, after the pieces are sent or given up."""
+    """A response. Call `release` once, after the pieces are sent or given up.
+
+    Attributes:
+        pieces: The body of the response.
+        topics: The answers in it.
+        error: The error of the response itself.
+        awaited: The states of its archives, if the client wants to wait until one of them has
+            records for it; else None.
+    """
 
     pieces: list[Piece]
     topics: list[FetchedTopic]
     error: ErrorCode = ErrorCode.none
+    awaited: Mapping[TopicPartition, State] | None = None
 
     @property
     def record_bytes(self) -> int:
@@ -222,24 +233,42 @@ class Fetcher:
         version: int,
         access: Access = EVERYTHING,
         most_bytes: int = MOST_BYTES,
+        *,
+        deadline: float | None = None,
+        may_wait: bool = True,
     ) -> FetchAnswer:
         """Return the batches that a request asks for; at most `most_bytes`, but one batch whole.
 
         If there are none, wait for up to `max_wait` until one of the archives has grown. A response
         with fewer bytes than `min_bytes` is not held back: a broker does not cross the end of a
         segment either, and its clients ask again at once.
+
+        Args:
+            request: The decoded request.
+            version: Its version.
+            access: What the client may read.
+            most_bytes: Most bytes of batches.
+            deadline: Monotonic second at which the wait ends; None for `max_wait` from now on.
+            may_wait: Whether to wait; if not, `awaited` tells whether the client wants to.
         """
         if getattr(request, "session_id", 0):
             # The endpoint gives out no sessions: the client knows one of another server.
             error = ErrorCode.fetch_session_id_not_found
             return FetchAnswer(encode_fetch(version, (), error), [], error)
-        deadline = self._clock() + min(max(request.max_wait.total_seconds(), 0.0), MOST_WAIT)
+        if deadline is None:
+            deadline = self._clock() + wait_of(request)
         while True:
             topics, seen = self._read(request, version, access, most_bytes)
             answer = FetchAnswer([], topics)
             # Java's last Fetch before it closes names no partition.
             is_final = not seen or answer.record_bytes or answer.first_error is not ErrorCode.none
-            if is_final or not self._catalog.wait_for_change(seen, deadline):
+            if not is_final and self._clock() < deadline:
+                answer.awaited = seen
+            if (
+                answer.awaited is None
+                or not may_wait
+                or not self._catalog.wait_for_change(seen, deadline)
+            ):
                 answer.pieces = encode_fetch(version, topics)
                 return answer
             answer.release()
@@ -468,6 +497,12 @@ class Fetcher:
             offset=offset,
             detail=detail,
         )
+
+
+def wait_of(request: Any) -> float:  # noqa: ANN401 - kio's
+    """Return the seconds that a Fetch may wait for records."""
+    asked: float = request.max_wait.total_seconds()
+    return min(max(asked, 0.0), MOST_WAIT)
 
 
 class _MissingOffsetError(Exception):

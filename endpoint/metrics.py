@@ -36,6 +36,7 @@ class EndpointMetrics:
         self._seconds = Histogram(
             seconds.name, seconds.help, seconds.labels, registry=registry, buckets=seconds.buckets
         )
+        self._children: dict[tuple[ApiKey, ErrorCode], tuple[Counter, Histogram]] = {}
         self._sent = counter(catalogue.SENT_BYTES)
         self._records = counter(catalogue.RECORD_BYTES)
         self.throttled = counter(catalogue.THROTTLED_SECONDS)
@@ -45,8 +46,14 @@ class EndpointMetrics:
         self, api: ApiKey, error: ErrorCode, seconds: float, sent: int, records: int
     ) -> None:
         """Count an answered request, its bytes, and the bytes of record batches among them."""
-        self._requests.labels(api.title, error.name).inc()
-        self._seconds.labels(api.title).observe(seconds)
+        children = self._children.get((api, error))
+        if children is None:
+            # `labels` builds and looks up its key at each call.
+            children = self._requests.labels(api.title, error.name), self._seconds.labels(api.title)
+            self._children[api, error] = children
+        requests, durations = children
+        requests.inc()
+        durations.observe(seconds)
         self._sent.inc(sent)
         self._records.inc(records)
 

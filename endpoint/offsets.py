@@ -17,6 +17,7 @@ from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
+from sidetier.endpoint.fair_slots import FairSlots
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.headers import walk_headers
@@ -46,7 +47,14 @@ _NEWEST_VERSION: Final = 10
 _READ_COMMITTED: Final = 1
 _UNKNOWN: Final = -1
 _INDEX_BYTES: Final = 16 << 20
-_MOST_ANSWERS: Final = 4096
+_MOST_ANSWERS: Final = 16_384
+"""More than the partitions of most requests: a client that has waited too long asks again."""
+_SEARCHES: Final = 4
+"""Searches for a timestamp at the same time. Each one reads, decodes and holds up to some MiB of
+batches, and a request can ask for thousands.
+"""
+_TimeKey = tuple[TopicPartition, str, int, int]
+"""Partition, etag of `offset.wm`, archive end offset, timestamp."""
 _NO_TIME_INDEX: Final = 2**63 - 1
 """The largest timestamp of a segment without a usable time index, as `SegmentTimes` returns it."""
 
@@ -80,7 +88,8 @@ class OffsetAnswers:
         self._bytes = segment_bytes
         self._locator = Locator(IndexCache(_INDEX_BYTES), lambda _key, _reason: None)
         self._guard = threading.Lock()
-        self._times: OrderedDict[tuple[TopicPartition, str, int, int], ListedOffset] = OrderedDict()
+        self._searches = FairSlots(_SEARCHES)
+        self._times: OrderedDict[_TimeKey, ListedOffset] = OrderedDict()
         self._largest: dict[TopicPartition, dict[tuple[str, str, int], int]] = {}
         self._epochs: dict[TopicPartition, tuple[State, EpochHistory]] = {}
 
@@ -172,13 +181,24 @@ class OffsetAnswers:
         with self._guard:
             known = self._times.get(key)
         if known is None:
-            known = self._first_at(partition, view, timestamp)
-            with self._guard:
-                self._times[key] = known
-                if len(self._times) > _MOST_ANSWERS:
-                    self._times.popitem(last=False)
+            known = self._searched(key, partition, view, timestamp)
         # Not part of the cached answer: each isolation level has its own limit.
         return known if known.offset < limit else ListedOffset(ErrorCode.none)
+
+    def _searched(
+        self, key: _TimeKey, partition: Partition, view: ArchiveView, timestamp: int
+    ) -> ListedOffset:
+        """Search, for a few clients at the same time, and remember the answer."""
+        with self._searches.slot():
+            with self._guard:
+                known = self._times.get(key)
+            if known is None:  # else another client has asked the same meanwhile
+                known = self._first_at(partition, view, timestamp)
+        with self._guard:
+            self._times[key] = known
+            if len(self._times) > _MOST_ANSWERS:
+                self._times.popitem(last=False)
+        return known
 
     def _first_at(self, partition: Partition, view: ArchiveView, timestamp: int) -> ListedOffset:
         # These import Arrow, which takes 35 MB or more. Most endpoints are never asked for a time.

@@ -19,12 +19,19 @@ from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
-from sidetier.segments.headers import BatchHeader, walk_headers
+from sidetier.segments.headers import (
+    HEADER_BYTES,
+    BatchHeader,
+    parse_batch_header,
+    walk_headers,
+)
 from sidetier.segments.offsets import Offset
 
 INDEX_BYTES: Final = 32 << 20
 _MOST_REMEMBERED: Final = 64
 _MOST_SEGMENTS: Final = 1024
+_LARGE_BATCH: Final = 8 << 10
+"""Twice the default of `log.index.interval.bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,9 @@ class Positions:
             DamagedSegmentError, UnsupportedFormatError: Bytes on the way are no batch.
             StorageError: As `RemoteStorage` says.
         """
+        indexed = self._indexed_batch(topic, log, offset)
+        if indexed is not None:
+            return indexed
         for position, header in self._walk(topic, log, offset):
             if header.next_offset > offset:
                 self._remember(log, int(header.base_offset), position)
@@ -130,6 +140,31 @@ class Positions:
         if at >= len(index.relatives):
             return None
         return Offset(log.base_offset + int(index.relatives[at]) + 1)
+
+    def _indexed_batch(
+        self, topic: str, log: StoredLog, offset: int
+    ) -> tuple[int, BatchHeader] | None:
+        """Return the batch that has the offset if it is large and has an index entry; else None.
+
+        Entries have last offsets, so the last entry below an offset belongs to the batch before
+        it. If batches are larger than the interval of entries, the next entry belongs to the
+        wanted batch itself: one header is read, and not two.
+        """
+        index = self._index(topic, log)
+        if index is None:
+            return None
+        at = int(np.searchsorted(index.relatives, offset - log.base_offset, side="left"))
+        if at >= len(index.positions):
+            return None
+        position = int(index.positions[at])
+        if position - (int(index.positions[at - 1]) if at else 0) < _LARGE_BATCH:
+            return None  # several batches are between two entries
+        try:
+            header = parse_batch_header(self._bytes.read(topic, log, position, HEADER_BYTES))
+        except (DamagedSegmentError, UnsupportedFormatError):
+            return None  # the walk reports it
+        has_offset = header.base_offset <= offset < header.next_offset
+        return (position, header) if has_offset and position + header.length <= log.size else None
 
     def _walk(self, topic: str, log: StoredLog, offset: int) -> Iterator[tuple[int, BatchHeader]]:
         start = self._start(topic, log, offset)

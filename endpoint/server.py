@@ -26,6 +26,8 @@ from sidetier.telemetry.logs import logger
 log = logger()
 
 _BACKLOG: Final = 512
+_REFUSAL_LOG_SECONDS: Final = 10.0
+"""Least time between two events for refused connections; each has the number since the last."""
 
 
 class Endpoint:
@@ -57,6 +59,7 @@ class Endpoint:
         self._hosts: Counter[str] = Counter()
         self._stopping = threading.Event()
         self._refused_since_log = 0
+        self._refusals_logged_at = float("-inf")
 
     def serve(self, listener: socket.socket) -> None:
         """Accept connections until `stop`. The listener is closed at the end."""
@@ -72,7 +75,8 @@ class Endpoint:
                     log.warning("endpoint.accept_failed", error=str(error))
                     self._stopping.wait(0.5)
                     continue
-                self._admit(connection, address[0], address[1])
+                # On a dual-stack listener, the address of an IPv4 client begins like this.
+                self._admit(connection, address[0].removeprefix("::ffff:"), address[1])
 
     def stop(self, wake: Callable[[], object] = lambda: None) -> None:
         """Stop: accept nothing more, finish the answers that are being sent, close all.
@@ -113,7 +117,7 @@ class Endpoint:
         return self.open_connections >= self._settings.max_connections
 
     def _admit(self, connection: socket.socket, host: str, port: int) -> None:
-        client = f"{host}:{port}"
+        client = shown(host, port)
         with self._guard:
             bound = self._bound_reached(host)
             if bound is None:
@@ -129,11 +133,8 @@ class Endpoint:
         if bound is not None:
             connection.close()
             self._metrics.refused.inc()
-            if not self._refused_since_log:
-                log.warning("endpoint.connections_full", client=client, bound=bound)
-            self._refused_since_log += 1
+            self._log_refusal(client, bound)
             return
-        self._refused_since_log = 0
         self._metrics.accepted.inc()
         self._metrics.connections.inc()
         try:
@@ -141,6 +142,20 @@ class Endpoint:
         except RuntimeError as error:  # the system allows no more threads
             log.warning("endpoint.accept_failed", client=client, error=str(error))
             self._forget(thread, host)
+
+    def _log_refusal(self, client: str, bound: str) -> None:
+        # A client that is refused connects again at once.
+        self._refused_since_log += 1
+        now = self._clock()
+        if now - self._refusals_logged_at < _REFUSAL_LOG_SECONDS:
+            return
+        log.warning(
+            "endpoint.connections_full",
+            client=client,
+            bound=bound,
+            refused=self._refused_since_log,
+        )
+        self._refused_since_log, self._refusals_logged_at = 0, now
 
     def _bound_reached(self, host: str) -> str | None:
         settings = self._settings
@@ -229,12 +244,24 @@ def _shut_down(connection: socket.socket, how: int) -> None:
 def open_listener(host: str, port: int) -> socket.socket:
     """Return a socket that listens at this address; port 0 lets the system choose.
 
+    `::` is all addresses of this host, IPv4 and IPv6; without IPv6, all its IPv4 addresses.
+
     Raises:
         ConfigurationError: The address cannot be listened at.
     """
+    is_dual_stack = host == "::" and socket.has_dualstack_ipv6()
+    if host == "::" and not is_dual_stack:
+        host = "0.0.0.0"  # noqa: S104 -- the caller asks for all addresses
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual_stack
+        )
     except OSError as error:
-        raise ConfigurationError(f"cannot listen at {host}:{port}: {error}") from error
+        raise ConfigurationError(f"cannot listen at {shown(host, port)}: {error}") from error
     return listener
+
+
+def shown(host: str, port: int) -> str:
+    """Return HOST:PORT, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -25,6 +25,7 @@ from sidetier.endpoint.groups.permissions import PermittedGroups
 from sidetier.endpoint.groups.relay import LiveCluster, RelayGroups
 from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
+from sidetier.endpoint.idle_polls import IdlePolls
 from sidetier.endpoint.logins import Logins
 from sidetier.endpoint.metrics import EndpointMetrics, GroupMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
@@ -90,6 +91,7 @@ class RunningEndpoint:
         blocks: Its memory.
         catalog: Its topics.
         groups: Its consumer groups.
+        idle_polls: Its waiting connections.
         acceptor: The thread that accepts connections.
     """
 
@@ -98,6 +100,7 @@ class RunningEndpoint:
     blocks: BlockCache
     catalog: Catalog
     groups: Groups
+    idle_polls: IdlePolls
     acceptor: threading.Thread
 
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002
@@ -111,6 +114,7 @@ class RunningEndpoint:
             for name, is_alive in (
                 (self.acceptor.name, self.acceptor.is_alive()),
                 ("endpoint-refresh", self.catalog.is_alive),
+                ("endpoint-idle", self.idle_polls.is_alive),
             )
             if not is_alive
         ]
@@ -129,6 +133,7 @@ class RunningEndpoint:
 
     def _wake(self) -> None:
         self.catalog.close()
+        self.idle_polls.close()
         self.groups.close()
 
 
@@ -170,6 +175,7 @@ def serving(
         catalog.close()
         blocks.close()
         raise
+    idle_polls = IdlePolls(catalog, metrics)
     server = Endpoint(
         Service(
             RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes), advertised),
@@ -178,6 +184,7 @@ def serving(
                 segment_bytes,
                 Positions(archive, segment_bytes, settings.memory // _INDEX_SHARE),
             ),
+            idle_polls,
             groups,
             logins,
             None if rate is None else TokenBucket(rate, monotonic),
@@ -189,6 +196,7 @@ def serving(
     acceptor = threading.Thread(
         target=server.serve, args=(listener,), name="endpoint-accept", daemon=True
     )
+    idle_polls.start()
     acceptor.start()
     log.info(
         "endpoint.listening",
@@ -197,7 +205,7 @@ def serving(
         topics=len(catalog.topics),
         security_protocol=_security_protocol(settings),
     )
-    running = RunningEndpoint((host, port), server, blocks, catalog, groups, acceptor)
+    running = RunningEndpoint((host, port), server, blocks, catalog, groups, idle_polls, acceptor)
     try:
         yield running
     finally:

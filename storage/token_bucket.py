@@ -1,10 +1,12 @@
-"""A cap on bytes per second, as reservations of time."""
+"""A cap on bytes per second, as reservations of time, or as refusals until a time."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 _BURST_SECONDS: Final = 0.25
+_MOST_DELAY: Final = 5.0
+"""Most seconds that `take` tells a caller to wait: shorter than the timeouts of Kafka's clients."""
 
 
 class TokenBucket:
@@ -20,6 +22,7 @@ class TokenBucket:
         self._now = now
         self._lock = threading.Lock()
         self._paid_until = now()
+        self._next_turn = self._paid_until
 
     @property
     def burst(self) -> int:
@@ -37,3 +40,36 @@ class TokenBucket:
             earliest = max(self._paid_until, now - _BURST_SECONDS)
             self._paid_until = earliest + size / self.bytes_per_second
             return max(self._paid_until - now, 0.0)
+
+    def take(self, size: int) -> float:
+        """Take `size` bytes if no earlier bytes are unpaid; return 0.
+
+        Else take nothing, and return the seconds after which to ask again, at most 5. Nothing is
+        reserved for a caller, so one that never asks again costs the others nothing. Callers get
+        different times, so that they do not all ask again at once.
+        """
+        with self._lock:
+            now = self._now()
+            seconds = size / self.bytes_per_second
+            if self._paid_until <= now:
+                self._paid_until = max(self._paid_until, now - _BURST_SECONDS) + seconds
+                return 0.0
+            turn = max(self._next_turn + seconds, self._paid_until)
+            self._next_turn = min(turn, now + _MOST_DELAY)
+            return self._next_turn - now
+
+    def give_back(self, size: int) -> None:
+        """Undo a `take` of `size` bytes."""
+        with self._lock:
+            self._paid_until -= size / self.bytes_per_second
+
+
+def take_from_all(buckets: Sequence[TokenBucket], size: int) -> float:
+    """Take `size` bytes from all buckets, or from none; see `TokenBucket.take`."""
+    for number, bucket in enumerate(buckets):
+        delay = bucket.take(size)
+        if delay:
+            for earlier in buckets[:number]:
+                earlier.give_back(size)
+            return delay
+    return 0.0

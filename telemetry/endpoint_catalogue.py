@@ -60,8 +60,8 @@ RECORD_BYTES: Final = Metric(
 THROTTLED_SECONDS: Final = Metric(
     _PREFIX + "throttled_seconds_total",
     Kind.COUNTER,
-    "Time for which answers were held back by --max-bytes-per-second or a user's cap, summed over "
-    "connections.",
+    "Time for which connections were throttled by --max-bytes-per-second or a user's cap, summed "
+    "over connections.",
 )
 BLOCK_BYTES: Final = Metric(
     _PREFIX + "block_bytes",

@@ -6,7 +6,7 @@ from sidetier.archive.objects.pinterest_metadata import read_metadata
 from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
 from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
 from sidetier.archive.orphan_segments import without_orphans
-from sidetier.archive.partition_archive import partition_rows
+from sidetier.archive.partition_listing import partition_rows
 from sidetier.archive.view import ArchiveView, view_of_ours
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.keys import ArchiveLayout

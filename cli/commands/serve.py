@@ -110,13 +110,14 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     default="127.0.0.1:9092",
     show_default=True,
     callback=_address,
-    help="Address to listen at.",
+    help="Address to listen at; an IPv6 address in brackets. [::] is all IPv4 and IPv6 addresses.",
 )
 @click.option(
     "--advertise",
     metavar="HOST:PORT",
     callback=_address,
-    help="Address that clients are told to connect to.  [default: that of --listen]",
+    help="Address that clients are told to connect to; an IPv6 address in brackets.  "
+    "[default: that of --listen]",
 )
 @click.option(
     "--memory",
@@ -132,7 +133,8 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     type=click.IntRange(1),
     default=1000,
     show_default=True,
-    help="Most open connections; further ones are closed at once.",
+    help="Most open connections; further ones are closed at once. The hard limit of open files "
+    "must be 400 higher.",
 )
 @click.option(
     "--max-connections-per-host",

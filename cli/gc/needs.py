@@ -108,7 +108,8 @@ def _of_group(
 
     def committed() -> ConsumerGroupTopicPartitions:
         futures = client.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_SECONDS)
-        return futures[group].result()
+        result: ConsumerGroupTopicPartitions = futures[group].result()
+        return result
 
     try:
         answer = attempts(committed)

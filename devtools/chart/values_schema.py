@@ -206,7 +206,11 @@ def _serve() -> Schema:
         extraArgs=_WORDS,
         image={"allOf": [_image()]},
         extraEnv={"type": "array", "items": _VARIABLE},
-        service=_part(type={"enum": ["ClusterIP", "LoadBalancer"]}, annotations=_LABELS),
+        service=_part(
+            type={"enum": ["ClusterIP", "LoadBalancer"]},
+            annotations=_LABELS,
+            ipFamilyPolicy={"enum": ["", "SingleStack", "PreferDualStack", "RequireDualStack"]},
+        ),
         ingressFrom=_MAPPINGS,
         autoscaling=_part(
             enabled=_SWITCH,

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from sidetier.brokers.errors import LocalServerError
-from sidetier.brokers.kafka import HOST, KAFKA_4_3, kraft_node, random_cluster_id
-from sidetier.brokers.ports import free_port
+from sidetier.brokers.kafka import KAFKA_4_3, kraft_node, random_cluster_id
+from sidetier.brokers.ports import HOST, free_port
 from sidetier.cli.signals import handled_signals
 
 _NODE_ID = 1

@@ -33,7 +33,7 @@ from sidetier.segments.epoch_history import EpochHistory, continues, contradicti
 from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
+from sidetier.segments.notes import CHECKSUM_KEY, EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
     BaseOffset,
@@ -51,7 +51,6 @@ from sidetier.storage.port import (
     RemoteStorage,
 )
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.sending.conditional_put import CHECKSUM_KEY
 from sidetier.uploader.trim.decision import Held, Hindrance, LocalSegment, Trim, bounded_by_archive
 
 _CHUNK_BYTES: Final = 1 << 20

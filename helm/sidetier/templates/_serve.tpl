@@ -34,7 +34,7 @@ app.kubernetes.io/component: serve
 - --config
 - /etc/sidetier/sidetier.yaml
 - --listen
-- {{ printf "0.0.0.0:%d" (int $serve.port) | quote }}
+- {{ printf "[::]:%d" (int $serve.port) | quote }}
 - --advertise
 - {{ include "sidetier.serve.advertise" . | quote }}
 - --memory
@@ -114,6 +114,10 @@ app.kubernetes.io/component: serve
 {{- if gt (int $serve.replicas) 1 -}}
 {{- fail (printf "serve.groups.mode is local, and serve.replicas is %d: local groups need one coordinator, which is one pod; use mode relay or none, or replicas: 1" (int $serve.replicas)) -}}
 {{- end -}}
+{{- end -}}
+{{- $resources := include "sidetier.serve.resources" . | fromYaml -}}
+{{- if and $serve.autoscaling.enabled (not (or (dig "requests" "cpu" "" $resources) (dig "limits" "cpu" "" $resources))) -}}
+{{- fail "serve.autoscaling.enabled is true, and serve.resources has no requests.cpu: the autoscaler measures CPU time in percent of this request, and would never add a pod; set serve.resources.requests.cpu (500m)" -}}
 {{- end -}}
 {{- if and $serve.autoscaling.enabled (lt (int $serve.autoscaling.maxReplicas) (int $serve.autoscaling.minReplicas)) -}}
 {{- fail "serve.autoscaling.maxReplicas is lower than minReplicas" -}}

@@ -51,7 +51,7 @@ def option(args: list[str], name: str) -> str:
 def test_pods_run_serve_at_every_address_and_advertise_the_service(tmp_path: Path) -> None:
     found = objects(tmp_path)
     options = parse(container(found)["args"]).params
-    assert options["listen"] == ("0.0.0.0", 9092)  # noqa: S104 -- what the chart sets
+    assert options["listen"] == ("::", 9092)
     assert options["advertise"] == (f"{NAME}.kafka.svc", 9092)
     assert options["memory"] == 256 << 20
     assert (options["max_connections"], options["metrics_port"]) == (1000, 9108)
@@ -138,6 +138,24 @@ def test_several_pods_have_a_disruption_budget_and_may_be_scaled(tmp_path: Path)
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 6)
     assert container(found)["resources"]["requests"]["cpu"], "its share is measured"
     one(found, "PodDisruptionBudget", NAME)
+
+
+@pytest.mark.parametrize(
+    "resources", [{"limits": {"memory": "1Gi"}}, {"requests": {"memory": "1Gi"}}]
+)
+def test_autoscaling_needs_a_cpu_request(resources: dict[str, Any], tmp_path: Path) -> None:
+    serve: dict[str, Any] = {"autoscaling": {"enabled": True}, "resources": resources}
+    ran = template(merged(OPEN, {"serve": serve}), tmp_path)
+    assert ran.code != 0
+    assert "serve.resources has no requests.cpu" in ran.err
+    serve["resources"] = {"requests": {"cpu": "1"}}
+    assert template(merged(OPEN, {"serve": serve}), tmp_path).code == 0
+
+
+def test_service_can_have_both_ip_families(tmp_path: Path) -> None:
+    assert "ipFamilyPolicy" not in one(objects(tmp_path), "Service", NAME)["spec"]
+    found = objects(tmp_path, service={"ipFamilyPolicy": "PreferDualStack"})
+    assert one(found, "Service", NAME)["spec"]["ipFamilyPolicy"] == "PreferDualStack"
 
 
 @pytest.mark.parametrize("kind", ["podMonitor", "serviceMonitor"])

@@ -1,9 +1,13 @@
 """`sidetier serve`: its options, and what it refuses before it listens."""
 
+import resource
+
 import click
 import pytest
 
 from sidetier.cli.commands.serve import is_loopback, parse_address, refuse_insecure
+from sidetier.cli.serve import raise_file_limit
+from sidetier.segments.errors import ConfigurationError
 from tests.harness.command_line import CommandLine
 
 
@@ -12,6 +16,7 @@ from tests.harness.command_line import CommandLine
     [
         ("127.0.0.1:9092", ("127.0.0.1", 9092)),
         ("[::1]:0", ("::1", 0)),
+        ("[::]:9092", ("::", 9092)),
         ("kafka.example:65535", ("kafka.example", 65535)),
     ],
 )
@@ -47,6 +52,7 @@ def test_loopback_addresses(host: str, is_local: bool) -> None:  # noqa: FBT001
     [
         (("--listen", "10.0.0.1:9092"), "--insecure"),
         (("--listen", "0.0.0.0:9092", "--insecure"), "--advertise"),
+        (("--listen", "[::]:9092", "--insecure"), "--advertise"),
         (("--listen", "nothing"), "HOST:PORT"),
         (("--listen", "10.0.0.1:9092", "--tls-certificate", "x"), "without a login; add"),
         (("--tls-key", "x"), "--tls-certificate"),
@@ -100,3 +106,13 @@ def test_what_needs_insecure(host: str, has: str, allowed: bool) -> None:  # noq
     else:
         with pytest.raises(click.UsageError, match="--insecure"):
             check()
+
+
+def test_the_soft_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(256, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
+    raise_file_limit(3696)
+    assert limits[1:] == [(4096, 4096)]
+    with pytest.raises(ConfigurationError, match=r"3697 needs 4097 .* may open 4096.* 3696$"):
+        raise_file_limit(3697)

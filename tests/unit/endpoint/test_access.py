@@ -17,7 +17,7 @@ from sidetier.endpoint.session import Session
 from sidetier.endpoint.users import EVERYTHING, Access, Names
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.token_bucket import TokenBucket
+from sidetier.storage.token_bucket import TokenBucket, take_from_all
 from sidetier.wire.protocol import ApiKey
 from tests.harness.endpoint import EAGER, Parts, RawClient, ask_as, endpoint_over, fetch_of
 from tests.harness.made_archive import MadeArchive, access_to, batches
@@ -196,9 +196,10 @@ def read_all(address: tuple[str, int]) -> int:
     with RawClient(address) as client:
         while offset < 2000:
             answer: Any = client.request(ApiKey.FETCH, 11, **fetch_of("orders", offset))
-            records = bytes(answer.responses[0].partitions[0].records)
-            size += len(records)
-            offset += _records(records)
+            for topic in answer.responses:  # none in an answer that was throttled
+                records = bytes(topic.partitions[0].records)
+                size += len(records)
+                offset += _records(records)
     return size
 
 
@@ -233,39 +234,73 @@ def test_clients_share_the_cap() -> None:
     assert (registry.get_sample_value("sidetier_endpoint_throttled_seconds_total") or 0) > 0
 
 
-def test_answers_that_wait_for_the_cap_hold_no_memory() -> None:
-    service, registry = capped(1)
+def test_a_client_above_the_cap_is_throttled_as_by_a_broker() -> None:
+    """It gets no records and a throttle time, and its next request is not read before that."""
+    service, registry = capped(100)  # the first batch takes some seconds
     with service as endpoint, RawClient(endpoint.address, timeout=0.5) as client:
+        wanted = fetch_of("orders", 0)
+        first: Any = client.request(ApiKey.FETCH, 11, **wanted)
+        assert first.responses[0].partitions[0].records
+        second: Any = client.request(ApiKey.FETCH, 11, **wanted)
+        assert (int(second.error_code), second.responses) == (0, ())
+        assert 1 < second.throttle_time.total_seconds() <= 5
         with pytest.raises(TimeoutError):
-            client.request(ApiKey.FETCH, 11, **fetch_of("orders", 0))
-        assert (registry.get_sample_value("sidetier_endpoint_throttled_seconds_total") or 0) > 0
+            client.request(ApiKey.API_VERSIONS, 0)
+        throttled = registry.get_sample_value("sidetier_endpoint_throttled_seconds_total") or 0
+        assert throttled == pytest.approx(second.throttle_time.total_seconds(), abs=0.002)
         blocks = endpoint.blocks
         wait_until(lambda: not any(b.pins for b in blocks._blocks.values()), 5, "the memory")
+
+
+def test_clients_that_go_away_do_not_use_up_the_cap() -> None:
+    """Nothing is reserved for them, so they do not delay the clients that stay."""
+    service, _ = capped(2_000)
+
+    def fetched() -> Any:  # noqa: ANN401 - kio's
+        with RawClient(endpoint.address) as client:
+            return client.request(ApiKey.FETCH, 11, **fetch_of("orders", 0))
+
+    with service as endpoint:
+        assert any([fetched().responses for _ in range(40)])  # noqa: C419 - all of them ask
+        throttled = []
+        while not (answer := fetched()).responses:
+            throttled.append(answer.throttle_time.total_seconds())
+            wait_until(lambda: endpoint.server._service.bucket._paid_until <= monotonic(), 9, "it")
+        assert len(throttled) < 10
+        assert max(throttled, default=0.0) <= 5
+
+
+def test_a_bucket_refuses_while_bytes_are_unpaid_and_reserves_nothing() -> None:
+    now = [50.0]
+    bucket = TokenBucket(1000, lambda: now[0])
+    assert bucket.take(500) == 0
+    assert bucket.take(250) == pytest.approx(0.5)
+    # Each caller gets another time, and none a time that its client would not wait for.
+    assert bucket.take(250) == pytest.approx(0.75)
+    assert max(bucket.take(250) for _ in range(1000)) == pytest.approx(5)
+    now[0] += 0.5
+    assert bucket.take(250) == 0
+
+
+def test_all_caps_must_allow_the_bytes() -> None:
+    now = [50.0]
+    wide, narrow = (TokenBucket(rate, lambda: now[0]) for rate in (1000, 100))
+    assert take_from_all([wide, narrow], 100) == 0
+    now[0] += 0.5
+    assert take_from_all([wide, narrow], 100) == pytest.approx(0.5)
+    assert wide.take(100) == 0  # the refused bytes are not taken from the other cap
 
 
 def test_a_stop_does_not_wait_for_the_cap() -> None:
     service, _ = capped(1)  # one byte per second: the first batch takes minutes
     with ExitStack() as stack:
         endpoint = stack.enter_context(service)
-        answers: list[Any] = []
-
-        def read(client: RawClient) -> None:
-            answers.append(client.request(ApiKey.FETCH, 11, **fetch_of("orders", 0)))
-
-        readers = [
-            threading.Thread(
-                target=read, args=(stack.enter_context(RawClient(endpoint.address)),), daemon=True
-            )
-            for _ in range(5)
-        ]
-        for reader in readers:
-            reader.start()
-        wait_until(lambda: endpoint.server.open_connections == 5, 5, "the connections")
-        readers[0].join(0.5)
-        assert not answers
+        client = stack.enter_context(RawClient(endpoint.address))
+        throttles: list[Any] = []
+        while len(throttles) < 2:
+            answer: Any = client.request(ApiKey.FETCH, 11, **fetch_of("orders", 0))
+            throttles.append(answer.throttle_time.total_seconds())
+        assert throttles == [0, 5]
         began = monotonic()
         endpoint.stop()
         assert monotonic() - began < 4
-        for reader in readers:
-            reader.join(5)
-        assert len(answers) == 5  # a stop drops no answer

@@ -11,6 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from structlog.testing import capture_logs
 
+from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import CatalogSettings
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.headers import walk_headers
@@ -22,7 +23,7 @@ from sidetier.storage.local import LocalStorage
 from sidetier.storage.port import RemoteStorage
 from tests.harness.endpoint import Parts, endpoint_over, fetch_of
 from tests.harness.made_archive import MadeArchive, batches, encoded
-from tests.harness.record_batches import TransactionalLog
+from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 from tests.harness.waiting import wait_until
 
 
@@ -75,6 +76,34 @@ def test_the_end_is_no_error_and_outside_is_out_of_range(
 def test_the_first_batch_is_whole_whatever_the_limits(parts: Parts) -> None:
     data = parts.read(0, max_bytes=1, partition_max_bytes=1)
     assert bytes(data.records) == encoded(batches(0, 5))
+
+
+def test_one_header_is_read_for_a_large_batch(
+    store: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has an index entry, so the batch before it need not be read."""
+    archive = MadeArchive(store)
+    large = [
+        MadeBatch(
+            tuple(MadeRecord(offset, offset, value=bytes(4096)) for offset in range(at, at + 5))
+        )
+        for at in range(0, 40, 5)
+    ]
+    archive.segment(0, large)
+    archive.mark(0, 40)
+    reads: list[int] = []
+    read = SegmentBytes.read
+
+    def counted(self: SegmentBytes, *arguments: Any) -> bytes:  # noqa: ANN401 - those of `read`
+        reads.append(arguments[-1])
+        return read(self, *arguments)
+
+    with endpoint_over(store) as parts:
+        parts.read(0)
+        monkeypatch.setattr(SegmentBytes, "read", counted)
+        for offset in range(5, 40):
+            assert bases(parts.read(offset, max_bytes=1).records) == [offset // 5 * 5]
+        assert reads == [61] * 35
 
 
 def test_only_the_first_batch_of_a_response_exceeds_the_limit(archive: MadeArchive) -> None:
@@ -241,7 +270,7 @@ def test_a_long_poll_ends_when_another_request_has_read_the_new_end(archive: Mad
             target=lambda: answers.append(parts.read(60, max_wait=30_000)), daemon=True
         )
         reader.start()
-        wait_until(lambda: bool(parts.catalog._waited_for), 10, "the long poll")
+        wait_until(lambda: bool(parts.catalog._watchers), 10, "the long poll")
         archive.segment(60, batches(60, 70))
         archive.mark(60, 70)
         partition = parts.catalog.partition("orders", 0)

@@ -1,12 +1,17 @@
 """ListOffsets and OffsetForLeaderEpoch answer as a broker with the same log."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from kio.schema.errors import ErrorCode
 
+from sidetier.archive.reader.time_search import TimeSearch
+from sidetier.endpoint.fair_slots import FairSlots
 from sidetier.endpoint.offsets import EpochEnd, ListedOffset, end_of_epoch
 from sidetier.segments.arrow import decode_batches, scan_headers
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
@@ -21,6 +26,7 @@ from tests.harness.broker_archive import store_broker_segments
 from tests.harness.endpoint import Parts, endpoint_over
 from tests.harness.made_archive import MadeArchive, batches
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
+from tests.harness.waiting import wait_until
 
 LAYOUT = ArchiveLayout("prod-a", 3)
 
@@ -183,3 +189,50 @@ def test_without_history_no_position_is_taken_for_truncated() -> None:
     history = EpochHistory(((LeaderEpoch(3), Offset(10)),))
     assert end_of_epoch(history, 3, Offset(30)) == EpochEnd(ErrorCode.none, 3, 30)
     assert end_of_epoch(history, -1, Offset(30)) == EpochEnd(ErrorCode.none, -1, -1)
+
+
+def test_few_timestamps_are_searched_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search holds batches in memory. Other questions are answered meanwhile."""
+    archive = MadeArchive(FakeStorage())
+    archive.segments(0, 20, 40)
+    may_go, inside, peaks = threading.Event(), [0], [0]
+    search = TimeSearch.first_at
+
+    def slow(*arguments: Any) -> Any:  # noqa: ANN401 - those of `first_at`
+        inside[0] += 1
+        peaks[0] = max(peaks[0], inside[0])
+        assert may_go.wait(20)
+        inside[0] -= 1
+        return search(*arguments)
+
+    with endpoint_over(archive.store) as parts, ThreadPoolExecutor(12) as clients:
+        expected = parts.offsets.list_offset("orders", 0, 7, 0)
+        parts.offsets._times.clear()
+        monkeypatch.setattr(TimeSearch, "first_at", slow)
+        answers = [
+            clients.submit(parts.offsets.list_offset, "orders", 0, at, 0)
+            for at in [7] * 6 + list(range(8, 14))
+        ]
+        wait_until(lambda: inside[0] == 4, 10, "the searches")
+        assert parts.offsets.list_offset("orders", 0, -1, 0).offset == 40
+        may_go.set()
+        assert [answer.result(20) for answer in answers[:6]] == [expected] * 6
+        assert all(answer.result(20).error is ErrorCode.none for answer in answers)
+    assert peaks == [4]
+
+
+def test_a_client_with_many_questions_does_not_overtake_the_others() -> None:
+    slots, order = FairSlots(1), list[str]()
+    with ThreadPoolExecutor(1) as other:
+        with slots.slot():
+            asked = other.submit(lambda: _enter(slots, order, "other"))
+            wait_until(lambda: len(slots._waiting) == 1, 10, "the other client")
+        _enter(slots, order, "first again")
+        asked.result(10)
+    assert order == ["other", "first again"]
+    assert slots._free == 1
+
+
+def _enter(slots: FairSlots, order: list[str], name: str) -> None:
+    with slots.slot():
+        order.append(name)

@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 
 from sidetier.endpoint.blocks import FilePiece, OpenFile
 from sidetier.endpoint.connection import REQUEST_MEMORY, ServerSettings, send_pieces
-from sidetier.endpoint.server import open_listener
+from sidetier.endpoint.metrics import EndpointMetrics
+from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.fake import FakeStorage
@@ -178,6 +179,16 @@ def test_memory_for_large_requests_is_bounded() -> None:
         wait_until(lambda: memory.left == REQUEST_MEMORY, 10, "the release")
 
 
+def test_a_long_poll_keeps_no_memory_for_its_request() -> None:
+    with running() as endpoint, RawClient(endpoint.address) as client:
+        wanted = fetch_of("orders", 40, max_wait=60_000)
+        (topic,) = wanted["topics"]
+        topic["partitions"] *= 3000  # 84 kB
+        client.socket.sendall(frame(ApiKey.FETCH, 11, **wanted))
+        wait_until(lambda: bool(endpoint.catalog._watchers), 10, "the long poll")
+        assert endpoint.server._service.request_memory.left == REQUEST_MEMORY
+
+
 def test_a_request_that_gets_no_memory_in_time_is_dropped() -> None:
     registry = CollectorRegistry()
     with running(registry=registry, frame=0.2) as endpoint, RawClient(endpoint.address) as client:
@@ -186,6 +197,39 @@ def test_a_request_that_gets_no_memory_in_time_is_dropped() -> None:
         assert client.is_closed()
         name = "sidetier_endpoint_dropped_connections_total"
         wait_until(lambda: registry.get_sample_value(name, {"reason": "busy"}) == 1, 5, "the count")
+
+
+def test_refused_connections_are_logged_once_per_period_with_their_number() -> None:
+    now = [100.0]
+    registry = CollectorRegistry()
+    bounds = ServerSettings(max_connections=1, max_connections_per_host=1)
+    with running() as service, open_listener("127.0.0.1", 0) as listener:
+        endpoint = Endpoint(
+            service.server._service,
+            EndpointMetrics(registry, lambda: 0),
+            bounds,
+            clock=lambda: now[0],
+        )
+
+        def refuse() -> None:
+            with socket.create_connection(listener.getsockname()) as client:
+                accepted, address = listener.accept()
+                endpoint._admit(accepted, *address)
+                assert client.recv(1) == b""
+
+        with socket.create_connection(listener.getsockname()) as kept:
+            accepted, address = listener.accept()
+            endpoint._admit(accepted, *address)
+            with capture_logs() as logs:
+                for at in (100.0, 101.0, 109.9, 110.0, 130.0):
+                    now[0] = at
+                    refuse()
+            assert [
+                row["refused"] for row in logs if row["event"] == "endpoint.connections_full"
+            ] == [1, 3, 1]
+            kept.close()
+            wait_until(lambda: endpoint.open_connections == 0, 5, "the end")
+    assert registry.get_sample_value("sidetier_endpoint_refused_connections_total") == 5
 
 
 def test_connections_of_one_host_are_bounded() -> None:
@@ -320,3 +364,30 @@ def test_status_for_probes() -> None:
     assert after.death is not None
     assert "endpoint-accept" in after.death
     assert "endpoint-refresh" in after.death
+
+
+def test_all_addresses_are_those_of_both_ip_versions() -> None:
+    with open_listener("::", 0) as listener:
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, listener.getsockname()[1]), timeout=5):
+                listener.accept()[0].close()
+
+
+def test_all_addresses_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with open_listener("::", 0) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"  # noqa: S104 - compared only
+
+
+def test_ipv4_clients_of_a_dual_stack_listener_have_their_own_address() -> None:
+    store = FakeStorage()
+    MadeArchive(store).segments(0, 20)
+    settings = EndpointSettings(("::", 0), advertised=("::1", 9092), catalog=EAGER)
+    with serving(access_to(store), settings) as endpoint:
+        with RawClient(("127.0.0.1", endpoint.address[1])) as client:
+            metadata: Any = client.request(ApiKey.METADATA, 1, topics=None)
+            assert [(broker.host, broker.port) for broker in metadata.brokers] == [("::1", 9092)]
+            assert [*endpoint.server._hosts] == ["127.0.0.1"]
+        with RawClient(("::1", endpoint.address[1])) as client:
+            client.request(ApiKey.API_VERSIONS, 0)
+            assert "::1" in endpoint.server._hosts
