@@ -67,13 +67,9 @@ def check_release(programs: Path, tag: str | None) -> None:
         for into in (first, second):
             into.mkdir()
             with _exported() as source:
+                _require_tag(tag, source.version)
                 artifacts.build(source, _tools(programs), into)
                 artifacts.write_checksums(into)
-        if tag not in {None, f"v{source.version}"}:
-            raise ReleaseError(
-                f"the tag is {tag}, and the version {source.version}: tag v{source.version}, or "
-                "set the version"
-            )
         third = Path(directory, "from-sdist")
         sdist = first / f"sidetier-{source.version}.tar.gz"
         wheel = artifacts.build_from_sdist(source, sdist, _tools(programs).hatchling, third)
@@ -101,6 +97,13 @@ def list_licences(programs: Path) -> None:
         raise click.ClickException(
             f"the licence of {', '.join(refused)} is unknown or not in ALLOWED of "
             "devtools/release/licences.py: add it there if Sidetier can be distributed with it"
+        )
+
+
+def _require_tag(tag: str | None, version: str) -> None:
+    if tag not in {None, f"v{version}"}:
+        raise ReleaseError(
+            f"the tag is {tag}, and the version {version}: tag v{version}, or set the version"
         )
 
 
