@@ -7,11 +7,12 @@
 #     --env SIDETIER_HTTP__HOST=0.0.0.0 --volume /var/lib/kafka/data:/var/lib/kafka/data:ro \
 #     --volume "$PWD/sidetier.yaml:/etc/sidetier/sidetier.yaml:ro" sidetier
 
-# An exact patch release. For a reproducible build, also give the digest:
-# --build-arg PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:...
-ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+# An exact patch release. A tag can move: to pin the image, also give its digest, once in the reference
+# and once for the label (`docker buildx imagetools inspect python:3.11.14-slim-bookworm` prints it):
+#   --build-arg BASE_IMAGE=python:3.11.14-slim-bookworm@sha256:... --build-arg BASE_DIGEST=sha256:...
+ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 
-FROM ${PYTHON_IMAGE} AS builder
+FROM ${BASE_IMAGE} AS builder
 WORKDIR /src
 # The dependencies are a separate layer, which is cached until the lock file changes.
 COPY docker/build.sh docker/build.sh
@@ -38,14 +39,22 @@ COPY uploader uploader
 COPY wire wire
 RUN ["docker/build.sh", "package", "/opt/sidetier", "/wheels"]
 
-FROM ${PYTHON_IMAGE}
-ARG PYTHON_IMAGE
+FROM ${BASE_IMAGE}
+ARG BASE_IMAGE
+ARG BASE_DIGEST=""
+# The commit, and its time in RFC 3339; `make release` sets both.
 ARG REVISION=unknown
+ARG CREATED=""
 LABEL org.opencontainers.image.title="sidetier" \
       org.opencontainers.image.description="Tiered storage for Apache Kafka that runs beside the broker" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.base.name="docker.io/library/${PYTHON_IMAGE}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.url="https://github.com/sidetier/sidetier" \
+      org.opencontainers.image.source="https://github.com/sidetier/sidetier" \
+      org.opencontainers.image.documentation="https://github.com/sidetier/sidetier/tree/main/docs" \
+      org.opencontainers.image.base.name="docker.io/library/${BASE_IMAGE}" \
+      org.opencontainers.image.base.digest="${BASE_DIGEST}" \
       org.opencontainers.image.licenses="Apache-2.0"
 # Removes pip and compiles the standard library: the base image contains no bytecode.
 RUN --mount=type=bind,source=docker,target=/docker ["/docker/build.sh", "interpreter"]

@@ -6,6 +6,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SPARK35 := .venv-spark35
+RELEASE := .venv-release
 CODE := $(wildcard archive brokers cli config consumer devtools endpoint leadership mirror pipeline segments \
           storage telemetry uploader wire tests benchmarks)
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
@@ -37,7 +38,8 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # the steps share one environment and two cores, so `make -j` has no effect
 .PHONY: help setup setup-demo setup-spark35 prepare demo test test-fast test-integration test-long \
-        mirror-kills lint format lock lock-check docs coverage bench bench-mirror bench-hydrate clean distclean
+        mirror-kills lint format lock lock-check docs coverage bench bench-mirror bench-hydrate clean distclean \
+        release release-check release-publish audit licences
 
 help: ## list the targets
 	@echo 'usage: make TARGET, where TARGET is'
@@ -100,6 +102,7 @@ lock: setup ## rewrite the lock files from pyproject.toml, with the newest versi
 	  pyproject.toml -o requirements/consumer.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:build -o requirements/build.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:java -o requirements/java.txt
+	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:release -o requirements/release.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --extra spark --group pyproject.toml:picture \
 	  pyproject.toml -o requirements/demo.txt
 	$(COMPILE) --upgrade -c requirements/consumer.txt --extra spark35 --extra export \
@@ -113,6 +116,7 @@ lock-check: setup ## check that the lock files match pyproject.toml
 	  pyproject.toml -o "$$copy/consumer.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:build -o "$$copy/build.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:java -o "$$copy/java.txt"; \
+	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:release -o "$$copy/release.txt"; \
 	$(COMPILE) -c requirements/dev.txt --extra spark --group pyproject.toml:picture \
 	  pyproject.toml -o "$$copy/demo.txt"; \
 	$(COMPILE) -c requirements/consumer.txt --extra spark35 --extra export \
@@ -142,7 +146,7 @@ clean: ## remove generated files; the environment and the cache stay
 	find $(CODE) src -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove the environments
-	rm -rf $(VENV) $(SPARK35)
+	rm -rf $(VENV) $(SPARK35) $(RELEASE)
 
 $(BIN)/python:
 	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer was found on PATH. Install one' \
@@ -174,6 +178,12 @@ $(SPARK35)/.stamp: requirements/build.txt requirements/spark35.txt pyproject.tom
 	quiet $(SPARK35)/bin/python -m pip install --no-deps --no-build-isolation -e .; \
 	$(INSTALLED)
 
+# A separate environment: no test needs these tools and their dependencies (90 MB).
+$(RELEASE)/.stamp: requirements/release.txt | $(BIN)/python
+	@$(BIN)/python -m venv $(RELEASE); $(LOGGED) \
+	quiet $(RELEASE)/bin/python -m pip install --disable-pip-version-check --require-hashes -r $<; \
+	$(INSTALLED)
+
 # Spark needs a complete Java 17 or newer. Without one the demo skips its Spark part.
 $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements/java.txt pyproject.toml $(VENV)/.stamp-build
 	@$(LOGGED) \
@@ -190,3 +200,23 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements
 docs: setup ## write the pages of docs/ and the files of the chart that are generated from code
 	$(BIN)/python -m devtools.reference.pages docs
 	$(BIN)/python -m devtools.chart.files helm/sidetier
+
+release: setup $(RELEASE)/.stamp ## build wheel, sdist, chart, SBOMs, image and SHA256SUMS of the last commit into dist/ (BASE_IMAGE: base image with its digest)
+	$(BIN)/python -m devtools.release build --programs $(RELEASE)/bin --into dist \
+	  $(if $(BASE_IMAGE),--base-image $(BASE_IMAGE))
+
+release-check: setup $(RELEASE)/.stamp ## build the files of a release twice, and check that both are equal, complete, and of the version of TAG if one is given
+	$(BIN)/python -m devtools.release check --programs $(RELEASE)/bin $(if $(TAG),--tag '$(TAG)')
+
+release-publish: ## create a release on GitHub for the tag TAG from dist/ (needs gh, and GH_TOKEN)
+	@test -n '$(TAG)' || { echo 'which tag? make release-publish TAG=v0.1.0' >&2; exit 1; }
+	cd dist && sha256sum --check --strict SHA256SUMS
+	gh release create '$(TAG)' --verify-tag --title '$(TAG)' --notes 'Changes: CHANGELOG.md of this tag' dist/*
+
+# `--disable-pip` reads versions and hashes from the files, so nothing is installed.
+audit: setup $(RELEASE)/.stamp ## look for known vulnerabilities of the locked packages (asks a service on the network)
+	$(RELEASE)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
+	  -r requirements/runtime.txt -r requirements/consumer.txt -r requirements/build.txt
+
+licences: setup $(RELEASE)/.stamp ## list the licences of the packages that Sidetier needs at run time; fail on an unknown one
+	$(BIN)/python -m devtools.release licences --programs $(RELEASE)/bin

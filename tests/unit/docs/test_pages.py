@@ -66,7 +66,7 @@ def test_missing_command_is_detected(words: list[str]) -> None:
 def test_every_make_target_exists(case: tuple[Path, list[str]]) -> None:
     _, words = case
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in words:
+    for target in (word for word in words if "=" not in word):  # others set variables
         assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -138,13 +139,28 @@ def test_labels_describe_the_image() -> None:
     prefix = "org.opencontainers.image."
     assert LABELS[f"{prefix}version"] == __version__
     assert LABELS[f"{prefix}licenses"] == "Apache-2.0"
-    told = {"title", "description", "version", "revision", "licenses", "base.name"}
+    told = {
+        *("title", "description", "version", "revision", "created", "licenses"),
+        *("url", "source", "documentation", "base.name", "base.digest"),
+    }
     assert set(LABELS) == {f"{prefix}{name}" for name in told}
+
+
+def test_labels_have_the_description_and_addresses_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "org.opencontainers.image."
+    assert LABELS[f"{prefix}description"] == project["description"]
+    for label, name in (
+        ("url", "Homepage"),
+        ("source", "Repository"),
+        ("documentation", "Documentation"),
+    ):
+        assert LABELS[f"{prefix}{label}"] == project["urls"][name]
 
 
 def test_variables_in_the_labels_are_declared_in_their_stage() -> None:
     used = set(re.findall(r"\{(\w+)\}", " ".join(LABELS.values())))
-    assert used == {"REVISION", "PYTHON_IMAGE"}
+    assert used == {"REVISION", "CREATED", "BASE_IMAGE", "BASE_DIGEST"}
     assert used <= {argument.rest.partition("=")[0] for argument in FINAL.all("ARG")}
 
 
