@@ -14,6 +14,8 @@ from sidetier.telemetry import endpoint_catalogue as endpoint_names
 from sidetier.telemetry import mirror_catalogue as mirror_names
 
 RUNBOOK: Final = "docs/runbook"
+RUNBOOK_URL: Final = f"https://github.com/sidetier/sidetier/blob/main/{RUNBOOK}"
+"""Below `home` of the chart. The chart replaces it by the value `prometheusRule.runbookUrl`."""
 
 Severity = Literal["critical", "warning"]
 
@@ -46,6 +48,11 @@ class Alert:
     def runbook(self) -> str:
         """Path of the runbook page, relative to the repository."""
         return f"{RUNBOOK}/{self.name}.md"
+
+    @property
+    def runbook_url(self) -> str:
+        """Address of the runbook page."""
+        return f"{RUNBOOK_URL}/{self.name}.md"
 
 
 _WHERE: Final = "cluster {{ $labels.cluster }}, broker {{ $labels.broker }}"
@@ -402,6 +409,6 @@ def _rule(alert: Alert) -> dict[str, Any]:
         "annotations": {
             "summary": alert.summary,
             "description": alert.description,
-            "runbook_url": alert.runbook,
+            "runbook_url": alert.runbook_url,
         },
     }

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from devtools.chart.alerts import ALERTS
 from sidetier.telemetry import catalogue as names
 from sidetier.telemetry import endpoint_catalogue as endpoint_names
 from sidetier.telemetry.catalogue import Metric
 
 _RATE: Final = "$__rate_interval"
-CHOSEN: Final = 'job=~"$job",instance=~"$instance"'
+_INSTANCES: Final = 'job=~"$job",instance=~"$instance"'
+CHOSEN: Final = f'cluster=~"$cluster",{_INSTANCES}'
+"""Selects sidecars. The metrics of Kafka endpoints have no label `cluster`."""
 _HALTED: Final = 'state="halted"'
 _FAILED: Final = 'result="failure"'
 _ONLY_OURS: Final = f"and on (job, instance) {names.BUILD_INFO.name}"
@@ -21,7 +24,7 @@ _OF_TOPIC: Final = f'{CHOSEN},topic=~"$topic|"'
 """The empty alternative after `|` keeps series without labels (`http.max_partition_series`)."""
 
 Section = tuple[str, tuple["Panel", ...]]
-Kind = Literal["stat", "timeseries"]
+Kind = Literal["stat", "table", "timeseries"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Panel:
         unit: Grafana's name of the unit.
         width: in columns of Grafana's grid, which has 24.
         alarm_above, alarm_below: threshold of the colour red.
+        alerts: names of the alerts about the same metrics; their runbook pages are linked.
     """
 
     title: str
@@ -50,6 +54,7 @@ class Panel:
     width: int = 12
     alarm_above: float | None = None
     alarm_below: float | None = None
+    alerts: tuple[str, ...] = ()
 
     @property
     def height(self) -> int:
@@ -59,12 +64,16 @@ class Panel:
 
 def _of(metric: Metric, *more: str) -> str:
     """Return the selector for the chosen instances, and topics if the metric has that label."""
-    chosen = _OF_TOPIC if "topic" in metric.labels else CHOSEN
+    chosen = _OF_TOPIC if "topic" in metric.labels else _chosen(metric)
     return f"{metric.name}{{{','.join((chosen, *more))}}}"
 
 
+def _chosen(metric: Metric) -> str:
+    return _INSTANCES if metric in endpoint_names.ENDPOINT_METRICS else CHOSEN
+
+
 def _rate(metric: Metric, suffix: str = "", *more: str) -> str:
-    return f"rate({metric.name}{suffix}{{{','.join((CHOSEN, *more))}}}[{_RATE}])"
+    return f"rate({metric.name}{suffix}{{{','.join((_chosen(metric), *more))}}}[{_RATE}])"
 
 
 def _topic_rate(metric: Metric) -> str:
@@ -96,8 +105,24 @@ def _quantiles(metric: Metric, *by: str) -> tuple[Query, ...]:
     return tuple(_quantile(quantile, metric, *by) for quantile in (0.5, 0.99))
 
 
-def _stat(title: str, text: str, expr: str, unit: str = "short", **alarm: float) -> Panel:
-    return Panel(title, text, (Query(expr, ""),), unit, "stat", 4, **alarm)
+def _stat(
+    title: str,
+    text: str,
+    expr: str,
+    unit: str = "short",
+    alerts: tuple[str, ...] = (),
+    **alarm: float,
+) -> Panel:
+    return Panel(title, text, (Query(expr, ""),), unit, "stat", 4, alerts=alerts, **alarm)
+
+
+def _top(title: str, text: str, metric: Metric, unit: str, *alerts: str) -> Panel:
+    """Return a table of the `$top` partitions with the highest values, highest first."""
+    by = "cluster, broker, topic, partition"
+    # Above http.max_partition_series, some series have no topic: they are sums, not partitions.
+    series = f'{metric.name}{{{_OF_TOPIC},topic!=""}}'
+    expr = f"topk($top, max by ({by}) ({series}) > 0)"
+    return Panel(title, text, (Query(expr, ""),), unit, "table", 8, alerts=alerts)
 
 
 SECTIONS: Final[tuple[Section, ...]] = (
@@ -109,6 +134,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 "Records that were deleted before they were stored, in the time range.",
                 _increase(names.GAP_RECORDS),
                 alarm_above=1,
+                alerts=("SidetierGapFound",),
             ),
             _stat(
                 "Oldest unstored segment",
@@ -116,6 +142,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 f"max({_of(names.OLDEST_AGE)})",
                 "s",
                 alarm_above=900,
+                alerts=("SidetierUploadStalled",),
             ),
             _stat(
                 "Until local deletion",
@@ -123,18 +150,21 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 f"min({_of(names.UNTIL_DELETION)})",
                 "s",
                 alarm_below=600,
+                alerts=("SidetierNearLocalDeletion",),
             ),
             _stat(
                 "Halted partitions",
                 "Partitions that wait for an operator.",
                 f"sum({_of(names.PARTITIONS, _HALTED)})",
                 alarm_above=1,
+                alerts=("SidetierPartitionHalted",),
             ),
             _stat(
                 "Sidecars not ready",
                 "Sidecars that answer and are not ready.",
                 f"count({_of(names.READY)}) - sum({_of(names.READY)})",
                 alarm_above=1,
+                alerts=("SidetierNotReady",),
             ),
             _stat(
                 "Lag",
@@ -158,18 +188,49 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 "Time since it was appended.",
                 f"max({_of(names.UNARCHIVED_AGE)})",
                 "s",
+                alerts=("SidetierArchiveBehind",),
             ),
             _stat(
                 "Unresolved gaps",
                 "Records in gaps that no operator has acknowledged.",
                 f"sum({_of(names.UNRESOLVED_GAPS)})",
                 alarm_above=1,
+                alerts=("SidetierGapFound",),
             ),
             _stat(
                 "Unresolved quarantines",
                 "Quarantines that no operator has acknowledged.",
                 f"sum({_of(names.UNRESOLVED_QUARANTINES)})",
                 alarm_above=1,
+                alerts=("SidetierQuarantined",),
+            ),
+        ),
+    ),
+    (
+        "Lagging partitions",
+        (
+            _top(
+                "Most bytes that are not stored",
+                "Bytes in closed segments that are not stored, of the $top worst partitions.",
+                names.LAG_BYTES,
+                "bytes",
+                "SidetierUploadStalled",
+            ),
+            _top(
+                "Oldest unstored segments",
+                "Time since the oldest unstored segment was closed, of the $top worst partitions.",
+                names.OLDEST_AGE,
+                "s",
+                "SidetierUploadStalled",
+                "SidetierNeverArchived",
+            ),
+            _top(
+                "Oldest records not archived",
+                "Time since the oldest record was appended that only the brokers have, of the $top "
+                "worst partitions.",
+                names.UNARCHIVED_AGE,
+                "s",
+                "SidetierArchiveBehind",
             ),
         ),
     ),
@@ -246,6 +307,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                     ),
                 ),
                 "reqps",
+                alerts=("SidetierStoreRefusing", "SidetierStoreUnreachable"),
             ),
             Panel(
                 "Time of one request",
@@ -295,11 +357,17 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 "Partitions gained, lost, and renewed with another leader epoch.",
                 (Query(f"sum by (change) ({_rate(names.LEADERSHIP_CHANGES)})", "{{change}}"),),
                 "ops",
+                alerts=("SidetierLeadershipUnknown",),
             ),
             Panel(
                 "Conditions of readiness",
                 "1 while the condition holds.",
                 (Query(_of(names.READY_CONDITION), "{{condition}} {{instance}}"),),
+                alerts=(
+                    "SidetierNotReady",
+                    "SidetierLeadershipUnknown",
+                    "SidetierStoreUnreachable",
+                ),
             ),
             Panel(
                 "Other writers",
@@ -315,6 +383,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                         (names.LEFT_OUT_FILES, "left out"),
                     )
                 ),
+                alerts=("SidetierConflicts", "SidetierRescuing", "SidetierQuarantined"),
             ),
             Panel(
                 "Followed",
@@ -344,6 +413,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 "Halted partitions, by name",
                 "Partitions that wait for an operator.",
                 (Query(_of(names.PARTITION_STATE, _HALTED), "{{topic}}-{{partition}}"),),
+                alerts=("SidetierPartitionHalted",),
             ),
             Panel(
                 "Base offset of the last stored segment",
@@ -363,6 +433,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                     Query(_of(names.PINNED_DELETED), "deleted {{instance}}"),
                 ),
                 "bytes",
+                alerts=("SidetierHoldsDisk",),
             ),
             Panel("Files held open", "Three for a segment.", (Query(_of(names.PINNED_FILES)),)),
             Panel(
@@ -390,6 +461,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                         "overflows {{instance}}",
                     ),
                 ),
+                alerts=("SidetierLogDirProblem",),
             ),
             Panel(
                 "Cluster snapshots",
@@ -403,6 +475,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                     ),
                 ),
                 "s",
+                alerts=("SidetierClusterSnapshotOld",),
             ),
             Panel(
                 "Version",
@@ -424,6 +497,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                     ),
                 ),
                 "reqps",
+                alerts=("SidetierServeErrors",),
             ),
             Panel(
                 "Sent to Kafka clients",
@@ -440,6 +514,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 "new records.",
                 (_quantile(0.99, endpoint_names.REQUEST_SECONDS, "api"),),
                 "s",
+                alerts=("SidetierServeSlow",),
             ),
             Panel(
                 "Connections of Kafka clients",
@@ -459,6 +534,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
                         "{{reason}}",
                     ),
                 ),
+                alerts=("SidetierServeRefusing",),
             ),
             Panel(
                 "Failed logins and reloads",
@@ -502,13 +578,18 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Panel(
                 "Memory of endpoints",
                 "Resident memory.",
-                (Query(f"process_resident_memory_bytes{{{CHOSEN}}} {_ONLY_ENDPOINTS}"),),
+                (Query(f"process_resident_memory_bytes{{{_INSTANCES}}} {_ONLY_ENDPOINTS}"),),
                 "bytes",
             ),
             Panel(
                 "CPU of endpoints",
                 "Used cores.",
-                (Query(f"rate(process_cpu_seconds_total{{{CHOSEN}}}[{_RATE}]) {_ONLY_ENDPOINTS}"),),
+                (
+                    Query(
+                        f"rate(process_cpu_seconds_total{{{_INSTANCES}}}[{_RATE}]) "
+                        f"{_ONLY_ENDPOINTS}"
+                    ),
+                ),
             ),
         ),
     ),
@@ -516,7 +597,13 @@ SECTIONS: Final[tuple[Section, ...]] = (
 
 
 UID: Final = "sidetier"
+_TOP: Final = ("10", "20", "50")
+"""Choices for the number of partitions in the tables of lagging ones."""
 _WIDTH: Final = 24
+_TABLE: Final = {
+    "options": {"showHeader": True, "sortBy": [{"displayName": "Value", "desc": True}]},
+    "transformations": [{"id": "organize", "options": {"excludeByName": {"Time": True}}}],
+}
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -541,9 +628,20 @@ def _variables() -> Iterator[dict[str, Any]]:
     # Every sidecar exports the first metric, every Kafka endpoint the second.
     ours = f'__name__=~"{names.BUILD_INFO.name}|{endpoint_names.CONNECTIONS.name}"'
     lag = names.LAG_BYTES.name
-    yield _variable("job", f"label_values({{{ours}}}, job)")
-    yield _variable("instance", f'label_values({{{ours},job=~"$job"}}, instance)')
+    yield _variable("cluster", f"label_values({names.BUILD_INFO.name}, cluster)")
+    # The empty alternative after `|` keeps endpoints, whose metrics have no label `cluster`.
+    chosen = f'{ours},cluster=~"$cluster|"'
+    yield _variable("job", f"label_values({{{chosen}}}, job)")
+    yield _variable("instance", f'label_values({{{chosen},job=~"$job"}}, instance)')
     yield _variable("topic", f"label_values({lag}{{{CHOSEN}}}, topic)")
+    yield {
+        "name": "top",
+        "label": "Top",
+        "type": "custom",
+        "query": ",".join(_TOP),
+        "options": [{"text": n, "value": n, "selected": n == _TOP[0]} for n in _TOP],
+        "current": {"text": _TOP[0], "value": _TOP[0]},
+    }
 
 
 def _variable(name: str, query: str) -> dict[str, Any]:
@@ -580,9 +678,9 @@ def _laid_out(sections: Sequence[Section]) -> Iterator[dict[str, Any]]:
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    # A stat panel queries the end of the time range only. For a whole range, Grafana would show
-    # the last sample, and some series end when the problem is gone.
-    instant = panel.kind == "stat"
+    # A stat or table panel queries the end of the time range only. For a whole range, Grafana would
+    # show the last sample, and some series end when the problem is gone.
+    instant = panel.kind != "timeseries"
     targets = [
         {
             "refId": chr(ord("A") + i),
@@ -590,20 +688,31 @@ def _panel(panel: Panel) -> dict[str, Any]:
             "legendFormat": query.legend,
             "instant": instant,
             "range": not instant,
+            **({"format": "table"} if panel.kind == "table" else {}),
         }
         for i, query in enumerate(panel.queries)
     ]
     return {
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.help,
+        "description": _description(panel),
         "datasource": _SOURCE,
         "targets": targets,
         "fieldConfig": {
             "defaults": {"unit": panel.unit, "thresholds": _thresholds(panel)},
             "overrides": [],
         },
+        **(_TABLE if panel.kind == "table" else {}),
     }
+
+
+def _description(panel: Panel) -> str:
+    """Return the help and, in Markdown, links to the runbook pages."""
+    if not panel.alerts:
+        return panel.help
+    pages = {alert.name: alert.runbook_url for alert in ALERTS}
+    links = ", ".join(f"[{name}]({pages[name]})" for name in panel.alerts)
+    return f"{panel.help}\n\nRunbook: {links}"
 
 
 def _thresholds(panel: Panel) -> dict[str, Any]:

@@ -20,6 +20,9 @@ _MAPPING: Final[Schema] = {"type": "object"}
 _MAPPINGS: Final[Schema] = {"type": "array", "items": {"type": "object"}}
 _WORDS: Final[Schema] = {"type": "array", "items": _NAME}
 _LABELS: Final[Schema] = {"type": "object", "additionalProperties": _TEXT}
+_OWN_LABELS: Final = (
+    r"^(app\.kubernetes\.io/(name|instance|component|version|managed-by)|helm\.sh/chart)$"
+)
 _LABEL_NAME: Final[Schema] = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 """Name of an object or volume: a DNS label, as the API server requires."""
 _SHORT_NAME: Final[Schema] = {
@@ -230,7 +233,7 @@ def _cron_job() -> Schema:
 
 def _image() -> Schema:
     return _part(
-        repository=_NAME,
+        repository=_TEXT,  # empty by default: the templates ask for it by name
         tag=_TEXT,
         digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
         pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
@@ -258,6 +261,12 @@ def _pods() -> dict[str, Schema]:
         "image": _image(),
         "imagePullSecrets": _MAPPINGS,
         "serviceAccount": _part(create=_SWITCH, annotations=_LABELS, name=_TEXT),
+        "commonLabels": {
+            **_LABELS,
+            "propertyNames": {"not": {"pattern": _OWN_LABELS}},
+            "description": "Without the labels that the chart sets itself.",
+        },
+        "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
         "podAnnotations": _LABELS,
         "podLabels": _LABELS,
         "podSecurityContext": _MAPPING,

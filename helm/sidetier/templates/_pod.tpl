@@ -125,7 +125,7 @@ annotations:
 labels:
   {{- include "sidetier.selectorLabels" .root | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
-  {{- with .root.Values.podLabels }}
+  {{- with merge (dict) .root.Values.podLabels .root.Values.commonLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end -}}

@@ -132,9 +132,6 @@
 {{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
 {{- fail "podMonitor and serviceMonitor are both enabled: everything would be counted twice" -}}
 {{- end -}}
-{{- if and .Values.prometheusRule.enabled (not .Values.prometheusRule.runbookUrl) -}}
-{{- fail "prometheusRule.runbookUrl is required: where docs/runbook of the repository is reached, so that an alert leads to its page (https://git.example.com/sidetier/blob/main/docs/runbook)" -}}
-{{- end -}}
 {{- if and $foreign .Values.networkPolicy.enabled -}}
 {{- fail (printf "networkPolicy in mode sidecar would cut the brokers' own ports off: allow port %s in the brokers' policy instead" (include "sidetier.port" .)) -}}
 {{- end -}}

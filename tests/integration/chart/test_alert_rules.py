@@ -305,7 +305,10 @@ def test_rules_are_well_formed() -> None:
 
 def test_every_dashboard_panel_has_a_valid_query(tmp_path: Path) -> None:
     queries = [
-        target["expr"].replace("$__rate_interval", "5m").replace("$__range", "1h")
+        target["expr"]
+        .replace("$__rate_interval", "5m")
+        .replace("$__range", "1h")
+        .replace("$top,", "10,")
         for panel in dashboard()["panels"]
         for target in panel.get("targets", ())
     ]
@@ -322,9 +325,11 @@ def picture(title: str) -> str:
     (panel,) = (panel for panel in dashboard()["panels"] if panel["title"] == title)
     query: str = panel["targets"][0]["expr"]
     for variable, value in {
+        "$cluster": ".*",
         "$job": ".*",
         "$instance": ".*",
         "$topic": ".*",
+        "$top,": "2,",
         "$__range": "1h",
     }.items():
         query = query.replace(variable, value)
@@ -346,6 +351,35 @@ def test_lost_records_are_shown_from_the_first_sample_on(tmp_path: Path) -> None
                 "expr": picture("Records lost"),
                 "eval_time": "70m",
                 "exp_samples": [{"labels": "{}", "value": 12}],
+            }
+        ],
+    }
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}), encoding="utf-8")
+    ran = run_promtool("test", "rules", file)
+    assert ran.code == 0, ran.out + ran.err
+
+
+def test_table_shows_the_partitions_with_the_largest_lag(tmp_path: Path) -> None:
+    def lag(partition: int, broker: int = 1) -> str:
+        labels = f'job="sidetier",instance="b{broker}:9108",cluster="prod-a",broker="{broker}"'
+        topic = f',topic="orders",partition="{partition}"' if partition >= 0 else ""
+        return f"sidetier_remote_copy_lag_bytes{{{labels}{topic}}}"
+
+    series = {lag(0): 7, lag(1): 900, lag(2): 0, lag(3, broker=2): 50, lag(-1): 99_999}
+    table = picture("Most bytes that are not stored")
+    labels = 'cluster="prod-a",topic="orders"'
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": s, "values": f"{value}x9"} for s, value in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": table,
+                "eval_time": "5m",
+                "exp_samples": [
+                    {"labels": f'{{{labels},broker="1",partition="1"}}', "value": 900},
+                    {"labels": f'{{{labels},broker="2",partition="3"}}', "value": 50},
+                ],
             }
         ],
     }

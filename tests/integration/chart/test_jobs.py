@@ -82,7 +82,7 @@ def test_scheduled_command_has_its_own_settings() -> None:
     writable = "/tmp"  # noqa: S108 -- a directory of the container
     assert {mount["mountPath"] for mount in own["volumeMounts"]} == {"/etc/sidetier", writable}
     other = container_of(one(objects, "CronJob", "t-sidetier-listing"))
-    assert other["image"] == "sidetier:0.1.0"
+    assert other["image"] == "registry.example.com/sidetier:0.1.0"
     assert not {"command", "env"} & other.keys()
     assert {mount["mountPath"] for mount in other["volumeMounts"]} == {"/etc/sidetier"}
 

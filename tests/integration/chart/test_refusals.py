@@ -23,6 +23,7 @@ SOUND: Values = {
         "storage": {"url": "s3://bucket/kafka"},
     },
     "logDirVolumes": [{"name": "data", "mountPath": "/data"}],
+    "image": {"repository": "registry.example.com/sidetier"},
 }
 AGENT: Values = {
     "mode": "nodeAgent",
@@ -93,6 +94,12 @@ BY_THE_SCHEMA: Mapping[str, tuple[Values, str]] = {
     "an image for drills with an unknown key": ({"drill": {"image": {"name": "x"}}}, "name"),
     "a name that would be cut": ({"fullnameOverride": "a" * 41}, "fullnameOverride"),
     "nothing that may be reached": ({"networkPolicy": {"egress": []}}, "egress"),
+    "a common label that the chart sets": (
+        {"commonLabels": {"app.kubernetes.io/name": "kafka"}},
+        "app.kubernetes.io/name",
+    ),
+    "a common label that is no text": ({"commonLabels": {"team": 7}}, "team"),
+    "an object that is a number": ({"extraObjects": [7]}, "extraObjects"),
     "a memory of an endpoint in another unit": ({"serve": {"memory": "1Gi"}}, "memory"),
     "groups of an endpoint that there are not": ({"serve": {"groups": {"mode": "on"}}}, "mode"),
     "an advertised address without a port": ({"serve": {"advertise": "kafka"}}, "advertise"),
@@ -208,10 +215,7 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
         {"config": {"log_dirs": ["/data/kafka*"]}, "kafka": {"enabled": True}},
         "config.log_dirs[0] is /data/kafka*, a pattern",
     ),
-    "alerts that lead nowhere": (
-        {"prometheusRule": {"enabled": True}},
-        "prometheusRule.runbookUrl is required",
-    ),
+    "no image": ({"image": {"repository": ""}}, "image.repository is required"),
     "a schedule with a name too long": (
         {"cronJobs": {"a" * 50: {"schedule": "@daily", "args": ["ls"]}}},
         "choose a shorter name",

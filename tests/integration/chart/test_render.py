@@ -14,6 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from devtools.chart.alerts import RUNBOOK_URL
 from sidetier.cli.main import run
 from tests.harness import operator_kinds
 from tests.harness.chart import (
@@ -346,6 +347,8 @@ def test_dashboard_equals_the_generated_file() -> None:
     )
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     written = (CHART / "files" / "dashboard.json").read_text(encoding="utf-8")
+    given = yaml.safe_load(values_named("node-agent").read_text(encoding="utf-8"))
+    written = written.replace(RUNBOOK_URL, given["prometheusRule"]["runbookUrl"])
     assert json.loads(dashboard["data"]["sidetier.json"]) == json.loads(written)
 
 

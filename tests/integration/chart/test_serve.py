@@ -21,6 +21,7 @@ OPEN: dict[str, Any] = {
         "log_dirs": ["/data"],
         "storage": {"url": "s3://bucket/kafka"},
     },
+    "image": {"repository": "registry.example.com/sidetier-consumer"},
     "serve": {"enabled": True, "insecure": True},
 }
 """The fewest values that run an endpoint."""

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from devtools.chart.alerts import ALERTS
+from devtools.chart.alerts import ALERTS, RUNBOOK_URL
 from devtools.chart.dashboard import dashboard
 from devtools.chart.files import BEGIN, FILES, described_values, with_table, write_files
 from devtools.chart.values_schema import values_schema
@@ -200,10 +201,10 @@ def test_expressions_use_only_existing_labels() -> None:
 def test_stat_panels_are_instant_and_graphs_are_ranges() -> None:
     """For a range, Grafana's stat panel shows the last sample, even if it is hours old."""
     panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
-    assert {panel["type"] for panel in panels} == {"stat", "timeseries"}
+    assert {panel["type"] for panel in panels} == {"stat", "table", "timeseries"}
     for panel in panels:
         for target in panel["targets"]:
-            assert target["instant"] is (panel["type"] == "stat"), panel["title"]
+            assert target["instant"] is (panel["type"] != "timeseries"), panel["title"]
             assert target["range"] is not target["instant"]
 
 
@@ -211,9 +212,42 @@ def test_series_of_one_graph_have_different_names() -> None:
     """A query without aggregation has one series per instance."""
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", ()):
-            summed = re.match(r"(sum|max|min|count|histogram_quantile)\b", target["expr"])
+            summed = re.match(r"(sum|max|min|count|histogram_quantile|topk)\b", target["expr"])
             apart = re.search(r"\{\{(instance|topic)\}\}", target["legendFormat"])
             assert summed or apart, panel["title"]
+
+
+def test_every_sidecar_query_selects_the_chosen_clusters() -> None:
+    """The metrics of Kafka endpoints have no label `cluster`."""
+    ours = {metric.name for metric in ENDPOINT_METRICS}
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            of_endpoints = any(
+                name.startswith(tuple(ours)) for name in NAME.findall(target["expr"])
+            )
+            chosen = target["expr"].count('cluster=~"$cluster"')
+            assert (chosen == 0) is of_endpoints, panel["title"]
+            assert of_endpoints or chosen == target["expr"].count('job=~"$job"'), panel["title"]
+
+
+def test_descriptions_link_to_existing_runbook_pages() -> None:
+    links = re.findall(rf"\]\({re.escape(RUNBOOK_URL)}/(\w+)\.md\)", json.dumps(dashboard()))
+    assert len(links) > 15
+    assert set(links) <= {alert.name for alert in ALERTS}
+
+
+def test_links_lead_below_the_home_of_the_chart() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    home = chart["home"]
+    assert [urls["Homepage"], urls["Repository"], *chart["sources"]] == [home] * 3
+    assert f"{home}/blob/main/docs/runbook" == RUNBOOK_URL
+    assert {maintainer["url"] for maintainer in chart["maintainers"]} == {home}
+    links = yaml.safe_load(chart["annotations"]["artifacthub.io/links"])
+    for link in (*links, {"url": urls["Documentation"]}, {"url": urls["Changelog"]}):
+        kind, _, path = link["url"].removeprefix(f"{home}/").partition("/main/")
+        assert kind == "issues" or (ROOT / path).exists(), link
+    assert (ROOT / chart["icon"].partition("/main/")[2]).exists()
 
 
 def test_panels_do_not_overlap() -> None:
@@ -270,7 +304,7 @@ def test_every_alert_names_its_cluster_and_broker() -> None:
         assert "{{ $value }} bytes" not in alert.description
 
 
-def test_readme_command_makes_the_links_of_the_rule_file_absolute() -> None:
+def test_readme_command_changes_the_links_of_the_rule_file() -> None:
     (words,) = commands((CHART / "README.md").read_text(encoding="utf-8"), "sed")
     *script, file = words
     done = subprocess.run(
@@ -280,4 +314,4 @@ def test_readme_command_makes_the_links_of_the_rule_file_absolute() -> None:
     assert len(rules) == len(ALERTS)
     for rule in rules:
         url = rule["annotations"]["runbook_url"]
-        assert re.fullmatch(rf"https://.*/docs/runbook/{rule['alert']}\.md", url)
+        assert re.fullmatch(rf"https://wiki.example.com/.*/{rule['alert']}\.md", url)
