@@ -163,8 +163,8 @@ def run_verify(config: "Config", request: Request, output: OutputFormat) -> int:
         *(other.url for other in config.storage.overrides if other.url),
     }:
         require_directory(url)
-    # Idle connections cost nothing, and each thread may read ahead.
-    connections = request.options.threads * 2
+    # Listings and metadata are read by several requests of each thread.
+    connections = max(16, request.options.threads * 4)
     with ExitStack() as stack:
         calls = stack.enter_context(told_waits())
         archive = stack.enter_context(open_archive(config, connections=connections, calls=calls))

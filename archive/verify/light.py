@@ -8,6 +8,7 @@ retirement), the listing may mix two states, and everything is read again.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -45,6 +46,8 @@ from sidetier.storage.port import RemoteStorage
 _READINGS: Final = 3
 _MOST_HEADS: Final = 1000
 """Requests for the metadata of segments beside a gap, per partition."""
+_HEADS_AT_ONCE: Final = 8
+"""Requests for metadata at the same time, per partition."""
 _NEW_MS: Final = 3_600_000
 """Age in ms up to which segments without `offset.wm` are the first ones of a new archive."""
 _HIGHEST: Final = BaseOffset(2**63 - 1)
@@ -260,27 +263,35 @@ def _deciding_ends(store: RemoteStorage, objects: PartitionObjects) -> dict[Base
         while at < len(missing) and missing[at] <= log.base_offset:
             at += 1
         lost = at < len(missing) and missing[at] < following.base_offset
-        unnamed = following.base_offset not in objects.names
+        unnamed = bool(objects.names) and following.base_offset not in objects.names
         if lost or unnamed or following.base_offset in gap_ends:
             wanted.append(log)
     return read_ends(store, [s for s in wanted if s.base_offset not in objects.ends][:_MOST_HEADS])
 
 
-def read_ends(store: RemoteStorage, segments: Iterable[SegmentFiles]) -> dict[BaseOffset, Offset]:
-    """Return the next offsets in the metadata of segments, one request each.
+def read_ends(store: RemoteStorage, segments: Sequence[SegmentFiles]) -> dict[BaseOffset, Offset]:
+    """Return the next offsets in the metadata of segments, one request each, several at once.
 
     Segments of Pinterest's uploader, which have none, and segments that are no longer stored are
     left out.
     """
-    ends = {}
-    for segment in segments:
+
+    def end_of(segment: SegmentFiles) -> Offset | None:
         try:
-            end = noted_next_offset(store.head_object(segment.log.key))
+            return noted_next_offset(store.head_object(segment.log.key))
         except ObjectNotFoundError:
-            continue
-        if end is not None:
-            ends[segment.base_offset] = end
-    return ends
+            return None
+
+    if len(segments) < _HEADS_AT_ONCE:
+        ends = [end_of(segment) for segment in segments]
+    else:
+        with ThreadPoolExecutor(_HEADS_AT_ONCE, "verify-heads") as helpers:
+            ends = list(helpers.map(end_of, segments))
+    return {
+        segment.base_offset: end
+        for segment, end in zip(segments, ends, strict=True)
+        if end is not None
+    }
 
 
 def check_partition(objects: PartitionObjects, layout: ArchiveLayout, now_ms: int) -> list[Finding]:

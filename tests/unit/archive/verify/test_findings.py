@@ -16,6 +16,7 @@ from sidetier.segments.errors import ChecksumMismatchError, StoreUnavailableErro
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, OffsetRange
 from sidetier.storage.bodies import BytesBody
+from sidetier.uploader.archive.unresolved import read_unresolved
 from tests.harness.archived_log import LAYOUT, TP, StoredArchive
 from tests.harness.log_dir import PartitionLog
 from tests.harness.markdown import ROOT
@@ -540,3 +541,30 @@ def test_small_object_whose_checksum_is_wrong_is_a_finding(
     archive.store.fail("get", error, key=key, times=None)
 
     assert [found for found, _ in kinds(verify(archive, LIGHT))] == [kind.value]
+
+
+def test_empty_acknowledgement_of_earlier_versions_counts(archive: StoredArchive) -> None:
+    """The runbook once told operators to store an empty object."""
+    without_segment(archive, 60)
+    without_entry(archive, 60)
+    write_gap(archive.store, LAYOUT, TP, segment(60), BrokerId(1), LeaderEpoch(4))
+    assert read_unresolved(archive.store, LAYOUT).gap_records == {TP: 60}
+    key = LAYOUT.acknowledgement_key(LAYOUT.gap_key(TP, Offset(60), Offset(120)))
+    archive.store.put_object(key, BytesBody(b""))
+
+    [finding] = verify(archive, LIGHT).findings()
+    assert finding.kind is FindingKind.ACKNOWLEDGED_GAP
+    assert finding.detail == "60 offsets, acknowledged"
+
+
+def test_acknowledged_gap_is_no_longer_counted_by_sidecars(archive: StoredArchive) -> None:
+    write_gap(archive.store, LAYOUT, TP, segment(60), BrokerId(1), LeaderEpoch(4))
+    acknowledged = Acknowledgement("INC-42", "ann", 1)
+    archive.store.fail("put", StoreUnavailableError("the answer is lost"), after=True)
+    with pytest.raises(StoreUnavailableError):
+        acknowledge_gap(archive.store, LAYOUT, TP, segment(60), acknowledged)
+
+    assert not acknowledge_gap(archive.store, LAYOUT, TP, segment(60), acknowledged)
+    assert read_unresolved(archive.store, LAYOUT).gap_records == {}
+    [finding] = verify(archive, LIGHT).findings()
+    assert finding.detail == "60 offsets, acknowledged by ann: INC-42"
