@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from sidetier.segments.errors import KafkaApiError
+from sidetier.segments.errors import KafkaApiError, UnsupportedVersionError
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.wire.cluster import Broker, Cluster
 from sidetier.wire.protocol import ApiKey, api_error, missing_permission
@@ -34,29 +34,33 @@ def led_log_ends(
     One request, and one attempt.
 
     Raises:
-        BrokerError: The broker does not respond, or is older than Kafka 2.1.
+        UnsupportedVersionError: The broker is older than Kafka 2.1.
+        BrokerError: The broker does not respond.
     """
-    response = cluster.request_once(
-        Broker(broker),
-        ApiKey.LIST_OFFSETS,
-        tolerate=_ANY_ERROR,
-        replica_id=_CLIENT,
-        isolation_level=0,
-        topics=[
-            {
-                "name": topic,
-                "partitions": [
-                    {
-                        "partition_index": number,
-                        "current_leader_epoch": epoch,
-                        "timestamp": LATEST,
-                    }
-                    for number, epoch in numbers.items()
-                ],
-            }
-            for topic, numbers in _by_topic(epochs).items()
-        ],
-    )
+    topics = [
+        {
+            "name": topic,
+            "partitions": [
+                {"partition_index": number, "current_leader_epoch": epoch, "timestamp": LATEST}
+                for number, epoch in numbers.items()
+            ],
+        }
+        for topic, numbers in _by_topic(epochs).items()
+    ]
+    try:
+        response = cluster.request_once(
+            Broker(broker),
+            ApiKey.LIST_OFFSETS,
+            tolerate=_ANY_ERROR,
+            replica_id=_CLIENT,
+            isolation_level=0,
+            topics=topics,
+        )
+    except ValueError as error:  # the broker's version of the request has no leader epoch
+        raise UnsupportedVersionError(
+            f"broker {broker} does not check leader epochs in ListOffsets: it is older than Kafka "
+            f"2.1 ({error})"
+        ) from error
     return {
         tp: LogEnd(Offset(answer.offset), LeaderEpoch(getattr(answer, "leader_epoch", -1)))
         if answer.error_code is ErrorCode.none

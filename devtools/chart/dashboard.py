@@ -437,6 +437,26 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel("Files held open", "Three for a segment.", (Query(_of(names.PINNED_FILES)),)),
             Panel(
+                "Local retention",
+                "Bytes of archived segments that were deleted from the brokers' logs.",
+                (Query(_topic_rate(names.TRIMMED_BYTES), "{{topic}}"),),
+                "Bps",
+            ),
+            Panel(
+                "Beyond local retention",
+                "Bytes that stay on the broker, and why; partitions that could not be trimmed.",
+                (
+                    Query(
+                        f"sum by (topic, reason) ({_of(names.TRIM_EXCESS)})",
+                        "{{topic}}: {{reason}}",
+                    ),
+                    Query(
+                        f"sum by (reason) ({_rate(names.TRIM_FAILURES)})", "failures: {{reason}}"
+                    ),
+                ),
+                "bytes",
+            ),
+            Panel(
                 "Memory",
                 "Resident memory.",
                 (Query(f"process_resident_memory_bytes{{{CHOSEN}}} {_ONLY_OURS}"),),
