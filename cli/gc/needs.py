@@ -8,34 +8,30 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-import tenacity
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as KafkaPartition
-
 from sidetier.archive.access import endpoint_provider
 from sidetier.archive.gc.retention import Need
 from sidetier.cli.extras import from_extra
 from sidetier.cli.stores import require_directory
 from sidetier.config.properties_file import read_properties
-from sidetier.leadership.cluster import admin_client, as_texts
+from sidetier.leadership.cluster import as_texts
 from sidetier.mirror.topics.rules import MirrorNames
-from sidetier.segments.errors import ConfigurationError, ObjectNotFoundError, SidetierError
+from sidetier.segments.errors import (
+    BrokerError,
+    ConfigurationError,
+    ObjectNotFoundError,
+    SidetierError,
+)
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.factory import open_storage
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import committed_offsets
+from sidetier.wire.settings import ClientSettings
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
     from sidetier.config.retention import RetainedExport, RetainedMirror, StoreRetention
 
 _TIMEOUT_SECONDS: Final = 15.0
-_PAUSE_SECONDS: Final = 0.5
-_COORDINATOR_MOVES: Final = frozenset(
-    {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }
-)
 _BOOTSTRAP: Final = "bootstrap.servers"
 
 NeedsByPartition = Mapping[TopicPartition, list[Need]]
@@ -95,40 +91,17 @@ def _of_group(
     consumer: str,
 ) -> dict[TopicPartition, Offset]:
     """Return the committed offsets of a consumer group. A missing group has none."""
-    client = admin_client(properties[_BOOTSTRAP], properties, {"log_level": 0})
-    asked = ConsumerGroupTopicPartitions(
-        group, [KafkaPartition(tp.topic, tp.partition) for tp in partitions]
-    )
-    attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_is_without_coordinator),
-        wait=tenacity.wait_fixed(_PAUSE_SECONDS),
-        stop=tenacity.stop_after_delay(_TIMEOUT_SECONDS),
-        reraise=True,
-    )
-
-    def committed() -> ConsumerGroupTopicPartitions:
-        futures = client.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_SECONDS)
-        result: ConsumerGroupTopicPartitions = futures[group].result()
-        return result
-
+    # Not librdkafka's client: it crashes the process if the coordinator has just started.
     try:
-        answer = attempts(committed)
-    except KafkaException as error:
+        with Cluster(ClientSettings.from_properties(properties)) as cluster:
+            committed = committed_offsets(
+                cluster, group, partitions, require_stable=False, timeout=_TIMEOUT_SECONDS
+            )
+    except (BrokerError, ConfigurationError) as error:
         raise UnknownProgressError(
-            f"{consumer}: {properties[_BOOTSTRAP]} does not tell its committed offsets: "
-            f"{error.args[0].str()}"
+            f"{consumer}: {properties[_BOOTSTRAP]} does not tell its committed offsets: {error}"
         ) from error
-    return {
-        TopicPartition(tp.topic, tp.partition): Offset(tp.offset)
-        for tp in answer.topic_partitions or ()
-        # Negative offsets are librdkafka's placeholders for "none".
-        if tp.error is None and tp.offset >= 0
-    }
-
-
-def _is_without_coordinator(error: BaseException) -> bool:
-    """Return whether the group's coordinator has just started or moved."""
-    return isinstance(error, KafkaException) and error.args[0].code() in _COORDINATOR_MOVES
+    return {tp: answer.offset for tp, answer in committed.items()}
 
 
 def _of_mirror(
