@@ -100,6 +100,15 @@ def test_unknown_authority_is_a_permanent_error(
     assert recorder.seen == []
 
 
+def test_unknown_authority_is_a_permanent_error_of_large_ranges(
+    recorder: FaultyS3, tls_identity: TlsIdentity
+) -> None:
+    store = S3Storage("bucket", "", replace(_settings(recorder, tls_identity), ca_bundle=None))
+    with pytest.raises(InvalidRequestError, match="ca_bundle"):
+        store.get_object_input_stream("k", 0, MIB)
+    assert recorder.seen == []
+
+
 @pytest.mark.integration
 def test_real_server_accepts_and_verifies_the_upload(
     s3_bucket_tls: S3Bucket, tls_identity: TlsIdentity
@@ -112,6 +121,8 @@ def test_real_server_accepts_and_verifies_the_upload(
         store.put_object(key, body, metadata={"a": "1"})
         stored = store.get_object(key)
         assert stored.data == body.data
+        with store.get_object_input_stream(key, 0, 100_000) as stream:  # by `s3_ranges`
+            assert stream.read() == body.data[:100_000]
         checksum = checksum_of_bytes(body.data, ChecksumAlgorithm.CRC64NVME)
         assert store.head_object(key, with_checksum=True).checksum == checksum
     store.close()
