@@ -12,6 +12,7 @@ from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
     Condition,
     DrillStatus,
+    LocalRetentionStatus,
     PartitionState,
     PartitionStatus,
     StatusSnapshot,
@@ -61,6 +62,7 @@ SNAPSHOT = StatusSnapshot(
     pinned_bytes=6000,
     pinned_deleted_bytes=1000,
     cluster_snapshots=(ClusterSnapshotStatus("acls", 60.0, stored=True),),
+    local_retention=(LocalRetentionStatus("orders", "group_behind", 7),),
     last_drill=DrillStatus(2_000_500, succeeded=False, last_successful_ms=1_000_500),
 )
 
@@ -272,6 +274,8 @@ def test_exported_metrics_equal_the_catalogue_in_types_and_labels(
 ) -> None:
     metrics.observe_status(FixedStatus(SNAPSHOT))
     metrics.segment_uploaded(PAY, 1, 1.0)
+    metrics.trimmed("pay", 1)
+    metrics.trim_failed("request_failed")
     metrics.error("x")
     metrics.unexpected_error("KeyError")
     metrics.retry("put", "x")

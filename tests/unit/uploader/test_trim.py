@@ -1,5 +1,6 @@
 """Local retention deletes only what the store is proven to have."""
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +16,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.pages import partitions
 from sidetier.uploader import engine
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.trim.archive_check import LedPartition
@@ -362,8 +364,11 @@ def test_daemon_shows_why_nothing_is_trimmed(
     broker.epochs[TP] = 9
     with site.running() as running:
         running.wait(lambda: running.daemon.status.snapshot().local_retention, "the report")
-        [excess] = running.daemon.status.snapshot().local_retention
+        snapshot = running.daemon.status.snapshot()
+        [excess] = snapshot.local_retention
     assert (excess.topic, excess.reason) == ("t", "leadership_unconfirmed")
+    shown = json.loads(partitions(snapshot, None).body)["local_retention"]
+    assert shown == [{"topic": "t", "reason": excess.reason, "size_bytes": excess.size_bytes}]
     assert excess.size_bytes == sum(len(log.written[base]) for base in (0, 10, 20))
     assert log.bases()[0] == 0
 
