@@ -22,6 +22,7 @@ OUTSIDE_PAGES: Final = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "benchmarks/RESULTS.md": "benchmarks.md",
     "helm/sidetier/README.md": "helm-chart.md",
 }
