@@ -68,7 +68,10 @@ def partial(sent: int | None = None, first: int | None = None) -> Fault:
         handler.end_headers()
         handler.wfile.write(body[:sent])
         if sent is not None:
-            handler.cut()
+            # Not `cut`: after a reset the client may not get the bytes that were sent before.
+            handler.wfile.flush()
+            handler.connection.shutdown(socket.SHUT_WR)
+            handler.close_connection = True
         return False
 
     return fault
