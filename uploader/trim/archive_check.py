@@ -15,7 +15,7 @@ Nothing is written.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sidetier.archive.objects.gaps import recorded_gaps
@@ -73,6 +73,7 @@ class LedPartition:
         epochs: The leader epochs of the log.
         stored_epochs: The stored leader epochs; None where they are not known.
         held: Why nothing must be trimmed; None if it may.
+        watermark: The known `offset.wm`; None where only `etag` is known.
     """
 
     topic_partition: TopicPartition
@@ -85,6 +86,7 @@ class LedPartition:
     epochs: RememberedEpochs | None = None
     stored_epochs: StoredEpochHistory | None = None
     held: Held | None = None
+    watermark: Watermark | None = None
 
     def local_epochs(self) -> EpochHistory:
         """Read the leader epochs of the log. Raises as `RememberedEpochs.read`."""
@@ -173,12 +175,13 @@ class ArchiveCheck:
         )
         first = bisect_right(bases, trim.first_deleted) - 1
         if first < 0:
-            return trim.none(
-                Held(
-                    Hindrance.ARCHIVE_BEHIND,
-                    f"no segment of the archive begins at offset {trim.first_deleted} or below",
-                )
+            begins = "nowhere" if not bases else f"at offset {bases[0]}"
+            text = (
+                f"the archive begins {begins}, and the log at {trim.first_deleted}: the records "
+                "below are not on the store (never archived, or deleted by `sidetier gc`), and "
+                "stay until retention.ms"
             )
+            return trim.none(Held(Hindrance.ARCHIVE_BEHIND, text))
         wanted = [base for base in bases[first : first + _MOST_SEGMENTS] if base < trim.end]
         rows = self._rows(tp, wanted[0], wanted[-1])
         position, held = trim.first_deleted, None
@@ -282,7 +285,7 @@ def watermark_hindrance(
         text = f"{key} is of Pinterest's uploader: the archive is not taken over yet"
     elif watermark.pending is not None:
         text = f"a part of the archive is being moved to {watermark.pending}"
-    elif led.etag is not None and etag != led.etag:
+    elif led.etag is not None and etag != led.etag and not _only_start_moved(led, watermark):
         text = f"{key} was written since this sidecar has read it"
     elif led.topic_id is None or watermark.topic_id != led.topic_id:
         text = f"{key} is of topic id {watermark.topic_id}, and the log of {led.topic_id}"
@@ -294,6 +297,18 @@ def watermark_hindrance(
     else:
         return None
     return Held(Hindrance.ARCHIVE_CHANGED, text)
+
+
+def _only_start_moved(led: LedPartition, watermark: Watermark) -> bool:
+    """Return whether the known `offset.wm` differs by its start alone.
+
+    `sidetier gc` moves the start. The sidecar learns of it with its next commit, which may be days
+    away for a topic with few records.
+    """
+    known = led.watermark
+    return known is not None and watermark == replace(
+        known, start_offset=watermark.start_offset, nonce=watermark.nonce
+    )
 
 
 def epochs_hindrance(
