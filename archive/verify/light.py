@@ -181,10 +181,14 @@ def read_partition(
 def _is_one_state(before: StoredWatermark | None, after: StoredWatermark | None) -> bool:
     if before is None or after is None:
         return before is after
-    old, new = before.watermark, after.watermark
-    if before.etag == after.etag:
-        return True
-    # A deletion at the start (retention on the store) also shows as segments that are gone.
+    return before.etag == after.etag or is_same_archive(before.watermark, after.watermark)
+
+
+def is_same_archive(old: Watermark, new: Watermark) -> bool:
+    """Return whether the archive has changed by commits alone between two versions of `offset.wm`.
+
+    A deletion at the start (retention on the store) also shows as segments that are gone.
+    """
     return continues(old, new) and old.start_offset == new.start_offset
 
 
