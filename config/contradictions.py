@@ -157,8 +157,8 @@ def _local_retention(config: Config) -> Problems:
             yield Problem(
                 (*path, "topics", i),
                 f"{pattern} has the same or a shorter retention on the store ({limit} in "
-                "retention.store). Records that the store no longer has are never trimmed, so local "
-                "retention would delete nothing",
+                "retention.store). Records that the store no longer has are never trimmed, so "
+                "local retention would delete nothing",
             )
 
 

@@ -172,8 +172,8 @@ class PartitionCollector:
             NotCollectableError, MalformedObjectError, StorageError: As `survey`.
         """
         survey = self._move_start()
-        # Also where the survey has shown no old entry: `sidetier repair`, or a sidecar that writes a
-        # missing `_metadata`, may have added entries of these segments since.
+        # Also where the survey has shown no old entry: `sidetier repair`, or a sidecar that writes
+        # a missing `_metadata`, may have added entries of these segments since.
         if survey.has_old_entries or survey.below:
             self._forget_entries(survey.lowest)
         logs = [row.key for row in survey.below if row.key.endswith(FileKind.LOG.value)]

@@ -157,7 +157,7 @@ def test_archive_continues_with_the_new_history_and_loses_no_batch(
 def test_new_history_below_a_start_that_a_killed_gc_has_moved_is_in_the_archive(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """gc has moved the start to 20, and deleted nothing yet; then the log diverges at 15."""
+    """The start was moved to 20 by gc, which deleted nothing yet; then the log diverges at 15."""
     part_at(15)(log, store)
     watermark = watermark_of(store, log.tp)
     assert watermark is not None
