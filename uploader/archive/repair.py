@@ -225,7 +225,8 @@ class Repairer:
         read, now = self._watermark, read_watermark(self._store, key)
         if now is None or not is_same_archive(read, now.watermark):
             raise ArchiveConflictError(
-                f"{key}: segments were moved or deleted meanwhile; repeat the command"
+                f"{key} was changed meanwhile (by another leader's sidecar, a quarantine or "
+                "`sidetier gc`); repeat the command"
             )
 
     def _stored_metadata(self, key: str) -> tuple[PartitionMetadata, str | None]:

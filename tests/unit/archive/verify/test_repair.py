@@ -149,7 +149,7 @@ def test_segments_that_gc_deletes_meanwhile_get_no_entries(archive: StoredArchiv
 
     [outcome] = repair(archive, gc.collect)
     assert outcome.problem is not None
-    assert "moved or deleted meanwhile; repeat the command" in outcome.problem
+    assert "`sidetier gc`); repeat the command" in outcome.problem
     assert '"baseOffset":180' not in archive.data(METADATA).decode()
     [outcome] = repair(archive)
     assert outcome.written is not None
