@@ -20,8 +20,8 @@ The next collection finishes: it deletes all that is below the start, whether it
 itself or not. `offset.wm`, `leader-epoch-checkpoint` and gap records are never deleted, nor is the
 segment that `offset.wm` names.
 
-A sidecar whose conditional put is refused because of step 1 reads `offset.wm` again and keeps the
-new start. If a sidecar writes first, the collection reads the archive again and decides anew.
+A sidecar whose conditional put is refused because of step 1 repeats it with the new start. If a
+sidecar writes first, the collection reads the archive again and decides anew.
 """
 
 import time

@@ -15,7 +15,7 @@ Nothing is written.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from sidetier.archive.objects.gaps import recorded_gaps
@@ -28,7 +28,12 @@ from sidetier.archive.objects.segment import (
     noted_next_offset,
     segment_files,
 )
-from sidetier.archive.objects.watermark import Watermark, is_noted, read_watermark
+from sidetier.archive.objects.watermark import (
+    Watermark,
+    is_noted,
+    only_start_moved,
+    read_watermark,
+)
 from sidetier.segments.epoch_history import EpochHistory, continues, contradiction, parse_runs
 from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
@@ -285,7 +290,7 @@ def watermark_hindrance(
         text = f"{key} is of Pinterest's uploader: the archive is not taken over yet"
     elif watermark.pending is not None:
         text = f"a part of the archive is being moved to {watermark.pending}"
-    elif led.etag is not None and etag != led.etag and not _only_start_moved(led, watermark):
+    elif led.etag not in {None, etag} and not _has_only_start_moved(led, watermark):
         text = f"{key} was written since this sidecar has read it"
     elif led.topic_id is None or watermark.topic_id != led.topic_id:
         text = f"{key} is of topic id {watermark.topic_id}, and the log of {led.topic_id}"
@@ -299,16 +304,10 @@ def watermark_hindrance(
     return Held(Hindrance.ARCHIVE_CHANGED, text)
 
 
-def _only_start_moved(led: LedPartition, watermark: Watermark) -> bool:
-    """Return whether the known `offset.wm` differs by its start alone.
-
-    `sidetier gc` moves the start. The sidecar learns of it with its next commit, which may be days
-    away for a topic with few records.
-    """
-    known = led.watermark
-    return known is not None and watermark == replace(
-        known, start_offset=watermark.start_offset, nonce=watermark.nonce
-    )
+def _has_only_start_moved(led: LedPartition, watermark: Watermark) -> bool:
+    # The sidecar learns with its next commit that `sidetier gc` has moved the start. For a topic
+    # with few records, that may be days away.
+    return led.watermark is not None and only_start_moved(led.watermark, watermark)
 
 
 def epochs_hindrance(

@@ -337,6 +337,7 @@ def test_running_sidecar_continues_and_keeps_the_new_start(
         log.closed_segment()
         log_dir.checkpoint_high_watermarks()
         running.wait(lambda: stored_next(store, tp) == 90, "the last commit")
+    assert site.registry.get_sample_value("sidetier_conflicts_total") == 0
     assert check_readable(store, tp, end=90) == 50
     assert named(store, tp) == [50, 60, 70, 80]
     check_archive(store, tp, start=50)
