@@ -34,6 +34,7 @@ from sidetier.archive.partition_listing import partition_rows
 from sidetier.archive.verify.findings import Finding, FindingKind
 from sidetier.archive.view import continues
 from sidetier.segments.errors import (
+    ArchiveConflictError,
     ChecksumMismatchError,
     MalformedObjectError,
     ObjectNotFoundError,
@@ -161,6 +162,7 @@ def read_partition(
         else is judged.
 
     Raises:
+        ArchiveConflictError: Segments were moved or deleted during each listing.
         StorageError: As `RemoteStorage` says.
     """
     key = layout.watermark_key(tp)
@@ -174,8 +176,11 @@ def read_partition(
             nothing = PartitionObjects(tp, None, (), None, None, (), {})
             return nothing, (finding,)
         if _is_one_state(before, after):
-            break
-    return objects, ()
+            return objects, ()
+    raise ArchiveConflictError(
+        f"{key} was changed otherwise than by commits during each of {_READINGS} listings; repeat "
+        "the command"
+    )
 
 
 def _is_one_state(before: StoredWatermark | None, after: StoredWatermark | None) -> bool:

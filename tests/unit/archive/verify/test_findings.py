@@ -505,6 +505,23 @@ def test_retention_during_the_listing_is_no_finding(archive: StoredArchive) -> N
     assert report.totals.segments == 4
 
 
+def test_archive_that_changes_during_each_listing_is_not_judged(archive: StoredArchive) -> None:
+    def delete_oldest() -> None:
+        watermark = decode_watermark(archive.data(WATERMARK), WATERMARK)
+        start = Offset((watermark.start_offset or 0) + 60)
+        moved = encode_watermark(replace(watermark, start_offset=start, nonce=f"{start}"))
+        archive.store.put_object(WATERMARK, BytesBody(moved))
+        without_entry(archive, start - 60)
+        without_segment(archive, start - 60)
+        at_first_listing(archive, delete_oldest)
+
+    at_first_listing(archive, delete_oldest)
+    report = verify(archive, LIGHT)
+    assert report.findings() == []
+    [unread] = report.unread.values()
+    assert "during each of 3 listings" in unread.error
+
+
 def test_quarantine_during_the_listing_is_no_finding(archive: StoredArchive) -> None:
     """The last segment has moved, and its replacement is not committed yet."""
 
