@@ -166,9 +166,13 @@ def test_unknown_progress_keeps_every_partition_of_the_topic(
 
 
 def test_group_needs_a_broker(stored: CommandLine) -> None:
-    with_rules(stored, {**AGE, "keep_for": {"groups": ["billing"]}})
+    """Nothing is deleted of the topic before it either."""
+    rule = {"topics": ["pay"], "age": "1d", "keep_for": {"groups": ["billing"]}}
+    with_rules(stored, AGE, rule)
+    before = stored.stored()
     assert stored.run("gc", "--yes") == 2
     assert "broker.bootstrap_servers" in stored.err
+    assert stored.stored() == before
 
 
 def test_export_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path: Path) -> None:
