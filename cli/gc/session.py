@@ -68,7 +68,7 @@ class GcSession:
         self._stop = Event()
 
     def stop(self) -> None:
-        """End waits, so that threads end soon."""
+        """End waits, and delete nothing more."""
         self._stop.set()
 
     def check(self) -> None:
@@ -157,7 +157,8 @@ class GcSession:
         return GcRow(*tp, done.start, done.new_start, done.segments, done.size_bytes, done.reason)
 
     def _wait(self, objects: int) -> None:
-        self._stop.wait(self._bucket.reserve(objects))
+        if self._stop.wait(self._bucket.reserve(objects)):
+            raise SidetierError("interrupted; the next run deletes the rest")
 
     # -- orphans -----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,16 @@ from sidetier.archive.objects.watermark import (
     write_watermark,
 )
 from sidetier.cli.gc import needs
+from sidetier.cli.gc.session import GcSession
+from sidetier.cli.stores import EveryStore
+from sidetier.config.model import ReaderConfig
+from sidetier.segments.errors import SidetierError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
+from sidetier.storage.provider import PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
 
@@ -204,6 +210,18 @@ def test_metrics_of_a_run(stored: CommandLine, tmp_path: Path) -> None:
     assert 'sidetier_gc_deleted_segments{topic="orders"} 4.0' in text
     assert 'sidetier_gc_blocked_partitions{topic="orders"} 0.0' in text
     assert "sidetier_gc_last_run_timestamp_seconds" in text
+
+
+def test_interrupted_run_deletes_nothing_more() -> None:
+    """Threads that wait for the rate would otherwise delete the rest at once."""
+    settings = {"cluster": {"name": "prod-a"}, "storage": {"url": "file:///x"}}
+    config = ReaderConfig.model_validate(settings)
+    provider = PatternEndpointProvider(StorageEndpoint("file:///x"))
+    with ThreadPoolExecutor(1) as pool:
+        session = GcSession(config, EveryStore(provider, {}), pool, deletes_per_second=1.0)
+        session.stop()
+        with pytest.raises(SidetierError, match="interrupted"):
+            session._wait(1000)
 
 
 def test_orphans_are_found_and_old_ones_deleted(stored: CommandLine) -> None:

@@ -387,6 +387,19 @@ def test_segment_that_is_replaced_meanwhile_is_read_again(archive: StoredArchive
     assert report.totals.checked_segments == 5
 
 
+def test_every_byte_is_announced_to_the_bandwidth_cap(archive: StoredArchive) -> None:
+    announced: list[int] = []
+    run = Verification(
+        archive.access, Options(deep=True, threads=1), lambda: 0, before_read=announced.append
+    )
+    run.light([TP])
+    assert not announced, "listings and small objects are not limited"
+    run.segments([TP])
+    names = tuple(kind.value for kind in FileKind)
+    files = [data for key, data in archive.store.contents().items() if key.endswith(names)]
+    assert sum(announced) == sum(map(len, files))
+
+
 def test_sample_is_the_same_for_a_seed(archive: StoredArchive) -> None:
     first, again, other = (
         {base for base in range(0, 6000, 60) if options.takes(archive.key(base))}
