@@ -195,8 +195,9 @@ class Repairer:
         """Add the committed segments that have no entry; entries that are there stay."""
         for _ in range(_TRIES):
             known, etag = self._stored_metadata(key)
-            # After `_metadata` was read: who moves or deletes segments writes `offset.wm` first and
-            # `_metadata` later, so the condition of the put below covers the time from here on.
+            # After `_metadata` was read: a process that moves or deletes segments writes
+            # `offset.wm` first and `_metadata` later. So the condition of the put covers the time
+            # from here on.
             self._expect_same_archive()
             if not known.entries:
                 self._refuse_overlaps()

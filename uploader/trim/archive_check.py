@@ -180,12 +180,13 @@ class ArchiveCheck:
         )
         first = bisect_right(bases, trim.first_deleted) - 1
         if first < 0:
-            begins = "nowhere" if not bases else f"at offset {bases[0]}"
-            text = (
-                f"the archive begins {begins}, and the log at {trim.first_deleted}: the records "
-                "below are not on the store (never archived, or deleted by `sidetier gc`), and "
-                "stay until retention.ms"
-            )
+            text = "_metadata names no segment"
+            if bases:
+                text = (
+                    f"the log begins at offset {trim.first_deleted}, and the archive at "
+                    f"{bases[0]}: the records in between are not on the store (never archived, or "
+                    "deleted by `sidetier gc`), and stay until retention.ms"
+                )
             return trim.none(Held(Hindrance.ARCHIVE_BEHIND, text))
         wanted = [base for base in bases[first : first + _MOST_SEGMENTS] if base < trim.end]
         rows = self._rows(tp, wanted[0], wanted[-1])

@@ -168,7 +168,7 @@ def test_new_history_below_a_start_that_a_killed_gc_has_moved_is_in_the_archive(
     watermark = watermark_of(store, log.tp)
     assert watermark is not None
     assert watermark.start_offset == 15
-    assert watermark.next_offset == log.active
+    assert watermark.next_offset == Offset(log.active)
 
 
 @dataclass

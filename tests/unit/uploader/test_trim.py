@@ -232,7 +232,7 @@ def test_log_that_begins_below_the_start_of_the_archive_says_so(beside: Beside) 
     trim = beside.run()
     assert (trim.end, hindrance(trim)) == (0, Hindrance.ARCHIVE_BEHIND)
     assert trim.held is not None
-    assert "the archive begins at offset 20, and the log at 0" in trim.held.text
+    assert "the log begins at offset 0, and the archive at 20" in trim.held.text
     assert "sidetier gc" in trim.held.text
 
 
