@@ -152,6 +152,34 @@ def _local_retention(config: Config) -> Problems:
             yield Problem(
                 (*path, "topics", i), f"{pattern} names internal topics, which are never trimmed"
             )
+        limit = _shorter_on_the_store(config, pattern)
+        if limit is not None:
+            yield Problem(
+                (*path, "topics", i),
+                f"{pattern} has the same or a shorter retention on the store ({limit} in "
+                "retention.store). Records that the store no longer has are never trimmed, so "
+                "local retention would delete nothing",
+            )
+
+
+def _shorter_on_the_store(config: Config, pattern: str) -> str | None:
+    """Return the limit of `retention.store` that local retention can never be ahead of.
+
+    A guess for patterns: rules of the store are compared by the text of the pattern alone.
+    """
+    local, rules = config.retention.local, config.retention.store
+    rule = next((r for r in rules if pattern in r.topics or r.selects(pattern)), None)
+    if rule is None:
+        return None
+    if local.bytes is None and _is_at_most(rule.age, local.age):
+        return "age"
+    if local.age is None and _is_at_most(rule.bytes, local.bytes):
+        return "bytes"
+    return None
+
+
+def _is_at_most(limit: float | None, other: float | None) -> bool:
+    return limit is not None and other is not None and limit <= other
 
 
 def _matches_all(pattern: str) -> bool:

@@ -176,6 +176,8 @@ class Chapters:
         self._errors = errors
         self._in_chapters: dict[TopicPartition, int] = {}
         """Number of an archive's segments that chapters cover, as of the last writing."""
+        self._segments: dict[TopicPartition, int] = {}
+        """Number of an archive's segments when it was taken last."""
         self._stopped = threading.Event()
         self._not_before = 0.0
 
@@ -184,7 +186,13 @@ class Chapters:
         if not self._pool.free or self._now() < self._not_before or self._errors.holds(_SUBJECT):
             return
         while not self._stopped.is_set() and (archive := self._archives.take()) is not None:
-            if archive.segments - self._in_chapters.get(archive.topic_partition, 0) >= SEGMENTS:
+            tp = archive.topic_partition
+            if archive.segments < self._segments.get(tp, 0):
+                # `sidetier gc` has deleted segments, and chapters with them. How many are still
+                # covered shows when the chapters are listed.
+                self._in_chapters.pop(tp, None)
+            self._segments[tp] = archive.segments
+            if archive.segments - self._in_chapters.get(tp, 0) >= SEGMENTS:
                 self._begin(archive)
                 return
 

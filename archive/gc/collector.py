@@ -20,8 +20,8 @@ The next collection finishes: it deletes all that is below the start, whether it
 itself or not. `offset.wm`, `leader-epoch-checkpoint` and gap records are never deleted, nor is the
 segment that `offset.wm` names.
 
-A sidecar whose conditional put is refused because of step 1 reads `offset.wm` again and keeps the
-new start. If a sidecar writes first, the collection reads the archive again and decides anew.
+A sidecar whose conditional put is refused because of step 1 repeats it with the new start. If a
+sidecar writes first, the collection reads the archive again and decides anew.
 """
 
 import time
@@ -172,7 +172,9 @@ class PartitionCollector:
             NotCollectableError, MalformedObjectError, StorageError: As `survey`.
         """
         survey = self._move_start()
-        if survey.has_old_entries:
+        # Also where the survey has shown no old entry: `sidetier repair`, or a sidecar that writes
+        # a missing `_metadata`, may have added entries of these segments since.
+        if survey.has_old_entries or survey.below:
             self._forget_entries(survey.lowest)
         logs = [row.key for row in survey.below if row.key.endswith(FileKind.LOG.value)]
         files = [row.key for row in survey.below if not row.key.endswith(FileKind.LOG.value)]

@@ -55,6 +55,12 @@ def list_archive(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
         return noted_next_offset(store.head_object(log.key))
 
     committed = [log for log in stored_logs(rows, prefix) if log.base_offset <= last]
+    if committed and not named:
+        # Segments may overlap, and a late sidecar's must not be kept instead of the archive's.
+        raise NotCollectableError(
+            f"{layout.metadata_key(tp)} has no entry, so nothing tells which of the stored "
+            "segments belong to the archive; run `sidetier repair`"
+        )
     logs = without_orphans(committed, named, noted_end)
     view = view_of_ours(prefix, mark.watermark, mark.etag, logs)
     return ListedArchive(mark, view, rows, named)

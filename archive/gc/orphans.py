@@ -1,16 +1,19 @@
 """Objects that are not part of any archive: what kills, late writers and quarantines have left."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Final
 
 from sidetier.archive.gc.listing import list_archive
-from sidetier.archive.objects.segment import segment_files
-from sidetier.segments.errors import PreconditionFailedError
+from sidetier.archive.objects.gaps import recorded_gaps
+from sidetier.archive.objects.segment import SegmentFiles, noted_next_offset, segment_files
+from sidetier.archive.objects.watermark import read_watermark
+from sidetier.segments.errors import MalformedObjectError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.names import FileKind, parse_partition_directory
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
 
 
@@ -26,11 +29,14 @@ class OrphanKind(StrEnum):
     ABOVE_END = "above_end"
     """Its segment is above the archive end. It may be the only copy of its records, and a sidecar
     may still adopt it."""
+    IN_GAP = "in_gap"
+    """A late sidecar has stored its segment, which has offsets of a recorded gap: it may be the
+    only copy of their records."""
     QUARANTINED = "quarantined"
     """A record that the cluster has discarded in an unclean election, in the quarantine."""
 
 
-NEVER_DELETED: Final = frozenset({OrphanKind.ABOVE_END})
+NEVER_DELETED: Final = frozenset({OrphanKind.ABOVE_END, OrphanKind.IN_GAP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ def find_orphans(
     members = {log.base_offset for log in view.logs}
     lowest = min(members, default=view.end)
     last = view.watermark.base_offset
+    gaps = recorded_gaps(store, layout, [tp])[tp]
     for segment in segment_files(listed.rows, layout.partition_prefix(tp)):
         base = segment.base_offset
         if base in members:
@@ -67,14 +74,39 @@ def find_orphans(
             kind = OrphanKind.BELOW_START
         else:
             kind = OrphanKind.DUPLICATE
+            if gaps and _has_offsets_of(store, segment, gaps):
+                kind = OrphanKind.IN_GAP
         for row in segment.files.values():
             yield Orphan(tp, row, kind)
 
 
+def _has_offsets_of(
+    store: RemoteStorage, segment: SegmentFiles, gaps: Sequence[OffsetRange]
+) -> bool:
+    """Return whether a segment may have offsets of a gap. One request."""
+    end = noted_next_offset(store.head_object(segment.log.key))
+    return any(segment.base_offset < gap.end and (end is None or end > gap.start) for gap in gaps)
+
+
 def find_quarantined(store: RemoteStorage, layout: ArchiveLayout) -> Iterator[Orphan]:
-    """Yield the objects in the quarantine of the cluster, in the order of their keys."""
-    for row in store.list_objects(layout.quarantines_prefix()):
-        yield Orphan(None, row, OrphanKind.QUARANTINED)
+    """Yield the objects in the quarantine of the cluster, in the order of their keys.
+
+    Those of a move that is not finished are left out: the sidecar needs its plan and its copies.
+    """
+    prefix = layout.quarantines_prefix()
+    rows = store.list_objects(prefix)
+    for name, group in groupby(rows, lambda row: row.key.removeprefix(prefix).partition("/")[0]):
+        directory = parse_partition_directory(name)
+        pending = None
+        if directory is not None:
+            try:
+                mark = read_watermark(store, layout.watermark_key(directory.topic_partition))
+            except MalformedObjectError:
+                continue  # whether a move is pending is not known
+            pending = None if mark is None else mark.watermark.pending
+        for row in group:
+            if pending is None or not row.key.startswith(pending):
+                yield Orphan(None, row, OrphanKind.QUARANTINED)
 
 
 def delete_orphan(store: RemoteStorage, orphan: Orphan) -> bool:

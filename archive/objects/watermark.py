@@ -138,6 +138,12 @@ def write_watermark(
     raise WatermarkConflictError(key, stored)
 
 
+def only_start_moved(old: Watermark, new: Watermark) -> bool:
+    """Return whether `sidetier gc` alone has written `offset.wm` since: it moves the start up."""
+    is_same = new == replace(old, start_offset=new.start_offset, nonce=new.nonce)
+    return is_same and (new.start_offset or 0) > (old.start_offset or 0)
+
+
 def is_noted(watermark: Watermark, epoch_history: EpochHistory) -> bool:
     """Return whether `offset.wm` was written with these leader epochs; True if it has no
     checksum.

@@ -228,7 +228,8 @@ KINDS: Final[Mapping[FindingKind, KindFacts]] = {
     FindingKind.ORPHAN_SEGMENT: KindFacts(
         Severity.INFO,
         "A stored segment that is not part of the archive. Readers ignore it.",
-        "None. A late request of a former leader's sidecar has stored it.",
+        "None. A late request of a former leader's sidecar has stored it, or a `sidetier gc` was "
+        "killed before it had deleted it.",
     ),
     FindingKind.NOT_COMMITTED: KindFacts(
         Severity.INFO,

@@ -34,6 +34,7 @@ from sidetier.archive.partition_listing import partition_rows
 from sidetier.archive.verify.findings import Finding, FindingKind
 from sidetier.archive.view import continues
 from sidetier.segments.errors import (
+    ArchiveConflictError,
     ChecksumMismatchError,
     MalformedObjectError,
     ObjectNotFoundError,
@@ -161,6 +162,7 @@ def read_partition(
         else is judged.
 
     Raises:
+        ArchiveConflictError: Segments were moved or deleted during each listing.
         StorageError: As `RemoteStorage` says.
     """
     key = layout.watermark_key(tp)
@@ -174,17 +176,24 @@ def read_partition(
             nothing = PartitionObjects(tp, None, (), None, None, (), {})
             return nothing, (finding,)
         if _is_one_state(before, after):
-            break
-    return objects, ()
+            return objects, ()
+    raise ArchiveConflictError(
+        f"{key} was changed otherwise than by commits during each of {_READINGS} listings; repeat "
+        "the command"
+    )
 
 
 def _is_one_state(before: StoredWatermark | None, after: StoredWatermark | None) -> bool:
     if before is None or after is None:
         return before is after
-    old, new = before.watermark, after.watermark
-    if before.etag == after.etag:
-        return True
-    # A deletion at the start (retention on the store) also shows as segments that are gone.
+    return before.etag == after.etag or is_same_archive(before.watermark, after.watermark)
+
+
+def is_same_archive(old: Watermark, new: Watermark) -> bool:
+    """Return whether the archive has changed by commits alone between two versions of `offset.wm`.
+
+    A deletion at the start (retention on the store) also shows as segments that are gone.
+    """
     return continues(old, new) and old.start_offset == new.start_offset
 
 

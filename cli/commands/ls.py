@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
@@ -180,8 +181,9 @@ class SegmentsResult:
     @property
     def problem(self) -> str | None:
         """Description of the problems; None without a problem."""
+        lowest = _lowest_base((row.base_offset for row in self.rows), self.watermark)
         broken = [row.base_offset for row in self.rows if not row.complete]
-        broken = [base for base in broken if self._is_below(base)]
+        broken = [base for base in broken if base >= lowest and self._is_below(base)]
         missing = f"segments without all of their files: {first_of(broken, 3)}" if broken else None
         mark = self.watermark.problem if self.rows else None
         return "; ".join(part for part in (mark, missing) if part) or None
@@ -191,9 +193,18 @@ class SegmentsResult:
         return watermark is not None and base <= watermark.base_offset
 
 
+def _lowest_base(bases: Iterable[int], mark: ArchiveEnd) -> int:
+    """Return the base offset of the segment that has the start of the archive; it may begin below
+    the start. Segments below, which a killed `sidetier gc` has left, are not part of the archive.
+    """
+    start = mark.watermark.start_offset if mark.watermark else None
+    return 0 if start is None else max((base for base in bases if base <= start), default=0)
+
+
 def partition_row(stored: StoredPartition, mark: ArchiveEnd, *, quick: bool) -> PartitionRow:
     """Return a partition's row. With `quick`, no segment counts as uncommitted."""
     watermark = mark.watermark.base_offset if mark.watermark else None
+    start = mark.watermark.start_offset if mark.watermark else None
     above = 0
     if not quick:
         above = sum(watermark is None or base > watermark for base in stored.bases)
@@ -203,7 +214,7 @@ def partition_row(stored: StoredPartition, mark: ArchiveEnd, *, quick: bool) -> 
         partition=tp.partition,
         segments=len(stored.bases),
         size_bytes=stored.size,
-        first_offset=min(stored.bases, default=None),
+        first_offset=max(min(stored.bases), start or 0) if stored.bases else None,
         next_offset=mark.next_offset,
         watermark=watermark,
         segments_above_watermark=above,
@@ -216,7 +227,8 @@ def _problem(stored: StoredPartition, mark: ArchiveEnd, watermark: int | None) -
     if watermark is not None:
         if watermark not in stored.bases:
             problems.append(f"offset.wm names segment {watermark}, which is not stored")
-        broken = [base for base in stored.incomplete if base <= watermark]
+        lowest = _lowest_base(chain(stored.bases, stored.incomplete), mark)
+        broken = [base for base in stored.incomplete if lowest <= base <= watermark]
         if broken:
             problems.append(f"segments without all of their files: {first_of(broken, 3)}")
     return "; ".join(problems) or None

@@ -202,6 +202,7 @@ def _with_archives(
             etag=None if mark is None else mark.etag,
             archived_to=None if mark is None else mark.watermark.next_offset,
             held=held,
+            watermark=None if mark is None else mark.watermark,
         )
 
     with ThreadPoolExecutor(CHECK_THREADS, "trim") as helpers:

@@ -6,7 +6,7 @@ commits later ones, they do not count yet.
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidetier.archive.access import endpoint_provider
 from sidetier.archive.gc.retention import Need
@@ -39,6 +39,18 @@ NeedsByPartition = Mapping[TopicPartition, list[Need]]
 
 class UnknownProgressError(SidetierError):
     """The progress of a consumer is not known, so nothing of the topic may be deleted."""
+
+
+def check_rule(config: "Config", rule: "StoreRetention") -> None:
+    """Check that this installation can read the progress of a rule's consumers. No request.
+
+    Raises:
+        ConfigurationError: A setting or a package is missing.
+    """
+    if rule.keep_for.groups:
+        _brokers(config)
+    if rule.keep_for.exports:
+        _manifests()
 
 
 def read_needs(
@@ -122,6 +134,16 @@ def _of_mirror(
     return {copies[tp]: offset for tp, offset in committed.items() if tp in copies}
 
 
+def _manifests() -> Any:  # noqa: ANN401 - a module
+    def load():  # type: ignore[no-untyped-def]  # noqa: ANN202 - a module
+        from sidetier.pipeline.export.sinks.files import manifest  # noqa: PLC0415 -- needs the extra
+
+        return manifest
+
+    packages = ("babel", "cramjam", "fastavro", "google", "numpy", "pyarrow")
+    return from_extra(load, "keep_for.exports", packages, "export")
+
+
 def _of_export(
     config: "Config",
     export: "RetainedExport",
@@ -129,14 +151,7 @@ def _of_export(
     consumer: str,
 ) -> dict[TopicPartition, Offset]:
     """Return the next offsets in the manifest of an export to files."""
-
-    def load():  # type: ignore[no-untyped-def]  # noqa: ANN202 - a module
-        from sidetier.pipeline.export.sinks.files import manifest  # noqa: PLC0415 -- needs the extra
-
-        return manifest
-
-    packages = ("babel", "cramjam", "fastavro", "google", "numpy", "pyarrow")
-    manifests = from_extra(load, "keep_for.exports", packages, "export")
+    manifests = _manifests()
     [topic] = {tp.topic for tp in partitions}
     key = manifests.manifest_key(export.topics_dir, topic)
     target = config.storage.model_copy(update={"url": export.into, "overrides": ()})

@@ -20,7 +20,7 @@ from sidetier.archive.gc.orphans import (
 from sidetier.archive.gc.retention import Need, Retention
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
-from sidetier.cli.gc.needs import UnknownProgressError, read_needs
+from sidetier.cli.gc.needs import UnknownProgressError, check_rule, read_needs
 from sidetier.cli.gc.results import GcResult, GcRow, OrphansResult, UploadsResult
 from sidetier.cli.stores import EveryStore, layout_of, require_fencing
 from sidetier.segments.errors import ConfigurationError, SidetierError
@@ -68,7 +68,7 @@ class GcSession:
         self._stop = Event()
 
     def stop(self) -> None:
-        """End waits, so that threads end soon."""
+        """End waits, and delete nothing more."""
         self._stop.set()
 
     def check(self) -> None:
@@ -89,9 +89,15 @@ class GcSession:
         """Delete what is past its retention; with `dry_run`, only show it.
 
         Raises:
-            ConfigurationError: No rule applies, or a named topic has none.
+            ConfigurationError: No rule applies, or a named topic has none, or the progress of a
+                consumer cannot be read with this configuration. Nothing was deleted.
         """
         retained = self._retained()
+        # Before anything is deleted: a wrong setting must not show only at the second topic.
+        for topic in {tp.topic for tp in retained}:
+            rule = self._config.retention.of_topic(topic)
+            if rule is not None:
+                check_rule(self._config, rule)
         rows = list(
             chain.from_iterable(
                 self._topic(list(group), dry_run=dry_run)
@@ -151,7 +157,8 @@ class GcSession:
         return GcRow(*tp, done.start, done.new_start, done.segments, done.size_bytes, done.reason)
 
     def _wait(self, objects: int) -> None:
-        self._stop.wait(self._bucket.reserve(objects))
+        if self._stop.wait(self._bucket.reserve(objects)):
+            raise SidetierError("interrupted; the next run deletes the rest")
 
     # -- orphans -----------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from sidetier.archive.objects.pinterest_metadata import (
     encode_metadata,
 )
 from sidetier.archive.objects.segment import SegmentFiles, rebuilt_indexes
-from sidetier.archive.objects.watermark import Watermark
+from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.verify.findings import Finding, FindingKind
-from sidetier.archive.verify.light import PartitionObjects, read_ends
+from sidetier.archive.verify.light import PartitionObjects, is_same_archive, read_ends
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import (
     NO_EPOCHS,
@@ -195,6 +195,10 @@ class Repairer:
         """Add the committed segments that have no entry; entries that are there stay."""
         for _ in range(_TRIES):
             known, etag = self._stored_metadata(key)
+            # After `_metadata` was read: a process that moves or deletes segments writes
+            # `offset.wm` first and `_metadata` later. So the condition of the put covers the time
+            # from here on.
+            self._expect_same_archive()
             if not known.entries:
                 self._refuse_overlaps()
             added = [
@@ -213,6 +217,18 @@ class Repairer:
                 continue
             return f"{new} entries added, {len(metadata.entries)} in total"
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
+
+    def _expect_same_archive(self) -> None:
+        """Raise ArchiveConflictError if the archive has changed otherwise than by commits: it may
+        have lost segments (a quarantine, `sidetier gc`), which must not get entries again.
+        """
+        key = self._layout.watermark_key(self._tp)
+        read, now = self._watermark, read_watermark(self._store, key)
+        if now is None or not is_same_archive(read, now.watermark):
+            raise ArchiveConflictError(
+                f"{key} was changed meanwhile (by another leader's sidecar, a quarantine or "
+                "`sidetier gc`); repeat the command"
+            )
 
     def _stored_metadata(self, key: str) -> tuple[PartitionMetadata, str | None]:
         try:
@@ -262,8 +278,9 @@ class Repairer:
         text = f"leader epochs {encode_runs(rebuilt.entries)}"
         if not self._is_right(rebuilt):
             text += (
-                "; offset.wm was written with others, such as those of records in a gap, and has "
-                "them again after the next commit"
+                "; offset.wm was written with others, such as those of records in a gap or of "
+                "deleted segments: verify reports wrong_epochs until the leader's sidecar has read "
+                "the archive again, as after a restart, and has committed a segment"
             )
         return text
 

@@ -10,6 +10,7 @@ from sidetier.archive.objects.watermark import (
     StoredWatermark,
     Watermark,
     WatermarkConflictError,
+    only_start_moved,
     read_watermark,
     write_watermark,
 )
@@ -97,7 +98,13 @@ class WatermarkFile:
         try:
             watermark, etag = write_watermark(self._store, key, watermark, archive.etag)
         except WatermarkConflictError as error:
-            raise _refusal(key, error.stored, watermark, leader) from None
+            stored, known = error.stored, archive.watermark
+            if stored is None or known is None or not only_start_moved(known, stored.watermark):
+                raise _refusal(key, stored, watermark, leader) from None
+            # `sidetier gc` does not change what this write depends on. As a conflict, it would be
+            # counted for each partition that gc visits, and end in an alert.
+            archive = replace(archive, watermark=stored.watermark, etag=stored.etag)
+            return self.move(tp, archive, base, next_offset, leader)
         self._ours.add(tp)
         return replace(
             archive, watermark=watermark, etag=etag, next_offset=next_offset, claimed=True
@@ -117,11 +124,6 @@ def _refusal(
     if written.next_offset is None:
         return _overwritten_by_pinterest(key, written)
     _check_writer(key, stored, leader)
-    if (written.start_offset or 0) > (ours.start_offset or 0):
-        return ArchiveConflictError(
-            f"{key}: `sidetier gc` has moved the start of the archive to {written.start_offset} "
-            f"while this sidecar was moving its end to {ours.next_offset}"
-        )
     return ArchiveConflictError(
         f"{key} was moved to {written.next_offset} by broker {written.broker_id} in leader epoch "
         f"{written.leader_epoch} while this sidecar was moving it to {ours.next_offset}"

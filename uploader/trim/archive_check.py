@@ -28,7 +28,12 @@ from sidetier.archive.objects.segment import (
     noted_next_offset,
     segment_files,
 )
-from sidetier.archive.objects.watermark import Watermark, is_noted, read_watermark
+from sidetier.archive.objects.watermark import (
+    Watermark,
+    is_noted,
+    only_start_moved,
+    read_watermark,
+)
 from sidetier.segments.epoch_history import EpochHistory, continues, contradiction, parse_runs
 from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
@@ -73,6 +78,7 @@ class LedPartition:
         epochs: The leader epochs of the log.
         stored_epochs: The stored leader epochs; None where they are not known.
         held: Why nothing must be trimmed; None if it may.
+        watermark: The known `offset.wm`; None where only `etag` is known.
     """
 
     topic_partition: TopicPartition
@@ -85,6 +91,7 @@ class LedPartition:
     epochs: RememberedEpochs | None = None
     stored_epochs: StoredEpochHistory | None = None
     held: Held | None = None
+    watermark: Watermark | None = None
 
     def local_epochs(self) -> EpochHistory:
         """Read the leader epochs of the log. Raises as `RememberedEpochs.read`."""
@@ -173,12 +180,14 @@ class ArchiveCheck:
         )
         first = bisect_right(bases, trim.first_deleted) - 1
         if first < 0:
-            return trim.none(
-                Held(
-                    Hindrance.ARCHIVE_BEHIND,
-                    f"no segment of the archive begins at offset {trim.first_deleted} or below",
+            text = "_metadata names no segment"
+            if bases:
+                text = (
+                    f"the log begins at offset {trim.first_deleted}, and the archive at "
+                    f"{bases[0]}: the records in between are not on the store (never archived, or "
+                    "deleted by `sidetier gc`), and stay until retention.ms"
                 )
-            )
+            return trim.none(Held(Hindrance.ARCHIVE_BEHIND, text))
         wanted = [base for base in bases[first : first + _MOST_SEGMENTS] if base < trim.end]
         rows = self._rows(tp, wanted[0], wanted[-1])
         position, held = trim.first_deleted, None
@@ -282,7 +291,7 @@ def watermark_hindrance(
         text = f"{key} is of Pinterest's uploader: the archive is not taken over yet"
     elif watermark.pending is not None:
         text = f"a part of the archive is being moved to {watermark.pending}"
-    elif led.etag is not None and etag != led.etag:
+    elif led.etag not in {None, etag} and not _has_only_start_moved(led, watermark):
         text = f"{key} was written since this sidecar has read it"
     elif led.topic_id is None or watermark.topic_id != led.topic_id:
         text = f"{key} is of topic id {watermark.topic_id}, and the log of {led.topic_id}"
@@ -294,6 +303,12 @@ def watermark_hindrance(
     else:
         return None
     return Held(Hindrance.ARCHIVE_CHANGED, text)
+
+
+def _has_only_start_moved(led: LedPartition, watermark: Watermark) -> bool:
+    # The sidecar learns with its next commit that `sidetier gc` has moved the start. For a topic
+    # with few records, that may be days away.
+    return led.watermark is not None and only_start_moved(led.watermark, watermark)
 
 
 def epochs_hindrance(

@@ -72,6 +72,7 @@ def led_partition(partition: Partition) -> LedPartition | None:
         partition.epochs,
         None if archive is None else archive.epoch_history,
         _held(partition),
+        None if archive is None else archive.watermark,
     )
 
 

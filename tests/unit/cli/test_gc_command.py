@@ -3,15 +3,32 @@
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
-from sidetier.archive.objects.watermark import decode_watermark
+from sidetier.archive.objects.watermark import (
+    decode_watermark,
+    read_watermark,
+    write_watermark,
+)
 from sidetier.cli.gc import needs
+from sidetier.cli.gc.session import GcSession
+from sidetier.cli.stores import EveryStore
+from sidetier.config.model import ReaderConfig
+from sidetier.segments.errors import SidetierError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.factory import open_storage
+from sidetier.storage.provider import PatternEndpointProvider
+from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
 
 AGE: dict[str, Any] = {"topics": ["orders"], "age": "1d"}
@@ -155,9 +172,13 @@ def test_unknown_progress_keeps_every_partition_of_the_topic(
 
 
 def test_group_needs_a_broker(stored: CommandLine) -> None:
-    with_rules(stored, {**AGE, "keep_for": {"groups": ["billing"]}})
+    """Nothing is deleted of the topic before it either."""
+    rule = {"topics": ["pay"], "age": "1d", "keep_for": {"groups": ["billing"]}}
+    with_rules(stored, AGE, rule)
+    before = stored.stored()
     assert stored.run("gc", "--yes") == 2
     assert "broker.bootstrap_servers" in stored.err
+    assert stored.stored() == before
 
 
 def test_export_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path: Path) -> None:
@@ -189,6 +210,18 @@ def test_metrics_of_a_run(stored: CommandLine, tmp_path: Path) -> None:
     assert 'sidetier_gc_deleted_segments{topic="orders"} 4.0' in text
     assert 'sidetier_gc_blocked_partitions{topic="orders"} 0.0' in text
     assert "sidetier_gc_last_run_timestamp_seconds" in text
+
+
+def test_interrupted_run_deletes_nothing_more() -> None:
+    """Threads that wait for the rate would otherwise delete the rest at once."""
+    settings = {"cluster": {"name": "prod-a"}, "storage": {"url": "file:///x"}}
+    config = ReaderConfig.model_validate(settings)
+    provider = PatternEndpointProvider(StorageEndpoint("file:///x"))
+    with ThreadPoolExecutor(1) as pool:
+        session = GcSession(config, EveryStore(provider, {}), pool, deletes_per_second=1.0)
+        session.stop()
+        with pytest.raises(SidetierError, match="interrupted"):
+            session._wait(1000)
 
 
 def test_orphans_are_found_and_old_ones_deleted(stored: CommandLine) -> None:
@@ -224,6 +257,40 @@ def test_quarantined_objects_are_deleted_on_request_only(stored: CommandLine) ->
     told = stored.json("gc", "--orphans", "--quarantined", "--yes")
     assert [entry["deleted"] for entry in told["orphans"]] == [True]
     assert not any("/quarantine/" in key for key in stored.stored())
+
+
+def test_quarantine_that_is_not_finished_is_not_touched(stored: CommandLine) -> None:
+    target = "_sidetier/prod-a/quarantine/orders-0/x/"
+    folder = stored.store / target
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_bytes(b"{}")
+    [key] = [key for key in stored.stored() if key.endswith("/orders-0/offset.wm")]
+    with closing(open_storage(StorageEndpoint(f"file://{stored.store}"))) as store:
+        mark = read_watermark(store, key)
+        assert mark is not None
+        write_watermark(store, key, replace(mark.watermark, pending=target), mark.etag)
+    age_files(stored, days=8)
+    told = stored.json("gc", "--orphans", "--quarantined", "--yes", code=3)
+    assert told["orphans"] == []
+    assert f"{target}plan.json" in stored.stored()
+
+
+def test_segment_in_a_gap_is_kept(stored: CommandLine) -> None:
+    """A late sidecar has stored the offsets 5 to 15, and 10 to 20 are a recorded gap."""
+    [key] = [key for key in stored.stored() if key.endswith(f"/orders-0/{0:020d}.log")]
+    late = key.replace(f"{0:020d}.log", f"{5:020d}.log")
+    with closing(open_storage(StorageEndpoint(f"file://{stored.store}"))) as store:
+        head = store.head_object(key)
+        notes = {**head.metadata, NEXT_OFFSET_KEY: "15"}
+        store.put_object(late, BytesBody(store.get_object(key).data), metadata=notes)
+    told = stored.json("gc", "--orphans", "--dry-run")
+    assert [(entry["key"], entry["kind"]) for entry in told["orphans"]] == [(late, "duplicate")]
+    layout = ArchiveLayout("prod-a", 3)
+    gap = stored.store / layout.gap_key(TopicPartition("orders", 0), Offset(10), Offset(20))
+    gap.parent.mkdir(parents=True)
+    gap.write_bytes(b"{}")
+    told = stored.json("gc", "--orphans", "--yes", "--older-than", "1ms")
+    assert [(entry["kind"], entry["deleted"]) for entry in told["orphans"]] == [("in_gap", False)]
 
 
 def test_unfinished_uploads_are_not_applicable_to_a_file_system(stored: CommandLine) -> None:

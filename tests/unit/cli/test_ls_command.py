@@ -1,14 +1,19 @@
 import json
 from array import array
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
+from sidetier.archive.objects.watermark import read_watermark, write_watermark
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli.archive_listing import list_partitions
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.factory import open_storage
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import PartitionLog
 
@@ -186,3 +191,22 @@ def test_partitions_are_found_under_any_number_of_entropy_bits(bits: int) -> Non
     assert {stored.size for stored in found} == {3}
     assert all(stored.has_watermark for stored in found)
     assert all(stored.bases == stored.incomplete == array("q", [0]) for stored in found)
+
+
+def test_files_that_a_killed_gc_has_left_are_not_part_of_the_archive(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
+    """It has moved the start to 20, and deleted all of the segment 0 and the `.log` of 10."""
+    del orders
+    [key] = [key for key in cli.stored() if key.endswith("/orders-0/offset.wm")]
+    with closing(open_storage(StorageEndpoint(f"file://{cli.store}"))) as store:
+        stored = read_watermark(store, key)
+        assert stored is not None
+        moved = replace(stored.watermark, start_offset=Offset(20))
+        write_watermark(store, key, moved, stored.etag)
+        prefix = key.removesuffix("offset.wm")
+        for name in (f"{0:020d}.log", f"{0:020d}.index", f"{0:020d}.timeindex", f"{10:020d}.log"):
+            store.delete_object(f"{prefix}{name}")
+    [row] = [r for r in cli.json("ls", "orders")["partitions"] if r["partition"] == 0]
+    assert (row["first_offset"], row["problem"]) == (20, None)
+    assert cli.json("ls", "orders", "0")["problem"] is None

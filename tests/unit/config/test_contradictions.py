@@ -28,6 +28,11 @@ SASL = {"connect": "z:2181", "sasl": {"username": "u"}}
 KEYS = {"access_key_id": {"env": "A"}, "secret_access_key": {"env": "B"}}
 
 
+def retention(local: dict[str, Any], *store: dict[str, Any]) -> dict[str, Any]:
+    broker = {"bootstrap_servers": "b:9092"}
+    return {"broker": broker, "retention": {"local": {"topics": ["t"], **local}, "store": store}}
+
+
 @pytest.mark.parametrize(
     ("changed", "setting"),
     [
@@ -71,6 +76,20 @@ KEYS = {"access_key_id": {"env": "A"}, "secret_access_key": {"env": "B"}}
         (s3(access_key_id={"env": "A"}), "storage.s3"),
         (s3(session_token={"env": "A"}), "storage.s3.session_token"),
         (s3(profile="p", **KEYS), "storage.s3.profile"),
+        (retention({}), "retention.local.topics"),
+        (
+            {"retention": {"local": {"topics": ["t"], "age": "1d"}}},
+            "retention.local.topics",
+        ),
+        (retention({"topics": ["__x"], "age": "1d"}), "retention.local.topics[0]"),
+        (
+            retention({"topics": ["a", "t"], "age": "7d"}, {"topics": ["t|u"], "age": "7d"}),
+            "retention.local.topics[1]",
+        ),
+        (
+            retention({"topics": ["x.*"], "bytes": "2GiB"}, {"topics": ["x.*"], "bytes": "1GiB"}),
+            "retention.local.topics[0]",
+        ),
     ],
 )
 def test_contradicting_setting_is_named(changed: dict[str, Any], setting: str) -> None:
@@ -95,6 +114,9 @@ def test_contradicting_setting_is_named(changed: dict[str, Any], setting: str) -
         },
         {"topics": {"include": ["__consumer_offsets"], "internal": True}},
         {"topics": {"include": ["a.*"], "exclude": ["a.b"]}},
+        retention({"age": "1d"}, {"topics": ["t"], "age": "7d"}),
+        retention({"age": "7d", "bytes": "1GiB"}, {"topics": ["t"], "age": "7d"}),
+        retention({"age": "7d"}, {"topics": ["u"], "age": "1d"}),
         s3(sse_kms_key_id="k", sse="aws:kms", **KEYS),
         {"storage": {"url": "hdfs://b/x", "hdfs": {"properties": {"dfs.replication": "2"}}}},
         {"storage": {"url": "gs://b", "gcs": {"storage_class": "NEARLINE"}}},

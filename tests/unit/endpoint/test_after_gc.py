@@ -7,7 +7,9 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.archive.gc.collector import PartitionCollector
 from sidetier.archive.gc.retention import Retention
+from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, encode_metadata
 from sidetier.endpoint.catalog import CatalogSettings
+from sidetier.segments.offsets import BaseOffset
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
 from sidetier.storage.port import RemoteStorage
@@ -22,7 +24,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteStorage:
     made: RemoteStorage = (
         FakeStorage() if request.param == "objects" else LocalStorage(tmp_path / "store")
     )
-    MadeArchive(made).segments(0, 20, 40, 60)
+    archive = MadeArchive(made)
+    archive.segments(0, 20, 40, 60)
+    entries = [(BaseOffset(base), base) for base in (0, 20, 40)]
+    metadata = encode_metadata(PartitionMetadata(TP).with_segments(entries))
+    archive.put(LAYOUT.metadata_key(TP), metadata)
     return made
 
 

@@ -5,6 +5,7 @@ metadata.
 from collections.abc import Callable
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from sidetier.archive.objects.chapters import (
     SEGMENTS,
@@ -20,7 +21,18 @@ from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY, RECORDS_
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.chapters import LongArchive, LongArchives, write_chapters
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.chapters import (
+    ChapterEvent,
+    Chapters,
+    ChaptersWritten,
+    LongArchive,
+    LongArchives,
+    write_chapters,
+)
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.workers import Task
 from tests.harness.made_archive import LAYOUT, TP
 
 TOPIC_ID = "pmTu1d3tQpKVzRcZVnVdEQ"
@@ -132,6 +144,41 @@ def test_only_archives_with_enough_segments_are_queued_for_chapters() -> None:
     told.put(archive(store, SEGMENTS + 1))
     assert told.take() == archive(store, SEGMENTS + 1)
     assert told.take() is None
+
+
+class AtOnce:
+    """A pool that runs each task when it is submitted."""
+
+    free = True
+
+    def __init__(self) -> None:
+        self.results: list[ChapterEvent] = []
+
+    def submit(self, task: Task[ChapterEvent]) -> None:
+        self.results.append(task.run())
+
+
+def test_chapters_are_written_on_after_gc_has_deleted_segments() -> None:
+    store, told, pool = FakeStorage(), LongArchives(), AtOnce()
+    metrics = Metrics(CollectorRegistry())
+    errors = UnexpectedErrors(metrics, SYSTEM_CLOCK)
+    writer = Chapters(told, pool, lambda: 0.0, metrics, errors)  # type: ignore[arg-type]
+    store_logs(store, 0, 4 * SEGMENTS)
+
+    def grown_to(end: int, segments: int) -> None:
+        told.put(LongArchive(store, LAYOUT, TP, TOPIC_ID, BaseOffset(end - 10), segments))
+        writer.write_if_due()
+        for result in pool.results:
+            assert isinstance(result, ChaptersWritten)
+            writer.handle(result)
+        pool.results.clear()
+
+    grown_to(20_000, 2 * SEGMENTS)
+    assert len(chapters(store)) == 2
+    # The entries of the first 1,500 segments are gone; then the archive grows as fast as before.
+    grown_to(25_000, SEGMENTS)
+    grown_to(30_000, SEGMENTS + 500)
+    assert chapters(store)[-1] == (20_000, 30_000)
 
 
 def test_chapter_entries_round_trip_through_the_encoding() -> None:

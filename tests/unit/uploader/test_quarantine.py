@@ -154,6 +154,23 @@ def test_archive_continues_with_the_new_history_and_loses_no_batch(
     assert {batch for data in before.values() for batch in batches(data)} <= kept | aside
 
 
+def test_new_history_below_a_start_that_a_killed_gc_has_moved_is_in_the_archive(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """The start was moved to 20 by gc, which deleted nothing yet; then the log diverges at 15."""
+    part_at(15)(log, store)
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    moved = replace(watermark, start_offset=Offset(20))
+    store.put_object(LAYOUT.watermark_key(log.tp), BytesBody(encode_watermark(moved)))
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert watermark.start_offset == 15
+    assert watermark.next_offset == Offset(log.active)
+
+
 @dataclass
 class Takeover:
     """Load the archive on this thread as a new leader's sidecar in the daemon does."""

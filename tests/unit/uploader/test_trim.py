@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from sidetier.archive.gc.collector import PartitionCollector
+from sidetier.archive.gc.retention import Need, Retention
 from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import TopicConfig
@@ -198,6 +200,40 @@ def test_stale_view_or_foreign_archive_is_not_trimmed(
     trim = beside.run(archived_to=Offset(40), **known)
     assert (trim.end, hindrance(trim)) == (0, expected)
     assert not beside.broker.requests
+
+
+def test_start_that_gc_has_moved_is_no_stale_view(beside: Beside) -> None:
+    """The sidecar has not committed since, so it still knows the version before."""
+    key = LAYOUT.watermark_key(TP)
+    known = {
+        "etag": beside.store.head_object(key).etag,
+        "watermark": watermark_of(beside.store, TP),
+    }
+    beside.log.unlink(0)
+    PartitionCollector(
+        beside.store, LAYOUT, TP, Retention(age=1.0), needs=[Need(Offset(10), "test")]
+    ).collect()
+    assert watermark_of(beside.store, TP).start_offset == 10  # type: ignore[union-attr]
+    trim = beside.run(**known)
+    assert (trim.end, hindrance(trim)) == (40, None)
+
+
+def test_known_watermark_with_another_end_is_a_stale_view(beside: Beside) -> None:
+    known = {"etag": "of an earlier version", "watermark": watermark_of(beside.store, TP)}
+    beside.replace_watermark(base_offset=10, next_offset=Offset(20))
+    trim = beside.run(archived_to=Offset(40), **known)
+    assert (trim.end, hindrance(trim)) == (0, Hindrance.ARCHIVE_CHANGED)
+
+
+def test_log_that_begins_below_the_start_of_the_archive_says_so(beside: Beside) -> None:
+    PartitionCollector(
+        beside.store, LAYOUT, TP, Retention(age=1.0), needs=[Need(Offset(20), "test")]
+    ).collect()
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (0, Hindrance.ARCHIVE_BEHIND)
+    assert trim.held is not None
+    assert "the log begins at offset 0, and the archive at 20" in trim.held.text
+    assert "sidetier gc" in trim.held.text
 
 
 def test_moved_back_watermark_counts_and_not_the_known_one(beside: Beside) -> None:

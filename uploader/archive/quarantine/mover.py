@@ -252,10 +252,15 @@ class _Mover:
         It gets the leader epoch of the plan, also if a later leader finishes the move: the archive
         was compared with the history of that epoch's leader.
         """
+        start, end = self._mark.start_offset, self._plan.next_offset
         last = replace(
             self._mark,
             base_offset=self._mark.base_offset if base is None else base,
-            next_offset=self._plan.next_offset,
+            next_offset=end,
+            # `sidetier gc` may have moved the start beyond the divergence, and been killed before
+            # it deleted the segments below. Otherwise the new history up to that start would not
+            # belong to the archive, and the next `sidetier gc` would delete it.
+            start_offset=None if start is None else min(start, end),
             leader_epoch=self._plan.leader_epoch,
             pending=None,
         )

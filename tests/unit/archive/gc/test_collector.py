@@ -1,5 +1,6 @@
 """Deletion of the oldest segments: what readers see meanwhile, after a kill, beside a sidecar."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -248,6 +249,35 @@ def test_entries_below_the_start_are_removed_also_if_their_objects_are_gone(
     assert named(store, tp) == [30, 40]
 
 
+def test_archive_whose_segments_have_no_entries_is_not_touched(
+    store: FakeStorage, tp: TopicPartition
+) -> None:
+    """Only `_metadata` tells a late sidecar's segment from the archive's."""
+    store.delete_object(LAYOUT.metadata_key(tp))
+    before = store.contents()
+    with pytest.raises(NotCollectableError, match="run `sidetier repair`"):
+        collector(store, tp).collect()
+    assert store.contents() == before
+
+
+def test_entries_that_are_added_after_the_survey_are_removed(
+    store: FakeStorage, tp: TopicPartition
+) -> None:
+    key = LAYOUT.metadata_key(tp)
+    whole = store.contents()[key]
+    document = json.loads(whole)
+    index = document["metadata"]["timeindex"]
+    index["entries"] = index["entries"][3:]
+    store.put_object(key, BytesBody(json.dumps(document).encode()))
+
+    def repaired() -> None:
+        store.put_object(key, BytesBody(whole))
+
+    collector(Between(store, LAYOUT.watermark_key(tp), repaired), tp).collect()
+    assert named(store, tp) == [30, 40]
+    assert stored_logs(store, tp).keys() == {30, 40}
+
+
 class Between(InterceptedStore):
     """Runs an action once, before the first put of a key."""
 
@@ -307,6 +337,7 @@ def test_running_sidecar_continues_and_keeps_the_new_start(
         log.closed_segment()
         log_dir.checkpoint_high_watermarks()
         running.wait(lambda: stored_next(store, tp) == 90, "the last commit")
+    assert site.registry.get_sample_value("sidetier_conflicts_total") == 0
     assert check_readable(store, tp, end=90) == 50
     assert named(store, tp) == [50, 60, 70, 80]
     check_archive(store, tp, start=50)

@@ -387,6 +387,19 @@ def test_segment_that_is_replaced_meanwhile_is_read_again(archive: StoredArchive
     assert report.totals.checked_segments == 5
 
 
+def test_every_byte_is_announced_to_the_bandwidth_cap(archive: StoredArchive) -> None:
+    announced: list[int] = []
+    run = Verification(
+        archive.access, Options(deep=True, threads=1), lambda: 0, before_read=announced.append
+    )
+    run.light([TP])
+    assert not announced, "listings and small objects are not limited"
+    run.segments([TP])
+    names = tuple(kind.value for kind in FileKind)
+    files = [data for key, data in archive.store.contents().items() if key.endswith(names)]
+    assert sum(announced) == sum(map(len, files))
+
+
 def test_sample_is_the_same_for_a_seed(archive: StoredArchive) -> None:
     first, again, other = (
         {base for base in range(0, 6000, 60) if options.takes(archive.key(base))}
@@ -503,6 +516,23 @@ def test_retention_during_the_listing_is_no_finding(archive: StoredArchive) -> N
     report = verify(archive, LIGHT)
     assert kinds(report) == []
     assert report.totals.segments == 4
+
+
+def test_archive_that_changes_during_each_listing_is_not_judged(archive: StoredArchive) -> None:
+    def delete_oldest() -> None:
+        watermark = decode_watermark(archive.data(WATERMARK), WATERMARK)
+        start = Offset((watermark.start_offset or 0) + 60)
+        moved = encode_watermark(replace(watermark, start_offset=start, nonce=f"{start}"))
+        archive.store.put_object(WATERMARK, BytesBody(moved))
+        without_entry(archive, start - 60)
+        without_segment(archive, start - 60)
+        at_first_listing(archive, delete_oldest)
+
+    at_first_listing(archive, delete_oldest)
+    report = verify(archive, LIGHT)
+    assert report.findings() == []
+    [unread] = report.unread.values()
+    assert "during each of 3 listings" in unread.error
 
 
 def test_quarantine_during_the_listing_is_no_finding(archive: StoredArchive) -> None:

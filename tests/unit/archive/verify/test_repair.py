@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
+from sidetier.archive.gc.collector import PartitionCollector
+from sidetier.archive.gc.retention import Need, Retention
 from sidetier.archive.verify.findings import FindingKind
 from sidetier.archive.verify.light import read_partition
 from sidetier.archive.verify.run import Options, Verification
 from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.uploader.archive.repair import (
     Repairer,
@@ -137,6 +140,20 @@ def test_entries_are_added_to_what_a_sidecar_has_written_meanwhile(archive: Stor
         archive, lambda: archive.store.put_object(METADATA, BytesBody(json.dumps(other).encode()))
     )
     assert outcome.written == "1 entries added, 6 in total"
+
+
+def test_segments_that_gc_deletes_meanwhile_get_no_entries(archive: StoredArchive) -> None:
+    without_entries(archive)
+    retention, needs = Retention(age=1.0), [Need(Offset(240), "test")]
+    gc = PartitionCollector(archive.store, LAYOUT, TP, retention, needs=needs)
+
+    [outcome] = repair(archive, gc.collect)
+    assert outcome.problem is not None
+    assert "`sidetier gc`); repeat the command" in outcome.problem
+    assert '"baseOffset":180' not in archive.data(METADATA).decode()
+    [outcome] = repair(archive)
+    assert outcome.written is not None
+    assert kinds(archive) == []
 
 
 def test_segment_that_is_replaced_meanwhile_gets_no_index(archive: StoredArchive) -> None:
