@@ -32,6 +32,7 @@ _S3_LEFT_OUT: Final = frozenset(
         "sse",
         "sse_kms_key_id",
         "storage_class",
+        "class_tag",
         "tags",
     }
 )

@@ -78,7 +78,8 @@ def _logs_as_they_were() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
-    root.handlers, root.level = handlers, level
+    root.handlers = handlers
+    root.setLevel(level)  # also clears what loggers remember of the level
     logging.captureWarnings(capture=False)
     structlog.reset_defaults()
 
