@@ -166,6 +166,25 @@ def test_a_client_that_leaves_is_noticed(endpoint: RunningEndpoint, how: str) ->
     assert is_idle(endpoint, 0)
 
 
+def test_a_connection_that_is_lost_while_it_waits_is_closed_at_once(
+    endpoint: RunningEndpoint, reads: list[int]
+) -> None:
+    with RawClient(endpoint.address) as client:
+        client.socket.sendall(frame(**fetch_of("orders", 20, max_wait=60_000)))
+        wait_until(lambda: is_idle(endpoint), 10, "the wait")
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: endpoint.server.open_connections == 0, 10, "the end")
+    assert reads == [1]
+
+
+def test_a_client_that_asks_often_takes_no_more_memory(
+    client: RawClient, endpoint: RunningEndpoint, reads: list[int]
+) -> None:
+    for _ in range(50):
+        client.request(ApiKey.FETCH, 12, **fetch_of("orders", 20, max_wait=10))
+    assert len(endpoint.idle_polls._deadlines) <= 2 * len(reads) < 50
+
+
 def test_a_stop_answers_all_that_wait(endpoint: RunningEndpoint) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(RawClient(endpoint.address)) for _ in range(3)]
