@@ -256,22 +256,32 @@ def _get(
         if bearer_token is not None:
             request.add_header("Authorization", f"Bearer {bearer_token}")
         request.add_header("Accept-Encoding", "gzip")
-        with opener.open(request, timeout=timeout) as response:
+        with _opened(opener, request, timeout) as response:
             return _parsed(_body(response, url, most_bytes), url)
     except urllib.error.HTTPError as error:
         with error:
-            # the body of `/readyz` has the reasons
-            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
-                return _parsed(_body(error, url, most_bytes), url)
             if error.code == HTTPStatus.UNAUTHORIZED:
                 raise NoSidecarError(
                     f"the sidecar at {url} refuses {path}: it asks for a bearer token; "
                     "give the configuration with its http.bearer_token (--config)"
                 ) from None
         raise NoSidecarError(f"the server at {url} is not a sidecar: {path}: {error}") from None
-    except (OSError, HTTPException, EOFError, zlib.error) as error:
+    except (OSError, HTTPException, EOFError, zlib.error, UnicodeError) as error:
+        # UnicodeError: the host is no name that DNS could have.
         reason = getattr(error, "reason", error)
         raise NoSidecarError(f"no sidecar answers at {url}: {reason}{hint}") from None
+
+
+def _opened(
+    opener: urllib.request.OpenerDirector, request: urllib.request.Request, timeout: float
+) -> Any:  # noqa: ANN401 -- urllib's types differ
+    try:
+        return opener.open(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        # the body of `/readyz` has the reasons
+        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+            return error
+        raise
 
 
 def _body(response: Any, url: str, most_bytes: int) -> bytes:  # noqa: ANN401 -- urllib's types differ
@@ -281,6 +291,8 @@ def _body(response: Any, url: str, most_bytes: int) -> bytes:  # noqa: ANN401 --
         NoSidecarError: It has more than `most_bytes` bytes.
     """
     body: bytes = response.read(most_bytes + 1)
+    if len(body) <= most_bytes and response.length:  # `read` with a size does not report it
+        raise EOFError(f"the answer breaks off, {response.length} bytes early")
     if response.headers.get("Content-Encoding") == "gzip" and len(body) <= most_bytes:
         decompressor = zlib.decompressobj(_GZIP)
         body = decompressor.decompress(body, most_bytes + 1)

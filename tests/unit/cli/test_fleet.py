@@ -373,6 +373,28 @@ def test_compressed_answer_that_breaks_off_is_no_answer() -> None:
         ask_page(url, "limit=1")
 
 
+@pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
+def test_answer_that_breaks_off_is_no_answer(status: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(4096)
+                head = f"HTTP/1.1 {status}\r\nContent-Length: 9\r\nConnection: close\r\n\r\n"
+                connection.sendall(f"{head}{{}}".encode())
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with pytest.raises(NoSidecarError, match="breaks off, 7 bytes early"):
+            ask_page(f"http://127.0.0.1:{listener.getsockname()[1]}", "limit=1")
+        server.join()
+
+
+def test_impossible_host_name_is_no_answer() -> None:
+    with pytest.raises(NoSidecarError, match="no sidecar answers at http://kafka"):
+        ask_page("http://kafka..example:9108", "limit=1")
+
+
 def test_deeply_nested_answer_is_no_answer() -> None:
     with (
         answering(Server(b"[" * 100_000)) as url,
