@@ -10,6 +10,12 @@ from typing import Any, Final, Protocol, TextIO, TypeVar
 import click
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+_UNPRINTABLE: Final = dict.fromkeys(
+    {*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000)} - {*b"\t\n"}, "?"
+)
+"""Control characters, which could change what a terminal shows, and surrogates, which no stream can
+encode. Texts come from elsewhere: names in a store, answers of a sidecar.
+"""
 _WIDE: Final = 4096
 """Width without a terminal, in columns, so that lines for other programs are not cut."""
 
@@ -86,12 +92,12 @@ def _print_table(table: Table, target: TextIO) -> None:
     for i, column in enumerate(table.columns):
         drawn.add_column(column, justify=_justify(table.rows, i), overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(Text(cell_text(cell)) for cell in row))
+        drawn.add_row(*(Text(cell_text(cell).translate(_UNPRINTABLE)) for cell in row))
     with console.capture() as captured:
         if table.columns:
             console.print(drawn)
         if table.footer is not None:
-            console.print(Text(table.footer))
+            console.print(Text(table.footer.translate(_UNPRINTABLE)))
     target.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 

@@ -218,7 +218,6 @@ class BlockCache:
                     # The response is shorter, and the client's next Fetch asks for the rest.
                     break
                 pinned.append((key, block))
-                _check_length(block, key)
                 pieces.append(block.data[max(start - begin, 0) : end - begin])
         except BaseException:
             self._release(pinned, start)
@@ -330,6 +329,8 @@ class BlockCache:
             with self._changed:
                 buffer = memoryview(self._take_buffer(end - start))
             block.data = buffer[: fill(log.row, start, buffer)]
+            # Here, so that the next reader asks again: the answer, not the object, may be short.
+            _check_length(block, key)
         except Exception as error:  # noqa: BLE001 - handed to every thread that waits for it
             block.error = error
             # Dropped before it is ready, so that the next reader tries again.

@@ -234,21 +234,29 @@ class Catalog:
     def archived_topic_id(self, name: str) -> str | None:
         """Return the id that the archived cluster gave a topic, as Kafka writes ids.
 
-        It is at most `max_age` old, so it can be newer than `Topic.topic_id`.
+        It is at most `max_age` old, so it can be newer than `Topic.topic_id`. While the archive
+        cannot be read, it is the last known one: committed offsets that are stored without an id
+        would stay valid after the topic is created again.
 
         Returns:
             The id. None if the topic is not in the archive, if its archive has no id (Kafka before
-            2.8), or cannot be read now.
+            2.8), or was never read.
         """
         topic = self.topic(name)
-        try:
-            for number in range(0 if topic is None else topic.partitions):
-                view = self._partition(TopicPartition(name, number)).view()
-                if view is not None:
-                    topic_id = parse_topic_id(view.watermark.topic_id)
-                    return None if topic_id is None else format_topic_id(topic_id)
-        except SidetierError as error:
-            log.warning("endpoint.refresh_failed", topic=name, error=str(error))
+        can_read = True
+        for number in range(0 if topic is None else topic.partitions):
+            partition = self._partition(TopicPartition(name, number))
+            try:
+                if can_read:
+                    partition.view()
+            except SidetierError as error:
+                can_read = False  # one wait for the store, not one for each partition
+                log.warning("endpoint.refresh_failed", topic=name, error=str(error))
+            latest = partition.archive.latest
+            view = None if latest is None else latest.view
+            if view is not None:
+                topic_id = parse_topic_id(view.watermark.topic_id)
+                return None if topic_id is None else format_topic_id(topic_id)
         return None
 
     def partition(self, name: str, number: int) -> Partition | None:

@@ -343,12 +343,11 @@ class Connection:
 
     def _decoded(self, request: Request) -> Any:  # noqa: ANN401 - kio's
         """Return the body of a Fetch. A client that waits at the end sends the same each time."""
+        if len(request.frame) > _READ_AHEAD:
+            return request.decode()
         body = bytes(request.frame[request.position :])
         if self._last_fetch is None or self._last_fetch[:2] != (request.version, body):
-            decoded = request.decode()
-            if len(body) > _READ_AHEAD:
-                return decoded
-            self._last_fetch = request.version, body, decoded
+            self._last_fetch = request.version, body, request.decode()
         return self._last_fetch[2]
 
     # Logins

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -116,6 +115,7 @@ class IdlePoll:
     unsent: bytes = b""
     done: threading.Lock = field(default_factory=threading.Lock)
     is_listened_to: bool = False
+    is_end_scheduled: bool = False
 
 
 class IdlePolls:
@@ -138,8 +138,10 @@ class IdlePolls:
         self._arrived: deque[IdlePoll] = deque()
         self._changed: deque[IdlePoll] = deque()
         self._polls: dict[int, IdlePoll] = {}
-        self._deadlines: list[tuple[float, int, IdlePoll]] = []
-        self._numbers = count()
+        self._deadlines: list[tuple[float, int]] = []
+        """Deadlines and descriptors. Not the polls: the deadline of a client that has left can be a
+        minute away, and its poll has up to 32 KiB.
+        """
         self._epoll = select.epoll()
         self._waker, self._wakes = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="endpoint-idle", daemon=True)
@@ -238,7 +240,10 @@ class IdlePolls:
             with suppress(BlockingIOError):
                 while self._wakes.recv(1 << 10):
                     pass
-        elif event & ~select.EPOLLIN:  # the connection is lost: its thread gets the error
+        elif event & ~select.EPOLLIN:
+            # The connection is lost. Without a request, its thread reads, and gets the error; with
+            # one, it would only hand the connection over again, until the deadline.
+            poll.frame = b""
             self._give_back(poll)
         elif poll.frame:
             # Another request before the answer: it is read after that.
@@ -255,7 +260,7 @@ class IdlePolls:
         self._schedule(poll)
 
     def _schedule(self, poll: IdlePoll) -> None:
-        heapq.heappush(self._deadlines, (poll.deadline, next(self._numbers), poll))
+        heapq.heappush(self._deadlines, (poll.deadline, poll.connection.fileno()))
 
     def _receive(self, poll: IdlePoll) -> None:
         try:
@@ -277,9 +282,10 @@ class IdlePolls:
     def _answer_due(self) -> None:
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, _, poll = heapq.heappop(self._deadlines)
+            deadline, descriptor = heapq.heappop(self._deadlines)
+            poll = self._polls.get(descriptor)
             # An entry of a request that was answered meanwhile is ignored.
-            if deadline != poll.deadline or self._polls.get(poll.connection.fileno()) is not poll:
+            if poll is None or deadline != poll.deadline:
                 continue
             if poll.frame:
                 self._answer(poll, now)
@@ -297,15 +303,20 @@ class IdlePolls:
         except OSError:
             self._give_back(poll)
             return
-        self._metrics.answered(ApiKey.FETCH, ErrorCode.none, now - poll.began, len(data), 0)
+        self._metrics.answered(ApiKey.FETCH, ErrorCode.none, now - poll.began, size, 0)
         poll.frame = b""
         if sent < len(data):
             poll.unsent = data[sent:]
             self._give_back(poll)
             return
+        if now >= poll.answers.until:
+            self._give_back(poll)
+            return
         # The thread of a client that sends nothing more has its own deadline.
-        poll.deadline = max(poll.answers.until, now)
-        self._schedule(poll)
+        poll.deadline = poll.answers.until
+        if not poll.is_end_scheduled:  # once, and not for each of a thousand requests per second
+            poll.is_end_scheduled = True
+            self._schedule(poll)
         if not poll.is_listened_to:
             self._epoll.modify(poll.connection.fileno(), select.EPOLLIN)
             poll.is_listened_to = True
@@ -314,7 +325,8 @@ class IdlePolls:
         descriptor = poll.connection.fileno()
         if self._polls.get(descriptor) is poll:
             del self._polls[descriptor]
-            self._epoll.unregister(descriptor)
+            with suppress(OSError):  # it was not registered: that has ended the thread
+                self._epoll.unregister(descriptor)
         elif poll in self._arrived:
             self._arrived.remove(poll)
         else:

@@ -7,6 +7,7 @@ connections, awscrt signs the requests.
 """
 
 import io
+import logging
 import os
 import re
 import socket
@@ -49,6 +50,7 @@ _OK: Final = 200
 _PARTIAL: Final = 206
 _PAST_THE_END: Final = 416
 _REDIRECTS: Final = range(300, 400)
+_CONTENT_RANGE: Final = re.compile(r"bytes (?P<first>[0-9]+)-(?P<last>[0-9]+)/(?P<total>[0-9]+|\*)")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 
 
@@ -93,6 +95,8 @@ class RangeRequests:
         if url.scheme == "https":
             options["ssl_context"] = _tls_context(settings)
         self._pool = urllib3.connection_from_url(address.endpoint, **options)
+        # Else it logs a warning for each connection above `maxsize`, when it closes it after use.
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
     def open(self, path: str, start: int, end: int, etag: str | None, where: str) -> BinaryIO:
         """Return a stream over a range of an object; it is empty if the object ends before it.
@@ -128,7 +132,7 @@ class RangeRequests:
                 decode_content=False,
             )
         if response.status == _PARTIAL:
-            return _stream(response, start, where)
+            return _stream(response, start, end, where)
         if response.status == _PAST_THE_END:
             response.drain_conn()
             response.release_conn()
@@ -190,17 +194,21 @@ def _tls_context(settings: S3Settings) -> ssl.SSLContext:
     return context
 
 
-def _stream(response: urllib3.BaseHTTPResponse, start: int, where: str) -> BinaryIO:
-    """Return a stream over the body of a partial response."""
-    first, _, rest = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")
-    last = rest.partition("/")[0]
-    if not (first.isdigit() and last.isdigit()) or int(first) != start:
+def _stream(response: urllib3.BaseHTTPResponse, start: int, end: int, where: str) -> BinaryIO:
+    """Return a stream over the body of a partial response to a request for [start, end)."""
+    text = response.headers.get("Content-Range", "")
+    named = _CONTENT_RANGE.fullmatch(text)
+    if named is None or int(named["first"]) != start or int(named["last"]) < start:
         response.close()
         raise MalformedAnswerError(
-            f"{where}: the answer to a range from byte {start} on has the Content-Range "
-            f"{response.headers.get('Content-Range')!r}"
+            f"{where}: the answer to a range from byte {start} on has the Content-Range {text!r}"
         )
-    return io.BufferedReader(_Body(response, int(last) + 1 - start, where), _BUFFER)
+    behind = int(named["last"]) + 1
+    total = behind if named["total"] == "*" else int(named["total"])
+    # A server may send less than it was asked for (RFC 9110, 15.3.7). Only `total` shows whether
+    # the object ends there.
+    lacking = max(min(end, total) - behind, 0)
+    return io.BufferedReader(_Body(response, behind - start, lacking, where), _BUFFER)
 
 
 class _Body(io.RawIOBase):
@@ -209,10 +217,13 @@ class _Body(io.RawIOBase):
     Args:
         response: The response.
         size: Number of bytes of the body.
+        lacking: Number of bytes of the range that the object has after this body.
         where: Operation and object, for error messages.
     """
 
-    def __init__(self, response: urllib3.BaseHTTPResponse, size: int, where: str) -> None:
+    def __init__(
+        self, response: urllib3.BaseHTTPResponse, size: int, lacking: int, where: str
+    ) -> None:
         super().__init__()
         self._response = response
         # The response of http.client: urllib3's `readinto` reads into new memory, and copies.
@@ -221,6 +232,7 @@ class _Body(io.RawIOBase):
         # http.client itself reads until the buffer is full, which is needed for a chunked body.
         self._read = self._inner.readinto if self._inner.chunked else self._inner.fp.readinto1
         self._left = size
+        self._lacking = lacking
         self._where = where
 
     def readable(self) -> bool:
@@ -228,6 +240,10 @@ class _Body(io.RawIOBase):
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
         if not self._left:
+            if self._lacking:
+                raise StoreUnavailableError(
+                    f"{self._where}: the answer has {self._lacking} bytes less than the range"
+                )
             return 0
         view = memoryview(buffer)[: self._left]
         with _translated(self._where):

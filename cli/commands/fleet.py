@@ -17,6 +17,7 @@ from sidetier.cli.inspect.fleet import Fleet, FleetSidecar, url_of_address
 from sidetier.cli.inspect.sidecar import bearer_token_of, checked_url
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, Decorated, OutputFormat, Table, emit, output_option
+from sidetier.config.types import SecretRef
 from sidetier.telemetry.partition_page import PartitionQuery
 from sidetier.telemetry.status import Condition, StatusSnapshot
 
@@ -172,7 +173,7 @@ def _opened(
 
     def token() -> str | None:
         if token_file is not None:
-            return token_file.read_text().strip()
+            return SecretRef(file=token_file.absolute()).resolve()
         return None if config is None else bearer_token_of(config.http)
 
     fleet = Fleet(sidecars, dns, timeout=timeout, bearer_token=token)

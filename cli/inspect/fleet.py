@@ -5,7 +5,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -155,6 +155,10 @@ class Fleet:
         self._now = now
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fleet")
         self._resting: dict[str, tuple[float, str]] = {}
+        self._hanging: dict[str, Future[Fields]] = {}
+        """Requests that went on after the time limit. Their sidecars are not asked again before
+        they end: a sidecar that sends a byte now and then occupies one thread, and not all.
+        """
 
     def close(self) -> None:
         """Start no more requests. Those under way end by their own time limits."""
@@ -230,11 +234,14 @@ class Fleet:
     ) -> list[FleetSidecar]:
         text = _query_string(replace(query, offset=0, limit=rows))
         now, token = self._now(), self._token()
-        resting = {
-            address: reason
-            for address, (until, reason) in list(self._resting.items())
-            if until > now
-        }
+        resting: dict[str, str] = {}
+        for address, (until, reason) in list(self._resting.items()):
+            hanging = self._hanging.get(address)
+            if until > now or (hanging is not None and not hanging.done()):
+                resting[address] = reason
+            else:  # also of addresses that the DNS name no longer has
+                self._resting.pop(address, None)
+                self._hanging.pop(address, None)
         running = {
             address: self._pool.submit(
                 self._ask, url_of_address(address), text, self._timeout, token
@@ -251,7 +258,8 @@ class Fleet:
                 continue
             future = running[address]
             if not future.done():
-                future.cancel()
+                if not future.cancel():
+                    self._hanging[address] = future
                 asked.append(self._silent(address, f"no answer within {self._timeout:g} s"))
                 continue
             try:
@@ -317,9 +325,43 @@ def _query_string(query: PartitionQuery) -> str:
 
 
 def _answered(address: str, answer: Fields) -> FleetSidecar:
-    unmet = [f"{c['name']}: {c['reason']}" for c in answer["conditions"] if not c["holds"]]
-    reason = answer["death"] or "; ".join(unmet)
-    return FleetSidecar(address, answer, reason or ("" if answer["ready"] else "starting"))
+    """Return a sidecar that has answered.
+
+    Raises:
+        NoSidecarError: The answer lacks a field, or has one of a wrong type, such as one of another
+            version: the other sidecars are shown without it.
+    """
+    try:
+        unmet = [f"{c['name']}: {c['reason']}" for c in answer["conditions"] if not c["holds"]]
+        reason = answer["death"] or "; ".join(unmet)
+        sidecar = FleetSidecar(address, answer, reason or ("" if answer["ready"] else "starting"))
+        _check(sidecar)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NoSidecarError(
+            f"the answer of {address} is not a page of a sidecar of version {__version__}: "
+            f"{error!r:.200}"
+        ) from error
+    return sidecar
+
+
+def _check(sidecar: FleetSidecar) -> None:
+    """Use each field of the answer as the page will; raises what that raises."""
+    sidecar.as_json()
+    _merged([sidecar])
+    totals = sidecar.totals
+    optional = [totals["oldest_age_seconds"], totals["seconds_until_local_deletion"]]
+    numbers = [sidecar.matching]
+    if sidecar.answer is not None and sidecar.answer["last_drill"]:
+        numbers.append(sidecar.answer["last_drill"]["finished_ms"])
+    for row in sidecar.rows:
+        topic, number, _state, age, until_deletion, *counts = _key_of_row(row)
+        if not isinstance(topic, str):
+            raise TypeError(f"topic {topic!r}")
+        numbers += [number, *counts]
+        optional += [age, until_deletion]
+    for value in (*numbers, *(value for value in optional if value is not None)):
+        if not isinstance(value, int | float):
+            raise TypeError(f"{value!r} is not a number")
 
 
 def _first_rows(

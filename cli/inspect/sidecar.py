@@ -1,6 +1,5 @@
 """Facts that a running sidecar reports over HTTP: its partitions, pins and readiness."""
 
-import gzip
 import json
 import urllib.error
 import urllib.request
@@ -23,6 +22,11 @@ if TYPE_CHECKING:
     from sidetier.config.model import HttpConfig
 
 _TIMEOUT_SECONDS: Final = 10.0
+_MOST_BYTES: Final = 64 << 20
+"""Largest answer, after decompression. 10,000 partitions take about 10 MB."""
+_MOST_PAGE_BYTES: Final = 16 << 20
+"""Largest page. 1,000 partitions take about 1 MB; the errors of others are on each page, too."""
+_GZIP: Final = 16 + zlib.MAX_WBITS
 
 Fields = Mapping[str, Any]
 """JSON object that the sidecar returns."""
@@ -159,10 +163,11 @@ def ask_page(
     """Request one page of the sidecar's `/api/partitions`.
 
     Raises:
-        NoSidecarError: No server answers at the address, the server is not a sidecar, or the
-            sidecar is too old to have pages.
+        NoSidecarError: No server answers at the address, the server is not a sidecar, the answer is
+            too large, or the sidecar is too old to have pages.
     """
-    answer = _get(url, f"/api/partitions?{query}", timeout, bearer_token, hint="")
+    path = f"/api/partitions?{query}"
+    answer = _get(url, path, timeout, bearer_token, hint="", most_bytes=_MOST_PAGE_BYTES)
     if not isinstance(answer.get("partitions"), list):
         raise NoSidecarError(f"the server at {url} is not a sidecar")
     if "totals" not in answer:
@@ -226,42 +231,84 @@ def bearer_token_of(http: "HttpConfig") -> str | None:
 _HINT: Final = "; is `sidetier run` up? Give its address by --sidecar if it is another"
 
 
+class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors: no sidecar sends one, and a hostile server could choose any address
+    that this process reaches.
+    """
+
+    def redirect_request(self, *_: Any) -> None:  # noqa: ANN401 -- urllib's own
+        return None
+
+
 def _get(
-    url: str, path: str, timeout: float, bearer_token: str | None, *, hint: str = _HINT
+    url: str,
+    path: str,
+    timeout: float,
+    bearer_token: str | None,
+    *,
+    hint: str = _HINT,
+    most_bytes: int = _MOST_BYTES,
 ) -> Fields:
     # Ignore the environment's proxy: the sidecar runs on this host or in this network.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _RefuseRedirects)
     try:
         request = urllib.request.Request(url + path)  # noqa: S310 -- `checked_url` allows http and https only
         if bearer_token is not None:
-            # Not sent on to another server if this one redirects.
-            request.add_unredirected_header("Authorization", f"Bearer {bearer_token}")
+            request.add_header("Authorization", f"Bearer {bearer_token}")
         request.add_header("Accept-Encoding", "gzip")
-        with opener.open(request, timeout=timeout) as response:
-            body = response.read()
-            if response.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            return _parsed(body, url)
+        with _opened(opener, request, timeout) as response:
+            return _parsed(_body(response, url, most_bytes), url)
     except urllib.error.HTTPError as error:
         with error:
-            # the body of `/readyz` has the reasons
-            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
-                return _parsed(error.read(), url)
             if error.code == HTTPStatus.UNAUTHORIZED:
                 raise NoSidecarError(
                     f"the sidecar at {url} refuses {path}: it asks for a bearer token; "
                     "give the configuration with its http.bearer_token (--config)"
                 ) from None
         raise NoSidecarError(f"the server at {url} is not a sidecar: {path}: {error}") from None
-    except (OSError, HTTPException, EOFError, zlib.error) as error:
+    except (OSError, HTTPException, EOFError, zlib.error, UnicodeError) as error:
+        # UnicodeError: the host is no name that DNS could have.
         reason = getattr(error, "reason", error)
         raise NoSidecarError(f"no sidecar answers at {url}: {reason}{hint}") from None
+
+
+def _opened(
+    opener: urllib.request.OpenerDirector, request: urllib.request.Request, timeout: float
+) -> Any:  # noqa: ANN401 -- urllib's types differ
+    try:
+        return opener.open(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        # the body of `/readyz` has the reasons
+        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+            return error
+        raise
+
+
+def _body(response: Any, url: str, most_bytes: int) -> bytes:  # noqa: ANN401 -- urllib's types differ
+    """Return the body, decompressed.
+
+    Raises:
+        NoSidecarError: It has more than `most_bytes` bytes.
+    """
+    body: bytes = response.read(most_bytes + 1)
+    if len(body) <= most_bytes and response.length:  # `read` with a size does not report it
+        raise EOFError(f"the answer breaks off, {response.length} bytes early")
+    if response.headers.get("Content-Encoding") == "gzip" and len(body) <= most_bytes:
+        decompressor = zlib.decompressobj(_GZIP)
+        body = decompressor.decompress(body, most_bytes + 1)
+        if not decompressor.eof and len(body) <= most_bytes:
+            raise EOFError("the compressed answer breaks off")
+    if len(body) > most_bytes:
+        raise NoSidecarError(
+            f"the server at {url} is not a sidecar: its answer has more than {most_bytes >> 20} MiB"
+        )
+    return body
 
 
 def _parsed(body: bytes, url: str) -> Fields:
     try:
         parsed = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         raise NoSidecarError(

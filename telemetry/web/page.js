@@ -519,8 +519,9 @@ async function refresh() {
     clearTimeout(timeout);
     if (mine === request) {
       request = null;
-      render();
+      // First: an answer that cannot be shown must not be the last one.
       if (document.visibilityState === "visible") timer = setTimeout(refresh, REFRESH_MS);
+      render();
     }
   }
 }

@@ -1,8 +1,9 @@
+import gzip
 import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from sidetier.telemetry.pages import Application, partition_page
 from sidetier.telemetry.partition_page import PartitionQuery, ShownState, page_of, parse_query
 from sidetier.telemetry.status import Condition, StatusSnapshot
 from tests.harness.status_samples import GAP, HALTED, HELD, IDLE, UPLOADING, many, snapshot_of
+from tests.harness.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -315,6 +317,171 @@ def test_fleet_page_without_a_token_is_for_this_host_only(
 def test_fleet_needs_an_address() -> None:
     with pytest.raises(ConfigurationError, match="no sidecars are configured"):
         Fleet([], None, timeout=1).addresses()
+
+
+class Server:
+    """Answers every request with the same status, headers and body."""
+
+    def __init__(self, body: bytes, status: str = "200 OK", **headers: str) -> None:
+        self.headers = [(name.replace("_", "-"), value) for name, value in headers.items()]
+        self.status = status
+        self.body = body
+        self.seen: list[dict[str, Any]] = []
+
+    def __call__(self, environ: dict[str, Any], respond: Any) -> list[bytes]:  # noqa: ANN401 -- WSGI's
+        self.seen.append(environ)
+        respond(self.status, self.headers)
+        return [self.body]
+
+
+@contextmanager
+def answering(application: Any) -> Iterator[str]:  # noqa: ANN401 -- WSGI's
+    server = HttpServer("127.0.0.1", 0, application)
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_answers_have_a_largest_size(
+    monkeypatch: pytest.MonkeyPatch, *, is_compressed: bool
+) -> None:
+    """A hostile server could fill the memory, with few bytes if they are compressed."""
+    monkeypatch.setattr("sidetier.cli.inspect.sidecar._MOST_PAGE_BYTES", 1 << 20)
+    page = partition_page(page_of(FINE, PartitionQuery()))
+    fits = json.dumps(page).encode().ljust(1 << 20)
+    for body, is_accepted in ((fits, True), (fits + b" ", False)):
+        server = Server(body)
+        if is_compressed:
+            server = Server(gzip.compress(body), Content_Encoding="gzip")
+        with answering(server) as url:
+            if is_accepted:
+                assert ask_page(url, "limit=1")["partitions"]
+            else:
+                with pytest.raises(NoSidecarError, match="more than 1 MiB"):
+                    ask_page(url, "limit=1")
+
+
+def test_compressed_answer_that_breaks_off_is_no_answer() -> None:
+    body = gzip.compress(json.dumps(partition_page(page_of(FINE, PartitionQuery()))).encode())
+    with (
+        answering(Server(body[:-20], Content_Encoding="gzip")) as url,
+        pytest.raises(NoSidecarError, match="breaks off"),
+    ):
+        ask_page(url, "limit=1")
+
+
+@pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
+def test_answer_that_breaks_off_is_no_answer(status: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(4096)
+                head = f"HTTP/1.1 {status}\r\nContent-Length: 9\r\nConnection: close\r\n\r\n"
+                connection.sendall(f"{head}{{}}".encode())
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with pytest.raises(NoSidecarError, match="breaks off, 7 bytes early"):
+            ask_page(f"http://127.0.0.1:{listener.getsockname()[1]}", "limit=1")
+        server.join()
+
+
+def test_impossible_host_name_is_no_answer() -> None:
+    with pytest.raises(NoSidecarError, match="no sidecar answers at http://kafka"):
+        ask_page("http://kafka..example:9108", "limit=1")
+
+
+def test_deeply_nested_answer_is_no_answer() -> None:
+    with (
+        answering(Server(b"[" * 100_000)) as url,
+        pytest.raises(NoSidecarError, match="not a JSON object"),
+    ):
+        ask_page(url, "limit=1")
+
+
+def test_redirect_is_not_followed() -> None:
+    """A hostile server could choose any address that the fleet's server reaches."""
+    target = Server(json.dumps(partition_page(page_of(FINE, PartitionQuery()))).encode())
+    with (
+        answering(target) as other,
+        answering(Server(b"", "302 Found", Location=f"{other}/api/partitions")) as url,
+    ):
+        with pytest.raises(NoSidecarError, match="302"):
+            ask_page(url, "limit=1", bearer_token="s3cret")
+        assert target.seen == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"conditions": None},
+        {"totals": {}},
+        {"page": {"matching": "many"}},
+        {"partitions": [{"topic": "t"}]},
+        {"partitions": ["t"]},
+        {"held_errors": [7]},
+        {"queued_bytes": "1"},
+        {"last_drill": {"finished_ms": "yesterday"}},
+        {"row": {"shown_state": "a later version's"}},
+        {"row": {"unarchived_age_seconds": "1"}},
+        {"row": {"topic": 5}},
+        {"row": {"partition": None}},
+    ],
+    ids=str,
+)
+def test_sidecar_with_an_unreadable_page_does_not_hide_the_others(broken: dict[str, Any]) -> None:
+    fake = FakeFleet({"b1:1": TROUBLED, "b2:1": TROUBLED})
+
+    def ask(url: str, query: str, timeout: float, token: str | None) -> dict[str, Any]:
+        page = fake.ask(url, query, timeout, token)
+        if url == "http://b2:1":
+            page |= {name: value for name, value in broken.items() if name != "row"}
+            page["partitions"] = [
+                {**row, **broken["row"]} if "row" in broken else row for row in page["partitions"]
+            ]
+        return page
+
+    fleet = Fleet(["b1:1", "b2:1"], None, timeout=30, ask=ask)
+    page = fleet.page(PartitionQuery())
+    unreadable, fine = page["fleet"]["sidecars"]
+    assert (unreadable["address"], unreadable["reachable"]) == ("b2:1", False)
+    assert "the answer of b2:1 is not a page of a sidecar" in unreadable["reason"]
+    assert fine["reachable"]
+    assert {row["sidecar"] for row in page["partitions"]} == {"b1:1"}
+    fleet.close()
+
+
+def test_sidecar_that_hangs_occupies_one_thread() -> None:
+    """It can send a byte now and then: each of them starts the socket's time limit anew."""
+    release, now, asked = threading.Event(), [0.0], list[str]()
+
+    def ask(url: str, *_: object) -> dict[str, Any]:
+        asked.append(url)
+        release.wait(60)
+        raise NoSidecarError("down")
+
+    fleet = Fleet(["b1:1"], None, timeout=0.05, ask=ask, now=lambda: now[0])
+    for now[0] in (0.0, 20.0, 40.0):
+        [sidecar] = fleet.sidecars(PartitionQuery())
+        assert sidecar.reason == "no answer within 0.05 s"
+    assert len(asked) == 1
+    release.set()
+    wait_until(lambda: fleet.sidecars(PartitionQuery())[0].reason == "down", 10, "the next request")
+    fleet.close()
+
+
+def test_fleet_page_requires_a_token_that_is_not_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("\n")
+    arguments = ["--sidecar", "kafka-1:9108", "--bearer-token-file", str(token)]
+    assert run(["fleet", "serve", *arguments, "--listen", "127.0.0.1:0"]) == 2
+    assert "is empty" in capsys.readouterr().err
 
 
 def test_older_sidecar_is_named() -> None:

@@ -36,6 +36,16 @@ def test_piped_table_is_neither_cut_nor_coloured_nor_parsed_as_markup() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    class Hostile(Found):
+        def as_tables(self) -> Sequence[Table]:
+            return (Table(("TOPIC",), [("a\x1b[2Jb\x9b\ud800é",)], footer="c\x1b]0;d\x07\ne"),)
+
+    stream = io.StringIO()
+    emit(Hostile(), OutputFormat.TABLE, stream)
+    assert stream.getvalue().splitlines() == ["TOPIC", "a?[2Jb??é", "c?]0;d?", "e"]
+
+
 def test_numbers_are_right_aligned() -> None:
     class Numbers(Found):
         def as_tables(self) -> Sequence[Table]:

@@ -183,6 +183,15 @@ def test_a_batch_above_half_of_the_memory_is_refused(cache: BlockCache, store: S
         cache.borrow(store.read, stored(), 0, 5000, 4001)
 
 
+def test_a_short_answer_is_not_kept(cache: BlockCache, store: Store) -> None:
+    short = lambda _row, _start, _buffer: BLOCK - 1  # noqa: E731
+    with pytest.raises(DamagedSegmentError, match="it ends before byte"):
+        cache.borrow(short, stored(), 0, 10, 10)
+    lease = cache.borrow(store.read, stored(), 0, 10, 10)
+    assert joined(lease.pieces) == DATA[:10]
+    lease.release()
+
+
 def test_an_object_that_became_shorter_is_damage(cache: BlockCache, store: Store) -> None:
     longer = stored(size=len(DATA) + 10)
     with pytest.raises(DamagedSegmentError, match="it ends before byte"):

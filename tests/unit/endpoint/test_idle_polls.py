@@ -4,18 +4,22 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 
 from sidetier.endpoint.fetch import Fetcher
 from sidetier.endpoint.idle_polls import IdleAnswers, IdlePolls
+from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.endpoint.users import EVERYTHING, Access
 from sidetier.storage.fake import FakeStorage
-from sidetier.wire.protocol import ApiKey, build_request, encode, encode_header
-from tests.harness.endpoint import EAGER, RawClient, fetch_of
+from sidetier.wire.protocol import ApiKey, build_request, decode_response, encode, encode_header
+from tests.harness.endpoint import EAGER, RawClient, fetch_of, write_users
 from tests.harness.made_archive import MadeArchive, access_to, batches, encoded
 from tests.harness.waiting import wait_until
 
@@ -155,6 +159,40 @@ def test_requests_at_once_are_answered_in_their_order(client: RawClient) -> None
     client.request(ApiKey.API_VERSIONS, 0)
 
 
+@pytest.mark.parametrize("topics", [["clicks"], None])
+def test_a_client_that_lost_its_permission_meanwhile_gets_no_records(
+    archive: MadeArchive,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    topics: list[str] | None,
+) -> None:
+    """The user may not read the topic any more, or was removed."""
+    monkeypatch.setattr(Reloaded.__init__, "__defaults__", (lambda: None, monotonic, 0.0))
+    users = tmp_path / "users.yaml"
+    write_users(users, {"alice": {"password": "secret", "topics": ["orders"]}})
+    settings = EndpointSettings(("127.0.0.1", 0), catalog=EAGER, users=users)
+    with (
+        serving(access_to(archive.store), settings) as endpoint,
+        RawClient(endpoint.address) as client,
+    ):
+        client.log_in("SCRAM-SHA-256", "alice", "secret")
+        client.request(ApiKey.FETCH, 12, **fetch_of("orders", 20, max_wait=20))
+        client.socket.sendall(frame(**fetch_of("orders", 20, max_wait=60_000)))
+        wait_until(lambda: is_idle(endpoint), 10, "the wait")
+        name = "alice" if topics else "bob"
+        write_users(users, {name: {"password": "secret", "topics": topics or ["orders"]}})
+        archive.segment(20, batches(20, 40))
+        archive.mark(20, 40)
+        if topics is None:
+            assert client.is_closed()
+            return
+        body = memoryview(client.receive())[5:]  # behind the correlation id and tagged fields
+        answer: Any = decode_response(ApiKey.FETCH, 12, body, "endpoint")
+        (data,) = answer.responses[0].partitions
+        assert data.error_code is ErrorCode.topic_authorization_failed
+        assert not data.records
+
+
 @pytest.mark.parametrize("how", ["closes", "resets"])
 def test_a_client_that_leaves_is_noticed(endpoint: RunningEndpoint, how: str) -> None:
     with RawClient(endpoint.address) as client:
@@ -164,6 +202,25 @@ def test_a_client_that_leaves_is_noticed(endpoint: RunningEndpoint, how: str) ->
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wait_until(lambda: endpoint.server.open_connections == 0, 10, "the end")
     assert is_idle(endpoint, 0)
+
+
+def test_a_connection_that_is_lost_while_it_waits_is_closed_at_once(
+    endpoint: RunningEndpoint, reads: list[int]
+) -> None:
+    with RawClient(endpoint.address) as client:
+        client.socket.sendall(frame(**fetch_of("orders", 20, max_wait=60_000)))
+        wait_until(lambda: is_idle(endpoint), 10, "the wait")
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: endpoint.server.open_connections == 0, 10, "the end")
+    assert reads == [1]
+
+
+def test_a_client_that_asks_often_takes_no_more_memory(
+    client: RawClient, endpoint: RunningEndpoint, reads: list[int]
+) -> None:
+    for _ in range(50):
+        client.request(ApiKey.FETCH, 12, **fetch_of("orders", 20, max_wait=10))
+    assert len(endpoint.idle_polls._deadlines) <= 2 * len(reads) < 50
 
 
 def test_a_stop_answers_all_that_wait(endpoint: RunningEndpoint) -> None:

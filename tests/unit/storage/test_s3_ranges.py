@@ -1,7 +1,9 @@
 """Ranges of S3 objects that are received straight into memory, and answers that are no range."""
 
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ from sidetier.segments.errors import (
 from sidetier.storage.port import IfMatch
 from sidetier.storage.ranges import read_into
 from sidetier.storage.s3 import S3Storage
+from sidetier.storage.s3_chain import ChainCredentials
 from sidetier.storage.settings import Credentials, S3Settings
 from tests.harness import faulty_s3
 from tests.harness.faulty_s3 import Fault, FaultyS3
@@ -49,18 +52,19 @@ def _settings(url: str) -> S3Settings:
     )
 
 
-def partial(sent: int | None = None, first: int | None = None) -> Fault:
+def partial(sent: int | None = None, first: int | None = None, most: int | None = None) -> Fault:
     """Answer with the range of `DATA` that was asked for.
 
     Args:
         sent: Number of bytes after which the connection is closed; None for all.
         first: First byte that the answer names; None for the one that was asked for.
+        most: Most bytes of the range that the answer has; None for all.
     """
 
     def fault(handler: Any) -> bool:  # noqa: ANN401 - the server's own
         handler.record(handler.read_body())
         start, end = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
-        body = DATA[start : end + 1]
+        body = DATA[start : end + 1][:most]
         named = start if first is None else first
         handler.send_response(206)
         handler.send_header("Content-Length", str(len(body)))
@@ -111,6 +115,88 @@ def test_broken_answer_is_continued_from_where_it_broke(server: FaultyS3, store:
 
     assert read(store) == DATA[1000 : 1000 + SIZE]
     assert server.seen[1].headers["range"] == f"bytes=2234-{999 + SIZE}"
+
+
+def test_rest_of_a_range_that_is_answered_in_part_is_asked_for(
+    server: FaultyS3, store: S3Storage
+) -> None:
+    """RFC 9110 allows it. The object would be taken for shorter than it was listed, and damaged."""
+    server.faults += [partial(most=1234), partial()]
+
+    assert read(store) == DATA[1000 : 1000 + SIZE]
+    assert server.seen[1].headers["range"] == f"bytes=2234-{999 + SIZE}"
+
+
+def test_range_that_ends_before_it_begins_is_refused(server: FaultyS3, store: S3Storage) -> None:
+    def fault(handler: Any) -> bool:  # noqa: ANN401 - the server's own
+        handler.record(handler.read_body())
+        handler.send_response(206)
+        handler.send_header("Content-Length", "5")
+        handler.send_header("Content-Range", "bytes 1000-998/5000")
+        handler.end_headers()
+        handler.wfile.write(b"12345")
+        return False
+
+    server.faults.append(fault)
+    with pytest.raises(MalformedAnswerError, match="from byte 1000 on has the Content-Range"):
+        read(store)
+    assert len(server.seen) == 1
+
+
+def test_chunked_answer_leaves_no_bytes_to_the_next_one(server: FaultyS3, store: S3Storage) -> None:
+    def chunked(handler: Any) -> bool:  # noqa: ANN401 - the server's own
+        handler.record(handler.read_body())
+        handler.send_response(206)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.send_header("Content-Range", f"bytes 1000-{999 + SIZE}/{len(DATA)}")
+        handler.end_headers()
+        for at in range(1000, 1000 + SIZE, 70_001):
+            piece = DATA[at : min(at + 70_001, 1000 + SIZE)]
+            handler.wfile.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
+        handler.wfile.write(b"0\r\n\r\n")
+        return False
+
+    server.faults += [chunked, partial(), chunked, partial()]
+    for _ in range(4):
+        assert read(store) == DATA[1000 : 1000 + SIZE]
+
+
+def test_connections_above_the_maximum_are_no_warnings(
+    server: FaultyS3, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else each range of a busy endpoint would be a line of its log."""
+    together = threading.Barrier(3)
+
+    def slow(handler: Any) -> bool:  # noqa: ANN401 - the server's own
+        together.wait(10)
+        return partial()(handler)
+
+    store = S3Storage(
+        "bucket", "root", replace(_settings(server.url), max_connections=1, read_timeout=10)
+    )
+    server.faults += [slow] * 3
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda _: len(read(store)), range(3))) == [SIZE] * 3
+    assert [record.message for record in caplog.records] == []
+    store.close()
+
+
+def test_each_range_is_signed_with_the_credentials_of_its_time(
+    server: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a role expire while the endpoint runs."""
+    tokens = iter(("first", "second"))
+    monkeypatch.setattr(
+        ChainCredentials,
+        "__call__",
+        lambda _: {"access_key_id": "key", "secret_access_key": "s", "token": next(tokens)},
+    )
+    store = S3Storage("bucket", "root", replace(_settings(server.url), credentials=None))
+    server.faults += [partial(), partial()]
+    read(store)
+    read(store)
+    assert [seen.headers["x-amz-security-token"] for seen in server.seen] == ["first", "second"]
+    store.close()
 
 
 def test_connection_is_used_again_after_a_whole_answer_only(
