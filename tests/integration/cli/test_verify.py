@@ -85,21 +85,20 @@ def test_verify_while_uploads_run_then_killed_resumed_damaged_and_repaired(
     ledger, store = Ledger(), s3_store(s3_bucket)
     settings = beside(cluster, store, topics=[topic])
     commands = Commands(tmp_path, settings, store)
-    with (
-        Sidecar(tmp_path / "sidecar", settings, store) as sidecar,
-        Load(ledger, bootstrap, topic, (0, 1), 100),
-    ):
-        sidecar.wait_until_ready()
-        for partition in (0, 1):
-            wait_until_stored(store.objects, topic, partition, 50, WAIT)
-        ends = set()
-        for _ in range(2):  # with uploads before, during and after each run
-            result = commands.json("verify", "--deep", "--local", "--heads")
-            assert kinds(result) <= {"not_committed"}
-            assert result["unread"] == []
-            assert result["read_segments"] == result["segments"] > 2
-            ends.add(result["segments"])
-        assert len(ends) == 2, "no segment was uploaded meanwhile"
+    with Sidecar(tmp_path / "sidecar", settings, store) as sidecar:
+        with Load(ledger, bootstrap, topic, (0, 1), 100):
+            sidecar.wait_until_ready()
+            for partition in (0, 1):
+                wait_until_stored(store.objects, topic, partition, 50, WAIT)
+            ends = set()
+            for _ in range(2):  # with uploads before, during and after each run
+                result = commands.json("verify", "--deep", "--local", "--heads")
+                assert kinds(result) <= {"not_committed"}
+                assert result["unread"] == []
+                assert result["read_segments"] == result["segments"] > 2
+                ends.add(result["segments"])
+            assert len(ends) == 2, "no segment was uploaded meanwhile"
+        wait_until(lambda: not kinds(commands.json("verify")), WAIT, "the last commits")
     stored = compare(store.objects, ledger.records)
 
     check_kill_and_resume(commands, tmp_path)

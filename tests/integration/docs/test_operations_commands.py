@@ -70,7 +70,8 @@ def site(kraft43: KraftCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     directory = tmp_path_factory.mktemp("site")
     store = file_store(directory / "store")
     settings = beside(kraft43, store, topics=[topic])
-    settings = merged(settings, {"http": {"port": free_port()}})
+    local = {"topics": [topic], "bytes": "1GiB"}  # nothing is beyond it
+    settings = merged(settings, {"http": {"port": free_port()}, "retention": {"local": local}})
     with Sidecar(directory / "sidecar", settings, store) as sidecar:
         end = closed_end(kraft43.log_dirs(1)[0] / f"{topic}-3")
         wait_until_stored(store.objects, topic, 3, end)
