@@ -76,10 +76,13 @@ def _logs_as_they_were() -> Iterator[None]:
     to the standard error of this one.
     """
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers = list(root.handlers)
+    # Not the level that was found: a fixture of the module may have run a command. `setLevel` also
+    # clears what loggers remember of the level.
+    root.setLevel(logging.WARNING)
     yield
     root.handlers = handlers
-    root.setLevel(level)  # also clears what loggers remember of the level
+    root.setLevel(logging.WARNING)
     logging.captureWarnings(capture=False)
     structlog.reset_defaults()
 
