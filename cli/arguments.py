@@ -9,13 +9,14 @@ import click
 from sidetier.cli.consume.request import Place, parse_place
 from sidetier.config import units
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
-from sidetier.config.units import parse_size
+from sidetier.config.units import parse_duration, parse_size
 from sidetier.segments.names import is_legal_topic
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 # Kafka's protocol has int32 for partitions.
 _MOST_PARTITIONS: Final = 2**31 - 1
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Number = TypeVar("Number", int, float)
 
 
 def bootstrap_option(command: Decorated) -> Decorated:
@@ -100,7 +101,69 @@ def checked_patterns(
     return given
 
 
+def checked_duration(
+    _context: click.Context, _option: click.Parameter, given: str | None
+) -> float | None:
+    """Parse a duration such as `30s` or `1h` into seconds (click callback)."""
+    return _parsed(parse_duration, given)
+
+
+def checked_size(
+    _context: click.Context, _option: click.Parameter, given: str | None
+) -> int | None:
+    """Parse a number of bytes such as `512MiB`; 0 is allowed (click callback)."""
+    return _parsed(parse_size, given)
+
+
+def checked_positive_size(
+    context: click.Context, option: click.Parameter, given: str | None
+) -> int | None:
+    """Parse a number of bytes above 0, such as `512MiB` (click callback)."""
+    size = checked_size(context, option, given)
+    if size is not None and size < 1:
+        raise click.BadParameter("must be above 0")
+    return size
+
+
+def _parsed(parse: Callable[[str], Number], given: str | None) -> Number | None:
+    try:
+        return None if given is None else parse(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 PARTITION: Final = click.IntRange(0, _MOST_PARTITIONS)
+
+
+def archived_partitions_options(verb: str) -> Callable[[Decorated], Decorated]:
+    """Add `--topic` (`topics`, patterns) and `--partition` (`partitions`).
+
+    Args:
+        verb: What the command does with them, for the help, such as `check`.
+    """
+
+    def add(command: Decorated) -> Decorated:
+        topics = click.option(
+            "-t",
+            "--topic",
+            "topics",
+            metavar="PATTERN",
+            multiple=True,
+            callback=checked_patterns,
+            help=f"Topics to {verb}: a regular expression that matches the whole name; repeatable."
+            "  [default: all archived topics]",
+        )
+        partitions = click.option(
+            "-p",
+            "--partition",
+            "partitions",
+            type=PARTITION,
+            multiple=True,
+            help=f"Partition to {verb}; repeatable.  [default: all]",
+        )
+        return topics(partitions(command))
+
+    return add
 
 
 def first_of(names: Sequence[object], most: int = 5) -> str:

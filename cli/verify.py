@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry
 
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
@@ -19,6 +19,7 @@ from sidetier.archive.verify.run import Options, Report, Totals, Verification
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import not_archived
 from sidetier.cli.arguments import age_text, most_lines, size_text
+from sidetier.cli.metrics_file import gauge, write_metrics_file
 from sidetier.cli.output import OutputFormat, Table, emit, range_text
 from sidetier.cli.progress import Amount, shown
 from sidetier.cli.signals import handled_signals
@@ -28,13 +29,13 @@ from sidetier.segments.names import is_legal_topic
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.telemetry import verify_catalogue as catalogue
-from sidetier.telemetry.catalogue import Metric
 from sidetier.uploader.watching.disk import find_partitions
 
 if TYPE_CHECKING:
     from sidetier.archive.access import ArchiveAccess
     from sidetier.config.model import Config
     from sidetier.storage.port import RemoteStorage
+    from sidetier.telemetry.catalogue import Metric
 
 _SHOWN_INFOS: Final = frozenset({FindingKind.ACKNOWLEDGED_GAP})
 """Kinds of severity info that the table shows without --all."""
@@ -294,13 +295,13 @@ def _exit_code(result: VerifyResult) -> int:
 
 
 def write_metrics(path: Path, result: VerifyResult) -> None:
-    """Replace the file atomically: a collector reads the old or the new one.
+    """Write the metrics of the run.
 
     Raises:
         ConfigurationError: The file cannot be written.
     """
     registry = CollectorRegistry()
-    findings = _gauge(catalogue.FINDINGS, registry)
+    findings = gauge(catalogue.FINDINGS, registry)
     counts = Counter(finding.kind for finding in result.findings)
     for kind in FindingKind:  # all kinds, so that an alert sees a 0, too
         findings.labels(KINDS[kind].severity.value, kind.value).set(counts[kind])
@@ -313,14 +314,7 @@ def write_metrics(path: Path, result: VerifyResult) -> None:
         (catalogue.DURATION, result.seconds),
     )
     for metric, value in values:
-        _gauge(metric, registry).set(value)
+        gauge(metric, registry).set(value)
     if not result.report.is_stopped:
-        _gauge(catalogue.COMPLETED, registry).set_to_current_time()
-    try:
-        write_to_textfile(str(path), registry)
-    except OSError as error:
-        raise ConfigurationError(f"--metrics-file {path}: cannot be written: {error}") from None
-
-
-def _gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
-    return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+        gauge(catalogue.COMPLETED, registry).set_to_current_time()
+    write_metrics_file(path, registry)

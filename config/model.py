@@ -15,10 +15,11 @@ from sidetier.config.secrets import is_secret_property
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import (
     AbsolutePath,
+    NamePatterns,
     Part,
     PropertyValue,
     SecretRef,
-    TopicPattern,
+    matches_any,
     resolved,
 )
 from sidetier.config.units import Duration
@@ -92,16 +93,14 @@ INTERNAL_TOPICS: Final = frozenset(
 METADATA_TOPIC: Final = "__cluster_metadata"
 """KRaft's metadata log: a directory in a log dir, but not a topic."""
 
-Patterns = Annotated[tuple[TopicPattern, ...], Field(strict=False)]
-
 
 class TopicsConfig(Part):
     """Topics to archive: patterns match the whole name, and exclude overrides include."""
 
-    include: Patterns = Field(
+    include: NamePatterns = Field(
         default=(".*",), min_length=1, description="Regular expressions of topics to archive."
     )
-    exclude: Patterns = Field(
+    exclude: NamePatterns = Field(
         default=(), description="Regular expressions of topics to exclude; overrides include."
     )
     internal: bool = Field(
@@ -118,9 +117,7 @@ class TopicsConfig(Part):
         """Whether the topic is archived, by its name alone."""
         if topic == METADATA_TOPIC or (topic in INTERNAL_TOPICS and not self.internal):
             return False
-        if any(re.fullmatch(pattern, topic) for pattern in self.exclude):
-            return False
-        return any(re.fullmatch(pattern, topic) for pattern in self.include)
+        return matches_any(self.include, topic) and not matches_any(self.exclude, topic)
 
 
 def _partition_name(value: str) -> str:

@@ -1,31 +1,17 @@
 """Settings of retention: what stays of an archived topic on the brokers and on the store."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from sidetier.config.storage_urls import StorageUrl
-from sidetier.config.types import AbsolutePath, Part, TopicPattern
+from sidetier.config.types import AbsolutePath, NamePatterns, Part, matches_any
 from sidetier.config.units import Duration, Size
 
-Patterns = Annotated[tuple[TopicPattern, ...], Field(strict=False)]
 _Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
 
 
-def _group_pattern(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"must be a regular expression: {error}") from None
-    return value
-
-
-GroupPatterns = Annotated[
-    tuple[Annotated[str, Field(min_length=1), AfterValidator(_group_pattern)], ...],
-    Field(strict=False),
-]
 INTERNAL_PREFIX: Final = "__"
 """Topics whose names begin with it are never trimmed: Kafka's internal ones, and those of tools."""
 
@@ -35,7 +21,7 @@ class LocalRetentionConfig(Part):
     (DeleteRecords) once they are archived and verified. Off unless `topics` is set.
     """
 
-    topics: Patterns = Field(
+    topics: NamePatterns = Field(
         default=(),
         description="Regular expressions of topics with local retention. They match the whole "
         "name. Only topics with cleanup.policy=delete are trimmed, never internal topics, and "
@@ -62,7 +48,7 @@ class LocalRetentionConfig(Part):
         description="Limit on the bytes that are deleted per second, on average over one "
         "interval; default: no limit. A pass deletes at least one segment.",
     )
-    protect_groups: GroupPatterns = Field(
+    protect_groups: NamePatterns = Field(
         default=(),
         description="Regular expressions of consumer groups. Records that such a group has not "
         "committed stay on the brokers. If the committed offsets cannot be read, nothing is "
@@ -76,11 +62,11 @@ class LocalRetentionConfig(Part):
 
     def selects(self, topic: str) -> bool:
         """Whether a topic has local retention, by its name alone."""
-        return any(re.fullmatch(pattern, topic) for pattern in self.topics)
+        return matches_any(self.topics, topic)
 
     def protects(self, group: str) -> bool:
         """Whether the records that a consumer group has not committed must stay."""
-        return any(re.fullmatch(pattern, group) for pattern in self.protect_groups)
+        return matches_any(self.protect_groups, group)
 
 
 class RetainedExport(Part):
@@ -127,7 +113,7 @@ class KeepForConfig(Part):
 class StoreRetention(Part):
     """Retention of the archives of some topics."""
 
-    topics: Patterns = Field(
+    topics: NamePatterns = Field(
         min_length=1,
         description="Regular expressions that match whole topic names. The first rule that matches "
         "a topic applies.",
@@ -155,7 +141,7 @@ class StoreRetention(Part):
 
     def selects(self, topic: str) -> bool:
         """Whether a pattern matches the topic."""
-        return any(re.fullmatch(pattern, topic) for pattern in self.topics)
+        return matches_any(self.topics, topic)
 
 
 class RetentionConfig(Part):

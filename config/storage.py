@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 
 from sidetier.config.storage_urls import PlugIn, StorageUrl, load_plug_in
-from sidetier.config.types import AbsolutePath, Part, SecretRef, TopicPattern
+from sidetier.config.types import AbsolutePath, NamePattern, Part, SecretRef
 from sidetier.config.units import Duration, Size
 from sidetier.segments.notes import CLASS_TAG
 
@@ -268,7 +268,7 @@ class DeadlineConfig(Part):
 class StorageOverride(Part):
     """Another location for some topics."""
 
-    topics: TopicPattern = Field(
+    topics: NamePattern = Field(
         description="Regular expression that matches whole topic names; the first override that "
         "matches applies."
     )

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -64,8 +64,14 @@ AbsolutePath = Annotated[
 ]
 """An absolute path without `.`, `..` or doubled slashes."""
 
-TopicPattern = Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
-"""A regular expression that must match the whole name of a topic."""
+NamePattern = Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
+"""A regular expression that must match the whole name, such as that of a topic."""
+NamePatterns = Annotated[tuple[NamePattern, ...], Field(strict=False)]
+
+
+def matches_any(patterns: Iterable[str], name: str) -> bool:
+    """Return whether one of the regular expressions matches the whole name."""
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def _read_text(path: Path) -> str:

@@ -15,6 +15,7 @@ from sidetier.endpoint.connection import (
     ServerSettings,
     Service,
 )
+from sidetier.endpoint.log_limits import AtMostEvery
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.session import ANONYMOUS, Session
@@ -58,8 +59,8 @@ class Endpoint:
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._hosts: Counter[str] = Counter()
         self._stopping = threading.Event()
-        self._refused_since_log = 0
-        self._refusals_logged_at = float("-inf")
+        # A client that is refused connects again at once.
+        self._refusals = AtMostEvery(_REFUSAL_LOG_SECONDS, clock)
 
     def serve(self, listener: socket.socket) -> None:
         """Accept connections until `stop`. The listener is closed at the end."""
@@ -133,7 +134,10 @@ class Endpoint:
         if bound is not None:
             connection.close()
             self._metrics.refused.inc()
-            self._log_refusal(client, bound)
+            if refused := self._refusals.count():
+                log.warning(
+                    "endpoint.connections_full", client=client, bound=bound, refused=refused
+                )
             return
         self._metrics.accepted.inc()
         self._metrics.connections.inc()
@@ -142,20 +146,6 @@ class Endpoint:
         except RuntimeError as error:  # the system allows no more threads
             log.warning("endpoint.accept_failed", client=client, error=str(error))
             self._forget(thread, host)
-
-    def _log_refusal(self, client: str, bound: str) -> None:
-        # A client that is refused connects again at once.
-        self._refused_since_log += 1
-        now = self._clock()
-        if now - self._refusals_logged_at < _REFUSAL_LOG_SECONDS:
-            return
-        log.warning(
-            "endpoint.connections_full",
-            client=client,
-            bound=bound,
-            refused=self._refused_since_log,
-        )
-        self._refused_since_log, self._refusals_logged_at = 0, now
 
     def _bound_reached(self, host: str) -> str | None:
         settings = self._settings

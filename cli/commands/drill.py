@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.arguments import PARTITION, size_text
+from sidetier.cli.arguments import PARTITION, checked_duration, size_text
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.mirror.options import LIBRARIES, duration, target_options
+from sidetier.cli.mirror.options import LIBRARIES, target_options
 from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_text
 from sidetier.cli.signals import ended_by_signals
 from sidetier.segments.errors import ConfigurationError
@@ -234,7 +234,7 @@ class DrillResult:
     metavar="DURATION",
     default="24h",
     show_default=True,
-    callback=duration,
+    callback=checked_duration,
     help="Age at which topics of a killed drill are deleted from the given cluster.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the sample; start no broker, store nothing.")

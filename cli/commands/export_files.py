@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sidetier.cli.arguments import MAX_BATCH_BYTES, checked_topics
+from sidetier.cli.arguments import MAX_BATCH_BYTES, checked_duration, checked_topics
 from sidetier.cli.export.options import (
     AGAIN,
     CHUNK_BYTES,
@@ -20,7 +20,6 @@ from sidetier.cli.export.options import (
     VALUES,
     Decorated,
     decorated,
-    seconds,
 )
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
@@ -90,7 +89,7 @@ _OPTIONS: Final = (
     click.option(
         "--partition-duration",
         metavar="DURATION",
-        callback=seconds,
+        callback=checked_duration,
         help="Time span of a directory.  [default: 1h]",
     ),
     click.option(
@@ -117,7 +116,7 @@ _OPTIONS: Final = (
     click.option(
         "--rotate-interval",
         metavar="DURATION",
-        callback=seconds,
+        callback=checked_duration,
         help="Maximum span of record time in a file.",
     ),
     click.option(
@@ -177,7 +176,7 @@ _OPTIONS: Final = (
         "--interval",
         default="1m",
         show_default=True,
-        callback=seconds,
+        callback=checked_duration,
         help="Pause between runs when `--follow` is set.",
     ),
     click.option(

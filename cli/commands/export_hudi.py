@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from sidetier.cli.arguments import checked_topics
+from sidetier.cli.arguments import checked_duration, checked_topics
 from sidetier.cli.commands.export import TableExport, export_to_table
-from sidetier.cli.export.options import pairs, seconds, table_options
+from sidetier.cli.export.options import pairs, table_options
 from sidetier.cli.invocation import configuration_options
 from sidetier.cli.output import OutputFormat, output_option
 
@@ -44,14 +44,14 @@ from sidetier.cli.output import OutputFormat, output_option
     "--lock-wait",
     default="90s",
     show_default=True,
-    callback=seconds,
+    callback=checked_duration,
     help="Maximum wait for a lease that another export holds.",
 )
 @click.option(
     "--lock-ttl",
     default="60s",
     show_default=True,
-    callback=seconds,
+    callback=checked_duration,
     help="Time after which an unrenewed lease expires. Use the same for all exports into a table.",
 )
 @table_options

@@ -11,29 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.arguments import checked_topic, size_text
+from sidetier.cli.arguments import checked_duration, checked_topics, size_text
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, emit, output_option
 from sidetier.cli.stores import open_every_store
-from sidetier.config.units import parse_duration
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.cli.gc.session import GcSession
     from sidetier.config.model import Config
-
-
-def _duration(_context: click.Context, _option: click.Parameter, given: str) -> float:
-    try:
-        return parse_duration(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _topic_names(
-    context: click.Context, option: click.Parameter, given: Sequence[str]
-) -> tuple[str, ...]:
-    return tuple(str(checked_topic(context, option, topic)) for topic in given)
 
 
 @click.command(name="gc")
@@ -42,7 +28,7 @@ def _topic_names(
     "--topic",
     "topics",
     multiple=True,
-    callback=_topic_names,
+    callback=checked_topics,
     help="Only this topic, with a row for each partition; repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and write nothing.")
@@ -67,7 +53,7 @@ def _topic_names(
     metavar="DURATION",
     default="7d",
     show_default=True,
-    callback=_duration,
+    callback=checked_duration,
     help="Minimum age of orphans and uploads that are deleted.",
 )
 @click.option(

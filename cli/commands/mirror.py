@@ -4,12 +4,12 @@ from typing import Any
 
 import click
 
+from sidetier.cli.arguments import checked_duration
 from sidetier.cli.extras import from_extra
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.mirror.options import (
     LIBRARIES,
     copy_options,
-    duration,
     engine_options,
     source_options,
     target_options,
@@ -92,7 +92,7 @@ from sidetier.cli.output import OutputFormat, output_option
     metavar="DURATION",
     default="30s",
     show_default=True,
-    callback=duration,
+    callback=checked_duration,
     help="Time without a heartbeat after which other workers take over this worker's partitions.",
 )
 @click.option(
@@ -100,7 +100,7 @@ from sidetier.cli.output import OutputFormat, output_option
     metavar="DURATION",
     default="60s",
     show_default=True,
-    callback=duration,
+    callback=checked_duration,
     help="Time after which the target aborts an open transaction of a dead worker.",
 )
 @click.option(
@@ -116,7 +116,7 @@ from sidetier.cli.output import OutputFormat, output_option
     metavar="DURATION",
     default="60s",
     show_default=True,
-    callback=duration,
+    callback=checked_duration,
     help="Interval at which the mirror sets these groups.",
 )
 @click.option(

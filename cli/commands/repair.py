@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.arguments import PARTITION, checked_patterns, most_lines
+from sidetier.cli.arguments import archived_partitions_options, most_lines
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_text
 
@@ -88,24 +88,7 @@ def _outcome_text(outcome: "RepairOutcome") -> str:
 
 
 @click.command(name="repair")
-@click.option(
-    "-t",
-    "--topic",
-    "topics",
-    metavar="PATTERN",
-    multiple=True,
-    callback=checked_patterns,
-    help="Topics to repair: a regular expression that matches the whole name; repeatable.  "
-    "[default: all archived topics]",
-)
-@click.option(
-    "-p",
-    "--partition",
-    "partitions",
-    type=PARTITION,
-    multiple=True,
-    help="Partition to repair; repeatable.  [default: all]",
-)
+@archived_partitions_options("repair")
 @click.option(
     "--deep",
     is_flag=True,

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import click
 
-from sidetier.cli.arguments import PARTITION, checked_patterns, checked_place
+from sidetier.cli.arguments import (
+    archived_partitions_options,
+    checked_place,
+    checked_positive_size,
+)
 from sidetier.cli.consume.request import Place, PlaceKind
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, output_option
-from sidetier.config.units import parse_size
 
 
 def _checked_time(context: click.Context, option: click.Parameter, given: str | None) -> int | None:
@@ -23,39 +26,8 @@ def _checked_time(context: click.Context, option: click.Parameter, given: str | 
     return place.number
 
 
-def _checked_rate(
-    _context: click.Context, _option: click.Parameter, given: str | None
-) -> int | None:
-    if given is None:
-        return None
-    try:
-        rate = parse_size(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    if rate <= 0:
-        raise click.BadParameter("must be above 0")
-    return rate
-
-
 @click.command(name="verify")
-@click.option(
-    "-t",
-    "--topic",
-    "topics",
-    metavar="PATTERN",
-    multiple=True,
-    callback=checked_patterns,
-    help="Topics to check: a regular expression that matches the whole name; repeatable.  "
-    "[default: all archived topics]",
-)
-@click.option(
-    "-p",
-    "--partition",
-    "partitions",
-    type=PARTITION,
-    multiple=True,
-    help="Partition to check; repeatable.  [default: all]",
-)
+@archived_partitions_options("check")
 @click.option("--deep", is_flag=True, help="Read every byte, and check it.")
 @click.option(
     "--local",
@@ -93,7 +65,7 @@ def _checked_rate(
 @click.option(
     "--rate",
     metavar="SIZE",
-    callback=_checked_rate,
+    callback=checked_positive_size,
     help="Maximum bytes read per second, such as 200MiB.  [default: no limit]",
 )
 @click.option(

@@ -6,19 +6,14 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from sidetier.cli.arguments import MAX_BATCH_BYTES, bootstrap_option
+from sidetier.cli.arguments import (
+    MAX_BATCH_BYTES,
+    bootstrap_option,
+    checked_duration,
+    checked_positive_size,
+)
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def seconds(_context: click.Context, _option: click.Parameter, given: str | None) -> float | None:
-    """Click's callback for a duration such as `30s` or `1h`."""
-    from sidetier.config.units import parse_duration  # noqa: PLC0415 - `--help` needs none
-
-    try:
-        return None if given is None else parse_duration(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 def pairs(
@@ -34,19 +29,6 @@ def pairs(
             raise click.BadParameter(f"{name.strip()} is given twice", param=option)
         values[name.strip()] = value
     return values
-
-
-def size(_context: click.Context, _option: click.Parameter, given: str | None) -> int | None:
-    """Click's callback for a number of bytes such as `512MiB`."""
-    from sidetier.config.units import parse_size  # noqa: PLC0415
-
-    try:
-        parsed = None if given is None else parse_size(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    if parsed is not None and parsed < 1:
-        raise click.BadParameter("must be above 0")
-    return parsed
 
 
 def _schema_options(part: str) -> tuple[Callable[[Any], Any], ...]:
@@ -156,7 +138,7 @@ TAIL: Final = (
         "--tail-timeout",
         default="1h",
         show_default=True,
-        callback=seconds,
+        callback=checked_duration,
         metavar="DURATION",
         help="Maximum wait when `--tail wait` is set.",
     ),
@@ -179,13 +161,13 @@ TAIL: Final = (
 CHUNK_BYTES: Final = click.option(
     "--chunk-bytes",
     metavar="SIZE",
-    callback=size,
+    callback=checked_positive_size,
     help="Approximate archived bytes of one commit, such as 2GiB.  [default: all]",
 )
 TRANSACTION_TIMEOUT: Final = click.option(
     "--transaction-timeout",
     metavar="DURATION",
-    callback=seconds,
+    callback=checked_duration,
     default="15m",
     show_default=True,
     help="Age at which an open transaction counts as hanging (exit code 3). Use the brokers' "
@@ -245,7 +227,7 @@ _RANGES: Final = (
     CHUNK_BYTES,
     click.option(
         "--timeout",
-        callback=seconds,
+        callback=checked_duration,
         metavar="DURATION",
         help="Maximum time of one commit.  [default: 5m]",
     ),
@@ -259,7 +241,7 @@ _RANGES: Final = (
     *AGAIN,
     click.option(
         "--interval",
-        callback=seconds,
+        callback=checked_duration,
         metavar="DURATION",
         help="Pause between runs when `--follow` is set.  [default: 1m]",
     ),

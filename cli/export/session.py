@@ -14,11 +14,12 @@ from time import monotonic
 from typing import Final
 
 import click
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from sidetier.cli import exits
 from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
+from sidetier.cli.metrics_file import gauge, write_metrics_file
 from sidetier.config.model import BrokerConfig
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.sources import read_config_text, yaml_layer
@@ -32,7 +33,6 @@ from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.telemetry import export_catalogue
-from sidetier.telemetry.catalogue import Metric
 
 _PAUSE: Final = 5.0
 
@@ -225,32 +225,25 @@ def wait_for_archive(
 
 
 def write_metrics(path: Path, held_back: Iterable[HeldBack], failed_topics: int) -> None:
-    """Replace the file atomically: a collector reads the old or the new one.
+    """Write the metrics of the run.
 
     Raises:
         ConfigurationError: The file cannot be written.
     """
     registry = CollectorRegistry()
     entries = list(held_back)
-    partitions = _gauge(export_catalogue.HELD_BACK, registry)
+    partitions = gauge(export_catalogue.HELD_BACK, registry)
     for (topic, cause), count in Counter(
         (entry.tp.topic, entry.cause) for entry in entries
     ).items():
         partitions.labels(topic, cause.value).set(count)
-    ages = _gauge(export_catalogue.OPEN_TRANSACTION, registry)
+    ages = gauge(export_catalogue.OPEN_TRANSACTION, registry)
     for entry in entries:
         if entry.age_s is not None:
             ages.labels(entry.tp.topic, entry.tp.partition).set(entry.age_s)
-    _gauge(export_catalogue.FAILED_TOPICS, registry).set(failed_topics)
-    _gauge(export_catalogue.LAST_ROUND, registry).set_to_current_time()
-    try:
-        write_to_textfile(str(path), registry)
-    except OSError as error:
-        raise ConfigurationError(f"--metrics-file {path}: cannot be written: {error}") from None
-
-
-def _gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
-    return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+    gauge(export_catalogue.FAILED_TOPICS, registry).set(failed_topics)
+    gauge(export_catalogue.LAST_ROUND, registry).set_to_current_time()
+    write_metrics_file(path, registry)
 
 
 def target_of(archive: StorageConfig, into: str | None, file: Path | None) -> StorageConfig:

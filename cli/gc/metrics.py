@@ -2,17 +2,20 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry
 
 from sidetier.cli.gc.results import GcResult
-from sidetier.segments.errors import ConfigurationError
+from sidetier.cli.metrics_file import gauge, write_metrics_file
 from sidetier.telemetry import gc_catalogue
-from sidetier.telemetry.catalogue import Metric
+
+if TYPE_CHECKING:
+    from sidetier.telemetry.catalogue import Metric
 
 
 def write_metrics(path: Path, result: GcResult) -> None:
-    """Replace the file atomically: a collector reads the old or the new one.
+    """Write the metrics of the run.
 
     Raises:
         ConfigurationError: The file cannot be written.
@@ -30,15 +33,8 @@ def write_metrics(path: Path, result: GcResult) -> None:
         totals[gc_catalogue.BLOCKED_PARTITIONS][row.topic] += row.blocked
         totals[gc_catalogue.FAILED_PARTITIONS][row.topic] += row.problem is not None
     for metric, by_topic in totals.items():
-        gauge = _gauge(metric, registry)
+        series = gauge(metric, registry)
         for topic, total in by_topic.items():
-            gauge.labels(topic).set(total)
-    _gauge(gc_catalogue.LAST_RUN, registry).set_to_current_time()
-    try:
-        write_to_textfile(str(path), registry)
-    except OSError as error:
-        raise ConfigurationError(f"--metrics-file {path}: cannot be written: {error}") from None
-
-
-def _gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
-    return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+            series.labels(topic).set(total)
+    gauge(gc_catalogue.LAST_RUN, registry).set_to_current_time()
+    write_metrics_file(path, registry)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
+from sidetier.cli.arguments import checked_duration, checked_size
 from sidetier.cli.export.kafka_options import by_reference
 from sidetier.config.properties_file import read_properties
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
-from sidetier.config.units import parse_duration, parse_size
 from sidetier.mirror.topics.rules import TopicRules, compiled
 from sidetier.segments.errors import ConfigurationError
 
@@ -78,25 +78,6 @@ source_options: Final = _cluster("source")
 target_options: Final = _cluster("target")
 
 
-def _size(_context: click.Context, _option: click.Parameter, given: str | None) -> int | None:
-    return _parsed(parse_size, given)
-
-
-def duration(_context: click.Context, _option: click.Parameter, given: str | None) -> float | None:
-    """Click's callback for a duration in seconds."""
-    return _parsed(parse_duration, given)
-
-
-Number = TypeVar("Number", int, float)
-
-
-def _parsed(parse: Callable[[str], Number], given: str | None) -> Number | None:
-    try:
-        return None if given is None else parse(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 _TOPICS: Final = (
     click.option(
         "--topic",
@@ -142,7 +123,7 @@ _ENGINE: Final = (
     click.option(
         "--max-rate",
         metavar="SIZE",
-        callback=_size,
+        callback=checked_size,
         help="Maximum bytes per second, such as 50MiB. With --engine spark, concurrent tasks share "
         "it equally.  "
         "[default: no limit]",
@@ -152,7 +133,7 @@ _ENGINE: Final = (
         metavar="SIZE",
         default="256MiB",
         show_default=True,
-        callback=_size,
+        callback=checked_size,
         help="Commit a transaction after this number of bytes.",
     ),
     click.option(
@@ -160,7 +141,7 @@ _ENGINE: Final = (
         metavar="DURATION",
         default="1s",
         show_default=True,
-        callback=duration,
+        callback=checked_duration,
         help="Commit a transaction after this time, counted from its first record.",
     ),
     click.option("--dry-run", is_flag=True, help="Show what would be copied, and change nothing."),

@@ -29,7 +29,6 @@ from sidetier.endpoint.groups.classic_group import (
     MemberId,
     SyncAnswer,
 )
-from sidetier.endpoint.groups.log_limits import AtMostEvery
 from sidetier.endpoint.groups.stored_offsets import (
     GroupObjects,
     GroupTakenError,
@@ -37,6 +36,7 @@ from sidetier.endpoint.groups.stored_offsets import (
     OwnedGroup,
     memory_of,
 )
+from sidetier.endpoint.log_limits import AtMostEvery
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.segments.errors import InvalidRequestError, SidetierError
 from sidetier.storage.attempt import Clock, monotonic

@@ -7,7 +7,6 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.groups.classic_group import ClassicGroup, GroupState, Join, MemberId
 from sidetier.endpoint.groups.coordinator import GroupCoordinator, RefusedError
-from sidetier.endpoint.groups.log_limits import Once
 from sidetier.endpoint.groups.requests import (
     FIRST_WITH_NULL_PROTOCOL,
     FIRST_WITH_SEVERAL_GROUPS,
@@ -21,6 +20,7 @@ from sidetier.endpoint.groups.requests import (
     refused_transactions,
 )
 from sidetier.endpoint.groups.stored_offsets import Offsets, StoredOffset
+from sidetier.endpoint.log_limits import Once
 from sidetier.endpoint.session import Answer, Request, Session, first_error
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.logs import logger

@@ -21,7 +21,6 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from sidetier.endpoint.groups.log_limits import AtMostEvery, Once
 from sidetier.endpoint.groups.requests import (
     FIELDS_OF_SEVERAL,
     OFFERED_OF_GROUPS,
@@ -35,6 +34,7 @@ from sidetier.endpoint.groups.requests import (
     is_for_groups,
     refused_transactions,
 )
+from sidetier.endpoint.log_limits import AtMostEvery, Once
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.segments.errors import (
