@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,24 +11,22 @@ from threading import Event
 
 import click
 from lib import plain_fetch
-from lib.clock import monotonic
-from lib.log_dirs import Shape, make_log_dir
+from lib.log_dirs import Shape
+from lib.measured_process import Run, timed
 from lib.mirror_clusters import cluster
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
-from lib.sidecar import CLUSTER, Setup, Sidecar
-from lib.stores import BUCKET, LAYOUT, RealStore, real_store
+from lib.sidecar import CLUSTER
+from lib.sidecar_archive import archive
+from lib.stores import BUCKET, RealStore, real_store
 
 from sidetier.mirror.hydrate.batch_scan import RANGE_BYTES
-from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.offsets import BaseOffset
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _SEGMENT_BYTES = 64 * _MIB
 _PARTITIONS = 8
 _AT_ONCE = 12
 """Ranges; `hydrate place` reads 3 of each of 4 partitions at the same time."""
-_TIMEOUT = 1800.0
 _SETTLE_SECONDS = 10.0
 """Pause after a large deletion, in seconds. A virtual machine returns freed memory to its host
 after two seconds, and writing to it again costs 2 s per GiB. Without a pause, a run right after a
@@ -46,26 +43,6 @@ CRC, normalises epochs, builds indexes and syncs; verify compares what the broke
 store. Each is a process, from its start to its end, {settle:.0f} s after the previous one: by then
 a virtual machine has returned all free memory to its host. The objects are in the page cache.
 {runs} runs in turns; ratios compare neighbouring runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One process: seconds from start to end, CPU seconds, memory."""
-
-    size: int
-    seconds: float
-    cpu_seconds: float
-    peak_resident_bytes: int
-
-    @property
-    def megabytes_per_second(self) -> float:
-        """MB/s of archived bytes."""
-        return self.size / self.seconds / 1e6
-
-    @property
-    def cpu_per_gib(self) -> float:
-        """CPU seconds of the process per GiB."""
-        return self.cpu_seconds * _GIB / self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,58 +73,12 @@ class Bench:
         """
         os.sync()  # no run writes back another run's data
         Event().wait(_SETTLE_SECONDS)
-        log = self.directory / "process.log"
-        began = monotonic()
-        with self.output.open("wb") as output, log.open("wb") as errors:
-            process = subprocess.Popen(
-                line, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=self.environment
-            )
-            assert process.stdin is not None  # noqa: S101 - it is a pipe
-            with process.stdin as pipe:
-                pipe.write(given.encode())
-            _, status, usage = os.wait4(process.pid, 0)
-        seconds = monotonic() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != 0:
-            raise RuntimeError(f"{line} ended with {process.returncode}:\n{log.read_text()}")
-        cpu = usage.ru_utime + usage.ru_stime
-        return Run(self.size, seconds, cpu, usage.ru_maxrss * 1024)
+        return timed(self.size, line, self.directory, self.store.environment, given)[0]
 
     @property
     def output(self) -> Path:
         """Output of the last process."""
         return self.directory / "output.txt"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment of the processes, with the store's keys."""
-        return {**os.environ, **self.store.environment, "PYTHONDONTWRITEBYTECODE": ""}
-
-
-def archive(directory: Path, store: RealStore, shape: Shape) -> list[tuple[str, int]]:
-    """Let the sidecar store a log dir, and return key and size of every `.log`."""
-    log_dir = make_log_dir(directory / "log-dir", shape)
-    setup = Setup(
-        directory / "sidecar",
-        [log_dir.path],
-        store.storage,
-        more={"uploader": {"niceness": 0}},
-        environment=store.environment,
-    )
-    with Sidecar(setup) as sidecar:
-        sidecar.wait_until(lambda: store.holds_all_of(log_dir), _TIMEOUT, "everything is stored")
-    stored = [
-        (
-            LAYOUT.object_key(tp, BaseOffset(base), FileKind.LOG),
-            (log_dir.path / str(tp) / segment_file_name(BaseOffset(base), FileKind.LOG))
-            .stat()
-            .st_size,
-        )
-        for tp in shape.topic_partitions()
-        for base in shape.bases
-    ]
-    shutil.rmtree(log_dir.path)
-    return stored
 
 
 def measure(directory: Path, shape: Shape, runs: int) -> list[dict[str, Run]]:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,11 +9,12 @@ from pathlib import Path
 
 import click
 from lib import plain_read
-from lib.clock import monotonic
-from lib.log_dirs import Shape, make_log_dir
+from lib.log_dirs import Shape
+from lib.measured_process import Run, timed
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
-from lib.sidecar import CLUSTER, Setup, Sidecar
+from lib.sidecar import CLUSTER
+from lib.sidecar_archive import archive
 from lib.stores import BUCKET, LAYOUT, RealStore, real_store
 
 from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, encode_metadata
@@ -29,7 +28,6 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _SEGMENT_BYTES = 64 * _MIB
 _PARTITIONS = 8
 _THREADS = 4
-_TIMEOUT = 1800.0
 _SHARE, _LIGHT_SECONDS, _LIGHT_SEGMENTS = 0.5, 30.0, 100_000
 _OFFSETS = 100
 """Offsets of a segment of the light check."""
@@ -46,21 +44,6 @@ object that it has stored itself. {runs} runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One process: bytes of the `.log` objects, seconds from start to end, CPU seconds, memory."""
-
-    size: int
-    seconds: float
-    cpu_seconds: float
-    peak_resident_bytes: int
-
-    @property
-    def megabytes_per_second(self) -> float:
-        """MB/s of archived bytes."""
-        return self.size / self.seconds / 1e6
-
-
-@dataclass(frozen=True, slots=True)
 class Bench:
     """A store and the directory of the measured processes."""
 
@@ -68,28 +51,8 @@ class Bench:
     store: RealStore
 
     def timed(self, size: int, line: Sequence[str], given: str = "") -> tuple[Run, str]:
-        """Run a process with this standard input; return its figures and its output.
-
-        Raises:
-            RuntimeError: The exit code is not 0.
-        """
-        output, log = self.directory / "output.txt", self.directory / "process.log"
-        environment = {**os.environ, **self.store.environment, "PYTHONDONTWRITEBYTECODE": ""}
-        began = monotonic()
-        with output.open("wb") as out, log.open("wb") as errors:
-            process = subprocess.Popen(
-                line, stdin=subprocess.PIPE, stdout=out, stderr=errors, env=environment
-            )
-            assert process.stdin is not None  # noqa: S101 - it is a pipe
-            with process.stdin as pipe:
-                pipe.write(given.encode())
-            _, status, usage = os.wait4(process.pid, 0)
-        seconds = monotonic() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != 0:
-            raise RuntimeError(f"{line} ended with {process.returncode}:\n{log.read_text()}")
-        cpu = usage.ru_utime + usage.ru_stime
-        return Run(size, seconds, cpu, usage.ru_maxrss * 1024), output.read_text()
+        """Run a process with this standard input; return its figures and its output."""
+        return timed(size, line, self.directory, self.store.environment, given)
 
     def verify(self, size: int, segments: int, *options: str) -> Run:
         """Run `sidetier verify`, and check that it has seen all segments and no damage."""
@@ -103,32 +66,6 @@ class Bench:
         if result["segments"] != segments or result["findings"]:
             raise RuntimeError(f"{result['segments']} segments, {result['findings'][:3]}")
         return run
-
-
-def archive(directory: Path, store: RealStore, shape: Shape) -> list[tuple[str, int]]:
-    """Let the sidecar store a log dir; return key and size of every `.log`."""
-    log_dir = make_log_dir(directory / "log-dir", shape)
-    setup = Setup(
-        directory / "sidecar",
-        [log_dir.path],
-        store.storage,
-        more={"uploader": {"niceness": 0}},
-        environment=store.environment,
-    )
-    with Sidecar(setup) as sidecar:
-        sidecar.wait_until(lambda: store.holds_all_of(log_dir), _TIMEOUT, "everything is stored")
-    stored = [
-        (
-            LAYOUT.object_key(tp, BaseOffset(base), FileKind.LOG),
-            (log_dir.path / str(tp) / segment_file_name(BaseOffset(base), FileKind.LOG))
-            .stat()
-            .st_size,
-        )
-        for tp in shape.topic_partitions()
-        for base in shape.bases
-    ]
-    shutil.rmtree(log_dir.path)
-    return stored
 
 
 def measure_deep(directory: Path, shape: Shape, runs: int) -> list[dict[str, Run]]:
