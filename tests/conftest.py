@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from devtools.sandbox.azurite import AzuriteServer, NodeMissingError, azurite
+from devtools.sandbox.azurite import AzuriteServer, azurite
 from devtools.sandbox.hdfs import HdfsCluster
 from devtools.sandbox.kafka import KraftCluster, ZookeeperCluster
+from devtools.sandbox.npm import NodeMissingError
 from devtools.sandbox.s3server import S3Server
 from sidetier.brokers.errors import JavaMissingError
 from sidetier.brokers.java import Java, find_java

@@ -1,13 +1,13 @@
 """Azurite, Microsoft's emulator of Azure Blob Storage: installed with npm, run by Node.js."""
 
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Final, Self
 
+from devtools.sandbox import npm
+from devtools.sandbox.npm import NodeMissingError
 from devtools.sandbox.s3server import TlsCertificate
 from sidetier.brokers.cache import fetch_once
-from sidetier.brokers.errors import FetchError, LocalServerError
 from sidetier.brokers.ports import HOST, free_port, is_listening
 from sidetier.brokers.processes import STOP_GRACE_SECONDS, Command, ManagedProcess
 
@@ -19,13 +19,8 @@ ACCOUNT_KEY: Final = (
 """Published by Microsoft; Azurite and all Azure clients know this account and key."""
 
 START_TIMEOUT_SECONDS = 120.0
-_INSTALL_TIMEOUT_SECONDS = 900
 _PACKAGES = Path(__file__).with_name("azurite_npm")
 _MAIN = Path("node_modules", "azurite", "dist", "src", "blob", "main.js")
-
-
-class NodeMissingError(LocalServerError):
-    """Node.js or npm was not found; the message says how to install them."""
 
 
 def azurite(*, root: Path | None = None) -> Path:
@@ -45,24 +40,9 @@ def azurite(*, root: Path | None = None) -> Path:
 
 
 def _install(folder: Path) -> None:
-    npm = _program("npm")
+    program = _program("npm")
     _program("node")  # check for Node.js now, not at the first start of a server
-    shutil.copytree(_PACKAGES, folder, dirs_exist_ok=True)
-    arguments = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
-    try:
-        subprocess.run(
-            arguments,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_INSTALL_TIMEOUT_SECONDS,
-        )
-    except subprocess.CalledProcessError as error:
-        raise FetchError(f"npm ci of azurite {VERSION} failed:\n{error.stderr}") from error
-    except subprocess.TimeoutExpired as error:
-        raise FetchError(f"npm ci of azurite took over {_INSTALL_TIMEOUT_SECONDS} s") from error
+    npm.install(program, _PACKAGES, folder, f"azurite {VERSION}")
 
 
 def _program(name: str) -> str:

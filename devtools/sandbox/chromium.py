@@ -2,7 +2,6 @@
 
 import io
 import shutil
-import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Final
 
 import cramjam
 
-from devtools.sandbox.azurite import NodeMissingError
+from devtools.sandbox import npm
+from devtools.sandbox.npm import NodeMissingError
 from sidetier.brokers.cache import fetch_once
-from sidetier.brokers.errors import FetchError
 
 VERSION: Final = "153.0.0"
 """Of the package `@sparticuz/chromium`, whose major version is Chromium's."""
-_INSTALL_TIMEOUT_SECONDS = 900
 _PACKAGES = Path(__file__).with_name("chromium_npm")
 _FONT_CONFIG: Final = """<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
@@ -71,32 +69,17 @@ def fetched_chromium(*, root: Path | None = None) -> Path:
 
 
 def _install(folder: Path) -> None:
-    npm = shutil.which("npm")
-    if npm is None:
+    program = shutil.which("npm")
+    if program is None:
         raise NodeMissingError(
             "neither chromium nor npm was found on PATH. The tests of the status page need a "
             "Chromium: install the package chromium, or npm, which fetches one"
         )
-    shutil.copytree(_PACKAGES, folder, dirs_exist_ok=True)
-    arguments = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
-    try:
-        subprocess.run(
-            arguments,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_INSTALL_TIMEOUT_SECONDS,
-        )
-    except subprocess.CalledProcessError as error:
-        raise FetchError(f"npm ci of chromium {VERSION} failed:\n{error.stderr}") from error
-    except subprocess.TimeoutExpired as error:
-        raise FetchError(f"npm ci of chromium took over {_INSTALL_TIMEOUT_SECONDS} s") from error
+    npm.install(program, _PACKAGES, folder, f"chromium {VERSION}")
     packed = folder / "node_modules" / "@sparticuz" / "chromium" / "bin"
-    program = folder / "chromium"
-    program.write_bytes(_decompressed(packed / "chromium.br"))
-    program.chmod(0o755)
+    browser = folder / "chromium"
+    browser.write_bytes(_decompressed(packed / "chromium.br"))
+    browser.chmod(0o755)
     for name in ("al2023", "swiftshader", "fonts"):
         with tarfile.open(fileobj=io.BytesIO(_decompressed(packed / f"{name}.tar.br"))) as archive:
             archive.extractall(folder, filter="data")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox import azurite
-from devtools.sandbox.azurite import NodeMissingError
+from devtools.sandbox.npm import NodeMissingError
 from sidetier.brokers.errors import FetchError
 
 LOCK = Path(azurite.__file__).with_name("azurite_npm") / "package-lock.json"

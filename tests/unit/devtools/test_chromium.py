@@ -9,8 +9,8 @@ import cramjam
 import pytest
 
 from devtools.sandbox import chromium as module
-from devtools.sandbox.azurite import NodeMissingError
 from devtools.sandbox.chromium import VERSION, Chromium, chromium
+from devtools.sandbox.npm import NodeMissingError
 from sidetier.brokers.errors import FetchError
 
 PACKAGES = Path(module.__file__).with_name("chromium_npm")
