@@ -58,8 +58,8 @@ def list_archive(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
     if committed and not named:
         # Segments may overlap, and a late sidecar's must not be kept instead of the archive's.
         raise NotCollectableError(
-            f"{layout.metadata_key(tp)} has no entry, so nothing tells which of the stored "
-            "segments belong to the archive; run `sidetier repair`"
+            f"{layout.metadata_key(tp)} has no entry, so it is unknown which stored segments "
+            "belong to the archive; run `sidetier repair`"
         )
     logs = without_orphans(committed, named, noted_end)
     view = view_of_ours(prefix, mark.watermark, mark.etag, logs)

@@ -127,8 +127,8 @@ class _Sums:
         noted = self._head.metadata.get(CHECKSUM_KEY)
         if noted is not None and noted != self.crc64nvme_text:
             return (
-                f"the CRC64NVME of the bytes is {self.crc64nvme_text}, that of the uploaded ones "
-                f"was {noted}"
+                f"the CRC64NVME of the bytes is {self.crc64nvme_text}, that of the upload in the "
+                f"metadata is {noted}"
             )
         return None
 
@@ -342,7 +342,7 @@ class _Check:
             self._end = end  # a segment of Pinterest's uploader
         # After compaction, a segment may end below the next one. Then its records are not counted.
         elif noted < end or (noted > end and RECORDS_KEY in head.metadata):
-            detail = f"next offset {noted} is noted, but the last batch ends at {end}"
+            detail = f"the metadata has next offset {noted}, but the last batch ends at {end}"
             self._add(FindingKind.WRONG_NEXT_OFFSET, log.key, detail)
 
     def _optional(self, head: ObjectHead) -> None:
@@ -392,14 +392,22 @@ def _wrong_notes(head: ObjectHead, facts: SegmentFacts) -> Iterator[str]:
     """Describe each value in the metadata of a `.log` that is not that of its batches."""
     timestamp = head.metadata.get(MAX_TIMESTAMP_KEY)
     if timestamp is not None and timestamp != str(facts.max_timestamp):
-        yield f"largest timestamp {timestamp} is noted, the batches have {facts.max_timestamp}"
+        yield (
+            f"the metadata has largest timestamp {timestamp}, the batches have "
+            f"{facts.max_timestamp}"
+        )
     if LEADER_EPOCH_KEY in head.metadata:
         epoch = noted_epoch(head, LEADER_EPOCH_KEY)
         if epoch != facts.last_leader_epoch:
-            yield f"leader epoch {epoch} is noted, the last batch has {facts.last_leader_epoch}"
+            yield (
+                f"the metadata has leader epoch {epoch}, the last batch has "
+                f"{facts.last_leader_epoch}"
+            )
     runs = head.metadata.get(EPOCHS_KEY)
     if runs is not None and runs != encode_runs(facts.epochs):
-        yield f"leader epochs {runs} are noted, the batches have {encode_runs(facts.epochs)}"
+        yield (
+            f"the metadata has leader epochs {runs}, the batches have {encode_runs(facts.epochs)}"
+        )
     records = noted_number(head, RECORDS_KEY)
     if records is not None and noted_records(head) != facts.plain_records:
-        yield f"{records} records are noted, the batches have {facts.plain_records}"
+        yield f"the metadata has {records} records, the batches have {facts.plain_records}"
