@@ -1,6 +1,5 @@
 """Read on Spark: the archive with `sidetier` against the broker with Spark's Kafka source."""
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,23 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from lib import spark_reading
 from lib.backlog import broker
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
 from lib.sidecar import CLUSTER
-from lib.spark_reading import SparkRead
+from lib.spark_runs import SparkRead, run_spark_reads, spark_session
 from lib.stores import LAYOUT, FileStore, RealStore, real_store
 from lib.topics import Shape, store, write
-
-from devtools.sandbox.spark_jars import KAFKA_4_0, spark_jars
-from sidetier.brokers.java import find_java_for_spark
-from sidetier.brokers.processes import Command, ManagedProcess
 
 _MIB = 1 << 20
 _KIB = 1 << 10
 _BATCH = 16 * _KIB
-_TIMEOUT = 1800.0
 _SINKS: dict[str, dict[str, Any]] = {
     "noop": {"columns": None},
     "keys": {"columns": ["key", "offset", "timestamp"]},
@@ -112,16 +105,18 @@ def measure(directory: Path, plan: Plan) -> Found:
         parameters = {
             "runs": plan.runs,
             "tasks": plan.tasks,
-            "topics": ends,
+            "topics": {topic: {"0": end} for topic, end in ends.items()},
             "sinks": _SINKS,
             "sinks_of": {shape.topic: _sinks_of(shape) for shape in plan.shapes},
             "sides": ["kafka", "s3 format", "s3 read", "file read"],
-            "servers": cluster.bootstrap_servers,
+            "servers": {"kafka": cluster.bootstrap_servers},
             "stores": {"s3": _s3(real), "file": _place(files.storage)},
             "output": str(directory / "parquet"),
         }
         reads = {
-            slots: _run({**parameters, **_spark(slots, directory)}, real, directory)
+            slots: run_spark_reads(
+                {**parameters, **spark_session(slots, directory)}, real.environment, directory
+            )
             for slots in _MASTERS
         }
         return Found(reads, ends)
@@ -129,37 +124,6 @@ def measure(directory: Path, plan: Plan) -> Found:
 
 def _sinks_of(shape: Shape) -> list[str]:
     return [*_SINKS] if shape.codec == "none" else ["noop"]
-
-
-def _spark(slots: int, directory: Path) -> dict[str, Any]:
-    conf = {
-        "spark.jars": spark_jars(KAFKA_4_0),
-        "spark.driver.memory": "2g",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": str(directory / "local"),
-    }
-    return {"master": f"local[{slots}]", "conf": conf}
-
-
-def _run(asked: Mapping[str, Any], real: RealStore, directory: Path) -> list[SparkRead]:
-    environment = {
-        **real.environment,
-        "PYTHONPATH": str(Path(__file__).parent),
-        "PYSPARK_PYTHON": sys.executable,
-        "JAVA_HOME": str(find_java_for_spark().home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    output = directory / "found.json"
-    line = [sys.executable, spark_reading.__file__, json.dumps({**asked, "found": str(output)})]
-    log = directory / "spark.log"
-    with ManagedProcess(Command("Spark", line, log, environment)) as process:
-        process.start()
-        if process.wait(_TIMEOUT) != 0:
-            raise RuntimeError(f"Spark has failed\n{process.log_tail()}")
-    return [SparkRead(**row) for row in json.loads(output.read_text())]
 
 
 def _place(storage: Mapping[str, Any]) -> dict[str, str]:

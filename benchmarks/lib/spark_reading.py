@@ -9,13 +9,14 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
+from lib.spark_runs import SparkRead
 from sidetier.spark import read, register
 
 if TYPE_CHECKING:
@@ -27,16 +28,6 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _SESSION, _TIMES = 3, slice(11, 15)
 
 
-@dataclass(frozen=True, slots=True)
-class SparkRead:
-    """One way to read, run once."""
-
-    way: str
-    topic: str
-    seconds: float
-    cpu_seconds: float
-
-
 def main() -> None:
     """Read every topic in every way, first to warm up and then in alternating order."""
     parameters = json.loads(sys.argv[1])
@@ -44,11 +35,11 @@ def main() -> None:
     register(spark)
     results = []
     for number in range(parameters["runs"] + _WARM_UPS):
-        for topic, end in parameters["topics"].items():
+        for topic, ends in parameters["topics"].items():
             sinks = parameters["sinks_of"][topic]
             ways = [(side, sink) for sink in sinks for side in parameters["sides"]]
             for side, sink in ways if number % 2 else reversed(ways):
-                frame = _frame(spark, parameters, side, topic, end, sink)
+                frame = _frame(spark, parameters, side, topic, ends, sink)
                 spark_read = _timed(frame, f"{side} {sink}", topic, sink, parameters["output"])
                 if number >= _WARM_UPS:
                     results.append(asdict(spark_read))
@@ -64,17 +55,22 @@ def _session(asked: Mapping[str, Any]) -> SparkSession:
 
 
 def _frame(
-    spark: SparkSession, asked: Mapping[str, Any], side: str, topic: str, end: int, sink: str
+    spark: SparkSession,
+    asked: Mapping[str, Any],
+    side: str,
+    topic: str,
+    ends: Mapping[str, int],
+    sink: str,
 ) -> "DataFrame":
     common = {
         "startingOffsets": "earliest",
-        "endingOffsets": json.dumps({topic: {"0": end}}),
+        "endingOffsets": json.dumps({topic: dict(ends)}),
         "subscribe": topic,
         "minPartitions": str(asked["tasks"]),
     }
     columns = asked["sinks"][sink]["columns"]
-    if side == "kafka":
-        options = {**common, "kafka.bootstrap.servers": asked["servers"]}
+    if side in asked["servers"]:
+        options = {**common, "kafka.bootstrap.servers": asked["servers"][side]}
         frame = spark.read.format("kafka").options(**options).load()
         return frame if columns is None else frame.select(*columns)
     options = {**common, **asked["stores"][side.split(maxsplit=1)[0]]}
