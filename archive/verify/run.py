@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 _READINGS: Final = 3
 """Readings of a partition whose segments move while they are checked."""
-_PARTITIONS_PER_THREAD: Final = 4
+_PARTITIONS_PER_THREAD: Final = 8
 """Partitions that the light check reads at the same time, for each of `Options.threads`: it makes
 about eight small requests for each partition, one after the other, and only waits for answers.
 """
@@ -54,7 +54,7 @@ class Options:
         sample: Share of the segments to read, above 0 and up to 1.
         seed: Another seed samples other segments.
         threads: Maximum number of segments, or of partitions with more than 1,000 objects, that are
-            read at the same time. The light check reads four times as many smaller partitions.
+            read at the same time. The light check reads eight times as many smaller partitions.
     """
 
     deep: bool = False

@@ -1,8 +1,8 @@
 """A stand-in for an S3 server: it delays answers, counts requests, and discards data.
 
 A separate script: `stand_in_server.py PORT DELAY_SECONDS`. It stores bodies up to 64 KiB, and only
-the size of larger files of segments. It decides requests when it answers them, one after the other, so
-conditional writes are as strict as on a real store. It checks neither signatures nor checksums.
+the size of larger files of segments. It decides requests when it answers them, one after the other,
+so conditional writes are as strict as on a real store. It checks neither signatures nor checksums.
 
 `GET /-/counts` returns the requests since the last `POST /-/reset`; `POST /-/delay?SECONDS` changes
 the delay; `POST /-/clear` removes all objects; `POST /-/objects` creates one for each line of its
