@@ -331,7 +331,9 @@ class Verification:
     ) -> FinishedSegment:
         key = segment.log.key
         known = self._progress_file.finished(key, version) if self._progress_file else None
-        if known is not None:
+        # The version of a segment does not include the stored leader epochs, which may have been
+        # repaired since. So a segment that did not fit them is read again.
+        if known and all(f.kind is not FindingKind.WRONG_EPOCHS for f in known.findings):
             return known
         epochs = None if objects.epochs is None else objects.epochs.epoch_history
         if epochs is not None and not epochs.entries:
