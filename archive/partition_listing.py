@@ -1,6 +1,6 @@
 """List all objects of one partition, in several parts at the same time if the store is slow."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, takewhile
 from time import perf_counter, thread_time
@@ -15,7 +15,12 @@ _PATIENCE: Final = 0.02
 """Seconds. On a store that answers faster, parallel threads would only wait for Python's GIL."""
 
 
-def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> list[ObjectSummary]:
+def partition_rows(
+    store: RemoteStorage,
+    prefix: str,
+    newest: BaseOffset,
+    before_more: Callable[[], object] = lambda: None,
+) -> list[ObjectSummary]:
     """List all objects below a partition's prefix, in the order of `RemoteStorage.list_objects`.
 
     An object store returns 1,000 objects per page, and a page can be requested only after the one
@@ -26,6 +31,8 @@ def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> lis
         store: The partition's store.
         prefix: The partition's key prefix. Ends with a slash.
         newest: A base offset near the end of the partition.
+        before_more: Called once, before the second page is requested. It may wait, so that a caller
+            can limit how many long listings it holds in memory.
 
     Raises:
         StorageError: As `RemoteStorage` says.
@@ -36,6 +43,8 @@ def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> lis
     first = list(islice(rows, LISTED_AT_ONCE))
     # Time without CPU time: how long the store, and not the parsing of its answer, took.
     waited = perf_counter() - begin - (thread_time() - before)
+    if len(first) == LISTED_AT_ONCE:
+        before_more()
     bounds = part_bounds(first, prefix, newest) if waited > _PATIENCE else []
     if not bounds:
         return [*first, *rows]

@@ -304,7 +304,7 @@ def write_metrics(path: Path, result: VerifyResult) -> None:
     findings = gauge(catalogue.FINDINGS, registry)
     counts = Counter(finding.kind for finding in result.findings)
     for kind in FindingKind:  # all kinds, so that an alert sees a 0, too
-        findings.labels(KINDS[kind].severity.value, kind.value).set(counts[kind])
+        findings.labels(result.cluster, KINDS[kind].severity.value, kind.value).set(counts[kind])
     totals = result.report.totals
     values: Iterable[tuple[Metric, float]] = (
         (catalogue.UNREAD, len(result.report.unread)),
@@ -314,7 +314,7 @@ def write_metrics(path: Path, result: VerifyResult) -> None:
         (catalogue.DURATION, result.seconds),
     )
     for metric, value in values:
-        gauge(metric, registry).set(value)
+        gauge(metric, registry).labels(result.cluster).set(value)
     if not result.report.is_stopped:
-        gauge(catalogue.COMPLETED, registry).set_to_current_time()
+        gauge(catalogue.COMPLETED, registry).labels(result.cluster).set_to_current_time()
     write_metrics_file(path, registry)

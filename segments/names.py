@@ -7,7 +7,7 @@ Source: Kafka's `LogFileUtils` (file names), `LocalLog.parseTopicPartitionName` 
 import re
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 
@@ -49,8 +49,10 @@ OPTIONAL_KINDS: Final = (FileKind.TXNINDEX, FileKind.SNAPSHOT)
 """Files that only some segments have."""
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentFileName:
+_KINDS: Final = {kind.value: kind for kind in FileKind}
+
+
+class SegmentFileName(NamedTuple):
     """One file of a segment. `deleted` is True if the broker has marked it for deletion
     (`.deleted`).
     """
@@ -68,11 +70,13 @@ def parse_segment_file_name(name: str) -> SegmentFileName | None:
         their content becomes a segment only when they get the final name.
     """
     match = _SEGMENT_FILE.fullmatch(name)
-    if match is None or int(match[1]) > _MAX_OFFSET:
+    if match is None:
         return None
-    return SegmentFileName(
-        BaseOffset(int(match[1])), FileKind(match[2]), deleted=match[3] is not None
-    )
+    digits, kind, deleted = match.groups()
+    base = int(digits)
+    if base > _MAX_OFFSET:
+        return None
+    return SegmentFileName(BaseOffset(base), _KINDS[kind], deleted is not None)
 
 
 def segment_file_name(base: BaseOffset, kind: FileKind, *, deleted: bool = False) -> str:

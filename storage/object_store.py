@@ -280,18 +280,26 @@ class ObjectStorage:
         """
         check_process()
         wanted, first = prefix.encode(), start_after.encode()
-        for meta in self._rows(prefix, start_after):
-            key = meta["path"]
-            name = key.encode()
-            # obstore passes the offset on, but Azurite ignores it: rows at or before it can come.
-            if name <= first or not name.startswith(wanted) or key.startswith(RESERVED):
-                # Keys come in ascending order: no later key can begin with the prefix.
-                if name > wanted and not name.startswith(wanted):
-                    return
-                continue
+        for page in self._pages(prefix, start_after):
+            rows = []
+            is_last = False
+            # Once for each page: for each row, it would cost more than the row itself.
             with self._translated("list", prefix):
-                row = ObjectSummary(key, meta["size"], _etag(meta), _milliseconds(meta))
-            yield row
+                for meta in page:
+                    key = meta["path"]
+                    name = key.encode()
+                    # obstore passes the offset on, but Azurite ignores it: rows at or before it can
+                    # come.
+                    if name <= first or not name.startswith(wanted) or key.startswith(RESERVED):
+                        # Keys come in ascending order: no later key can begin with the prefix.
+                        is_last = name > wanted and not name.startswith(wanted)
+                        if is_last:
+                            break
+                        continue
+                    rows.append(ObjectSummary(key, meta["size"], _etag(meta), _milliseconds(meta)))
+            yield from rows
+            if is_last:
+                return
 
     def list_directories(self, prefix: str) -> list[str]:
         """See `RemoteStorage`."""
@@ -549,7 +557,7 @@ class ObjectStorage:
             etag = self.head_object(key).etag
         check_condition(key, condition, etag)
 
-    def _rows(self, prefix: str, start_after: str) -> Iterator["ObjectMeta"]:
+    def _pages(self, prefix: str, start_after: str) -> Iterator[list["ObjectMeta"]]:
         parent = prefix.rpartition("/")[0]
         offset = max(start_after, _just_before(prefix), key=str.encode)
         with self._translated("list", prefix):
@@ -564,7 +572,7 @@ class ObjectStorage:
                 page = next_of(pages)
             if page is None:
                 return
-            yield from cast("list[ObjectMeta]", page)
+            yield cast("list[ObjectMeta]", page)
 
     def _attributes(
         self,

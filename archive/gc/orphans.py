@@ -1,6 +1,6 @@
 """Objects that are not part of any archive: what kills, late writers and quarantines have left."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
@@ -88,15 +88,25 @@ def _has_offsets_of(
     return any(segment.base_offset < gap.end and (end is None or end > gap.start) for gap in gaps)
 
 
-def find_quarantined(store: RemoteStorage, layout: ArchiveLayout) -> Iterator[Orphan]:
+def find_quarantined(
+    store: RemoteStorage, layout: ArchiveLayout, topics: Collection[str] = ()
+) -> Iterator[Orphan]:
     """Yield the objects in the quarantine of the cluster, in the order of their keys.
 
     Those of a move that is not finished are left out: the sidecar needs its plan and its copies.
+
+    Args:
+        store: The store.
+        layout: How keys are made.
+        topics: Names of the topics; empty for all.
     """
     prefix = layout.quarantines_prefix()
     rows = store.list_objects(prefix)
     for name, group in groupby(rows, lambda row: row.key.removeprefix(prefix).partition("/")[0]):
         directory = parse_partition_directory(name)
+        topic = None if directory is None else directory.topic_partition.topic
+        if topics and topic not in topics:
+            continue
         pending = None
         if directory is not None:
             try:

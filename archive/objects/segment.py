@@ -5,7 +5,6 @@ metadata.
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final
 
 from sidetier.segments.errors import (
@@ -82,12 +81,21 @@ def segment_files(rows: Iterable[ObjectSummary], prefix: str) -> Iterator[Segmen
 
     Other objects in the listing are ignored. Only one segment is held in memory at a time.
     """
-    named = ((parse_object_key(row.key, prefix), row) for row in rows)
-    files = ((name, row) for name, row in named if name is not None)
     # A listing is in the order of the keys, in which base offsets have a fixed number of digits. So
     # the files of a segment follow each other, and the segments are sorted.
-    for base, group in groupby(files, lambda file: file[0][0]):
-        yield SegmentFiles(base, {name[1]: row for name, row in group})
+    segment: SegmentFiles | None = None
+    for row in rows:
+        name = parse_object_key(row.key, prefix)
+        if name is None:
+            continue
+        base, kind = name
+        if segment is None or segment.base_offset != base:
+            if segment is not None:
+                yield segment
+            segment = SegmentFiles(base, {})
+        segment.files[kind] = row
+    if segment is not None:
+        yield segment
 
 
 def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, ...]:

@@ -7,7 +7,7 @@ retirement), the listing may mix two states, and everything is read again.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -149,13 +149,23 @@ def _index_of_start(segments: Sequence[SegmentFiles], start: Offset) -> int:
 
 
 def read_partition(
-    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    tp: TopicPartition,
+    before_more: Callable[[], object] = lambda: None,
 ) -> tuple[PartitionObjects, Sequence[Finding]]:
     """List a partition and read its small objects, in one consistent state.
 
     Requests: one listing (a request for every 1,000 objects), one for each of `offset.wm` (twice),
-    `_metadata`, `leader-epoch-checkpoint`, the gap records, each acknowledgement and the chapters
-    (one for every 1,000 segments), and one for each segment whose end decides about a finding.
+    `_metadata`, `leader-epoch-checkpoint`, the gap records and the chapters (and one for every
+    1,000 segments), with gaps one for each acknowledgement and their listing, and one for each
+    segment whose end decides about a finding.
+
+    Args:
+        store: The partition's store.
+        layout: How keys are made.
+        tp: The partition.
+        before_more: Called in each reading, before more than the first page is listed. It may wait.
 
     Returns:
         The objects; and the finding about an `offset.wm` that does not parse, after which nothing
@@ -169,7 +179,7 @@ def read_partition(
     for _ in range(_READINGS):
         try:
             before = read_watermark(store, key)
-            objects = _read_once(store, layout, tp, before)
+            objects = _read_once(store, layout, tp, before, before_more)
             after = read_watermark(store, key)
         except _DAMAGED_OBJECT as error:
             finding = Finding(FindingKind.DAMAGED_WATERMARK, tp, key, None, str(error))
@@ -202,11 +212,11 @@ def _read_once(
     layout: ArchiveLayout,
     tp: TopicPartition,
     before: StoredWatermark | None,
+    before_more: Callable[[], object],
 ) -> PartitionObjects:
     prefix = layout.partition_prefix(tp)
     newest = _HIGHEST if before is None else before.watermark.base_offset
-    rows = partition_rows(store, prefix, newest)
-    segments = tuple(segment_files(rows, prefix))
+    segments = tuple(segment_files(partition_rows(store, prefix, newest, before_more), prefix))
     # After the listing: entries are added before `offset.wm`, so all committed ones are there.
     damaged = []
     metadata, epochs = None, None
@@ -221,11 +231,8 @@ def _read_once(
         where = layout.epoch_checkpoint_key(tp)
         damaged.append(Finding(FindingKind.DAMAGED_EPOCHS, tp, where, None, str(error)))
     gaps = tuple(sorted(recorded_gaps(store, layout, [tp])[tp]))
-    acknowledged = {
-        gap: read_acknowledgement(store, key)
-        for gap, key in acknowledged_gaps(store, layout, tp).items()
-        if gap in gaps
-    }
+    keys = acknowledged_gaps(store, layout, tp) if gaps else {}
+    acknowledged = {gap: read_acknowledgement(store, keys[gap]) for gap in gaps if gap in keys}
     objects = PartitionObjects(
         tp, before, segments, metadata, epochs, gaps, acknowledged, damaged=tuple(damaged)
     )
@@ -373,6 +380,9 @@ class _Checks:
         for gap in self.objects.gaps:
             # A record above the archive end offset is written before `offset.wm`.
             if mark.next_offset is not None and gap.start >= mark.next_offset:
+                continue
+            # `sidetier gc` has moved the start: the records would be deleted by now.
+            if mark.start_offset is not None and gap.end <= mark.start_offset:
                 continue
             key = self.layout.gap_key(self.objects.topic_partition, gap.start, gap.end)
             accepted = self.objects.acknowledged.get(gap)

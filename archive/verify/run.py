@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -34,6 +35,10 @@ R = TypeVar("R")
 
 _READINGS: Final = 3
 """Readings of a partition whose segments move while they are checked."""
+_PARTITIONS_PER_THREAD: Final = 8
+"""Partitions that the light check reads at the same time, for each of `Options.threads`: it makes
+about eight small requests for each partition, one after the other, and only waits for answers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,8 @@ class Options:
         until_ms: Check only segments that have records from before this time.
         sample: Share of the segments to read, above 0 and up to 1.
         seed: Another seed samples other segments.
-        threads: Maximum number of partitions, or of segments, that are read at the same time.
+        threads: Maximum number of segments, or of partitions with more than 1,000 objects, that are
+            read at the same time. The light check reads eight times as many smaller partitions.
     """
 
     deep: bool = False
@@ -149,6 +155,7 @@ class Verification:
         self._guard = threading.Lock()
         self._checkers: dict[str, SegmentChecker] = {}
         self._last: dict[TopicPartition, BaseOffset] = {}
+        self._long_listings = threading.BoundedSemaphore(options.threads)
         self.report = Report()
 
     def stop(self) -> None:
@@ -166,8 +173,9 @@ class Verification:
 
     def light(self, partitions: Iterable[TopicPartition]) -> None:
         """Check partitions by their listings and small objects."""
-        with ThreadPoolExecutor(self._options.threads, "verify") as pool:
-            for _ in _bounded(pool, self._light, partitions, self._options.threads):
+        at_once = self._options.threads * _PARTITIONS_PER_THREAD
+        with ThreadPoolExecutor(at_once, "verify") as pool:
+            for _ in _bounded(pool, self._light, partitions, at_once):
                 pass
         self.report.is_stopped = self._stop.is_set()
 
@@ -202,14 +210,25 @@ class Verification:
             self._unread(tp, self._archive.layout.partition_prefix(tp), error)
 
     def _light_check(self, tp: TopicPartition) -> None:
-        objects, findings = self._read(tp)
+        with ExitStack() as held:
+
+            def before_more() -> None:
+                held.close()  # of an earlier reading of the partition
+                held.enter_context(self._long_listings)
+
+            self._judge_read(tp, *self._read(tp, before_more))
+
+    def _judge_read(
+        self, tp: TopicPartition, objects: PartitionObjects, findings: list[Finding]
+    ) -> None:
         wanted = self._wanted(objects)
+        result = findings or self._judge(objects)
         with self._guard:
             totals = self.report.totals
             totals.partitions += 1
             totals.segments += len(wanted)
             totals.size += sum(segment.log.size for segment in wanted)
-            self.report.of_partitions[tp] = findings or self._judge(objects)
+            self.report.of_partitions[tp] = result
             if objects.watermark is not None:
                 # A growing archive is read as far as the totals say.
                 self._last[tp] = objects.watermark.watermark.base_offset
@@ -217,9 +236,11 @@ class Verification:
     def _judge(self, objects: PartitionObjects) -> list[Finding]:
         return check_partition(objects, self._archive.layout, self._now_ms())
 
-    def _read(self, tp: TopicPartition) -> tuple[PartitionObjects, list[Finding]]:
+    def _read(
+        self, tp: TopicPartition, before_more: Callable[[], object] = lambda: None
+    ) -> tuple[PartitionObjects, list[Finding]]:
         store = self._archive.store(tp.topic)
-        objects, findings = read_partition(store, self._archive.layout, tp)
+        objects, findings = read_partition(store, self._archive.layout, tp, before_more)
         if self._options.heads:
             unknown = [
                 segment
@@ -310,7 +331,9 @@ class Verification:
     ) -> FinishedSegment:
         key = segment.log.key
         known = self._progress_file.finished(key, version) if self._progress_file else None
-        if known is not None:
+        # The version of a segment does not include the stored leader epochs, which may have been
+        # repaired since. So a segment that did not fit them is read again.
+        if known and all(f.kind is not FindingKind.WRONG_EPOCHS for f in known.findings):
             return known
         epochs = None if objects.epochs is None else objects.epochs.epoch_history
         if epochs is not None and not epochs.entries:

@@ -1,11 +1,12 @@
 """A stand-in for an S3 server: it delays answers, counts requests, and discards data.
 
 A separate script: `stand_in_server.py PORT DELAY_SECONDS`. It stores bodies up to 64 KiB, and only
-the size of larger ones. It decides requests when it answers them, one after the other, so
-conditional writes are as strict as on a real store. It checks neither signatures nor checksums.
+the size of larger files of segments. It decides requests when it answers them, one after the other,
+so conditional writes are as strict as on a real store. It checks neither signatures nor checksums.
 
 `GET /-/counts` returns the requests since the last `POST /-/reset`; `POST /-/delay?SECONDS` changes
-the delay; `POST /-/clear` removes all objects. These requests are neither counted nor delayed.
+the delay; `POST /-/clear` removes all objects; `POST /-/objects` creates one for each line of its
+body, a key and a size, without its bytes. These requests are neither counted nor delayed.
 """
 
 import asyncio
@@ -50,6 +51,16 @@ class _Request:
         return unquote(self.path).lstrip("/").partition("/")[2]
 
     @property
+    def is_control(self) -> bool:
+        """Whether it is for the stand-in itself."""
+        return self.path.startswith("/-/")
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the body is kept."""
+        return self.size <= _KEPT_BYTES or not self.path.endswith(_SEGMENT_KINDS)
+
+    @property
     def kind(self) -> str:
         """Category for the counts: the method and the kind of object."""
         if self.method == "GET" and not self.key:
@@ -81,6 +92,13 @@ class Objects:
         self._objects.clear()
         self._sorted.clear()
 
+    def create(self, lines: str) -> None:
+        """Create an object of undefined bytes for each line: its key, a space and its size."""
+        for line in lines.splitlines():
+            key, _, size = line.rpartition(" ")
+            self._objects[key] = _Stored(f'"{next(self._etags):032x}"', int(size), None, {})
+        self._sorted = sorted(self._objects)
+
     def answer(self, request: _Request) -> _Answer:
         """Execute a request."""
         if not request.key:
@@ -104,7 +122,7 @@ class Objects:
         if stored is None:
             insort(self._sorted, request.key)
         etag = f'"{next(self._etags):032x}"'
-        data = bytes(request.kept) if request.size <= _KEPT_BYTES else None
+        data = bytes(request.kept) if request.is_kept else None
         headers = {
             name: value
             for name, value in request.headers.items()
@@ -145,17 +163,28 @@ class Objects:
     def _list(self, request: _Request) -> _Answer:
         query = {name: values[0] for name, values in parse_qs(request.query).items()}
         prefix, most = query.get("prefix", ""), int(query.get("max-keys", "1000"))
+        delimiter = query.get("delimiter")
         after = query.get("continuation-token") or query.get("start-after", "")
         at = bisect_right(self._sorted, after) if after >= prefix else 0
         if after < prefix:
             at = bisect_right(self._sorted, prefix) - (prefix in self._objects)
         keys: list[str] = []
+        folders: list[str] = []
         while at < len(self._sorted) and self._sorted[at].startswith(prefix):
-            if len(keys) == most:
-                return _page([(key, self._objects[key]) for key in keys], more=True)
-            keys.append(self._sorted[at])
-            at += 1
-        return _page([(key, self._objects[key]) for key in keys], more=False)
+            key = self._sorted[at]
+            if len(keys) + len(folders) == most:
+                return self._page(keys, folders, self._sorted[at - 1])
+            end = key.find(delimiter, len(prefix)) if delimiter else -1
+            if end < 0:
+                keys.append(key)
+                at += 1
+            else:
+                folders.append(key[: end + 1])
+                at = bisect_right(self._sorted, f"{folders[-1]}\U0010ffff")
+        return self._page(keys, folders, None)
+
+    def _page(self, keys: list[str], folders: list[str], last: str | None) -> _Answer:
+        return _page([(key, self._objects[key]) for key in keys], folders, last)
 
 
 def _condition_holds(headers: dict[str, str], there: _Stored | None) -> bool:
@@ -174,14 +203,19 @@ def _error(status: int, code: str) -> _Answer:
     return _Answer(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
 
 
-def _page(rows: list[tuple[str, _Stored]], *, more: bool) -> _Answer:
+def _page(rows: list[tuple[str, _Stored]], folders: list[str], last: str | None) -> _Answer:
     contents = "".join(
         f"<Contents><Key>{escape(key)}</Key><Size>{row.size}</Size><ETag>{escape(row.etag)}</ETag>"
         "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
         for key, row in rows
     )
-    token = f"<NextContinuationToken>{escape(rows[-1][0])}</NextContinuationToken>" if more else ""
-    truncated = f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>{token}"
+    contents += "".join(
+        f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders
+    )
+    truncated = "<IsTruncated>false</IsTruncated>"
+    if last is not None:
+        token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>"
+        truncated = f"<IsTruncated>true</IsTruncated>{token}"
     text = f"<ListBucketResult><KeyCount>{len(rows)}</KeyCount>{truncated}{contents}"
     return _Answer(200, f"{text}</ListBucketResult>".encode(), {"Content-Type": "application/xml"})
 
@@ -197,7 +231,7 @@ class Server:
 
     def handle(self, request: _Request, send: Callable[[bytes], None]) -> None:
         """Answer a request after the delay."""
-        if request.path.startswith("/-/"):
+        if request.is_control:
             send(_encode(request, self._control(request)))
             return
         self.counts[request.kind] += 1
@@ -214,6 +248,8 @@ class Server:
                 self.body_bytes = 0
             case "/-/clear":
                 self.objects.clear()
+            case "/-/objects":
+                self.objects.create(request.kept.decode())
             case "/-/delay":
                 self.delay = float(request.query)
             case _:
@@ -275,8 +311,9 @@ class _Connection(asyncio.BufferedProtocol):
     def _take_body(self, data: memoryview) -> memoryview:
         part = data[: self._left]
         self._server.body_bytes += len(part)
-        if self._request is not None and self._request.size <= _KEPT_BYTES:
-            self._request.kept += part
+        request = self._request
+        if request is not None and request.is_kept:
+            request.kept += part
         self._left -= len(part)
         if not self._left:
             self._done()

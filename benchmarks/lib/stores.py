@@ -224,9 +224,14 @@ class StandIn:
             connection.getresponse().read()
         connection.close()
 
-    def _ask(self, method: str, path: str) -> bytes:
+    def create_all(self, sizes: Iterator[tuple[str, int]]) -> None:
+        """Create objects by key and size at once. Their bytes cannot be read."""
+        lines = "".join(f"{key} {size}\n" for key, size in sizes)
+        self._ask("POST", "/-/objects", lines.encode())
+
+    def _ask(self, method: str, path: str, body: bytes = b"") -> bytes:
         connection = http.client.HTTPConnection(HOST, self._port, timeout=30)
-        connection.request(method, path)
+        connection.request(method, path, body)
         answer = connection.getresponse().read()
         connection.close()
         return answer

@@ -113,7 +113,12 @@ class PartitionsResult:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """One archived segment; `size_bytes` is the size of its `.log`."""
+    """One stored segment.
+
+    `size_bytes` is the size of its `.log`. `below_start` is True if it is not part of the archive,
+    because it begins below the archive's start: a killed `sidetier gc`, or a late request of a
+    former leader's sidecar, has left it.
+    """
 
     base_offset: int
     next_offset: int | None
@@ -121,6 +126,7 @@ class SegmentRow:
     max_timestamp_ms: int | None
     files: tuple[str, ...]
     above_watermark: bool
+    below_start: bool
     complete: bool
 
     def cells(self) -> Sequence[Cell]:
@@ -131,7 +137,7 @@ class SegmentRow:
             size_text(self.size_bytes),
             _time_text(self.max_timestamp_ms),
             " ".join(self.files),
-            "no" if self.above_watermark else "yes",
+            "below start" if self.below_start else "no" if self.above_watermark else "yes",
         )
 
 
@@ -181,9 +187,8 @@ class SegmentsResult:
     @property
     def problem(self) -> str | None:
         """Description of the problems; None without a problem."""
-        lowest = _lowest_base((row.base_offset for row in self.rows), self.watermark)
-        broken = [row.base_offset for row in self.rows if not row.complete]
-        broken = [base for base in broken if base >= lowest and self._is_below(base)]
+        rows = [row for row in self.rows if not row.complete and not row.below_start]
+        broken = [row.base_offset for row in rows if self._is_below(row.base_offset)]
         missing = f"segments without all of their files: {first_of(broken, 3)}" if broken else None
         mark = self.watermark.problem if self.rows else None
         return "; ".join(part for part in (mark, missing) if part) or None
@@ -234,8 +239,10 @@ def _problem(stored: StoredPartition, mark: ArchiveEnd, watermark: int | None) -
     return "; ".join(problems) or None
 
 
-def segment_row(segment: SegmentFiles, facts: LogFacts, mark: ArchiveEnd) -> SegmentRow:
-    """Return the row of a segment."""
+def segment_row(
+    segment: SegmentFiles, facts: LogFacts, mark: ArchiveEnd, lowest: int
+) -> SegmentRow:
+    """Return the row of a segment. `lowest` is the base offset of the archive's first segment."""
     watermark, log = mark.watermark, segment.files.get(FileKind.LOG)
     return SegmentRow(
         base_offset=segment.base_offset,
@@ -244,6 +251,7 @@ def segment_row(segment: SegmentFiles, facts: LogFacts, mark: ArchiveEnd) -> Seg
         max_timestamp_ms=facts.max_timestamp,
         files=tuple(kind.value.removeprefix(".") for kind in FileKind if kind in segment.files),
         above_watermark=watermark is None or segment.base_offset > watermark.base_offset,
+        below_start=segment.base_offset < lowest,
         complete=not segment.missing,
     )
 
@@ -284,9 +292,12 @@ def command(
     """List the partitions on the store, or the segments of one partition.
 
     NOT COMMITTED counts stored segments above the offset that is archived up to: readers do not see
-    them yet. Requests on S3: one listing for every 1,000 objects, at least one for each entropy
-    prefix (32 with 5 bits; one for a single partition), and without --quick one more for each
-    partition, or for each segment of a named partition.
+    them yet. In the list of segments, COMMITTED is "below start" for a leftover below the start of
+    the archive, which is not part of it.
+
+    Requests on S3: one listing for every 1,000 objects, at least one for each entropy prefix (32
+    with 5 bits; one for a single partition), and without --quick one more for each partition, or
+    for each segment of a named partition.
 
     \b
     Example:
@@ -389,8 +400,9 @@ class _Lister:
                 return LogFacts()
             return read_log_facts(store, self.layout, tp, segment.base_offset)
 
+        lowest = _lowest_base((segment.base_offset for segment in segments), archive_end)
         rows = [
-            segment_row(segment, log_facts, archive_end)
+            segment_row(segment, log_facts, archive_end, lowest)
             for segment, log_facts in zip(segments, self._map(facts, segments), strict=True)
         ]
         url = self.config.storage.target(tp.topic).url

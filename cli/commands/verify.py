@@ -73,7 +73,8 @@ def _checked_time(context: click.Context, option: click.Parameter, given: str | 
     type=click.IntRange(1, 64),
     default=4,
     show_default=True,
-    help="Partitions, or segments, that are read at the same time. Each uses 8 MiB of memory.",
+    help="Segments that are read at the same time, with 8 MiB of memory each. The light check "
+    "reads as many partitions of more than 1,000 objects, and eight times as many smaller ones.",
 )
 @click.option(
     "--resume",

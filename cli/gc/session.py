@@ -175,9 +175,9 @@ class GcSession:
                 return []
 
         found = list(chain.from_iterable(self._pool.map(orphans_of, self._partitions())))
-        if not self._topics:
-            for store in self._stores.by_endpoint.values():
-                found += [(store, orphan) for orphan in find_quarantined(store, self._layout)]
+        for store in self._stores.by_endpoint.values():
+            quarantined_objects = find_quarantined(store, self._layout, self._topics)
+            found += [(store, orphan) for orphan in quarantined_objects]
         kept = set(NEVER_DELETED) if quarantined else {*NEVER_DELETED, OrphanKind.QUARANTINED}
         limit_ms = self._now_ms() - older_than * 1000
         due = [

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from sidetier.telemetry import catalogue as names
 from sidetier.telemetry import endpoint_catalogue as endpoint_names
 from sidetier.telemetry import mirror_catalogue as mirror_names
+from sidetier.telemetry import verify_catalogue as verify_names
 
 RUNBOOK: Final = "docs/runbook"
 RUNBOOK_URL: Final = f"https://github.com/sidetier/sidetier/blob/main/{RUNBOOK}"
@@ -207,6 +208,17 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "The alert lasts until they are acknowledged or deleted.",
     ),
     Alert(
+        "SidetierVerifyFindings",
+        # Each run replaces the file that node exporter reads, so the alert lasts until a later run
+        # has no such finding. The rule's label `severity` replaces that of the metric.
+        f'{verify_names.FINDINGS.name}{{severity="error"}} > 0',
+        "0m",
+        "critical",
+        "sidetier verify finds {{ $labels.kind }} in the archive of cluster {{ $labels.cluster }}",
+        "{{ $value }} findings: archived records cannot be read, or are not what the broker had. "
+        "The output of the run names the objects.",
+    ),
+    Alert(
         "SidetierRescuing",
         f"increase({names.RESCUED.name}[1h]) > 0",
         "0m",
@@ -257,6 +269,20 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "drill.",
         # A weekly drill may fail once before the alert fires; one day is spare.
         {"ageSeconds": 15 * 86400},
+    ),
+    Alert(
+        "SidetierVerifyIncomplete",
+        # Without --metrics-file there is no series, and no alert. Runs on different hosts, as of a
+        # CronJob, have different instances: the newest complete run counts.
+        f"time() - max by (job, cluster) ({verify_names.COMPLETED.name}) > ${{ageSeconds}} "
+        f"or max by (job, cluster) ({verify_names.UNREAD.name}) > 0",
+        "1h",
+        "warning",
+        "The archive of cluster {{ $labels.cluster }} is not verified as a whole",
+        "No run of sidetier verify has been completed for too long, or the last one could not read "
+        "everything.",
+        # Two runs of a night, as of the chart's CronJob.
+        {"ageSeconds": 2 * 86400},
     ),
     Alert(
         "SidetierMirrorGap",

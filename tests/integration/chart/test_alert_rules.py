@@ -31,6 +31,9 @@ ANEW = 'job="sidetier",instance="b1-anew:9108"'
 OURS = {f"sidetier_build_info{{{WHO}}}": "1x90"}
 SNAPSHOT_AGE = f'sidetier_cluster_snapshot_age_seconds{{{WHO},kind="acls"}}'
 DRILL = f"sidetier_last_successful_drill_timestamp_seconds{{{WHO}}}"
+NODE = 'job="node",instance="n1:9100",cluster="prod-a"'
+FINDING = f'sidetier_verify_findings{{{NODE},kind="damaged_log",severity='
+VERIFIED = f"sidetier_verify_last_completed_timestamp_seconds{{{NODE}}}"
 COPIES = 'job="mirror",instance="m1:9109"'
 MIRRORS = f"sidetier_mirror_refused_topics{{{COPIES}}}"
 BESIDE = 'job="sidetier",instance="m1:9109"'
@@ -158,6 +161,19 @@ CASES = (
     Case("SidetierDrillOld", {DRILL: "-1296000x90", DRILL.replace("b1", "b2"): "-60x90"}, 70,
          fires=False),
     Case("SidetierDrillOld", OURS, 70, fires=False),
+    Case("SidetierVerifyFindings", {f'{FINDING}"error"}}': "0x5 1x20"}, 8, fires=True),
+    # The next run has found nothing.
+    Case("SidetierVerifyFindings", {f'{FINDING}"error"}}': "1x5 0x20"}, 8, fires=False),
+    Case("SidetierVerifyFindings", {f'{FINDING}"warning"}}': "3x20"}, 8, fires=False),
+    Case("SidetierVerifyIncomplete", {VERIFIED: "-172800x90"}, 70, fires=True),
+    Case("SidetierVerifyIncomplete", {VERIFIED: "-170000x90",
+                                      f"sidetier_verify_unread{{{NODE}}}": "2x90"}, 70, fires=True),
+    Case("SidetierVerifyIncomplete", {VERIFIED: "-160000x90",
+                                      f"sidetier_verify_unread{{{NODE}}}": "0x90"}, 70,
+         fires=False),
+    # A CronJob ran on another node the last time.
+    Case("SidetierVerifyIncomplete", {VERIFIED: "-172800x90",
+                                      VERIFIED.replace("n1", "n2"): "-60x90"}, 70, fires=False),
     Case("SidetierMirrorGap", {f"sidetier_mirror_gap_records_total{{{COPIES}}}": "0x10 7x20"}, 12,
          fires=True),
     Case("SidetierMirrorGap", {f"sidetier_mirror_gap_records_total{{{COPIES}}}": "_x10 7x20"}, 12,

@@ -70,6 +70,17 @@ def test_store_that_answers_at_once_is_listed_by_one_thread(
     assert store.count("list") == 7
 
 
+@pytest.mark.parametrize(("segments", "calls"), [(100, 0), (2000, 1)])
+def test_caller_may_wait_before_the_second_page(segments: int, calls: int) -> None:
+    store = archive(range(0, 10 * segments, 10))
+    listed: list[int] = []
+    rows = partition_rows(
+        store, PREFIX, BaseOffset(10 * segments), lambda: listed.append(store.count("list"))
+    )
+    assert len(rows) == 3 * segments + 3
+    assert listed == [1] * calls
+
+
 @pytest.mark.usefixtures("far")
 def test_error_in_one_part_fails_the_listing() -> None:
     store = archive(range(0, 20_000, 10))

@@ -23,6 +23,7 @@ from sidetier.telemetry.catalogue import METRICS, PREFIX, Kind, Metric
 from sidetier.telemetry.endpoint_catalogue import ENDPOINT_METRICS
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.mirror_catalogue import MIRROR_METRICS
+from sidetier.telemetry.verify_catalogue import VERIFY_METRICS
 from tests.harness.markdown import commands
 
 ROOT = Path(__file__).parents[3]
@@ -138,14 +139,14 @@ def test_chart_has_the_version_of_the_package() -> None:
 
 
 def exported() -> frozenset[str]:
-    """Names of all samples that /metrics of a daemon, a mirror or an endpoint can have."""
+    """Names of all samples that a daemon, a mirror, an endpoint or a verification can have."""
     registry = create_registry()
     Metrics(registry)
     process = {sample.name for family in registry.collect() for sample in family.samples}
     suffixes = ("_bucket", "_count", "_sum")
     ours = {
         f"{metric.name}{suffix}"
-        for metric in (*METRICS, *MIRROR_METRICS, *ENDPOINT_METRICS)
+        for metric in (*METRICS, *MIRROR_METRICS, *ENDPOINT_METRICS, *VERIFY_METRICS)
         for suffix in (suffixes if metric.kind is Kind.HISTOGRAM else ("",))
     }
     return frozenset(ours | {name for name in process if name.startswith("process_")})
@@ -188,7 +189,11 @@ def test_dashboard_variables_use_only_exported_metrics() -> None:
 
 
 def test_expressions_use_only_existing_labels() -> None:
-    known = {label for metric in (*METRICS, *ENDPOINT_METRICS) for label in metric.labels}
+    known = {
+        label
+        for metric in (*METRICS, *ENDPOINT_METRICS, *VERIFY_METRICS)
+        for label in metric.labels
+    }
     known |= {"job", "instance", "le", "alertname", "cluster", "broker"}
     by = [label for text in expressions().values() for label in re.findall(r"(\w+)(?:=~?\")", text)]
     for text in expressions().values():
@@ -287,9 +292,9 @@ def test_thresholds_in_the_values_equal_those_of_the_code() -> None:
 
 
 def test_every_alert_names_its_cluster_and_broker() -> None:
-    """Except for targets that are no longer discovered, where only the job is known. Snapshots and
-    drills belong to the whole cluster. A mirror belongs to two clusters, and a Kafka endpoint to no
-    broker: their job and instance name them.
+    """Except for targets that are no longer discovered, where only the job is known. Snapshots,
+    drills and verifications belong to the whole cluster. A mirror belongs to two clusters, and a
+    Kafka endpoint to no broker: their job and instance name them.
     """
     for alert in ALERTS:
         if alert.name.startswith(("SidetierMirror", "SidetierServe")):
@@ -298,7 +303,14 @@ def test_every_alert_names_its_cluster_and_broker() -> None:
             continue
         if alert.name != "SidetierMissing":
             assert "$labels.cluster" in alert.summary, alert.name
-        if alert.name not in {"SidetierMissing", "SidetierClusterSnapshotOld", "SidetierDrillOld"}:
+        of_cluster = {
+            "SidetierMissing",
+            "SidetierClusterSnapshotOld",
+            "SidetierDrillOld",
+            "SidetierVerifyFindings",
+            "SidetierVerifyIncomplete",
+        }
+        if alert.name not in of_cluster:
             assert "$labels.broker" in alert.summary, alert.name
         assert "{{ $value }} seconds" not in alert.description
         assert "{{ $value }} bytes" not in alert.description

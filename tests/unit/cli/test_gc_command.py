@@ -259,6 +259,20 @@ def test_quarantined_objects_are_deleted_on_request_only(stored: CommandLine) ->
     assert not any("/quarantine/" in key for key in stored.stored())
 
 
+def test_quarantined_objects_of_a_topic(stored: CommandLine) -> None:
+    for name in ("orders-0", "orders-eu-0", "pay-0"):
+        folder = stored.store / "_sidetier/prod-a/quarantine" / name / "x"
+        folder.mkdir(parents=True)
+        (folder / f"{0:020d}.log").write_bytes(b"x")
+    age_files(stored, days=8)
+    line = ("gc", "--orphans", "--quarantined", "--yes", "--topic", "orders")
+    [deleted] = stored.json(*line)["orphans"]
+    assert deleted["deleted"]
+    left = {key for key in stored.stored() if "/quarantine/" in key}
+    assert "/quarantine/orders-0/" in deleted["key"]
+    assert {key.split("/")[3] for key in left} == {"orders-eu-0", "pay-0"}
+
+
 def test_quarantine_that_is_not_finished_is_not_touched(stored: CommandLine) -> None:
     target = "_sidetier/prod-a/quarantine/orders-0/x/"
     folder = stored.store / target

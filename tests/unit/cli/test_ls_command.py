@@ -209,4 +209,13 @@ def test_files_that_a_killed_gc_has_left_are_not_part_of_the_archive(
             store.delete_object(f"{prefix}{name}")
     [row] = [r for r in cli.json("ls", "orders")["partitions"] if r["partition"] == 0]
     assert (row["first_offset"], row["problem"]) == (20, None)
-    assert cli.json("ls", "orders", "0")["problem"] is None
+    listed = cli.json("ls", "orders", "0")
+    assert listed["problem"] is None
+    assert [(s["base_offset"], s["below_start"]) for s in listed["segments"]] == [
+        (10, True),
+        (20, False),
+    ]
+    assert cli.run("ls", "orders", "0") == 0
+    leftover, archived = cli.lines()[1:3]
+    assert leftover.endswith("below start")
+    assert archived.endswith("yes")

@@ -8,6 +8,7 @@ import pytest
 from sidetier.archive.verify import light
 from sidetier.archive.verify import run as verification
 from sidetier.archive.verify.deep import SegmentChecker
+from sidetier.archive.verify.progress_file import ProgressFile
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
@@ -119,6 +120,34 @@ def test_resumed_run_reads_only_what_is_left_and_reports_everything(
 
 
 @pytest.mark.usefixtures("orders")
+def test_resumed_run_checks_repaired_leader_epochs_again(
+    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was killed, and the checkpoint was repaired before it was resumed."""
+    state = tmp_path / "verify.state"
+    epochs = cli.store / LAYOUT.epoch_checkpoint_key(ORDERS)
+    right = epochs.read_bytes()
+    epochs.write_bytes(b"0\n2\n0 0\n7 20\n")
+    line = ("verify", "--deep", "--resume", str(state), "--topic", "orders")
+    with monkeypatch.context() as patched:
+        patched.setattr(ProgressFile, "remove", ProgressFile.close)
+        kinds = [f["kind"] for f in cli.json(*line, code=3)["findings"]]
+    assert kinds == ["wrong_epochs"] * 3  # of the checkpoint, and of the segments 20 and 30
+    epochs.write_bytes(right)
+
+    read: list[int] = []
+    real = SegmentChecker.check
+
+    def counted(self: SegmentChecker, tp: TopicPartition, segment: Any, epochs: Any) -> Any:  # noqa: ANN401
+        read.append(segment.base_offset)
+        return real(self, tp, segment, epochs)
+
+    monkeypatch.setattr(SegmentChecker, "check", counted)
+    assert cli.json(*line)["findings"] == []
+    assert sorted(read) == [20, 30]
+
+
+@pytest.mark.usefixtures("orders")
 def test_state_of_another_run_is_refused(cli: CommandLine, tmp_path: Path) -> None:
     state = tmp_path / "verify.state"
     state.write_text('{"version": 1, "cluster": "other"}\n')
@@ -131,10 +160,10 @@ def test_state_of_another_run_is_refused(cli: CommandLine, tmp_path: Path) -> No
 def test_unread_partition_ends_with_1(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     real = light.read_partition
 
-    def read(store: Any, layout: Any, tp: TopicPartition) -> Any:  # noqa: ANN401
+    def read(store: Any, layout: Any, tp: TopicPartition, before_more: Any) -> Any:  # noqa: ANN401
         if tp.topic == "pay":
             raise PermissionError("no permission")
-        return real(store, layout, tp)
+        return real(store, layout, tp, before_more)
 
     monkeypatch.setattr(verification, "read_partition", read)
     found = cli.json("verify", code=1)
@@ -150,12 +179,12 @@ def test_metrics_file(cli: CommandLine, tmp_path: Path) -> None:
     damage(cli, 10)
     assert cli.run("verify", "--deep", "--metrics-file", str(file)) == 3
     lines = file.read_text().splitlines()
-    assert 'sidetier_verify_findings{kind="damaged_log",severity="error"} 1.0' in lines
-    assert 'sidetier_verify_findings{kind="empty_log",severity="error"} 0.0' in lines
-    assert "sidetier_verify_segments 6.0" in lines
-    assert any(
-        line.startswith("sidetier_verify_last_completed_timestamp_seconds 1") for line in lines
-    )
+    labels = 'cluster="prod-a",kind="{}",severity="error"'
+    assert f"sidetier_verify_findings{{{labels.format('damaged_log')}}} 1.0" in lines
+    assert f"sidetier_verify_findings{{{labels.format('empty_log')}}} 0.0" in lines
+    assert 'sidetier_verify_segments{cluster="prod-a"} 6.0' in lines
+    completed = 'sidetier_verify_last_completed_timestamp_seconds{cluster="prod-a"} 1'
+    assert any(line.startswith(completed) for line in lines)
     assert cli.run("verify", "--metrics-file", str(tmp_path / "no" / "x")) == 2
 
 

@@ -1,5 +1,6 @@
 """The archive of a deleted and recreated topic is moved to `retired/` as a whole or not at all."""
 
+import json
 import os
 import re
 from contextlib import suppress
@@ -8,10 +9,11 @@ from itertools import count
 
 import pytest
 
+from sidetier.archive.objects.acknowledgements import Acknowledgement, acknowledge_gap
 from sidetier.archive.objects.quarantine import MovePlan
 from sidetier.archive.objects.watermark import encode_watermark, read_watermark
 from sidetier.segments.errors import ArchiveConflictError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
@@ -31,7 +33,7 @@ ANOTHER_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
 
 @pytest.fixture
 def recreated(log_dir: LogDir, log: PartitionLog, store: FakeStorage) -> PartitionLog:
-    """Store segments, a gap and a start record of a topic; then recreate the topic."""
+    """Store segments, an acknowledged gap and a start record; then recreate the topic."""
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     Site([log_dir], store).settle()
@@ -42,7 +44,9 @@ def recreated(log_dir: LogDir, log: PartitionLog, store: FakeStorage) -> Partiti
         log.unlink(base)
     log_dir.checkpoint_high_watermarks()
     Site([log_dir], store).settle()
-    assert recorded_gaps(store, log.tp)
+    [gap] = recorded_gaps(store, log.tp)
+    accepted = Acknowledgement("INC-42", "ann", 1)
+    acknowledge_gap(store, LAYOUT, log.tp, OffsetRange(Offset(gap[0]), Offset(gap[1])), accepted)
     log.delete_topic()
     again = log_dir.create(topic_id=ANOTHER_ID)
     again.closed_segments(2)
@@ -84,7 +88,8 @@ def test_only_objects_of_the_deleted_topic_are_moved(
         if key.startswith(prefix) and not key.endswith("offset.wm"):
             assert moved[key.removeprefix(prefix)] == data
     assert done.watermark == before[LAYOUT.watermark_key(tp)].decode()
-    assert [name for name in moved if name.startswith("gaps/")]
+    [gap] = [name for name in moved if name.startswith("gaps/")]
+    assert json.loads(moved[f"acknowledged/{gap}"])["reason"] == "INC-42"
     assert move(store, tp) is None
 
 

@@ -10,7 +10,8 @@ steps, and what a kill right after each one leaves:
 4. Set `offset.wm` below everything that moves: objects and `_metadata` entries above `offset.wm`.
 5. Remove the entries from `_metadata`: objects above `offset.wm` that `_metadata` does not name.
 6. Cut the segment that contains the divergence: the same objects, one of them shorter.
-7. Remove the objects that move, cut gap records and the stored epoch history: fewer objects.
+7. Remove the objects that move, cut gap records, their acknowledgements and the stored epoch
+   history: fewer objects.
 8. Name the cut segment in `_metadata`: it is still above `offset.wm`.
 9. Set `offset.wm` to the divergence and remove the plan's name from it, or delete it where no
    segment stays: the move is complete.
@@ -150,6 +151,7 @@ class _Stream(io.RawIOBase):
 # -- the move -------------------------------------------------------------------------------------
 
 _GAPS: Final = "gaps/"
+_ACKNOWLEDGED_GAPS: Final = "acknowledged/gaps/"
 _START: Final = "start.json"
 
 
@@ -303,12 +305,19 @@ class _Mover:
         return changed or self._plan.moves(parsed[0])
 
     def _gaps(self) -> Iterator[Move]:
-        """Return the gap records that reach beyond the new archive end offset."""
-        prefix = self._layout.gap_prefix(self._tp)
-        for row in self._rows(prefix):
-            gap = parse_gap_key(row.key, prefix)
-            if self._plan.whole or (gap is not None and gap[1] > self._plan.next_offset):
-                yield Move(row, self._plan.target + _GAPS + row.key.removeprefix(prefix))
+        """Return the gap records that reach beyond the new archive end offset, then their
+        acknowledgements.
+
+        An acknowledgement that stayed would accept a gap of the next history with the same offsets.
+        It goes after its gap: a kill between them does not make the gap unresolved again.
+        """
+        records = self._layout.gap_prefix(self._tp)
+        accepted = self._layout.acknowledgement_key(records)
+        for prefix, folder in ((records, _GAPS), (accepted, _ACKNOWLEDGED_GAPS)):
+            for row in self._rows(prefix):
+                gap = parse_gap_key(row.key, prefix)
+                if self._plan.whole or (gap is not None and gap[1] > self._plan.next_offset):
+                    yield Move(row, self._plan.target + folder + row.key.removeprefix(prefix))
 
     def _start(self) -> Iterator[Move]:
         key = self._layout.start_key(self._tp)

@@ -27,7 +27,9 @@ def is_there(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) ->
 def plan_retirement(
     layout: ArchiveLayout, tp: TopicPartition, mark: StoredWatermark | None, reason: str
 ) -> MovePlan:
-    """Plan to move a partition's whole archive, with its gap records and its start record."""
+    """Plan to move a partition's whole archive, with its gap records, acknowledgements and start
+    record.
+    """
     watermark = mark.watermark if mark else None
     name = retired_name(
         watermark.topic_id if watermark else None, watermark.base_offset if watermark else None

@@ -1,8 +1,9 @@
 """Each kind of damage has its finding, and no other object has one."""
 
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,23 @@ import pytest
 from sidetier.archive.objects.acknowledgements import Acknowledgement, acknowledge_gap
 from sidetier.archive.objects.gaps import write_gap
 from sidetier.archive.objects.watermark import decode_watermark, encode_watermark
+from sidetier.archive.verify import light
+from sidetier.archive.verify import run as verification
 from sidetier.archive.verify.findings import KINDS, Finding, FindingKind, Severity
 from sidetier.archive.verify.run import Options, Report, Verification
 from sidetier.segments.errors import ChecksumMismatchError, StoreUnavailableError
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, OffsetRange
+from sidetier.segments.offsets import (
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.unresolved import read_unresolved
 from tests.harness.archived_log import LAYOUT, TP, StoredArchive
 from tests.harness.log_dir import PartitionLog
@@ -53,6 +65,39 @@ def test_archive_without_damage_has_no_finding(archive: StoredArchive) -> None:
     totals = report.totals
     assert (totals.partitions, totals.segments, totals.checked_segments) == (1, 5, 5)
     assert totals.checked_size == totals.size > 10_000
+
+
+def test_long_partitions_are_bounded_and_short_ones_are_read_beside_them(
+    archive: StoredArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two threads, sixteen partitions are read at once, but only two of them if long."""
+    real, guard = light.read_partition, threading.Lock()
+    begun, pair = threading.Barrier(16), threading.Barrier(2)
+    reading, most = 0, 0
+
+    def read(
+        store: RemoteStorage,
+        layout: ArchiveLayout,
+        tp: TopicPartition,
+        before_more: Callable[[], object],
+    ) -> tuple[light.PartitionObjects, Sequence[Finding]]:
+        nonlocal reading, most
+        begun.wait(20)
+        before_more()
+        before_more()  # the partition has changed, and is read again
+        with guard:
+            reading += 1
+            most = max(most, reading)
+        pair.wait(20)
+        with guard:
+            reading -= 1
+        return real(store, layout, tp)
+
+    monkeypatch.setattr(verification, "read_partition", read)
+    run = Verification(archive.access, LIGHT, lambda: 0)
+    run.light([TopicPartition("orders", number) for number in range(16)])
+    assert run.report.totals.partitions == 16
+    assert most == 2
 
 
 def segment(base: int) -> OffsetRange:
@@ -287,6 +332,23 @@ def test_recorded_gap_explains_missing_offsets(archive: StoredArchive) -> None:
     report = verify(archive)
     assert kinds(report) == [("acknowledged_gap", segment(60))]
     assert report.findings()[0].severity is Severity.INFO
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [(119, [("recorded_gap", segment(60))]), (120, [])],
+)
+def test_gap_below_the_start_of_the_archive_is_no_finding(
+    start: int, expected: list[tuple[str, OffsetRange | None]], archive: StoredArchive
+) -> None:
+    """`sidetier gc` has moved the start: up to the last offset of the gap, or beyond it."""
+    for base in (0, 60):
+        without_segment(archive, base)
+        without_entry(archive, base)
+    write_gap(archive.store, LAYOUT, TP, segment(60), BrokerId(1), LeaderEpoch(4))
+    rewritten_watermark(archive, start_offset=Offset(start))
+
+    assert kinds(verify(archive, LIGHT)) == expected
 
 
 def test_gap_that_is_too_short_leaves_missing_offsets(archive: StoredArchive) -> None:
