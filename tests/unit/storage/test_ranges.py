@@ -99,6 +99,29 @@ def test_slow_answer_is_given_up() -> None:
         )
 
 
+def test_answers_that_break_off_have_one_deadline_together() -> None:
+    """Each of them brings bytes within its own deadline, so that it alone would go on for ever."""
+    ticks = iter(range(0, 100_000, 5))
+    store = OtherStreams(lambda data: Breaking(data, after=10))
+
+    with pytest.raises(StoreTimeoutError, match="key: bytes 0 to 5000 did not arrive within 40 s"):
+        read_range(
+            store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
+        )
+    assert 1 < store.store.count("stream") < 10
+
+
+def test_a_resumed_answer_gets_what_is_left_of_the_deadline() -> None:
+    answers = iter([lambda data: Breaking(data, after=1000), Trickle])
+    store = OtherStreams(lambda data: next(answers)(data))
+    ticks = iter([0, 30, 30, 30, 32, *range(33, 100)])
+
+    with pytest.raises(StoreTimeoutError, match="key: bytes 1000 to 5000 did not arrive within 8 s"):
+        read_range(
+            store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
+        )
+
+
 def test_buffer_is_filled_up_to_the_end_of_the_object() -> None:
     store = FakeStorage()
     store.put_object("key", BytesBody(DATA))
