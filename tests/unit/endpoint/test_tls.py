@@ -181,7 +181,7 @@ def test_a_renewed_certificate_is_used_for_new_connections(authority: Authority)
     now = [0.0]
     failures: list[None] = []
     reloaded = Reloaded(
-        authority.files.paths,
+        lambda: authority.files.paths,
         authority.files.context,
         lambda: failures.append(None),
         lambda: now[0],
