@@ -248,8 +248,8 @@ class DeadlineConfig(Part):
     base: Duration = Field(
         default=30.0,
         gt=0,
-        description="Deadline of a request without a body. size / min_bytes_per_second is added for "
-        "a body. A read whose responses break off and are resumed has twice that time in all.",
+        description="Deadline of a request without a body. size / min_bytes_per_second is added "
+        "for a body. A read whose responses break off and are resumed has twice that time in all.",
     )
     min_bytes_per_second: Size = Field(
         default=1024**2, gt=0, description="Minimum transfer rate; a slower request is cancelled."

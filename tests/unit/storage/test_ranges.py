@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -112,11 +113,17 @@ def test_answers_that_break_off_have_one_deadline_together() -> None:
 
 
 def test_a_resumed_answer_gets_what_is_left_of_the_deadline() -> None:
-    answers = iter([lambda data: Breaking(data, after=1000), Trickle])
-    store = OtherStreams(lambda data: next(answers)(data))
+    streams = iter([partial(Breaking, after=1000), Trickle])
+
+    def stream(data: bytes) -> io.BytesIO:
+        return next(streams)(data)
+
+    store = OtherStreams(stream)
     ticks = iter([0, 30, 30, 30, 32, *range(33, 100)])
 
-    with pytest.raises(StoreTimeoutError, match="key: bytes 1000 to 5000 did not arrive within 8 s"):
+    with pytest.raises(
+        StoreTimeoutError, match="key: bytes 1000 to 5000 did not arrive within 8 s"
+    ):
         read_range(
             store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
         )
