@@ -48,15 +48,17 @@ from sidetier.wire.protocol import (
 
 # Before each request and response: the number of bytes that follow.
 _SIZE = struct.Struct(">i")
-_PIECE: Final = 1 << 20
+_PIECE: Final = 64 << 10
+"""Most bytes that are received in one call."""
 _READ_AHEAD: Final = 4 << 10
 """Bytes that are received in one call before the size of a request is known."""
 _BUFFERS_PER_CALL: Final = 64
 # C's `struct timeval`: seconds, microseconds.
 _TIMEVAL = struct.Struct("@ll")
 SMALL_REQUEST: Final = 64 << 10
+"""Bytes of a request that need no memory of the budget."""
 REQUEST_MEMORY: Final = 64 << 20
-"""Memory for all requests above `SMALL_REQUEST` together. Without it, 1000 connections could hold
+"""Memory for what all requests have beyond `SMALL_REQUEST`. Without it, 1000 connections could hold
 2 GB.
 """
 LEAST_TIMEOUT: Final = 0.001
@@ -142,8 +144,8 @@ class Service:
         groups: Answers the requests of groups.
         logins: The users that may log in; None if no login is needed.
         bucket: The cap of all clients together, in bytes per second; None for no cap.
-        request_memory: For requests above 64 KiB, while they are received and answered; those of
-            Fetch while they are received and decoded.
+        request_memory: For what requests have beyond 64 KiB, while they are received and answered;
+            those of Fetch while they are received and decoded.
     """
 
     handlers: RequestHandlers
@@ -413,7 +415,7 @@ class Connection:
         if not data:
             return None
         if len(data) < _SIZE.size:
-            data += self._receive_all(_SIZE.size - len(data), deadline, reason)
+            data += self._receive_all(_SIZE.size - len(data), deadline, reason, held)
         if data.startswith(_TLS_RECORD):
             raise DropError("tls", "sent a TLS handshake, but the listener has no TLS certificate")
         (size,) = _SIZE.unpack_from(data)
@@ -425,31 +427,43 @@ class Connection:
         self, data: bytes, size: int, deadline: float, reason: str, held: ExitStack
     ) -> memoryview:
         """Return a request of `size` bytes; `data` begins with its size."""
-        if size > SMALL_REQUEST:
-            memory = self._service.request_memory
-            if not memory.acquire(size, self._left(deadline)):
-                raise DropError("busy", f"no memory for a request of {size} bytes in time")
-            held.callback(memory.release, size)
         end = _SIZE.size + size
         if len(data) >= end:
             self._behind = data[end:]
             return memoryview(data)[_SIZE.size : end]
         lacking = end - len(data)
-        return memoryview(self._receive_all(lacking, deadline, reason, data[_SIZE.size :]))
+        first = data[_SIZE.size :]
+        return memoryview(self._receive_all(lacking, deadline, reason, held, first))
 
     def _left(self, deadline: float) -> float:
         return max(deadline - self._clock(), LEAST_TIMEOUT)
 
-    def _receive_all(self, size: int, deadline: float, reason: str, first: bytes = b"") -> bytes:
-        """Return `first` and the next `size` bytes."""
-        # The buffer grows with the bytes that arrive: a size alone reserves no memory.
+    def _receive_all(
+        self, size: int, deadline: float, reason: str, held: ExitStack, first: bytes = b""
+    ) -> bytes:
+        """Return `first`, of at most `SMALL_REQUEST` bytes, and the next `size` bytes."""
         received, size = bytearray(first), len(first) + size
+        # Memory is taken as the bytes arrive: 32 clients that announce 2 MiB and send nothing would
+        # otherwise take all of it.
+        allowed = SMALL_REQUEST
         while len(received) < size:
-            part = self._receive(min(size - len(received), _PIECE), self._left(deadline), reason)
+            if len(received) == allowed:
+                piece = min(size - allowed, _PIECE)
+                self._reserve(piece, deadline, held)
+                allowed += piece
+            wanted = min(size, allowed) - len(received)
+            part = self._receive(wanted, self._left(deadline), reason)
             if not part:
                 raise ConnectionResetError(f"closed within a request, {len(received)} of {size}")
             received += part
         return bytes(received)
+
+    def _reserve(self, size: int, deadline: float, held: ExitStack) -> None:
+        """Take memory for the next bytes of a request."""
+        memory = self._service.request_memory
+        if not memory.acquire(size, self._left(deadline)):
+            raise DropError("busy", f"no memory for {size} more bytes of a request in time")
+        held.callback(memory.release, size)
 
     def _receive(self, size: int, timeout: float, reason: str) -> bytes:
         try:

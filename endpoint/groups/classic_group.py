@@ -390,7 +390,9 @@ class ClassicGroup:
     @property
     def owners(self) -> Counter[str]:
         """The number of members by owner; together they are `size`."""
-        return Counter(each.owner for each in (*self.members.values(), *self._pending.values()))
+        owners = Counter(member.owner for member in self.members.values())
+        owners.update(pending.owner for pending in self._pending.values())
+        return owners
 
     @property
     def memory(self) -> int:

@@ -18,7 +18,12 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from sidetier.endpoint.blocks import FilePiece, OpenFile
-from sidetier.endpoint.connection import REQUEST_MEMORY, ServerSettings, send_pieces
+from sidetier.endpoint.connection import (
+    REQUEST_MEMORY,
+    SMALL_REQUEST,
+    ServerSettings,
+    send_pieces,
+)
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
@@ -155,18 +160,39 @@ def test_further_connections_are_closed_at_once() -> None:
         assert registry.get_sample_value("sidetier_endpoint_refused_connections_total") == 1
 
 
-def test_memory_for_large_requests_is_bounded() -> None:
-    """Without a login, each connection could otherwise hold 2 MiB that it never completes."""
+def many_questions() -> bytes:
+    """Return a ListOffsets request of 108 kB."""
+    asked = [{"partition_index": number, "timestamp": -1} for number in range(9000)]
+    topics = [{"name": "orders", "partitions": asked}]
+    return frame(ApiKey.LIST_OFFSETS, 1, replica_id=-1, topics=topics)
+
+
+@pytest.mark.parametrize("sent", [0, 1000, SMALL_REQUEST])
+def test_requests_that_are_announced_and_not_sent_block_no_others(sent: int) -> None:
     with running() as endpoint, ExitStack() as clients:
-        large = [clients.enter_context(RawClient(endpoint.address)) for _ in range(32)]
-        for client in large:
-            client.socket.sendall(struct.pack(">i", REQUEST_MEMORY // 32) + b"x")
         memory = endpoint.server._service.request_memory
-        wait_until(lambda: memory.left == 0, 10, "all of them to be read")
+        for _ in range(64):
+            client = clients.enter_context(RawClient(endpoint.address))
+            client.socket.sendall(struct.pack(">i", 2 << 20) + bytes(sent))
+        wait_until(lambda: endpoint.server.open_connections == 64, 5, "the connections")
         further = clients.enter_context(RawClient(endpoint.address))
-        asked = [{"partition_index": number, "timestamp": -1} for number in range(9000)]
-        topics = [{"name": "orders", "partitions": asked}]
-        further.socket.sendall(frame(ApiKey.LIST_OFFSETS, 1, replica_id=-1, topics=topics))
+        further.socket.sendall(many_questions())
+        assert len(further.receive()) > 9000 * 22
+        wait_until(lambda: memory.left >= REQUEST_MEMORY - 64 * sent, 5, "its memory")
+
+
+def test_memory_for_large_requests_is_bounded() -> None:
+    """Without a login, each connection could otherwise hold 2 MiB of a request."""
+    with running() as endpoint, ExitStack() as clients:
+        memory = endpoint.server._service.request_memory
+        assert memory.acquire(60 << 20, 0.0)
+        large = [clients.enter_context(RawClient(endpoint.address)) for _ in range(3)]
+        for client in large:
+            client.socket.sendall(struct.pack(">i", 2 << 20) + bytes((2 << 20) - 1))
+        # Each of two has all of its bytes but the last, and the first 64 KiB need no memory.
+        wait_until(lambda: memory.left == 0, 10, "all memory to be taken")
+        further = clients.enter_context(RawClient(endpoint.address))
+        further.socket.sendall(many_questions())
         small = clients.enter_context(RawClient(endpoint.address))
         small.request(ApiKey.API_VERSIONS, 0)  # is answered all the same
         further.socket.settimeout(0.2)
@@ -176,7 +202,7 @@ def test_memory_for_large_requests_is_bounded() -> None:
         for client in large:
             client.socket.close()
         assert len(further.receive()) > 9000 * 22  # an answer for each of them
-        wait_until(lambda: memory.left == REQUEST_MEMORY, 10, "the release")
+        wait_until(lambda: memory.left == 4 << 20, 10, "the release")
 
 
 def test_a_long_poll_keeps_no_memory_for_its_request() -> None:
@@ -193,7 +219,7 @@ def test_a_request_that_gets_no_memory_in_time_is_dropped() -> None:
     registry = CollectorRegistry()
     with running(registry=registry, frame=0.2) as endpoint, RawClient(endpoint.address) as client:
         assert endpoint.server._service.request_memory.acquire(REQUEST_MEMORY, 0.0)
-        client.socket.sendall(struct.pack(">i", 1 << 20))
+        client.socket.sendall(struct.pack(">i", 1 << 20) + bytes(SMALL_REQUEST))
         assert client.is_closed()
         name = "sidetier_endpoint_dropped_connections_total"
         wait_until(lambda: registry.get_sample_value(name, {"reason": "busy"}) == 1, 5, "the count")

@@ -1,7 +1,7 @@
 """Reading a range, including answers that break off in the middle."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -113,6 +113,7 @@ def test_answers_that_break_off_have_one_deadline_together() -> None:
 
 
 def test_a_resumed_answer_gets_what_is_left_of_the_deadline() -> None:
+    streams: Iterator[Callable[[bytes], io.BytesIO]]
     streams = iter([partial(Breaking, after=1000), Trickle])
 
     def stream(data: bytes) -> io.BytesIO:
