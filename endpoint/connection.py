@@ -20,7 +20,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.blocks import FilePiece, Piece, size_of
-from sidetier.endpoint.fetch import MOST_BYTES, FetchAnswer, Fetcher, encode_fetch, wait_of
+from sidetier.endpoint.fetch import FetchAnswer, Fetcher, encode_fetch, wait_of
 from sidetier.endpoint.groups.none import Groups
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.idle_polls import MOST_FRAME, IdleAnswers, IdlePoll, IdlePolls
@@ -36,7 +36,7 @@ from sidetier.endpoint.session import Request, Session
 from sidetier.endpoint.tls import HANDSHAKE
 from sidetier.segments.errors import MalformedRequestError
 from sidetier.storage.attempt import Clock, monotonic
-from sidetier.storage.token_bucket import TokenBucket, take_from_all
+from sidetier.storage.token_bucket import TokenBucket
 from sidetier.wire.protocol import (
     ApiKey,
     RequestHeader,
@@ -280,27 +280,23 @@ class Connection:
         deadline = began + wait_of(asked)
         if self._resumed is not None:
             (began, deadline), self._resumed = self._resumed, None
-        caps = (self._service.bucket, self._session.bucket)
-        buckets = [bucket for bucket in caps if bucket is not None]
-        # With a cap, answers are small, so that clients that share it are served in turn.
-        most = min((MOST_BYTES, *(bucket.burst for bucket in buckets)))
+        buckets = (self._service.bucket, self._session.bucket)
+        caps = [bucket for bucket in buckets if bucket is not None]
         is_repeatable = is_small and not isinstance(self._socket, ssl.SSLSocket)
         fetch = self._service.fetcher.fetch
-        fetched = fetch(asked, version, access, most, deadline=deadline, may_wait=not is_repeatable)
+        fetched = fetch(asked, version, access, caps, deadline=deadline, may_wait=not is_repeatable)
         if is_repeatable and fetched.awaited is not None:
             if self._wait_idle(request, fetched, prefix, began, deadline):
                 return
-            fetched = fetch(asked, version, access, most, deadline=deadline)
+            fetched = fetch(asked, version, access, caps, deadline=deadline)
+        if fetched.throttle:
+            self._throttle(version, prefix, began, fetched.throttle)
+            return
         try:
-            size = fetched.record_bytes
-            delay = take_from_all(buckets, size) if size else 0.0
-            if not delay:
-                pieces = [prefix, *fetched.pieces]
-                self._send(ApiKey.FETCH, pieces, began, fetched.first_error, size)
-                return
+            pieces = [prefix, *fetched.pieces]
+            self._send(ApiKey.FETCH, pieces, began, fetched.first_error, fetched.record_bytes)
         finally:
             fetched.release()
-        self._throttle(version, prefix, began, delay)
 
     def _throttle(self, version: int, prefix: bytes, began: float, delay: float) -> None:
         """Answer without records, and do not read from the connection for `delay` seconds.
