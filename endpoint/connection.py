@@ -2,8 +2,7 @@
 
 A thread reads one request at a time, and sends its answer before it reads the next one: Kafka's
 clients expect answers in the order of their requests. What a client can make the endpoint keep is
-bounded: the size of a frame, the time for a frame, and the time without progress while an answer
-is sent.
+bounded: the size of a frame, the time for a frame, and the time in which it must take an answer.
 """
 
 import math
@@ -13,7 +12,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -66,7 +65,9 @@ LEAST_TIMEOUT: Final = 0.001
 _TLS_RECORD: Final = bytes((HANDSHAKE, 3))
 """First bytes of a TLS connection. As the size of a request they would be 369 MB."""
 _TLS_PIECE: Final = 1 << 18
-"""Bytes that are encrypted in one call. A slow client must take them within `stall`."""
+"""Bytes that are encrypted in one call."""
+SLOW_READER: Final = "slow_reader"
+"""Reason for which a connection is dropped: the client has not taken an answer in time."""
 _SHORT_FILE: Final = "a stored file is shorter than it was listed"
 
 
@@ -84,7 +85,9 @@ class ServerSettings:
         login: Time for the TLS handshake and the login together.
         failed_login_delay: Time before the answer to a failed login.
         frame: Time in which a request that has begun must arrive.
-        stall: Time in which a client must take some bytes of an answer.
+        send: Time in which a client must take a whole answer. Progress does not extend it: a client
+            that takes a byte per second would otherwise hold the memory of the answer for ever. The
+            default is the longest request timeout of clients (librdkafka's `socket.timeout.ms`).
         drain: At a stop, time for the answers that are being sent.
     """
 
@@ -95,7 +98,7 @@ class ServerSettings:
     login: float = 10.0
     failed_login_delay: float = 1.0
     frame: float = 30.0
-    stall: float = 60.0
+    send: float = 60.0
     drain: float = 5.0
 
 
@@ -199,6 +202,8 @@ class Connection:
         self._wait = wait
         self._clock = clock
         self._login = None if service.logins is None else Login(service.logins, session)
+        self.answer_by = math.inf
+        """Monotonic second until which the client must take the answer that is being sent."""
         self._behind = b""
         """Bytes that have arrived behind the last request."""
         self._idle_answers: IdleAnswers | None = None
@@ -208,6 +213,14 @@ class Connection:
         """
         self._last_fetch: tuple[int, bytes, Any] | None = None
         """Version, body and decoded body of the last Fetch, if it is small."""
+
+    def end_late_answer(self, now: float) -> None:
+        """End the connection if the answer that is being sent is late; for another thread.
+
+        A timeout of the socket would not do: each byte that the client takes begins it anew.
+        """
+        if now >= self.answer_by:
+            shut_down(self._socket, socket.SHUT_RDWR)
 
     def serve_one(self) -> bool:
         """Answer one request; return False if the client has closed the connection.
@@ -385,13 +398,21 @@ class Connection:
         self._metrics.answered(api, error, self._clock() - began, size, record_bytes)
 
     def _send_all(self, pieces: Sequence[Piece]) -> None:
-        stall = self._settings.stall
+        seconds = self._settings.send
         if self._login is not None and not self._login.is_complete:
-            stall = min(stall, self._settings.login)
+            seconds = min(seconds, self._settings.login)
+        deadline = self.answer_by = self._clock() + seconds
         try:
-            send_pieces(self._socket, pieces, stall)
-        except TimeoutError:
-            raise DropError("slow", f"took no bytes for {stall:.0f} s") from None
+            send_pieces(self._socket, pieces)
+        except OSError:
+            if self._clock() < deadline:
+                raise
+            # `end_late_answer` has ended the connection.
+            size = sum(map(size_of, pieces))
+            detail = f"did not take an answer of {size} bytes within {seconds:.0f} s"
+            raise DropError(SLOW_READER, detail) from None
+        finally:
+            self.answer_by = math.inf
 
     def _read_frame(self, held: ExitStack) -> memoryview | None:
         """Return the next request without its size; None if the client has closed.
@@ -466,7 +487,7 @@ class Connection:
             if isinstance(self._socket, ssl.SSLSocket):
                 self._socket.settimeout(timeout)
             else:
-                _set_kernel_timeout(self._socket, socket.SO_RCVTIMEO, timeout)
+                _set_receive_timeout(self._socket, timeout)
             return self._socket.recv(size)
         except (TimeoutError, BlockingIOError):  # of Python's timeout, or the kernel's
             detail = f"sent no request within {timeout:.0f} s"
@@ -475,7 +496,7 @@ class Connection:
             raise DropError(reason, detail) from None
 
 
-def send_pieces(connection: socket.socket, pieces: Sequence[Piece], stall: float) -> None:
+def send_pieces(connection: socket.socket, pieces: Sequence[Piece]) -> None:
     """Send all pieces, in order.
 
     Ranges of files go from the page cache to the socket by `sendfile`. On a TLS socket they are
@@ -484,40 +505,41 @@ def send_pieces(connection: socket.socket, pieces: Sequence[Piece], stall: float
     Args:
         connection: The client's socket.
         pieces: What to send.
-        stall: Seconds within which the client must take some bytes.
 
     Raises:
-        TimeoutError: It did not.
         ConnectionError: The connection is lost, or a file is shorter than it was listed. Part of
             the answer may have been sent, so the connection is of no more use.
         OSError: A file cannot be read.
     """
     is_tls = isinstance(connection, ssl.SSLSocket)
-    if is_tls:
-        connection.settimeout(stall)
-    else:
+    if connection.gettimeout() is not None:
         # One call of `sendfile` then sends the whole range, where a socket with Python's timeout
         # returns for each filled buffer.
-        _set_kernel_timeout(connection, socket.SO_SNDTIMEO, stall)
+        connection.settimeout(None)
     buffers: list[memoryview] = []
-    try:
-        for piece in pieces:
-            if not isinstance(piece, FilePiece):
-                if len(piece):
-                    buffers.append(memoryview(piece))
-                continue
-            # More follows at once: the kernel does not send the framing in a packet of its own.
-            _send_buffers(connection, buffers, 0 if is_tls else socket.MSG_MORE)
-            buffers = []
-            send_range = _encrypt_file if is_tls else _send_file
-            send_range(connection, piece)
-        _send_buffers(connection, buffers, 0)
-    except BlockingIOError:  # the kernel's timeout
-        raise TimeoutError(f"no bytes were taken for {stall:.0f} s") from None
+    for piece in pieces:
+        if not isinstance(piece, FilePiece):
+            if len(piece):
+                buffers.append(memoryview(piece))
+            continue
+        # More follows at once: the kernel does not send the framing in a packet of its own.
+        _send_buffers(connection, buffers, 0 if is_tls else socket.MSG_MORE)
+        buffers = []
+        send_range = _encrypt_file if is_tls else _send_file
+        send_range(connection, piece)
+    _send_buffers(connection, buffers, 0)
 
 
-def _set_kernel_timeout(connection: socket.socket, option: int, seconds: float) -> None:
-    """Make a socket block with the kernel's own timeout, after which it raises BlockingIOError.
+def shut_down(connection: socket.socket, how: int) -> None:
+    """Shut down one or both directions of a socket that another thread uses."""
+    with suppress(OSError):
+        # `SSLSocket.shutdown` also drops the encryption: the thread that sends an answer would send
+        # the rest of it as plain text.
+        socket.socket.shutdown(connection, how)
+
+
+def _set_receive_timeout(connection: socket.socket, seconds: float) -> None:
+    """Make `recv` block with the kernel's own timeout, after which it raises BlockingIOError.
 
     With Python's timeout, each call would be several system calls, and other threads could run
     before each of them: with 500 connections that costs more than the call itself.
@@ -525,7 +547,8 @@ def _set_kernel_timeout(connection: socket.socket, option: int, seconds: float) 
     if connection.gettimeout() is not None:
         connection.settimeout(None)
     whole, part = divmod(seconds, 1)
-    connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(whole), int(part * 1e6)))
+    timeout = _TIMEVAL.pack(int(whole), int(part * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
 
 def _send_buffers(connection: socket.socket, buffers: list[memoryview], flags: int) -> None:

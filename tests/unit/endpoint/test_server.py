@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.wire.protocol import ApiKey, build_request, encode, encode_header
 from tests.harness.endpoint import EAGER, RawClient, fetch_of
 from tests.harness.made_archive import MadeArchive, access_to, batches, encoded
+from tests.harness.record_batches import MadeBatch, MadeRecord
 from tests.harness.waiting import wait_until
 
 
@@ -297,23 +299,43 @@ def test_silent_clients_are_dropped(bounds: dict[str, Any], data: bytes, reason:
 
 
 @pytest.mark.parametrize("kind", ["objects", "files"])
-def test_a_reader_that_takes_nothing_is_dropped_and_its_memory_returned(
-    kind: str, tmp_path: Path
+@pytest.mark.parametrize("takes", [0, 16 << 10])
+def test_a_reader_that_is_too_slow_is_dropped_and_its_memory_returned(
+    kind: str, takes: int, tmp_path: Path
 ) -> None:
+    """Also one that takes 16 KiB every 10 ms, so that it never stops for long."""
     store = FakeStorage() if kind == "objects" else LocalStorage(tmp_path)
     large = MadeArchive(store)
-    large.segment(40, batches(40, 400_000, each=2000))
-    large.mark(40, 400_000)
+    megabyte = bytes(1 << 20)
+    large.segment(40, [MadeBatch((MadeRecord(at, at, value=megabyte),)) for at in range(40, 48)])
     registry = CollectorRegistry()
-    with running(store, registry, stall=0.2) as endpoint, RawClient(endpoint.address) as client:
-        large.mark(40, 400_000)  # `running` has marked its own end
-        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    pause = threading.Event()
+    with (
+        running(store, registry, send=1.0 if takes else 0.2) as endpoint,
+        RawClient(endpoint.address) as client,
+        capture_logs() as logs,
+    ):
+        large.mark(40, 48)  # after `running`, which has marked its own end
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes or 4096)
         asked = fetch_of("orders", 40, max_bytes=60 << 20, partition_max_bytes=60 << 20)
         client.socket.sendall(frame(ApiKey.FETCH, 12, **asked))
         name = "sidetier_endpoint_dropped_connections_total"
-        wait_until(lambda: registry.get_sample_value(name, {"reason": "slow"}) == 1, 20, "the drop")
+
+        def is_dropped() -> bool:
+            if takes:
+                client.socket.recv(takes)
+                pause.wait(0.01)
+            return registry.get_sample_value(name, {"reason": "slow_reader"}) == 1
+
+        deadline = monotonic() + 20
+        while not is_dropped():
+            assert monotonic() < deadline
+        assert not any(block.pins for block in endpoint.blocks._blocks.values())
         with RawClient(endpoint.address) as other:
             other.request(ApiKey.FETCH, 12, **fetch_of("orders", 40))
+    (dropped,) = [row for row in logs if row["event"] == "endpoint.connection_dropped"]
+    assert (dropped["reason"], dropped["connections"]) == ("slow_reader", 1)
+    assert "did not take an answer of" in dropped["detail"]
 
 
 def test_a_stop_ends_long_polls_and_idle_connections() -> None:
@@ -363,7 +385,7 @@ def test_files_are_encrypted_on_a_tls_socket(tmp_path: Path) -> None:
         accepted, _ = listener.accept()
         with server.wrap_socket(accepted, server_side=True) as connection:
             file = OpenFile(os.open(path, os.O_RDONLY))
-            send_pieces(connection, [b"head", FilePiece(file, 0, len(data)), b"tail"], 10.0)
+            send_pieces(connection, [b"head", FilePiece(file, 0, len(data)), b"tail"])
         reader.join(20)
     assert bytes(received) == b"head" + data + b"tail"
 
@@ -374,7 +396,7 @@ def test_a_file_that_became_shorter_ends_the_connection(tmp_path: Path) -> None:
     one, other = socket.socketpair()
     file = OpenFile(os.open(path, os.O_RDONLY))
     with one, other, pytest.raises(ConnectionError, match="shorter than it was listed"):
-        send_pieces(one, [FilePiece(file, 0, 100)], 5.0)
+        send_pieces(one, [FilePiece(file, 0, 100)])
 
 
 def test_status_for_probes() -> None:
