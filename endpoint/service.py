@@ -112,8 +112,7 @@ class RunningEndpoint:
         deaths = [
             f"the thread {name} has ended"
             for name, is_alive in (
-                (self.acceptor.name, self.acceptor.is_alive()),
-                ("endpoint-refresh", self.catalog.is_alive),
+                *((each.name, each.is_alive()) for each in (self.acceptor, *self.catalog.threads)),
                 ("endpoint-idle", self.idle_polls.is_alive),
             )
             if not is_alive
