@@ -457,7 +457,7 @@ class Connection:
 
     def _receive_all(
         self, size: int, deadline: float, reason: str, held: ExitStack, first: bytes = b""
-    ) -> bytes:
+    ) -> bytearray:
         """Return `first`, of at most `SMALL_REQUEST` bytes, and the next `size` bytes."""
         received, size = bytearray(first), len(first) + size
         # Memory is taken as the bytes arrive: 32 clients that announce 2 MiB and send nothing would
@@ -473,7 +473,7 @@ class Connection:
             if not part:
                 raise ConnectionResetError(f"closed within a request, {len(received)} of {size}")
             received += part
-        return bytes(received)
+        return received
 
     def _reserve(self, size: int, deadline: float, held: ExitStack) -> None:
         """Take memory for the next bytes of a request."""
