@@ -307,8 +307,9 @@ class Catalog:
     def watch(self, tps: Iterable[TopicPartition], notify: Callable[[], None]) -> None:
         """Read these archives every `poll_interval` s, and call `notify` after changes.
 
-        It is called in another thread, once for each archive, at the end of all waits, and in
-        addition when an archive is watched for the first time: `is_changed` tells what it means.
+        Another thread calls it, once for each archive that has changed. It is also called without a
+        change: when an archive is watched for the first time, and when the catalog is closed. Ask
+        `is_changed` for the reason.
         """
         with self._guard:
             for tp in tps:
@@ -361,7 +362,7 @@ class Catalog:
             except SidetierError as error:
                 # The requests of clients report errors of their partitions; this one is of none.
                 log.warning("endpoint.discovery_failed", error=str(error))
-                # As after a success: the store is not asked again before the interval is over.
+                # The store is asked again after the interval, as after a success.
                 self._discovered_at = self._clock()
             except Exception:
                 # Without this thread, no client would see new topics.
