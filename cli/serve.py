@@ -46,6 +46,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     max_connections: int,
     max_connections_per_host: int,
     bytes_per_second: int | None,
+    send_timeout: float,
     tls_files: tuple[Path | None, Path | None, Path | None],
     users: Path | None,
     groups: str,
@@ -77,7 +78,9 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         users=users,
         bytes_per_second=bytes_per_second,
         server=ServerSettings(
-            max_connections=max_connections, max_connections_per_host=max_connections_per_host
+            max_connections=max_connections,
+            max_connections_per_host=max_connections_per_host,
+            send=send_timeout,
         ),
     )
     registry = create_registry()

@@ -240,9 +240,17 @@ class RetryConfig(Part):
 
 
 class DeadlineConfig(Part):
-    """Deadline of one attempt: base + size / min_bytes_per_second."""
+    """Deadline of one attempt: base + size / min_bytes_per_second.
 
-    base: Duration = Field(default=30.0, gt=0, description="Deadline of a request without a body.")
+    A read whose responses break off and are resumed has twice that time.
+    """
+
+    base: Duration = Field(
+        default=30.0,
+        gt=0,
+        description="Deadline of a request without a body. size / min_bytes_per_second is added "
+        "for a body. A read whose responses break off and are resumed has twice that time in all.",
+    )
     min_bytes_per_second: Size = Field(
         default=1024**2, gt=0, description="Minimum transfer rate; a slower request is cancelled."
     )

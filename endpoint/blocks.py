@@ -135,8 +135,8 @@ class BlockCache:
 
     The number of blocks ahead depends on the number of segments that are read: a cache that evicts
     blocks before they are used costs many times the requests. If even one block for each segment
-    does not fit, each fetch reads only the bytes that it sends. So it does, and gets fewer bytes,
-    while clients that take their answers slowly pin three quarters of the budget.
+    does not fit, each fetch reads only the bytes that it sends. The same holds while slow clients
+    pin three quarters of the budget; each fetch then also gets fewer bytes.
 
     Args:
         memory: The budget, in bytes.

@@ -1,16 +1,16 @@
 """The topics and partitions of an archive, as clients see them: names, ids, offsets.
 
 A snapshot of a partition is read when a client needs it, and kept for some seconds. While clients
-wait at a partition's end, one thread takes a new snapshot every second, and wakes them when the
-archive has changed. The list of topics is read again every 30 s, and when a client names a topic
-that is not known.
+wait at a partition's end, a new snapshot is taken every second, and they are woken when the archive
+has changed. Each store has its own threads for this, so that one that hangs delays no other. The
+list of topics is read again every 30 s, and when a client names a topic that is not known.
 """
 
 import binascii
 import hashlib
 import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -28,11 +28,13 @@ from sidetier.segments.errors import SidetierError
 from sidetier.segments.headers import LENGTH_PREFIX_BYTES
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
+from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.logs import logger
 
 log = logger()
 
 _AT_ONCE: Final = 16
+"""Most requests to one store at the same time, besides those that answer clients."""
 _WALK_BYTES: Final = 1 << 20
 _ID_BYTES: Final = 16
 
@@ -131,7 +133,7 @@ def state_of(view: ArchiveView | None) -> State:
 
 
 class Catalog:
-    """All topics of a cluster's archive. Thread-safe. `start` starts its thread.
+    """All topics of a cluster's archive. Thread-safe. `start` starts its threads.
 
     Args:
         archive: The cluster's archive.
@@ -159,10 +161,19 @@ class Catalog:
         self._by_id: Mapping[UUID, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
         self._watchers: dict[TopicPartition, set[Callable[[], None]]] = {}
+        self._refreshing: set[TopicPartition] = set()
+        """Watched archives that are being read, or wait for a thread of their store."""
         self._announced: dict[TopicPartition, State] = {}
         self._discovered_at = float("-inf")
-        self._helpers = ThreadPoolExecutor(_AT_ONCE, "endpoint-catalog")
-        self._thread = threading.Thread(target=self._run, name="endpoint-refresh", daemon=True)
+        self._helpers: dict[StorageEndpoint, ThreadPoolExecutor] = {}
+        self.threads = tuple(
+            threading.Thread(target=run, name=name, daemon=True)
+            for run, name in (
+                (self._run_refresh, "endpoint-refresh"),
+                # Not in the same thread: it waits for all stores.
+                (self._run_discovery, "endpoint-discovery"),
+            )
+        )
 
     def start(self) -> None:
         """List the topics, and start to refresh them.
@@ -171,22 +182,22 @@ class Catalog:
             ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
         """
         self._discover()
-        self._thread.start()
+        for thread in self.threads:
+            thread.start()
 
     def close(self) -> None:
-        """Stop the thread, and wake all that wait."""
+        """Stop the threads, and wake all that wait."""
         self._closed.set()
         with self._guard:
             watched = tuple(self._watchers)
         self._notify(watched)
-        if self._thread.is_alive():
-            self._thread.join()
-        self._helpers.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread that refreshes topics and partitions is running."""
-        return self._thread.is_alive()
+        for thread in self.threads:
+            if thread.is_alive():
+                thread.join()
+        with self._guard:
+            helpers = list(self._helpers.values())
+        for executor in helpers:
+            executor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def cluster(self) -> str:
@@ -296,8 +307,9 @@ class Catalog:
     def watch(self, tps: Iterable[TopicPartition], notify: Callable[[], None]) -> None:
         """Read these archives every `poll_interval` s, and call `notify` after changes.
 
-        It is called in another thread, once for each archive, at the end of all waits, and in
-        addition when an archive is watched for the first time: `is_changed` tells what it means.
+        Another thread calls it, once for each archive that has changed. It is also called without a
+        change: when an archive is watched for the first time, and when the catalog is closed. Ask
+        `is_changed` for the reason.
         """
         with self._guard:
             for tp in tps:
@@ -333,47 +345,84 @@ class Catalog:
             partition = self._partitions.setdefault(tp, made)  # atomic: another thread may be first
         return partition
 
-    def _run(self) -> None:
-        while True:
-            if self._closed.wait(self._settings.poll_interval):
-                return
-            with self._guard:
-                waited_for = tuple(self._watchers)
+    def _run_refresh(self) -> None:
+        while not self._closed.wait(self._settings.poll_interval):
             try:
-                self._refresh(waited_for)
-                if self._clock() - self._discovered_at >= self._settings.discovery_interval:
-                    self._discover()
+                self._refresh()
+            except Exception:
+                # Without this thread, no client would see the archive grow.
+                log.exception("endpoint.refresh_failed")
+
+    def _run_discovery(self) -> None:
+        while not self._closed.wait(self._settings.poll_interval):
+            if self._clock() - self._discovered_at < self._settings.discovery_interval:
+                continue
+            try:
+                self._discover()
             except SidetierError as error:
                 # The requests of clients report errors of their partitions; this one is of none.
                 log.warning("endpoint.discovery_failed", error=str(error))
-                # As after a success: the store is not asked again before the interval is over.
+                # The store is asked again after the interval, as after a success.
                 self._discovered_at = self._clock()
             except Exception:
-                if not self._closed.is_set():  # the helpers accept no work after `close`
-                    # Without this thread, no client would see the archive grow, or new topics.
-                    log.exception("endpoint.discovery_failed")
-                    self._discovered_at = self._clock()
+                # Without this thread, no client would see new topics.
+                log.exception("endpoint.discovery_failed")
+                self._discovered_at = self._clock()
 
-    def _refresh(self, tps: Sequence[TopicPartition]) -> None:
-        for _ in self._helpers.map(self._refresh_one, tps):
-            pass
-        # Compared with the states of the last round, not with those before this one: a request of
-        # another client may have read the new state between the two rounds.
-        states = {tp: self._state(tp) for tp in tps}
-        news = states.items() - self._announced.items()
-        self._announced = states
-        self._notify(tp for tp, _ in news)
+    def _refresh(self) -> None:
+        """Begin to read all watched archives, but those that are still being read."""
+        with self._guard:
+            due = self._watchers.keys() - self._refreshing
+            self._announced = {
+                tp: state for tp, state in self._announced.items() if tp in self._watchers
+            }
+        for tp in due:
+            try:
+                helpers = self._helpers_of(tp.topic)
+            except SidetierError as error:
+                self._report_failure(tp, error)
+                continue
+            with self._guard:
+                self._refreshing.add(tp)
+            try:
+                helpers.submit(self._refresh_one, tp)
+            except RuntimeError:  # the system allows no more threads
+                with self._guard:
+                    self._refreshing.discard(tp)
+                raise
+
+    def _report_failure(self, tp: TopicPartition, error: SidetierError) -> None:
+        log.warning(
+            "endpoint.refresh_failed", topic=tp.topic, partition=tp.partition, error=str(error)
+        )
 
     def _refresh_one(self, tp: TopicPartition) -> None:
+        """Read an archive, and notify its watchers if it has changed."""
         try:
             self._partition(tp).view(self._settings.poll_interval / 2)
         except SidetierError as error:
-            log.warning(
-                "endpoint.refresh_failed",
-                topic=tp.topic,
-                partition=tp.partition,
-                error=str(error),
-            )
+            self._report_failure(tp, error)
+        except Exception:
+            log.exception("endpoint.refresh_failed", topic=tp.topic, partition=tp.partition)
+        with self._guard:
+            self._refreshing.discard(tp)
+            # Compared with the state that was announced last, not with that before this read: a
+            # request of another client may have read the new state meanwhile.
+            state = self._state(tp)
+            is_new = tp not in self._announced or self._announced[tp] != state
+            self._announced[tp] = state
+        if is_new:
+            self._notify((tp,))
+
+    def _helpers_of(self, topic: str) -> ThreadPoolExecutor:
+        """Return the threads for the store of a topic."""
+        return self._helpers_at(self._archive.provider.endpoint(topic))
+
+    def _helpers_at(self, endpoint: StorageEndpoint) -> ThreadPoolExecutor:
+        with self._guard:
+            if endpoint not in self._helpers:
+                self._helpers[endpoint] = ThreadPoolExecutor(_AT_ONCE, "endpoint-catalog")
+            return self._helpers[endpoint]
 
     def _discover_for_unknown(self) -> None:
         if self._clock() - self._discovered_at < self._settings.shortest_discovery:
@@ -391,11 +440,11 @@ class Catalog:
             numbers: dict[str, int] = {}
             for tp in self._stored():
                 numbers[tp.topic] = max(numbers.get(tp.topic, 0), tp.partition + 1)
-            ids = self._helpers.map(self._topic_id, numbers.items())
-            topics = {
-                name: Topic(name, topic_id, numbers[name])
-                for name, topic_id in zip(numbers, ids, strict=True)
+            ids = {
+                name: self._helpers_of(name).submit(self._topic_id, name, count)
+                for name, count in numbers.items()
             }
+            topics = {name: Topic(name, ids[name].result(), numbers[name]) for name in numbers}
             # Replaced only if it has changed: cached answers to Metadata compare it by identity.
             if topics != self._topics:
                 self._topics = dict(sorted(topics.items()))
@@ -408,7 +457,7 @@ class Catalog:
         stored: list[TopicPartition] = []
         for endpoint in provider.endpoints:
             store = self._archive.stores.at(endpoint)
-            listings = self._helpers.map(
+            listings = self._helpers_at(endpoint).map(
                 lambda prefix, store=store: list(stored_partitions(store, layout, prefix)),
                 cluster_prefixes(store, layout),
             )
@@ -418,18 +467,15 @@ class Catalog:
             ]
         return stored
 
-    def _topic_id(self, item: tuple[str, int]) -> UUID:
+    def _topic_id(self, name: str, count: int) -> UUID:
         """Return the cluster's own id of a topic, or else one that follows from its name."""
-        name, count = item
         for number in range(count):
             try:
                 view = self._partition(TopicPartition(name, number)).view(
                     self._settings.discovery_interval / 2
                 )
             except SidetierError as error:
-                log.warning(
-                    "endpoint.refresh_failed", topic=name, partition=number, error=str(error)
-                )
+                self._report_failure(TopicPartition(name, number), error)
                 # A topic keeps its id while its archive cannot be read.
                 known = self._topics.get(name)
                 if known is not None:

@@ -2,8 +2,7 @@
 
 A thread reads one request at a time, and sends its answer before it reads the next one: Kafka's
 clients expect answers in the order of their requests. What a client can make the endpoint keep is
-bounded: the size of a frame, the time for a frame, and the time without progress while an answer
-is sent.
+bounded: the size of a frame, the time for a frame, and the time in which it must take an answer.
 """
 
 import math
@@ -13,14 +12,14 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.blocks import FilePiece, Piece, size_of
-from sidetier.endpoint.fetch import MOST_BYTES, FetchAnswer, Fetcher, encode_fetch, wait_of
+from sidetier.endpoint.fetch import FetchAnswer, Fetcher, encode_fetch, wait_of
 from sidetier.endpoint.groups.none import Groups
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.idle_polls import MOST_FRAME, IdleAnswers, IdlePoll, IdlePolls
@@ -36,7 +35,7 @@ from sidetier.endpoint.session import Request, Session
 from sidetier.endpoint.tls import HANDSHAKE
 from sidetier.segments.errors import MalformedRequestError
 from sidetier.storage.attempt import Clock, monotonic
-from sidetier.storage.token_bucket import TokenBucket, take_from_all
+from sidetier.storage.token_bucket import TokenBucket
 from sidetier.wire.protocol import (
     ApiKey,
     RequestHeader,
@@ -48,15 +47,17 @@ from sidetier.wire.protocol import (
 
 # Before each request and response: the number of bytes that follow.
 _SIZE = struct.Struct(">i")
-_PIECE: Final = 1 << 20
+_PIECE: Final = 64 << 10
+"""Most bytes that are received in one call."""
 _READ_AHEAD: Final = 4 << 10
 """Bytes that are received in one call before the size of a request is known."""
 _BUFFERS_PER_CALL: Final = 64
 # C's `struct timeval`: seconds, microseconds.
 _TIMEVAL = struct.Struct("@ll")
 SMALL_REQUEST: Final = 64 << 10
+"""Bytes of a request that need no memory of the budget."""
 REQUEST_MEMORY: Final = 64 << 20
-"""Memory for all requests above `SMALL_REQUEST` together. Without it, 1000 connections could hold
+"""Memory for what all requests have beyond `SMALL_REQUEST`. Without it, 1000 connections could hold
 2 GB.
 """
 LEAST_TIMEOUT: Final = 0.001
@@ -64,7 +65,9 @@ LEAST_TIMEOUT: Final = 0.001
 _TLS_RECORD: Final = bytes((HANDSHAKE, 3))
 """First bytes of a TLS connection. As the size of a request they would be 369 MB."""
 _TLS_PIECE: Final = 1 << 18
-"""Bytes that are encrypted in one call. A slow client must take them within `stall`."""
+"""Bytes that are encrypted in one call."""
+SLOW_READER: Final = "slow_reader"
+"""Reason for which a connection is dropped: the client has not taken an answer in time."""
 _SHORT_FILE: Final = "a stored file is shorter than it was listed"
 
 
@@ -82,7 +85,9 @@ class ServerSettings:
         login: Time for the TLS handshake and the login together.
         failed_login_delay: Time before the answer to a failed login.
         frame: Time in which a request that has begun must arrive.
-        stall: Time in which a client must take some bytes of an answer.
+        send: Time in which a client must take a whole answer. Progress does not extend it: a client
+            that takes a byte per second would otherwise hold the memory of the answer for ever. The
+            default is the longest request timeout of clients (librdkafka's `socket.timeout.ms`).
         drain: At a stop, time for the answers that are being sent.
     """
 
@@ -93,7 +98,7 @@ class ServerSettings:
     login: float = 10.0
     failed_login_delay: float = 1.0
     frame: float = 30.0
-    stall: float = 60.0
+    send: float = 60.0
     drain: float = 5.0
 
 
@@ -142,8 +147,8 @@ class Service:
         groups: Answers the requests of groups.
         logins: The users that may log in; None if no login is needed.
         bucket: The cap of all clients together, in bytes per second; None for no cap.
-        request_memory: For requests above 64 KiB, while they are received and answered; those of
-            Fetch while they are received and decoded.
+        request_memory: For what requests have beyond 64 KiB, while they are received and answered;
+            those of Fetch while they are received and decoded.
     """
 
     handlers: RequestHandlers
@@ -197,6 +202,8 @@ class Connection:
         self._wait = wait
         self._clock = clock
         self._login = None if service.logins is None else Login(service.logins, session)
+        self.answer_by = math.inf
+        """Monotonic second until which the client must take the answer that is being sent."""
         self._behind = b""
         """Bytes that have arrived behind the last request."""
         self._idle_answers: IdleAnswers | None = None
@@ -206,6 +213,14 @@ class Connection:
         """
         self._last_fetch: tuple[int, bytes, Any] | None = None
         """Version, body and decoded body of the last Fetch, if it is small."""
+
+    def end_late_answer(self, now: float) -> None:
+        """End the connection if the answer that is being sent is late; for another thread.
+
+        A timeout of the socket would not do: each byte that the client takes begins it anew.
+        """
+        if now >= self.answer_by:
+            shut_down(self._socket, socket.SHUT_RDWR)
 
     def serve_one(self) -> bool:
         """Answer one request; return False if the client has closed the connection.
@@ -278,27 +293,23 @@ class Connection:
         deadline = began + wait_of(asked)
         if self._resumed is not None:
             (began, deadline), self._resumed = self._resumed, None
-        caps = (self._service.bucket, self._session.bucket)
-        buckets = [bucket for bucket in caps if bucket is not None]
-        # With a cap, answers are small, so that clients that share it are served in turn.
-        most = min((MOST_BYTES, *(bucket.burst for bucket in buckets)))
+        buckets = (self._service.bucket, self._session.bucket)
+        caps = [bucket for bucket in buckets if bucket is not None]
         is_repeatable = is_small and not isinstance(self._socket, ssl.SSLSocket)
         fetch = self._service.fetcher.fetch
-        fetched = fetch(asked, version, access, most, deadline=deadline, may_wait=not is_repeatable)
+        fetched = fetch(asked, version, access, caps, deadline=deadline, may_wait=not is_repeatable)
         if is_repeatable and fetched.awaited is not None:
             if self._wait_idle(request, fetched, prefix, began, deadline):
                 return
-            fetched = fetch(asked, version, access, most, deadline=deadline)
+            fetched = fetch(asked, version, access, caps, deadline=deadline)
+        if fetched.throttle:
+            self._throttle(version, prefix, began, fetched.throttle)
+            return
         try:
-            size = fetched.record_bytes
-            delay = take_from_all(buckets, size) if size else 0.0
-            if not delay:
-                pieces = [prefix, *fetched.pieces]
-                self._send(ApiKey.FETCH, pieces, began, fetched.first_error, size)
-                return
+            pieces = [prefix, *fetched.pieces]
+            self._send(ApiKey.FETCH, pieces, began, fetched.first_error, fetched.record_bytes)
         finally:
             fetched.release()
-        self._throttle(version, prefix, began, delay)
 
     def _throttle(self, version: int, prefix: bytes, began: float, delay: float) -> None:
         """Answer without records, and do not read from the connection for `delay` seconds.
@@ -387,13 +398,21 @@ class Connection:
         self._metrics.answered(api, error, self._clock() - began, size, record_bytes)
 
     def _send_all(self, pieces: Sequence[Piece]) -> None:
-        stall = self._settings.stall
+        seconds = self._settings.send
         if self._login is not None and not self._login.is_complete:
-            stall = min(stall, self._settings.login)
+            seconds = min(seconds, self._settings.login)
+        deadline = self.answer_by = self._clock() + seconds
         try:
-            send_pieces(self._socket, pieces, stall)
-        except TimeoutError:
-            raise DropError("slow", f"took no bytes for {stall:.0f} s") from None
+            send_pieces(self._socket, pieces)
+        except OSError:
+            if self._clock() < deadline:
+                raise
+            # `end_late_answer` has ended the connection.
+            size = sum(map(size_of, pieces))
+            detail = f"did not take an answer of {size} bytes within {seconds:.0f} s"
+            raise DropError(SLOW_READER, detail) from None
+        finally:
+            self.answer_by = math.inf
 
     def _read_frame(self, held: ExitStack) -> memoryview | None:
         """Return the next request without its size; None if the client has closed.
@@ -413,7 +432,7 @@ class Connection:
         if not data:
             return None
         if len(data) < _SIZE.size:
-            data += self._receive_all(_SIZE.size - len(data), deadline, reason)
+            data += self._receive_all(_SIZE.size - len(data), deadline, reason, held)
         if data.startswith(_TLS_RECORD):
             raise DropError("tls", "sent a TLS handshake, but the listener has no TLS certificate")
         (size,) = _SIZE.unpack_from(data)
@@ -425,38 +444,50 @@ class Connection:
         self, data: bytes, size: int, deadline: float, reason: str, held: ExitStack
     ) -> memoryview:
         """Return a request of `size` bytes; `data` begins with its size."""
-        if size > SMALL_REQUEST:
-            memory = self._service.request_memory
-            if not memory.acquire(size, self._left(deadline)):
-                raise DropError("busy", f"no memory for a request of {size} bytes in time")
-            held.callback(memory.release, size)
         end = _SIZE.size + size
         if len(data) >= end:
             self._behind = data[end:]
             return memoryview(data)[_SIZE.size : end]
         lacking = end - len(data)
-        return memoryview(self._receive_all(lacking, deadline, reason, data[_SIZE.size :]))
+        first = data[_SIZE.size :]
+        return memoryview(self._receive_all(lacking, deadline, reason, held, first))
 
     def _left(self, deadline: float) -> float:
         return max(deadline - self._clock(), LEAST_TIMEOUT)
 
-    def _receive_all(self, size: int, deadline: float, reason: str, first: bytes = b"") -> bytes:
-        """Return `first` and the next `size` bytes."""
-        # The buffer grows with the bytes that arrive: a size alone reserves no memory.
+    def _receive_all(
+        self, size: int, deadline: float, reason: str, held: ExitStack, first: bytes = b""
+    ) -> bytearray:
+        """Return `first`, of at most `SMALL_REQUEST` bytes, and the next `size` bytes."""
         received, size = bytearray(first), len(first) + size
+        # Memory is taken as the bytes arrive: 32 clients that announce 2 MiB and send nothing would
+        # otherwise take all of it.
+        allowed = SMALL_REQUEST
         while len(received) < size:
-            part = self._receive(min(size - len(received), _PIECE), self._left(deadline), reason)
+            if len(received) == allowed:
+                piece = min(size - allowed, _PIECE)
+                self._reserve(piece, deadline, held)
+                allowed += piece
+            wanted = min(size, allowed) - len(received)
+            part = self._receive(wanted, self._left(deadline), reason)
             if not part:
                 raise ConnectionResetError(f"closed within a request, {len(received)} of {size}")
             received += part
-        return bytes(received)
+        return received
+
+    def _reserve(self, size: int, deadline: float, held: ExitStack) -> None:
+        """Take memory for the next bytes of a request."""
+        memory = self._service.request_memory
+        if not memory.acquire(size, self._left(deadline)):
+            raise DropError("busy", f"no memory for {size} more bytes of a request in time")
+        held.callback(memory.release, size)
 
     def _receive(self, size: int, timeout: float, reason: str) -> bytes:
         try:
             if isinstance(self._socket, ssl.SSLSocket):
                 self._socket.settimeout(timeout)
             else:
-                _set_kernel_timeout(self._socket, socket.SO_RCVTIMEO, timeout)
+                _set_receive_timeout(self._socket, timeout)
             return self._socket.recv(size)
         except (TimeoutError, BlockingIOError):  # of Python's timeout, or the kernel's
             detail = f"sent no request within {timeout:.0f} s"
@@ -465,7 +496,7 @@ class Connection:
             raise DropError(reason, detail) from None
 
 
-def send_pieces(connection: socket.socket, pieces: Sequence[Piece], stall: float) -> None:
+def send_pieces(connection: socket.socket, pieces: Sequence[Piece]) -> None:
     """Send all pieces, in order.
 
     Ranges of files go from the page cache to the socket by `sendfile`. On a TLS socket they are
@@ -474,40 +505,41 @@ def send_pieces(connection: socket.socket, pieces: Sequence[Piece], stall: float
     Args:
         connection: The client's socket.
         pieces: What to send.
-        stall: Seconds within which the client must take some bytes.
 
     Raises:
-        TimeoutError: It did not.
         ConnectionError: The connection is lost, or a file is shorter than it was listed. Part of
             the answer may have been sent, so the connection is of no more use.
         OSError: A file cannot be read.
     """
     is_tls = isinstance(connection, ssl.SSLSocket)
-    if is_tls:
-        connection.settimeout(stall)
-    else:
+    if connection.gettimeout() is not None:
         # One call of `sendfile` then sends the whole range, where a socket with Python's timeout
         # returns for each filled buffer.
-        _set_kernel_timeout(connection, socket.SO_SNDTIMEO, stall)
+        connection.settimeout(None)
     buffers: list[memoryview] = []
-    try:
-        for piece in pieces:
-            if not isinstance(piece, FilePiece):
-                if len(piece):
-                    buffers.append(memoryview(piece))
-                continue
-            # More follows at once: the kernel does not send the framing in a packet of its own.
-            _send_buffers(connection, buffers, 0 if is_tls else socket.MSG_MORE)
-            buffers = []
-            send_range = _encrypt_file if is_tls else _send_file
-            send_range(connection, piece)
-        _send_buffers(connection, buffers, 0)
-    except BlockingIOError:  # the kernel's timeout
-        raise TimeoutError(f"no bytes were taken for {stall:.0f} s") from None
+    for piece in pieces:
+        if not isinstance(piece, FilePiece):
+            if len(piece):
+                buffers.append(memoryview(piece))
+            continue
+        # More follows at once: the kernel does not send the framing in a packet of its own.
+        _send_buffers(connection, buffers, 0 if is_tls else socket.MSG_MORE)
+        buffers = []
+        send_range = _encrypt_file if is_tls else _send_file
+        send_range(connection, piece)
+    _send_buffers(connection, buffers, 0)
 
 
-def _set_kernel_timeout(connection: socket.socket, option: int, seconds: float) -> None:
-    """Make a socket block with the kernel's own timeout, after which it raises BlockingIOError.
+def shut_down(connection: socket.socket, how: int) -> None:
+    """Shut down one or both directions of a socket that another thread uses."""
+    with suppress(OSError):
+        # `SSLSocket.shutdown` also drops the encryption: the thread that sends an answer would send
+        # the rest of it as plain text.
+        socket.socket.shutdown(connection, how)
+
+
+def _set_receive_timeout(connection: socket.socket, seconds: float) -> None:
+    """Make `recv` block with the kernel's own timeout, after which it raises BlockingIOError.
 
     With Python's timeout, each call would be several system calls, and other threads could run
     before each of them: with 500 connections that costs more than the call itself.
@@ -515,7 +547,8 @@ def _set_kernel_timeout(connection: socket.socket, option: int, seconds: float) 
     if connection.gettimeout() is not None:
         connection.settimeout(None)
     whole, part = divmod(seconds, 1)
-    connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(whole), int(part * 1e6)))
+    timeout = _TIMEVAL.pack(int(whole), int(part * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
 
 def _send_buffers(connection: socket.socket, buffers: list[memoryview], flags: int) -> None:

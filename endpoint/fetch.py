@@ -32,6 +32,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.headers import BatchHeader
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
+from sidetier.storage.token_bucket import TokenBucket, take_from_all
 from sidetier.telemetry.logs import logger
 from sidetier.wire.record_requests import AbortedTransaction
 
@@ -169,12 +170,15 @@ class FetchAnswer:
         error: The error of the response itself.
         awaited: The states of its archives, if the client wants to wait until one of them has
             records for it; else None.
+        throttle: Seconds for which the caps allow no records; 0 if they allowed these. Nothing was
+            read then, and there are no pieces.
     """
 
     pieces: list[Piece]
     topics: list[FetchedTopic]
     error: ErrorCode = ErrorCode.none
     awaited: Mapping[TopicPartition, State] | None = None
+    throttle: float = 0.0
 
     @property
     def record_bytes(self) -> int:
@@ -196,12 +200,47 @@ class FetchAnswer:
         return (data for topic in self.topics for data in topic.partitions)
 
 
+class _ThrottledError(Exception):
+    """The caps allow no records now."""
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(delay)
+        self.delay = delay
+
+
 @dataclass(slots=True)
 class _Room:
-    """The bytes that a response may still take; its first batch is sent whole in any case."""
+    """The bytes that a response may still take; its first batch is sent whole in any case.
+
+    Attributes:
+        left: Bytes.
+        caps: The caps on bytes per second.
+        is_empty: Whether the response has no records yet.
+        taken: Bytes that were taken from the caps; 0 before the first partition with records.
+    """
 
     left: int
+    caps: Sequence[TokenBucket]
     is_empty: bool = True
+    taken: int = 0
+
+    def take(self) -> None:
+        """Take the bytes of the response from the caps, unless that was done.
+
+        Raises:
+            _ThrottledError: The caps do not allow them now.
+        """
+        if self.taken:
+            return
+        delay = take_from_all(self.caps, self.left)
+        if delay:
+            raise _ThrottledError(delay)
+        self.taken = self.left
+
+    def give_back(self, used: int) -> None:
+        """Return to the caps what was taken and not used."""
+        for cap in self.caps if self.taken else ():
+            cap.give_back(self.taken - used)
 
 
 class Fetcher:
@@ -232,22 +271,27 @@ class Fetcher:
         request: Any,  # noqa: ANN401 - kio's
         version: int,
         access: Access = EVERYTHING,
-        most_bytes: int = MOST_BYTES,
+        caps: Sequence[TokenBucket] = (),
         *,
         deadline: float | None = None,
         may_wait: bool = True,
     ) -> FetchAnswer:
-        """Return the batches that a request asks for; at most `most_bytes`, but one batch whole.
+        """Return the batches that a request asks for; at most 64 MiB, but one batch whole.
 
         If there are none, wait for up to `max_wait` until one of the archives has grown. A response
         with fewer bytes than `min_bytes` is not held back: a broker does not cross the end of a
         segment either, and its clients ask again at once.
 
+        The caps are asked before the first batch is read: a client that must wait for them would
+        otherwise cost requests to the store for records that it does not get. With a cap, a
+        response has at most the bytes of its burst, so that clients that share it are served in
+        turn.
+
         Args:
             request: The decoded request.
             version: Its version.
             access: What the client may read.
-            most_bytes: Most bytes of batches.
+            caps: Caps on the bytes of batches per second; each of them must allow the response.
             deadline: Monotonic second at which the wait ends; None for `max_wait` from now on.
             may_wait: Whether to wait; if not, `awaited` tells whether the client wants to.
         """
@@ -258,7 +302,10 @@ class Fetcher:
         if deadline is None:
             deadline = self._clock() + wait_of(request)
         while True:
-            topics, seen = self._read(request, version, access, most_bytes)
+            try:
+                topics, seen = self._read(request, version, access, caps)
+            except _ThrottledError as throttled:
+                return FetchAnswer([], [], throttle=throttled.delay)
             answer = FetchAnswer([], topics)
             # Java's last Fetch before it closes names no partition.
             is_final = not seen or answer.record_bytes or answer.first_error is not ErrorCode.none
@@ -278,9 +325,13 @@ class Fetcher:
         request: Any,  # noqa: ANN401 - kio's
         version: int,
         access: Access,
-        most_bytes: int,
+        caps: Sequence[TokenBucket],
     ) -> tuple[list[FetchedTopic], dict[TopicPartition, State]]:
-        room = _Room(min(request.max_bytes, most_bytes))
+        asked_bytes = sum(
+            asked.partition_max_bytes for wanted in request.topics for asked in wanted.partitions
+        )
+        most = (request.max_bytes, asked_bytes, MOST_BYTES, *(cap.burst for cap in caps))
+        room = _Room(max(min(most), 1), caps)
         isolated = request.isolation_level == _READ_COMMITTED
         topics: list[FetchedTopic] = []
         seen: dict[TopicPartition, State] = {}
@@ -294,7 +345,9 @@ class Fetcher:
                     seen[TopicPartition(topic.name, asked.partition)] = data.state
         except BaseException:
             FetchAnswer([], topics).release()
+            room.give_back(0)
             raise
+        room.give_back(FetchAnswer([], topics).record_bytes)
         return topics, seen
 
     def _fetched_topic(self, wanted: Any, version: int) -> FetchedTopic:  # noqa: ANN401 - kio's
@@ -373,6 +426,7 @@ class Fetcher:
             return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
         if offset >= limit:
             return data
+        room.take()
         try:
             batch = self._first_batch(partition, view, offset, limit)
         except _MissingOffsetError as missing:

@@ -25,7 +25,8 @@ class Reloaded(Generic[Value]):
     and is tried again at the next check.
 
     Args:
-        paths: The files. A change of one of them causes a load.
+        paths: Returns the files. A change of one of them causes a load. Called before each load,
+            because the files may name each other; it raises as `load`.
         load: Loads the value.
         failed: Called after each load that failed, except the first one.
         clock: Returns monotonic seconds.
@@ -37,19 +38,20 @@ class Reloaded(Generic[Value]):
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Callable[[], Sequence[Path]],
         load: Callable[[], Value],
         failed: Callable[[], object] = lambda: None,
         clock: Clock = monotonic,
         interval: float = CHECK_SECONDS,
     ) -> None:
-        self._paths = tuple(paths)
+        self._find_paths = paths
         self._load = load
         self._failed = failed
         self._clock = clock
         self._interval = interval
         self._guard = threading.Lock()
-        self._loaded = self._stamp()
+        self._paths = paths()
+        self._loaded = _stamps(self._paths)
         self._value = load()
         self._next_check = clock() + interval
         self._logged: tuple[_Stamp, str] | None = None
@@ -66,25 +68,31 @@ class Reloaded(Generic[Value]):
         return self._value
 
     def _check(self) -> None:
-        stamp = self._stamp()  # before the load: a change during the load is noticed later
+        stamp = _stamps(self._paths)
         if stamp == self._loaded:
             return
-        names = [str(path) for path in self._paths]
         try:
+            paths = self._find_paths()
+            loaded = _stamps(paths)  # before the load: a change during the load is noticed later
             self._value = self._load()
         except ConfigurationError as error:
             self._failed()
             if self._logged != (stamp, str(error)):
                 self._logged = (stamp, str(error))
                 log.error(  # noqa: TRY400 - the message names the file; a traceback does not help
-                    "endpoint.reload_failed", files=names, error=str(error)
+                    "endpoint.reload_failed", files=_names(self._paths), error=str(error)
                 )
             return
-        self._loaded = stamp
-        log.info("endpoint.reloaded", files=names)
+        self._paths, self._loaded = paths, loaded
+        log.info("endpoint.reloaded", files=_names(paths))
 
-    def _stamp(self) -> _Stamp:
-        return tuple(_stamp(path) for path in self._paths)
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    return [str(path) for path in paths]
+
+
+def _stamps(paths: Sequence[Path]) -> _Stamp:
+    return tuple(_stamp(path) for path in paths)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -5,15 +5,16 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Final
 
 from sidetier.endpoint.connection import (
     LEAST_TIMEOUT,
+    SLOW_READER,
     Connection,
     DropError,
     ServerSettings,
     Service,
+    shut_down,
 )
 from sidetier.endpoint.log_limits import AtMostEvery
 from sidetier.endpoint.metrics import EndpointMetrics
@@ -27,8 +28,12 @@ from sidetier.telemetry.logs import logger
 log = logger()
 
 _BACKLOG: Final = 512
-_REFUSAL_LOG_SECONDS: Final = 10.0
-"""Least time between two events for refused connections; each has the number since the last."""
+_LOG_SECONDS: Final = 10.0
+"""Least time between two events for refused connections, and between two for slow readers; each has
+the number since the last.
+"""
+_SEND_CHECK_SECONDS: Final = 0.5
+"""Time between two searches for late answers, and most time of a wait for a new connection."""
 
 
 class Endpoint:
@@ -57,16 +62,25 @@ class Endpoint:
         self._clock = clock
         self._guard = threading.Lock()
         self._connections: dict[threading.Thread, socket.socket] = {}
+        self._serving: dict[threading.Thread, Connection] = {}
+        """Those of `_connections` that are past their TLS handshake."""
         self._hosts: Counter[str] = Counter()
         self._stopping = threading.Event()
         # A client that is refused connects again at once.
-        self._refusals = AtMostEvery(_REFUSAL_LOG_SECONDS, clock)
+        self._refusals = AtMostEvery(_LOG_SECONDS, clock)
+        self._slow_readers = AtMostEvery(_LOG_SECONDS, clock)
+        self._next_send_check = clock()
 
     def serve(self, listener: socket.socket) -> None:
-        """Accept connections until `stop`. The listener is closed at the end."""
-        listener.settimeout(0.5)  # `close` in another thread does not wake `accept`
+        """Accept connections, and end those of slow readers, until `stop`.
+
+        The listener is closed at the end.
+        """
+        # `close` in another thread does not wake `accept`.
+        listener.settimeout(_SEND_CHECK_SECONDS)
         with listener:
             while not self._stopping.is_set():
+                self._end_late_answers()
                 try:
                     connection, address = listener.accept()
                 except TimeoutError:
@@ -95,10 +109,10 @@ class Endpoint:
                 if thread.ident is not None
             }
         for connection in connections.values():
-            _shut_down(connection, socket.SHUT_RD)  # a thread that waits for a request ends
+            shut_down(connection, socket.SHUT_RD)  # a thread that waits for a request ends
         self._join(connections, self._settings.drain)
         for connection in connections.values():
-            _shut_down(connection, socket.SHUT_RDWR)
+            shut_down(connection, socket.SHUT_RDWR)
         self._join(connections, 1.0)
 
     def _join(self, threads: Iterable[threading.Thread], timeout: float) -> None:
@@ -116,6 +130,17 @@ class Endpoint:
     def is_full(self) -> bool:
         """Whether the next connection would be refused."""
         return self.open_connections >= self._settings.max_connections
+
+    def _end_late_answers(self) -> None:
+        """End the connections whose clients do not take their answers in time."""
+        now = self._clock()
+        if now < self._next_send_check:
+            return
+        self._next_send_check = now + _SEND_CHECK_SECONDS
+        with self._guard:
+            serving = list(self._serving.values())
+        for connection in serving:
+            connection.end_late_answer(now)
 
     def _admit(self, connection: socket.socket, host: str, port: int) -> None:
         client = shown(host, port)
@@ -158,6 +183,7 @@ class Endpoint:
     def _forget(self, thread: threading.Thread, host: str) -> None:
         with self._guard:
             connection = self._connections.pop(thread)
+            self._serving.pop(thread, None)
             self._hosts[host] -= 1
             if not self._hosts[host]:
                 del self._hosts[host]
@@ -205,6 +231,8 @@ class Endpoint:
             wait=self._stopping.wait,
             clock=self._clock,
         )
+        with self._guard:
+            self._serving[threading.current_thread()] = connection
         while not self._stopping.is_set() and connection.serve_one():
             pass
 
@@ -220,15 +248,15 @@ class Endpoint:
 
     def _dropped(self, reason: str, client: str, error: Exception) -> None:
         self._metrics.dropped.labels(reason).inc()
-        log.info("endpoint.connection_dropped", client=client, reason=reason, detail=str(error))
-
-
-def _shut_down(connection: socket.socket, how: int) -> None:
-    """Shut down one or both directions of a socket that another thread uses."""
-    with suppress(OSError):
-        # `SSLSocket.shutdown` also drops the encryption: the thread that sends an answer would send
-        # the rest of it as plain text.
-        socket.socket.shutdown(connection, how)
+        connections = 1 if reason != SLOW_READER else self._slow_readers.count()
+        if connections:
+            log.info(
+                "endpoint.connection_dropped",
+                client=client,
+                reason=reason,
+                detail=str(error),
+                connections=connections,
+            )
 
 
 def open_listener(host: str, port: int) -> socket.socket:

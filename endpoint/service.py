@@ -112,8 +112,7 @@ class RunningEndpoint:
         deaths = [
             f"the thread {name} has ended"
             for name, is_alive in (
-                (self.acceptor.name, self.acceptor.is_alive()),
-                ("endpoint-refresh", self.catalog.is_alive),
+                *((each.name, each.is_alive()) for each in (self.acceptor, *self.catalog.threads)),
                 ("endpoint-idle", self.idle_polls.is_alive),
             )
             if not is_alive
@@ -217,12 +216,12 @@ def serving(
 
 def _reloaded_tls(files: TlsFiles, metrics: EndpointMetrics) -> Reloaded[ssl.SSLContext]:
     failures = metrics.reload_failures.labels("certificate")
-    return Reloaded(files.paths, files.context, failures.inc)
+    return Reloaded(lambda: files.paths, files.context, failures.inc)
 
 
 def _logins(path: Path, metrics: EndpointMetrics, *, encrypted: bool) -> Logins:
     failures = metrics.reload_failures.labels("users")
-    users = Reloaded((path,), lambda: read_users(path), failures.inc)
+    users = Reloaded(lambda: (path,), lambda: read_users(path), failures.inc)
     return Logins(users, metrics, encrypted=encrypted)
 
 
@@ -247,7 +246,7 @@ def _groups(
         live = settings.groups
         failures = endpoint_metrics.reload_failures.labels("groups_properties")
         relay = RelayGroups(
-            Reloaded(live.files(), live.client, failures.inc).current,
+            Reloaded(live.files, live.client, failures.inc).current,
             advertised,
             lambda topic_id: catalog.topic_of_id(topic_id) is not None,
             metrics,

@@ -3,12 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-)
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (
     AclBindingFilter,
     AclOperation,
@@ -300,9 +295,9 @@ class KafkaClusterState:
         from sidetier.wire.requests import client_quotas  # noqa: PLC0415 -- see `_wire`
 
         try:
-            with self._wire() as cluster:
+            with self._wire(SnapshotKind.QUOTAS) as cluster:
                 entries = client_quotas(cluster, timeout=self._timeout)
-        except (BrokerError, ConfigurationError) as error:
+        except BrokerError as error:
             raise LeadershipUnavailableError(
                 f"quotas: {error}; the sidecar's principal needs "
                 f"{_NO_PERMISSION[SnapshotKind.QUOTAS]}"
@@ -331,6 +326,12 @@ class KafkaClusterState:
         return ReadState(ScramUsers(users))
 
     def _group_offsets(self, before: GroupOffsets | None, seconds: float) -> ReadState:
+        """List the groups, and read their offsets through `wire`.
+
+        Not through librdkafka: it copies commit metadata without the terminating zero byte, so that
+        confluent-kafka reads beyond its end, and it can end the process while a coordinator loads.
+        """
+        cluster = self._wire(SnapshotKind.GROUP_OFFSETS)
         listed = self._client.list_consumer_groups(request_timeout=self._timeout).result()
         names = {group_listing.group_id for group_listing in listed.valid}
         problems = [f"groups are missing: {error}" for error in listed.errors]
@@ -338,14 +339,7 @@ class KafkaClusterState:
         known = before.groups if before else {}
         if problems:  # a broker did not respond: keep the groups of the previous read
             offsets_by_group |= {group: known[group] for group in known.keys() - names}
-        try:
-            cluster = self._wire()
-        except ConfigurationError as error:  # `wire` lacks a property that librdkafka supports
-            problems.append(f"commit metadata is not stored: {error}")
-            results = self._offsets_without_metadata(sorted(names), seconds)
-        else:
-            results = self._offsets(cluster, sorted(names), seconds)
-        for group, offsets in results:
+        for group, offsets in self._offsets(cluster, sorted(names), seconds):
             if isinstance(offsets, str):
                 problems.append(f"group {group}: {offsets}")
                 # As for topics: offsets that cannot be read now are taken from the snapshot before.
@@ -365,9 +359,6 @@ class KafkaClusterState:
         """Yield each group's committed offsets, or why they could not be read.
 
         Deleted groups are left out. The batches are spread over `seconds`.
-
-        `wire` reads them: librdkafka copies commit metadata without the terminating zero byte, so
-        confluent-kafka reads beyond its end.
         """
         from sidetier.wire.requests import committed_offsets  # noqa: PLC0415 -- see `_wire`
 
@@ -388,33 +379,24 @@ class KafkaClusterState:
                     else:
                         yield group, _by_topic(offsets)
 
-    def _offsets_without_metadata(
-        self, groups: Sequence[str], seconds: float
-    ) -> Iterator[tuple[str, _Offsets | str]]:
-        """Yield the same from librdkafka, without commit metadata."""
-        for batch in self._spread(groups, _GROUPS_AT_ONCE, seconds):
-            futures = {
-                group: self._client.list_consumer_group_offsets(
-                    [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout
-                )[group]
-                for group in batch
-            }
-            for group, future in futures.items():
-                try:
-                    offsets = future.result()
-                except KafkaException as error:
-                    if error.args[0].code() not in _GONE:
-                        yield group, self._text_of(SnapshotKind.GROUP_OFFSETS, error)
-                else:
-                    yield group, _without_metadata(offsets)
+    def _wire(self, kind: SnapshotKind) -> "Cluster":
+        """Return a client that can ask what librdkafka cannot.
 
-    def _wire(self) -> "Cluster":
+        Raises:
+            LeadershipUnavailableError: It does not support one of `broker.client`.
+        """
         # Importing Kafka's messages takes 25 MB, and only one sidecar of the cluster needs them.
         from sidetier.wire.cluster import Cluster  # noqa: PLC0415
         from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
         properties = {**self._properties, "bootstrap.servers": self._servers}
-        return Cluster(ClientSettings.from_properties(properties))
+        try:
+            return Cluster(ClientSettings.from_properties(properties))
+        except ConfigurationError as error:
+            raise LeadershipUnavailableError(
+                f"{kind}: broker.client: {error}; without such snapshots, list {kind} in "
+                "uploader.cluster_snapshots.exclude"
+            ) from error
 
     def _may_see_all_groups(self) -> bool:
         """Return whether ListGroups is complete: it omits groups without permission silently."""
@@ -461,17 +443,6 @@ def _by_topic(
     for tp, offset in offsets.items():
         committed = CommittedOffset(offset.offset, offset.metadata)
         by_topic.setdefault(tp.topic, {})[tp.partition] = committed
-    return by_topic
-
-
-def _without_metadata(
-    offsets: ConsumerGroupTopicPartitions,
-) -> dict[str, dict[int, CommittedOffset]]:
-    by_topic: dict[str, dict[int, CommittedOffset]] = {}
-    for tp in offsets.topic_partitions or ():
-        # Negative offsets are librdkafka's placeholders for "none".
-        if tp.error is None and tp.offset >= 0:
-            by_topic.setdefault(tp.topic, {})[tp.partition] = CommittedOffset(tp.offset)
     return by_topic
 
 

@@ -4,14 +4,16 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from sidetier.segments.errors import StoreTimeoutError, TransientStorageError
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.port import IfMatch, RemoteStorage
 from sidetier.storage.settings import AttemptDeadline
 
-_PIECE = 2 << 20
+_PIECE: Final = 2 << 20
+_ATTEMPTS: Final = 2
+"""A read with all its resumed responses may take as long as this number of attempts."""
 
 
 def read_range(  # noqa: PLR0913 - three parameters have a default
@@ -51,23 +53,32 @@ def read_into(  # noqa: PLR0913 - three parameters have a default
     bytes. A response without bytes raises its error; pauses and retries are the task of the
     store's own retry layer.
 
+    Each response must bring its bytes within `deadline` of their number. Without another bound, a
+    store that breaks off each response after some bytes would keep its reader for ever. So the
+    whole read has twice the deadline of all its bytes, from the first request on: no response
+    continues and no request begins after that. A request that has begun ends by the deadlines of
+    the store's retry layer.
+
     Returns:
         Number of bytes read: fewer than `buffer` has if the object ends before.
 
     Raises:
         ObjectNotFoundError: There is no object.
         PreconditionFailedError: The object has another etag than the condition.
-        StoreTimeoutError: The bytes did not arrive within the deadline of one attempt.
+        StoreTimeoutError: The bytes did not arrive within the deadline of one attempt, or those of
+            all responses not within twice that time.
         StorageError: See `RemoteStorage`.
     """
     allowed = deadline or AttemptDeadline()
+    seconds = _ATTEMPTS * allowed.seconds(len(buffer))
+    latest = clock() + seconds
     at = 0
     while at < len(buffer):
         begin, end = start + at, start + len(buffer)
         count, broken = _read_response(
             # With the same condition: the rest must be of the same version as the beginning.
             partial(store.get_object_input_stream, key, begin, end, condition=condition),
-            _Response(key, begin, buffer[at:], allowed.seconds(end - begin)),
+            _Response(key, begin, buffer[at:], allowed.seconds(end - begin), latest),
             clock,
         )
         at += count
@@ -76,17 +87,31 @@ def read_into(  # noqa: PLR0913 - three parameters have a default
         # No progress: the store's retry layer has given up for this position.
         if not count:
             raise broken
+        if clock() > latest:
+            raise StoreTimeoutError(
+                f"{key}: bytes {start} to {end} did not arrive within {seconds:.0f} s, in several "
+                f"responses that broke off; the last one: {broken}"
+            ) from broken
     return at
 
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """Key, first byte, destination buffer and time limit of one response."""
+    """One response.
+
+    Attributes:
+        key: The object.
+        start: First byte.
+        buffer: Where its bytes go.
+        seconds: Time limit of its bytes.
+        latest: When the whole read must end, by the clock.
+    """
 
     key: str
     start: int
     buffer: memoryview
     seconds: float
+    latest: float
 
 
 def _read_response(
@@ -99,7 +124,8 @@ def _read_response(
     at, size = 0, len(response.buffer)
     with begin() as stream:
         # After the answer has begun: the request itself has its own deadline.
-        latest = clock() + response.seconds
+        began = clock()
+        latest = min(began + response.seconds, response.latest)
         try:
             while at < size and (count := _read_once(stream, response.buffer[at : at + _PIECE])):
                 at += count
@@ -110,7 +136,7 @@ def _read_response(
     if at < size and clock() > latest:
         raise StoreTimeoutError(
             f"{response.key}: bytes {response.start} to {response.start + size} did not arrive "
-            f"within {response.seconds:.0f} s"
+            f"within {max(latest - began, 0.0):.0f} s"
         )
     return at, None
 

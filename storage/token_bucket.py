@@ -59,7 +59,7 @@ class TokenBucket:
             return self._next_turn - now
 
     def give_back(self, size: int) -> None:
-        """Undo a `take` of `size` bytes."""
+        """Return bytes of a `take` that were not used; a negative size takes more of them."""
         with self._lock:
             self._paid_until -= size / self.bytes_per_second
 

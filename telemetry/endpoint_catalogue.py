@@ -19,9 +19,10 @@ REFUSED: Final = Metric(
 CLOSED: Final = Metric(
     _PREFIX + "dropped_connections_total",
     Kind.COUNTER,
-    "Connections that the endpoint closed, by reason: idle, slow, malformed, unsupported, tls (no "
-    "completed TLS handshake), login (none in time, or a failed one), busy (no memory for a "
-    "request above 64 KiB in time), failed.",
+    "Connections that the endpoint closed, by reason: idle, slow (a request did not arrive in "
+    "time), slow_reader (an answer was not taken within --send-timeout), malformed, unsupported, "
+    "tls (no completed TLS handshake), login (none in time, or a failed one), busy (no memory for "
+    "a request above 64 KiB in time), failed.",
     ("reason",),
 )
 LOGINS: Final = Metric(

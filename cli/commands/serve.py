@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from sidetier.cli.arguments import checked_duration
 from sidetier.cli.extras import from_extra, require_packages
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.config.units import parse_size
@@ -74,6 +75,13 @@ def _rate(_context: click.Context, _option: click.Parameter, given: str | None) 
     if rate == 0:
         raise click.BadParameter("at least 1 byte is needed; leave the option out for no cap")
     return rate
+
+
+def _send_timeout(context: click.Context, option: click.Parameter, given: str) -> float:
+    seconds = checked_duration(context, option, given)
+    if seconds is None or seconds < 1:
+        raise click.BadParameter("at least 1s is needed")
+    return seconds
 
 
 def _groups(_context: click.Context, _option: click.Parameter, given: str) -> str:
@@ -149,6 +157,14 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     "The users file can have a cap for each user.  [default: no cap]",
 )
 @click.option(
+    "--send-timeout",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    callback=_send_timeout,
+    help="Time in which a client must take an answer; a client that is slower is disconnected.",
+)
+@click.option(
     "--tls-certificate",
     metavar="FILE",
     type=_FILE,
@@ -215,6 +231,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     max_connections: int,
     max_connections_per_host: int | None,
     max_bytes_per_second: int | None,
+    send_timeout: float,
     tls_certificate: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -269,6 +286,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
             # Four fifths, rounded up: one host cannot keep all others out.
             max_connections_per_host=max_connections_per_host or -(-max_connections * 4 // 5),
             bytes_per_second=max_bytes_per_second,
+            send_timeout=send_timeout,
             tls_files=(tls_certificate, tls_key, tls_client_ca),
             users=users,
             groups=groups,

@@ -51,6 +51,9 @@ class GroupLimits:
         metadata_bytes: Most bytes of the metadata of all members, and of their assignments.
         initial_delay: Time for which an empty group waits for further members after the first one,
             as `group.initial.rebalance.delay.ms`.
+        pending_timeout: A member id that was given to a new member (KIP-394) expires after this
+            time, or after the session timeout if that is shorter. Clients join with their member id
+            at once; Kafka's coordinator waits for the session timeout, which can be 30 minutes.
         new_member_timeout: A new member that waits for the others for this long is removed: its
             client has given up the request, and joins again if it still exists.
     """
@@ -58,6 +61,7 @@ class GroupLimits:
     members: int = 1000
     metadata_bytes: int = 4 << 20
     initial_delay: float = 0.3
+    pending_timeout: float = 10.0
     new_member_timeout: float = 300.0
 
 
@@ -76,6 +80,7 @@ class Join:
         protocols: The member's protocols.
         needs_member_id: Whether a new dynamic member must ask again with its member id (KIP-394).
         can_skip_assignment: Whether the client understands `skip_assignment` (KIP-814).
+        owner: The user or the host to which the member is counted.
     """
 
     member_id: str
@@ -88,6 +93,7 @@ class Join:
     protocols: Protocols
     needs_member_id: bool = True
     can_skip_assignment: bool = True
+    owner: str = ""
 
     @property
     def memory(self) -> int:
@@ -149,6 +155,7 @@ class Member:
     session_timeout: float
     rebalance_timeout: float
     protocols: Protocols
+    owner: str
     expires: float
     is_new: bool = True
     assignment: bytes = b""
@@ -170,6 +177,14 @@ class Member:
     def metadata(self, protocol: str | None) -> bytes:
         """Return the member's metadata for a protocol; empty if it does not support it."""
         return dict(self.protocols).get(protocol or "", b"")
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingMember:
+    """A new member that has got its member id and not yet joined with it (KIP-394)."""
+
+    owner: str
+    expires: float
 
 
 @dataclass(slots=True)
@@ -213,8 +228,8 @@ class ClassicGroup:
         self._new_id = new_id
         self._static: dict[str, str] = {}
         """Member ids by instance id."""
-        self._pending: dict[str, float] = {}
-        """Member ids that were given to new members, and when they expire (KIP-394)."""
+        self._pending: dict[str, _PendingMember] = {}
+        """By member id."""
         self._unsynced: set[str] = set()
         """Members that have not sent SyncGroup in this generation."""
         self._sync_deadline = inf
@@ -363,7 +378,7 @@ class ClassicGroup:
         return min(
             self._sync_deadline,
             self._rebalance.deadline,
-            *self._pending.values(),
+            *(pending.expires for pending in self._pending.values()),
             *(member.deadline for member in self.members.values()),
         )
 
@@ -371,6 +386,13 @@ class ClassicGroup:
     def size(self) -> int:
         """Number of members, including those that have got their member id and not yet joined."""
         return len(self.members) + len(self._pending)
+
+    @property
+    def owners(self) -> Counter[str]:
+        """The number of members by owner; together they are `size`."""
+        owners = Counter(member.owner for member in self.members.values())
+        owners.update(pending.owner for pending in self._pending.values())
+        return owners
 
     @property
     def memory(self) -> int:
@@ -435,7 +457,8 @@ class ClassicGroup:
             return
         member_id = f"{join.client_id}-{self._new_id()}"
         if join.needs_member_id:
-            self._pending[member_id] = now + join.session_timeout
+            timeout = min(join.session_timeout, self._limits.pending_timeout)
+            self._pending[member_id] = _PendingMember(join.owner, now + timeout)
             self._answers[ticket] = JoinAnswer(ErrorCode.member_id_required, member_id)
             return
         self._add(join, member_id, ticket, now)
@@ -470,6 +493,7 @@ class ClassicGroup:
             join.session_timeout,
             join.rebalance_timeout,
             join.protocols,
+            join.owner,
             expires=now + self._limits.new_member_timeout,
             join_ticket=ticket,
         )
@@ -487,6 +511,7 @@ class ClassicGroup:
             )
         member.join_ticket = ticket
         member.protocols = join.protocols
+        member.owner = join.owner
         member.session_timeout = join.session_timeout
         member.rebalance_timeout = join.rebalance_timeout
 
@@ -629,8 +654,8 @@ class ClassicGroup:
                 self._remove(member_id)
             self._rebalance_after_removal(due)
             return
-        for member_id, expires in self._pending.items():
-            if expires == due:
+        for member_id, pending in self._pending.items():
+            if pending.expires == due:
                 del self._pending[member_id]
                 self._complete_join_if_ready(due)
                 return

@@ -12,6 +12,7 @@ that interval: then the other endpoint is gone, or no member commits there.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ class CoordinatorSettings:
     Attributes:
         groups: Most groups in memory. Groups without members make room for others.
         members: Most members of all groups.
+        members_per_owner: Most of them that one user may have; without logins, one host.
         memory: Most bytes that members, their subscriptions and assignments, and committed offsets
             take in memory, roughly.
         group: Bounds of each group.
@@ -71,6 +73,7 @@ class CoordinatorSettings:
 
     groups: int = 10_000
     members: int = 20_000
+    members_per_owner: int = 16_000
     memory: int = 128 << 20
     group: GroupLimits = field(default_factory=GroupLimits)
     store_wait: float = 5.0
@@ -108,8 +111,9 @@ class _Group:
         """The latest request that asks for the owner."""
         self.check_at = float("-inf")
         """Before this time the store is not asked for the owner again."""
-        self.size = self.memory = 0
-        """Members and bytes as the coordinator has counted them."""
+        self.owners: Counter[str] = Counter()
+        self.memory = 0
+        """Members by owner, and bytes, as the coordinator has counted them."""
 
     @property
     def is_idle(self) -> bool:
@@ -150,6 +154,8 @@ class GroupCoordinator:
         self._groups: dict[str, _Group] = {}
         self._size = self._memory = 0
         """Members of all groups, and the bytes that they take."""
+        self._owners: Counter[str] = Counter()
+        """Members by owner; together they are `_size`."""
         self._closing = False
         self._sweep_at = float("-inf")
         """Before this time the sessions of all groups are not checked again."""
@@ -179,7 +185,7 @@ class GroupCoordinator:
                 # A request that is refused, or gets a member id only, leaves no object.
                 must_own = machine.state is GroupState.DEAD or machine.adds(join)
                 growth = machine.growth(join)
-            self._make_room(*growth)
+            self._make_room(*growth, owner=join.owner)
             if must_own:
                 self._own(group)
                 self._check_owner(group)
@@ -339,24 +345,34 @@ class GroupCoordinator:
         """Remove a group from memory; the caller holds the guard."""
         if self._groups.get(group.name) is group:
             del self._groups[group.name]
-            self._size -= group.size
-            self._memory -= group.memory
+            self._recount(group, Counter(), 0)
 
     def _is_name(self, name: str) -> bool:
         return bool(name) and self._objects.layout.group_key(name) is not None
 
     def _count(self, group: _Group) -> None:
         """Count the members and bytes of a group again; the caller holds `changed`."""
-        size, memory = group.machine.size, group.machine.memory
+        owners, memory = group.machine.owners, group.machine.memory
         memory += 0 if group.owned is None else group.owned.memory
         with self._guard:
             if self._groups.get(group.name) is group:
-                self._size += size - group.size
-                self._memory += memory - group.memory
-                group.size, group.memory = size, memory
+                self._recount(group, owners, memory)
 
-    def _make_room(self, members: int = 0, memory: int = 0, *, groups: int = 0) -> None:
-        """Make sure that this many more members, bytes and groups fit.
+    def _recount(self, group: _Group, owners: Counter[str], memory: int) -> None:
+        """Replace what is counted for a group; the caller holds the guard."""
+        if owners != group.owners:
+            self._size += owners.total() - group.owners.total()
+            for owner in owners.keys() | group.owners.keys():
+                self._owners[owner] += owners[owner] - group.owners[owner]
+                if not self._owners[owner]:
+                    del self._owners[owner]
+        self._memory += memory - group.memory
+        group.owners, group.memory = owners, memory
+
+    def _make_room(
+        self, members: int = 0, memory: int = 0, *, groups: int = 0, owner: str = ""
+    ) -> None:
+        """Make sure that this many more members of an owner, bytes and groups fit.
 
         First the sessions of members that have gone without a word are ended, because nothing else
         does so in a group that gets no requests. Then groups without members are removed from
@@ -365,17 +381,19 @@ class GroupCoordinator:
         Raises:
             RefusedError: They do not fit.
         """
-        if not self._exceeded(members, memory, groups):
+        if not (self._exceeded(members, memory, groups) or self._exceeded_by(owner, members)):
             return
         now = self._clock()
         if now >= self._sweep_at:  # not each time: with 10,000 groups it takes about a second
             self._sweep_at = now + _SWEEP_PAUSE
             self._count_members()
         with self._guard:
-            idle = [group for group in self._groups.values() if group.is_idle]
+            bound = self._exceeded_by(owner, members)
+            # An owner that has too many members must not make the groups of others go.
+            idle = [] if bound else [group for group in self._groups.values() if group.is_idle]
             while idle and self._exceeded(members, memory, groups):
                 self._remove(idle.pop(0))
-            bound = self._exceeded(members, memory, groups)
+            bound = bound or self._exceeded(members, memory, groups)
         if bound:
             self._note_full(bound)
             raise RefusedError(ErrorCode.coordinator_not_available)
@@ -391,6 +409,12 @@ class GroupCoordinator:
                 members=self._size,
                 bytes=self._memory,
             )
+
+    def _exceeded_by(self, owner: str, members: int) -> str:
+        """Return the bound that more members of an owner would exceed; empty if there is none."""
+        most = self._settings.members_per_owner
+        is_exceeded = members and self._owners[owner] + members > most
+        return f"{most} members of {owner}" if is_exceeded else ""
 
     def _exceeded(self, members: int, memory: int, groups: int) -> str:
         """Return the bound that more of these would exceed; empty if there is none."""

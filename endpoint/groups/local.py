@@ -21,7 +21,7 @@ from sidetier.endpoint.groups.requests import (
 )
 from sidetier.endpoint.groups.stored_offsets import Offsets, StoredOffset
 from sidetier.endpoint.log_limits import Once
-from sidetier.endpoint.session import Answer, Request, Session, first_error
+from sidetier.endpoint.session import ANONYMOUS, Answer, Request, Session, first_error
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.logs import logger
 from sidetier.wire.protocol import ApiKey, build_response, encode
@@ -102,20 +102,21 @@ class LocalGroups:
     # Members
 
     def _join(self, request: Request, decoded: Decoded, session: Session) -> Answer:
-        version = request.version
+        version, host = request.version, _host(session)
         session_timeout = decoded.session_timeout.total_seconds()
         rebalance = getattr(decoded, "rebalance_timeout", decoded.session_timeout).total_seconds()
         join = Join(
             decoded.member_id,
             getattr(decoded, "group_instance_id", None),
             request.client_id or "",
-            _host(session),
+            host,
             session_timeout,
             rebalance if rebalance >= 0 else session_timeout,
             decoded.protocol_type,
             tuple((each.name, bytes(each.metadata)) for each in decoded.protocols),
             needs_member_id=version >= _MEMBER_ID_REQUIRED_FROM,
             can_skip_assignment=version >= _SKIP_ASSIGNMENT_FROM,
+            owner=host if session.principal == ANONYMOUS else session.principal,
         )
         answer = self._coordinator.join(decoded.group_id, join)
         no_protocol = None if version >= FIRST_WITH_NULL_PROTOCOL else ""

@@ -17,6 +17,7 @@ from kio.static.protocol import ResponsePayload
 from prometheus_client import CollectorRegistry
 from scramp import ScramClient  # type: ignore[import-untyped]  # ships no types
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.endpoint.blocks import BlockCache, FilePiece, Piece, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, CatalogSettings
 from sidetier.endpoint.fetch import Fetcher
@@ -154,12 +155,13 @@ def endpoint_over(
     store: RemoteStorage,
     *,
     layout: ArchiveLayout = LAYOUT,
+    archive: ArchiveAccess | None = None,
     settings: CatalogSettings = EAGER,
     memory: int = 64 << 20,
     clock: Callable[[], float] = monotonic,
 ) -> Iterator[Parts]:
-    """Yield an endpoint's parts over a store."""
-    archive = access_to(store, layout)
+    """Yield an endpoint's parts over a store, or over an archive with several stores."""
+    archive = archive or access_to(store, layout)
     blocks = BlockCache(memory, clock=clock)
     segment_bytes = SegmentBytes(archive, blocks)
     catalog = Catalog(archive, segment_bytes, settings, clock)

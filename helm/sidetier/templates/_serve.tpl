@@ -21,10 +21,25 @@ app.kubernetes.io/component: serve
 {{- ternary (mul 1024 $number) $number (hasSuffix "GiB" .Values.serve.memory) -}}
 {{- end -}}
 
-{{/* Without `serve.resources`, the memory is the block cache and 256 MiB for everything else. */}}
+{{/* The most MiB that a pod can take: the sum of the bounds in docs/serve.md, "Memory and speed". */}}
+{{- define "sidetier.serve.mostMemory" -}}
+{{- $serve := .Values.serve -}}
+{{- $process := 176 -}}
+{{- $requests := mul 6 64 -}}
+{{- $connection := ternary 512 192 (not (empty $serve.tls.secretName)) -}}
+{{- $connections := div (add (mul $connection (int $serve.maxConnections)) 1023) 1024 -}}
+{{- $groups := ternary 128 0 (eq $serve.groups.mode "local") -}}
+{{- add (include "sidetier.serve.cache" .) $process $requests $connections $groups -}}
+{{- end -}}
+
+{{/*
+Without `serve.resources`, the request of memory is the block cache and 256 MiB, which is enough for usual clients. The
+limit is the most that clients can make a pod take, so that none of them can have it killed.
+*/}}
 {{- define "sidetier.serve.resources" -}}
-{{- $memory := printf "%dMi" (add 256 (include "sidetier.serve.cache" .)) -}}
-{{- $default := dict "requests" (dict "cpu" "500m" "memory" $memory) "limits" (dict "memory" $memory) -}}
+{{- $usual := printf "%dMi" (add 256 (include "sidetier.serve.cache" .)) -}}
+{{- $most := printf "%sMi" (include "sidetier.serve.mostMemory" .) -}}
+{{- $default := dict "requests" (dict "cpu" "500m" "memory" $usual) "limits" (dict "memory" $most) -}}
 {{- toYaml (default $default .Values.serve.resources) -}}
 {{- end -}}
 

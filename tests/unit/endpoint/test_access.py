@@ -12,15 +12,17 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 
 from sidetier.endpoint.connection import ServerSettings
+from sidetier.endpoint.fetch import FetchAnswer
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.endpoint.session import Session
 from sidetier.endpoint.users import EVERYTHING, Access, Names
+from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.token_bucket import TokenBucket, take_from_all
-from sidetier.wire.protocol import ApiKey
+from sidetier.wire.protocol import ApiKey, build_request
 from tests.harness.endpoint import EAGER, Parts, RawClient, ask_as, endpoint_over, fetch_of
-from tests.harness.made_archive import MadeArchive, access_to, batches
+from tests.harness.made_archive import MadeArchive, access_to, batches, encoded
 from tests.harness.waiting import wait_until
 
 TOPICS = ("orders", "orders-eu", "clicks")
@@ -250,6 +252,56 @@ def test_a_client_above_the_cap_is_throttled_as_by_a_broker() -> None:
         assert throttled == pytest.approx(second.throttle_time.total_seconds(), abs=0.002)
         blocks = endpoint.blocks
         wait_until(lambda: not any(b.pins for b in blocks._blocks.values()), 5, "the memory")
+
+
+def test_a_client_above_the_cap_costs_no_reads_of_segments() -> None:
+    """100 throttled clients would otherwise read a multiple of the cap from the store."""
+    store = FakeStorage()
+    logs = []
+    for number in range(20):
+        made = MadeArchive(store, tp=TopicPartition("orders", number))
+        made.segments(0, 20)
+        logs.append(made.key(0))
+    settings = EndpointSettings(("127.0.0.1", 0), bytes_per_second=1, catalog=EAGER)
+    with serving(access_to(store), settings) as endpoint, ExitStack() as clients:
+        answered: list[bool] = []
+        for number in range(20):
+            client = clients.enter_context(RawClient(endpoint.address))
+            answer: Any = client.request(
+                ApiKey.FETCH, 11, **fetch_of("orders", 0, partition=number)
+            )
+            answered.append(bool(answer.responses))
+        endpoint.stop()
+    assert answered == [True] + [False] * 19
+    assert [key for key in logs if store.count("stream", key)] == logs[:1]
+
+
+def test_a_cap_counts_the_bytes_that_are_sent() -> None:
+    """Not those that were asked for; and none of an answer without records, or after a failure."""
+    now = [50.0]
+    cap = TokenBucket(1000, lambda: now[0])
+    size = len(encoded(batches(0, 5)))
+    store = FakeStorage()
+    made = MadeArchive(store)
+    made.segments(0, 20, 40)
+    with endpoint_over(store) as parts:
+
+        def fetched(offset: int) -> FetchAnswer:
+            wanted = fetch_of("orders", offset, partition_max_bytes=1)  # one batch whole
+            asked = build_request(ApiKey.FETCH, 11, **wanted)
+            answer = parts.fetcher.fetch(asked, 11, caps=[cap])
+            answer.release()
+            return answer
+
+        assert (fetched(40).throttle, cap._paid_until) == (0, 50)
+        store.fail("stream", StoreUnavailableError("away"), key=made.key(20))
+        assert fetched(20).first_error is ErrorCode.kafka_storage_error
+        assert cap._paid_until == pytest.approx(50)
+        assert fetched(0).throttle == 0
+        assert cap._paid_until == pytest.approx(50 + size / 1000)
+        assert fetched(0).throttle == pytest.approx(size / 1000)
+        now[0] += size / 1000
+        assert fetched(0).throttle == 0
 
 
 def test_clients_that_go_away_do_not_use_up_the_cap() -> None:

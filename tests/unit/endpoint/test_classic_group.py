@@ -51,10 +51,11 @@ class Script:
         protocol_type: str = "consumer",
         old_client: bool = True,
         can_skip: bool = True,
+        session: float = SESSION,
     ) -> int:
         """Send JoinGroup, by default in a version without MEMBER_ID_REQUIRED."""
         join = Join(
-            member_id, instance, client, "host", SESSION, REBALANCE, protocol_type, protocols,
+            member_id, instance, client, "host", session, REBALANCE, protocol_type, protocols,
             needs_member_id=not old_client, can_skip_assignment=can_skip,
         )  # fmt: skip
         return self.group.join(join, self.now)
@@ -162,6 +163,18 @@ def test_a_rebalance_waits_for_a_member_that_has_its_id_but_not_beyond_its_sessi
     assert script.waits(again)
     script.after(SESSION)
     assert script.joined(again).generation == 2
+
+
+def test_a_member_id_that_is_not_used_soon_expires_whatever_the_session_timeout() -> None:
+    """A member that never comes back would otherwise hold its place for 30 minutes."""
+    script = Script(members=1)
+    given = script.joined(script.join("a", old_client=False, session=1800.0))
+    refused = script.joined(script.join("b", old_client=False))
+    assert refused.error is ErrorCode.group_max_size_reached
+    script.after(10.0)
+    assert script.group.size == 0
+    again = script.join("a", given.member_id, old_client=False, session=1800.0)
+    assert script.joined(again).error is ErrorCode.unknown_member_id  # it asks for another one
 
 
 @pytest.mark.parametrize(

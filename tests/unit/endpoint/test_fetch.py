@@ -3,6 +3,8 @@
 import threading
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -11,6 +13,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from structlog.testing import capture_logs
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import CatalogSettings
 from sidetier.segments.errors import StoreUnavailableError
@@ -21,8 +24,10 @@ from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
 from sidetier.storage.port import RemoteStorage
+from sidetier.storage.provider import OpenStores, PatternEndpointProvider
+from sidetier.storage.settings import StorageEndpoint
 from tests.harness.endpoint import Parts, endpoint_over, fetch_of
-from tests.harness.made_archive import MadeArchive, batches, encoded
+from tests.harness.made_archive import LAYOUT, MadeArchive, batches, encoded
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 from tests.harness.waiting import wait_until
 
@@ -292,7 +297,45 @@ def test_an_unexpected_error_does_not_end_the_refreshing_thread(
             wait_until(
                 lambda: any(event.get("exc_info") for event in logged), 10, "the logged error"
             )
-        assert parts.catalog.is_alive
+        assert all(thread.is_alive() for thread in parts.catalog.threads)
+
+
+def test_a_store_that_hangs_delays_no_long_poll_of_another_store() -> None:
+    """Nor its other partitions; and its own late answers end the waits when they arrive."""
+    stores = {"memory://fast": FakeStorage(), "memory://slow": FakeStorage()}
+    provider = PatternEndpointProvider(
+        StorageEndpoint("memory://fast"), [("slow", StorageEndpoint("memory://slow"))]
+    )
+    access = ArchiveAccess(provider, OpenStores(provider, lambda at: stores[at.url]), LAYOUT)
+    fast = MadeArchive(stores["memory://fast"])
+    slow = [
+        MadeArchive(stores["memory://slow"], tp=TopicPartition("slow", number))
+        for number in range(20)
+    ]
+    for made in (fast, *slow):
+        made.segments(0, 20)
+    with endpoint_over(stores["memory://fast"], archive=access) as parts, ExitStack() as held:
+        clients = held.enter_context(ThreadPoolExecutor(21))
+        tps = [made.tp for made in (*slow, fast)]
+        polls = [
+            clients.submit(
+                parts.fetch,
+                **fetch_of(tp.topic, 20, partition=tp.partition, max_wait=30_000),
+            )
+            for tp in tps
+        ]
+        wait_until(lambda: len(parts.catalog._watchers) == 21, 10, "the long polls")
+        with stores["memory://slow"].hold("get"):
+            wait_until(lambda: len(parts.catalog._refreshing) >= 20, 10, "the reads that hang")
+            for made in (slow[0], fast):
+                made.segment(20, batches(20, 40))
+                made.mark(20, 40)
+            (data,) = polls[20].result(10).responses[0].partitions
+            assert bases(data.records) == [20, 25, 30, 35]
+            assert not any(poll.done() for poll in polls[:20])
+        (data,) = polls[0].result(10).responses[0].partitions
+        assert bases(data.records) == [20, 25, 30, 35]
+        parts.catalog.close()
 
 
 def test_a_long_poll_ends_after_its_wait(parts: Parts) -> None:

@@ -16,11 +16,12 @@ from sidetier.endpoint.groups.coordinator import CoordinatorSettings
 from sidetier.endpoint.groups.local import OFFERED_LOCAL, LocalGroups
 from sidetier.endpoint.groups.stored_offsets import Offsets, OwnedGroup
 from sidetier.endpoint.metrics import GroupMetrics
+from sidetier.endpoint.session import Session
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.wire.protocol import ApiKey
-from tests.harness.endpoint import ask, local_groups
+from tests.harness.endpoint import ask, ask_as, local_groups
 from tests.harness.waiting import holds_for, wait_until
 
 NONE = ErrorCode.none
@@ -388,6 +389,37 @@ def test_members_of_all_groups_are_bounded(
     assert sync(groups, member, {}).error_code is NONE  # the members that it has are served
     ahead[0] = 60.0  # no request ends the session of the first member
     assert join(groups, version=0, **case).error_code is NONE
+    groups.close()
+
+
+def test_one_client_cannot_take_the_places_of_all_others(store: FakeStorage) -> None:
+    """Neither with members nor with member ids that it never uses; users count before hosts."""
+    ahead = [0.0]
+    settings = replace(QUICK, members=100, members_per_owner=2)
+    groups = local_groups(store, settings=settings, clock=lambda: monotonic() + ahead[0])
+
+    def ask_for_id(session: Session, group: str) -> ErrorCode:
+        code: ErrorCode = ask_as(
+            session, groups, ApiKey.JOIN_GROUP, 9,
+            group_id=group, session_timeout=1_800_000, rebalance_timeout=60_000, member_id="",
+            protocol_type="consumer", protocols=[{"name": "range", "metadata": b"topics"}],
+        ).error_code  # fmt: skip
+        return code
+
+    given, full = ErrorCode.member_id_required, ErrorCode.coordinator_not_available
+    one, other = Session("10.0.0.1:5"), Session("10.0.0.2:5")
+    with capture_logs() as logs:
+        assert [ask_for_id(one, name) for name in "abc"] == [given, given, full]
+    assert [row["bound"] for row in logs if row["event"] == "endpoint.groups_full"] == [
+        "2 members of /10.0.0.1"
+    ]
+    assert [ask_for_id(other, name) for name in "ab"] == [given, given]
+    user = Session("10.0.0.1:6", principal="alice")
+    assert [ask_for_id(user, name) for name in "abc"] == [given, given, full]
+    assert ask_for_id(Session("10.0.0.2:6", principal="alice"), "a") is full
+    ahead[0] = 15.0  # nothing asks for the other groups
+    assert ask_for_id(one, "d") is given
+    assert groups._coordinator._owners == {"/10.0.0.1": 1}
     groups.close()
 
 

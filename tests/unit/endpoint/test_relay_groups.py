@@ -1,5 +1,6 @@
 """Requests of groups that are passed on to a live cluster of fake brokers."""
 
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -9,10 +10,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import trustme
 from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.groups.relay import OFFERED_RELAY, LiveCluster, RelayClient, RelayGroups
 from sidetier.endpoint.groups.requests import groups_of
 from sidetier.endpoint.metrics import GroupMetrics
@@ -20,7 +23,7 @@ from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.session import Session
 from sidetier.segments.errors import UnsupportedVersionError
 from sidetier.wire.protocol import ApiKey, decode_response
-from sidetier.wire.settings import Address, ClientSettings, SaslSettings
+from sidetier.wire.settings import Address, ClientSettings, SaslSettings, TlsSettings
 from tests.harness.endpoint import request_of
 from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker
 from tests.harness.waiting import wait_until
@@ -261,7 +264,7 @@ def test_a_changed_password_is_used_without_a_restart(
         return ClientSettings((login_broker.address,), sasl=sasl)
 
     live = LiveCluster(load, file)
-    client_of = Reloaded(live.files(), live.client, interval=0).current
+    client_of = Reloaded(live.files, live.client, interval=0).current
     metrics = GroupMetrics(CollectorRegistry())
     relay = RelayGroups(client_of, ADVERTISED, KNOWN_ID.__eq__, metrics)
     relay.start()
@@ -283,6 +286,37 @@ def test_a_changed_password_is_used_without_a_restart(
     relay.close()
     for session in list(relay._upstreams):
         session.closing.close()
+
+
+def test_certificates_that_changed_properties_name_are_read_again_too(tmp_path: Path) -> None:
+    file, first, second = (tmp_path / name for name in ("live.properties", "1.crt", "2.crt"))
+
+    def name_ca(path: Path) -> None:
+        file.write_text(f"security.protocol=ssl\nssl.ca.location={path}\n")
+
+    def load() -> ClientSettings:
+        properties = read_properties(file, "--groups-properties")
+        return ClientSettings.from_properties({**properties, "bootstrap.servers": "live:9092"})
+
+    trustme.CA().cert_pem.write_to_path(str(first))
+    name_ca(first)
+    failures: list[None] = []
+    live = LiveCluster(load, file)
+    reloaded = Reloaded(live.files, live.client, lambda: failures.append(None), interval=0)
+    name_ca(second)
+    before = reloaded.current()
+    assert (len(failures), before.settings.tls) == (1, TlsSettings(first))  # there is no 2.crt yet
+    trustme.CA().cert_pem.write_to_path(str(second))
+    moved = reloaded.current()
+    assert moved.settings.tls == TlsSettings(second)
+    assert reloaded.current() is moved
+    rotated = trustme.CA().cert_pem.bytes()
+    second.write_bytes(rotated)
+    context = reloaded.current().context
+    assert context is not None
+    assert context.get_ca_certs(binary_form=True) == [ssl.PEM_cert_to_DER_cert(rotated.decode())]
+    first.write_bytes(rotated)
+    assert reloaded.current().context is context, "a file that is not named any more"
 
 
 # Whole frames

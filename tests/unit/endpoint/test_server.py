@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -18,7 +19,12 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from sidetier.endpoint.blocks import FilePiece, OpenFile
-from sidetier.endpoint.connection import REQUEST_MEMORY, ServerSettings, send_pieces
+from sidetier.endpoint.connection import (
+    REQUEST_MEMORY,
+    SMALL_REQUEST,
+    ServerSettings,
+    send_pieces,
+)
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
@@ -29,6 +35,7 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.wire.protocol import ApiKey, build_request, encode, encode_header
 from tests.harness.endpoint import EAGER, RawClient, fetch_of
 from tests.harness.made_archive import MadeArchive, access_to, batches, encoded
+from tests.harness.record_batches import MadeBatch, MadeRecord
 from tests.harness.waiting import wait_until
 
 
@@ -155,18 +162,39 @@ def test_further_connections_are_closed_at_once() -> None:
         assert registry.get_sample_value("sidetier_endpoint_refused_connections_total") == 1
 
 
-def test_memory_for_large_requests_is_bounded() -> None:
-    """Without a login, each connection could otherwise hold 2 MiB that it never completes."""
+def many_questions() -> bytes:
+    """Return a ListOffsets request of 108 kB."""
+    asked = [{"partition_index": number, "timestamp": -1} for number in range(9000)]
+    topics = [{"name": "orders", "partitions": asked}]
+    return frame(ApiKey.LIST_OFFSETS, 1, replica_id=-1, topics=topics)
+
+
+@pytest.mark.parametrize("sent", [0, 1000, SMALL_REQUEST])
+def test_requests_that_are_announced_and_not_sent_block_no_others(sent: int) -> None:
     with running() as endpoint, ExitStack() as clients:
-        large = [clients.enter_context(RawClient(endpoint.address)) for _ in range(32)]
-        for client in large:
-            client.socket.sendall(struct.pack(">i", REQUEST_MEMORY // 32) + b"x")
         memory = endpoint.server._service.request_memory
-        wait_until(lambda: memory.left == 0, 10, "all of them to be read")
+        for _ in range(64):
+            client = clients.enter_context(RawClient(endpoint.address))
+            client.socket.sendall(struct.pack(">i", 2 << 20) + bytes(sent))
+        wait_until(lambda: endpoint.server.open_connections == 64, 5, "the connections")
         further = clients.enter_context(RawClient(endpoint.address))
-        asked = [{"partition_index": number, "timestamp": -1} for number in range(9000)]
-        topics = [{"name": "orders", "partitions": asked}]
-        further.socket.sendall(frame(ApiKey.LIST_OFFSETS, 1, replica_id=-1, topics=topics))
+        further.socket.sendall(many_questions())
+        assert len(further.receive()) > 9000 * 22
+        wait_until(lambda: memory.left >= REQUEST_MEMORY - 64 * sent, 5, "its memory")
+
+
+def test_memory_for_large_requests_is_bounded() -> None:
+    """Without a login, each connection could otherwise hold 2 MiB of a request."""
+    with running() as endpoint, ExitStack() as clients:
+        memory = endpoint.server._service.request_memory
+        assert memory.acquire(60 << 20, 0.0)
+        large = [clients.enter_context(RawClient(endpoint.address)) for _ in range(3)]
+        for client in large:
+            client.socket.sendall(struct.pack(">i", 2 << 20) + bytes((2 << 20) - 1))
+        # Each of two has all of its bytes but the last, and the first 64 KiB need no memory.
+        wait_until(lambda: memory.left == 0, 10, "all memory to be taken")
+        further = clients.enter_context(RawClient(endpoint.address))
+        further.socket.sendall(many_questions())
         small = clients.enter_context(RawClient(endpoint.address))
         small.request(ApiKey.API_VERSIONS, 0)  # is answered all the same
         further.socket.settimeout(0.2)
@@ -176,7 +204,7 @@ def test_memory_for_large_requests_is_bounded() -> None:
         for client in large:
             client.socket.close()
         assert len(further.receive()) > 9000 * 22  # an answer for each of them
-        wait_until(lambda: memory.left == REQUEST_MEMORY, 10, "the release")
+        wait_until(lambda: memory.left == 4 << 20, 10, "the release")
 
 
 def test_a_long_poll_keeps_no_memory_for_its_request() -> None:
@@ -193,7 +221,7 @@ def test_a_request_that_gets_no_memory_in_time_is_dropped() -> None:
     registry = CollectorRegistry()
     with running(registry=registry, frame=0.2) as endpoint, RawClient(endpoint.address) as client:
         assert endpoint.server._service.request_memory.acquire(REQUEST_MEMORY, 0.0)
-        client.socket.sendall(struct.pack(">i", 1 << 20))
+        client.socket.sendall(struct.pack(">i", 1 << 20) + bytes(SMALL_REQUEST))
         assert client.is_closed()
         name = "sidetier_endpoint_dropped_connections_total"
         wait_until(lambda: registry.get_sample_value(name, {"reason": "busy"}) == 1, 5, "the count")
@@ -271,23 +299,43 @@ def test_silent_clients_are_dropped(bounds: dict[str, Any], data: bytes, reason:
 
 
 @pytest.mark.parametrize("kind", ["objects", "files"])
-def test_a_reader_that_takes_nothing_is_dropped_and_its_memory_returned(
-    kind: str, tmp_path: Path
+@pytest.mark.parametrize("takes", [0, 16 << 10])
+def test_a_reader_that_is_too_slow_is_dropped_and_its_memory_returned(
+    kind: str, takes: int, tmp_path: Path
 ) -> None:
+    """Also one that takes 16 KiB every 10 ms, so that it never stops for long."""
     store = FakeStorage() if kind == "objects" else LocalStorage(tmp_path)
     large = MadeArchive(store)
-    large.segment(40, batches(40, 400_000, each=2000))
-    large.mark(40, 400_000)
+    megabyte = bytes(1 << 20)
+    large.segment(40, [MadeBatch((MadeRecord(at, at, value=megabyte),)) for at in range(40, 48)])
     registry = CollectorRegistry()
-    with running(store, registry, stall=0.2) as endpoint, RawClient(endpoint.address) as client:
-        large.mark(40, 400_000)  # `running` has marked its own end
-        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    pause = threading.Event()
+    with (
+        running(store, registry, send=1.0 if takes else 0.2) as endpoint,
+        RawClient(endpoint.address) as client,
+        capture_logs() as logs,
+    ):
+        large.mark(40, 48)  # after `running`, which has marked its own end
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes or 4096)
         asked = fetch_of("orders", 40, max_bytes=60 << 20, partition_max_bytes=60 << 20)
         client.socket.sendall(frame(ApiKey.FETCH, 12, **asked))
         name = "sidetier_endpoint_dropped_connections_total"
-        wait_until(lambda: registry.get_sample_value(name, {"reason": "slow"}) == 1, 20, "the drop")
+
+        def is_dropped() -> bool:
+            if takes:
+                client.socket.recv(takes)
+                pause.wait(0.01)
+            return registry.get_sample_value(name, {"reason": "slow_reader"}) == 1
+
+        deadline = monotonic() + 20
+        while not is_dropped():
+            assert monotonic() < deadline
+        assert not any(block.pins for block in endpoint.blocks._blocks.values())
         with RawClient(endpoint.address) as other:
             other.request(ApiKey.FETCH, 12, **fetch_of("orders", 40))
+    (dropped,) = [row for row in logs if row["event"] == "endpoint.connection_dropped"]
+    assert (dropped["reason"], dropped["connections"]) == ("slow_reader", 1)
+    assert "did not take an answer of" in dropped["detail"]
 
 
 def test_a_stop_ends_long_polls_and_idle_connections() -> None:
@@ -337,7 +385,7 @@ def test_files_are_encrypted_on_a_tls_socket(tmp_path: Path) -> None:
         accepted, _ = listener.accept()
         with server.wrap_socket(accepted, server_side=True) as connection:
             file = OpenFile(os.open(path, os.O_RDONLY))
-            send_pieces(connection, [b"head", FilePiece(file, 0, len(data)), b"tail"], 10.0)
+            send_pieces(connection, [b"head", FilePiece(file, 0, len(data)), b"tail"])
         reader.join(20)
     assert bytes(received) == b"head" + data + b"tail"
 
@@ -348,7 +396,7 @@ def test_a_file_that_became_shorter_ends_the_connection(tmp_path: Path) -> None:
     one, other = socket.socketpair()
     file = OpenFile(os.open(path, os.O_RDONLY))
     with one, other, pytest.raises(ConnectionError, match="shorter than it was listed"):
-        send_pieces(one, [FilePiece(file, 0, 100)], 5.0)
+        send_pieces(one, [FilePiece(file, 0, 100)])
 
 
 def test_status_for_probes() -> None:

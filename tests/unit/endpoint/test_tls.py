@@ -14,9 +14,8 @@ import trustme
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from sidetier.endpoint.connection import ServerSettings
+from sidetier.endpoint.connection import ServerSettings, shut_down
 from sidetier.endpoint.reloading import Reloaded
-from sidetier.endpoint.server import _shut_down
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.endpoint.tls import TlsFiles, distinguished_name
 from sidetier.segments.errors import ConfigurationError
@@ -181,7 +180,7 @@ def test_a_renewed_certificate_is_used_for_new_connections(authority: Authority)
     now = [0.0]
     failures: list[None] = []
     reloaded = Reloaded(
-        authority.files.paths,
+        lambda: authority.files.paths,
         authority.files.context,
         lambda: failures.append(None),
         lambda: now[0],
@@ -263,7 +262,7 @@ def test_a_shut_down_socket_never_sends_plain_text(authority: Authority) -> None
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     with authority.files.context().wrap_socket(ours, server_side=True) as secure:
-        _shut_down(secure, socket.SHUT_RD)
+        shut_down(secure, socket.SHUT_RD)
         secure.sendall(b"secret")  # what a thread does that was sending at the stop
     reader.join(10)
     assert received == [b"secret"]

@@ -1,7 +1,8 @@
 """Reading a range, including answers that break off in the middle."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -94,6 +95,36 @@ def test_slow_answer_is_given_up() -> None:
     ticks = iter(range(1000))
 
     with pytest.raises(StoreTimeoutError, match="key: bytes 0 to 5000"):
+        read_range(
+            store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
+        )
+
+
+def test_answers_that_break_off_have_one_deadline_together() -> None:
+    """Each of them brings bytes within its own deadline, so that it alone would go on for ever."""
+    ticks = iter(range(0, 100_000, 5))
+    store = OtherStreams(lambda data: Breaking(data, after=10))
+
+    with pytest.raises(StoreTimeoutError, match="key: bytes 0 to 5000 did not arrive within 40 s"):
+        read_range(
+            store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
+        )
+    assert 1 < store.store.count("stream") < 10
+
+
+def test_a_resumed_answer_gets_what_is_left_of_the_deadline() -> None:
+    streams: Iterator[Callable[[bytes], io.BytesIO]]
+    streams = iter([partial(Breaking, after=1000), Trickle])
+
+    def stream(data: bytes) -> io.BytesIO:
+        return next(streams)(data)
+
+    store = OtherStreams(stream)
+    ticks = iter([0, 30, 30, 30, 32, *range(33, 100)])
+
+    with pytest.raises(
+        StoreTimeoutError, match="key: bytes 1000 to 5000 did not arrive within 8 s"
+    ):
         read_range(
             store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
         )
