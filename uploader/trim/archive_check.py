@@ -170,7 +170,7 @@ class ArchiveCheck:
         if trim.end == trim.start:
             return trim, False
         local = led.local_epochs()
-        stored = self._stored_epochs(led, watermark)
+        stored = self._stored_epochs(led, watermark, local)
         held = epochs_hindrance(
             watermark, stored, local, trim.end, lambda: self._gaps(led.topic_partition)
         )
@@ -188,15 +188,14 @@ class ArchiveCheck:
     def _gaps(self, tp: TopicPartition) -> Sequence[OffsetRange]:
         return recorded_gaps(self.store, self.layout, [tp])[tp]
 
-    def _stored_epochs(self, led: LedPartition, watermark: Watermark) -> EpochHistory:
-        known = led.stored_epochs
-        # `offset.wm` has the checksum of the epochs that belong to it, which saves a request.
-        if (
-            known is not None
-            and watermark.epoch_history is not None
-            and is_noted(watermark, known.epoch_history)
-        ):
-            return known.epoch_history
+    def _stored_epochs(
+        self, led: LedPartition, watermark: Watermark, local: EpochHistory
+    ) -> EpochHistory:
+        # `offset.wm` has the checksum of the epochs that belong to it. It saves a request if the
+        # known ones have it, or those of the log.
+        known = local if led.stored_epochs is None else led.stored_epochs.epoch_history
+        if watermark.epoch_history is not None and is_noted(watermark, known):
+            return known
         return read_epoch_history(self.store, self.layout, led.topic_partition).epoch_history
 
     def _bounded_by_segments(

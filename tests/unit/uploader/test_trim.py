@@ -232,7 +232,7 @@ def test_first_segment_is_gone(beside: Beside) -> None:
         ({"topic_id": "AAAAAAAAAAAAAAAAAAAAAg"}, {}, Hindrance.ARCHIVE_CHANGED),
         ({"leader_epoch": LeaderEpoch(7)}, {}, Hindrance.ARCHIVE_CHANGED),
         ({}, {"etag": "of an earlier version"}, Hindrance.ARCHIVE_CHANGED),
-        ({}, {"topic_id": None}, Hindrance.ARCHIVE_CHANGED),
+        ({}, {"topic_id": None}, Hindrance.TOPIC_ID_UNKNOWN),
         ({"epoch_history": "00000000"}, {}, Hindrance.EPOCHS_DIFFER),
     ],
 )
