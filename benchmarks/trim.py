@@ -26,7 +26,7 @@ _LIMIT_SECONDS = 10.0
 _HOW = """\
 One broker (Kafka {version}) leads {partitions:,} partitions of one topic, with closed segments of 4
 KiB that are archived in versitygw on the same machine. `sidetier trim --dry-run` verifies the
-archive of every partition: `offset.wm`, `_metadata`, the listing, and each `.log`. Then `sidetier
+archive of every partition: `offset.wm`, `_metadata`, each `.log`, and the listing. Then `sidetier
 trim` does the same, and deletes all closed segments by DeleteRecords requests of 500 partitions
 each. The time is that of the whole process, imports and the first Metadata request included. {runs}
 dry runs, and one pass that deletes."""

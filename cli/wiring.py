@@ -8,10 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, cast
 
-import structlog
-
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import LayoutNote, check_stored_note, write_or_check_note
+from sidetier.cli.lean_structlog import structlog
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
 from sidetier.config.problems import Origins, problem_line, raise_problems
@@ -50,7 +49,6 @@ from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.status_board import StatusBoard
 from sidetier.uploader.stores import Place
-from sidetier.uploader.trim.trimmer import CHECK_THREADS
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 _METADATA_CACHE_BYTES = 4 << 20
@@ -233,6 +231,8 @@ def daemon(
     abandoned = threading.Event()
     connections = config.uploader.threads + config.uploader.request_threads
     if config.retention.local.enabled:
+        from sidetier.uploader.trim.trimmer import CHECK_THREADS  # noqa: PLC0415 - as the engine does
+
         connections += CHECK_THREADS
     calls = _store_calls(config)
     with open_archive(

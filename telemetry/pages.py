@@ -20,7 +20,7 @@ from sidetier.telemetry.partition_page import (
     page_of,
     parse_query,
 )
-from sidetier.telemetry.static_files import CONTENT_SECURITY_POLICY, StaticFile, read_static_files
+from sidetier.telemetry.static_files import CONTENT_SECURITY_POLICY, PATHS, StaticFile, static_file
 from sidetier.telemetry.status import (
     PartitionStatus,
     PinnedRange,
@@ -178,11 +178,11 @@ class Application:
             "/readyz": readiness,
         }
         self._pages: dict[str, Callable[[WSGIEnvironment], Page]] = {}
-        self._files: Mapping[str, StaticFile] = {}
+        self._files: Collection[str] = ()
         self._paths = ["/metrics", *self._probes]
         self._page_of = pages or (lambda query: partition_page(page_of(source.snapshot(), query)))
         if with_partitions:
-            self._files = read_static_files()
+            self._files = PATHS
             self._pages[_PARTITIONS] = self._partitions
             self._paths.append(_PARTITIONS)
         else:
@@ -219,7 +219,7 @@ class Application:
             return _json(HTTPStatus.METHOD_NOT_ALLOWED, {"error": "use GET"})
         if path in self._files:
             # No token: a browser sends none when it opens a page, and the files hold no data.
-            return _file(self._files[path], environ.get("HTTP_IF_NONE_MATCH", ""))
+            return _file(static_file(path), environ.get("HTTP_IF_NONE_MATCH", ""))
         allowed = self._is_allowed(environ)
         if path in self._probes:
             page = self._probes[path](self._source.snapshot(with_partitions=False))

@@ -1,10 +1,14 @@
-"""The files of the status page: read once, compressed once, and the same until the next version."""
+"""The files of the status page: each is read and compressed when it is first asked for.
+
+Many sidecars run for months before anybody looks at the page. Until then the files take no memory.
+"""
 
 import gzip
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 CONTENT_SECURITY_POLICY: Final = (
@@ -20,6 +24,9 @@ _FILES: Final[Mapping[str, tuple[str, str]]] = {
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+PATHS: Final = frozenset(_FILES)
+"""The paths of the files on the server."""
+_FOLDER: Final = Path(__file__).with_name("web")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +39,12 @@ class StaticFile:
     etag: str
 
 
-def read_static_files() -> Mapping[str, StaticFile]:
-    """Read the files of the status page, by their path on the server."""
-    folder = files("sidetier.telemetry") / "web"
-    return {
-        path: _read((folder / name).read_bytes(), content_type)
-        for path, (name, content_type) in _FILES.items()
-    }
-
-
-def _read(body: bytes, content_type: str) -> StaticFile:
+@cache
+def static_file(path: str) -> StaticFile:
+    """Return the file of the status page with this path on the server, one of `PATHS`."""
+    name, content_type = _FILES[path]
+    # Not `importlib.resources`: it takes 60 KB, and the package is installed as files anyway.
+    body = (_FOLDER / name).read_bytes()
     # Weak, because the compressed body has the same.
     etag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
     return StaticFile(content_type, body, gzip.compress(body, mtime=0), etag)

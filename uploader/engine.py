@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import LeadershipView
@@ -59,18 +59,19 @@ from sidetier.uploader.status_board import (
     totals_of,
 )
 from sidetier.uploader.stores import StoresHealth
-from sidetier.uploader.trim.local_retention import (
+from sidetier.uploader.trim.events import (
     ArchivesVerified,
-    LocalRetention,
     LocalRetentionEvent,
     PassFailed,
     RecordsDeleted,
     SurveyEnded,
 )
-from sidetier.uploader.trim.trimmer import Trimmer
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.watch import HintBoard, Watcher
 from sidetier.uploader.workers import Finished, SharedPool, WorkerDied, WorkerPool
+
+if TYPE_CHECKING:
+    from sidetier.uploader.trim.local_retention import LocalRetention
 
 _TOTALS_SECONDS: Final = 0.25
 _TAILS_SECONDS: Final = 5.0
@@ -292,12 +293,16 @@ class Engine:
             wanted = set(source.kinds) - set(snapshots.exclude)
             self.status.expect_cluster_snapshots(kind for kind in SnapshotKind if kind in wanted)
 
-    def _new_local_retention(self, new_pool: NewPool) -> LocalRetention | None:
+    def _new_local_retention(self, new_pool: NewPool) -> "LocalRetention | None":
         """Return None where no topic has local retention: then there is not even a thread."""
         context, local = self._context, self._context.local_retention
         deleter, topic_configs = context.record_deleter, context.topic_configs
         if not local.enabled or deleter is None or topic_configs is None:
             return None
+        # Half a megabyte: only where a topic has local retention.
+        from sidetier.uploader.trim.local_retention import LocalRetention  # noqa: PLC0415
+        from sidetier.uploader.trim.trimmer import Trimmer  # noqa: PLC0415 - as above
+
         pool = self._pools["local-retention"] = new_pool("local-retention", 1, self._incoming.put)
         return LocalRetention(
             Trimmer(local, deleter, topic_configs, context.places, context.clock.wall),

@@ -90,8 +90,9 @@ def command(
 
     Checks the topics' settings (retention, segment and delete times, compaction, elections), this
     host (open files, inotify, disk, permissions, page cache), the store (reachable, layout, clock)
-    and the running sidecar, and names the settings to change. Run it on the broker's host, as the
-    sidecar's user. It changes nothing.
+    and the running sidecar, and names the settings to change. With local retention it also checks
+    topic ids and the permission to delete records. Run it on the broker's host, as the sidecar's
+    user. It changes nothing.
 
     \b
     Example:

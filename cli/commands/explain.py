@@ -16,6 +16,7 @@ from sidetier.cli.arguments import (
 from sidetier.cli.inspect.explain import Answer, decide
 from sidetier.cli.inspect.facts import RecordFacts, RecordQuestion, gather_record
 from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.local_retention import trim_json
 from sidetier.cli.inspect.sidecar import Fields
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_text
@@ -49,6 +50,7 @@ class ExplainResult:
             "sidecar": None if sidecar is None else _sidecar_json(facts),
             "archive": None if facts.archive is None else asdict(facts.archive),
             "cluster": None if facts.replicas is None else _cluster_json(facts),
+            "local_retention": _retention_json(facts),
             "problems": dict(facts.problems),
         }
 
@@ -62,6 +64,8 @@ class ExplainResult:
             ("archive", _or_problem(facts, "archive", _archive_text(facts))),
             ("cluster", _or_problem(facts, "cluster", _cluster_text(facts))),
         ]
+        if facts.local_retention is not None or _RETENTION in facts.problems:
+            rows.append((_RETENTION, _or_problem(facts, _RETENTION, _retention_text(facts))))
         return (Table((), footer=verdict), Table(("SOURCE", "SAYS"), rows))
 
 
@@ -152,6 +156,41 @@ def _cluster_text(facts: RecordFacts) -> str | None:
     return f"{leader}; {replicas}; {reach}"
 
 
+_RETENTION: Final = "local retention"
+
+
+def _retention_text(facts: RecordFacts) -> str | None:
+    retention = facts.local_retention
+    if retention is None:
+        return None
+    if not facts.leads_here:
+        return "on; the sidecar of the partition's leader deletes archived records"
+    trim = retention.trim
+    if trim is None:
+        return "on; no closed segment of the log is beyond it"
+    parts = ["on"]
+    if trim.end > trim.first_deleted:
+        parts.append(
+            f"the next pass deletes offsets {range_text(trim.first_deleted, trim.end)} "
+            f"({size_text(trim.size)}) here if the store proves to have them"
+        )
+    if trim.held is not None:
+        below = range_text(max(trim.end, trim.first_deleted), trim.retained_from)
+        parts.append(
+            f"offsets {below} ({size_text(trim.excess)}) stay: {trim.held.text} "
+            f"({trim.held.hindrance})"
+        )
+    return "; ".join(parts)
+
+
+def _retention_json(facts: RecordFacts) -> Fields | None:
+    """Return the decision; its partition fields repeat those of the answer."""
+    retention = facts.local_retention
+    if retention is None:
+        return None
+    return {"decision": None if retention.trim is None else trim_json(retention.trim)}
+
+
 def _numbers(ids: Sequence[int]) -> str:
     return ",".join(map(str, ids)) or "none"
 
@@ -222,8 +261,9 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Reads this host's log dirs and queries the running sidecar, the store and the cluster in
     parallel. It changes nothing. If a source does not answer, the command says so and shows the
     others. For a record that is not archived it names the reason: the active segment, the high
-    watermark, a failure, an earlier segment, another broker. It sends about twenty requests to the
-    store.
+    watermark, a failure, an earlier segment, another broker. For a topic with local retention it
+    also shows up to which offset the next pass deletes archived records, and why others stay. It
+    sends about twenty requests to the store.
 
     \b
     Example:

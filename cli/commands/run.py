@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-import structlog
 
 from sidetier import __version__
 from sidetier.cli import exits
 from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.lean_structlog import structlog
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.wiring import daemon, http_server
 from sidetier.config.startup import LocalMachine, missing_log_dirs

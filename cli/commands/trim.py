@@ -8,33 +8,24 @@ from typing import Final
 import click
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
 from sidetier.cli import exits
 from sidetier.cli.arguments import checked_topics, most_lines, size_text
 from sidetier.cli.inspect.cluster import need_cluster
+from sidetier.cli.inspect.local_retention import ArchiveAt, led_partition, trim_json
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 from sidetier.cli.stores import open_archive, told_waits
 from sidetier.cli.wiring import identify, record_deleter, topic_config_source
 from sidetier.config.model import Config
-from sidetier.segments.errors import ConfigurationError, MalformedObjectError
-from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, TopicPartition
-from sidetier.storage.port import RemoteStorage
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import BrokerId, TopicPartition
 from sidetier.uploader.clock import SYSTEM_CLOCK
-from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
 from sidetier.uploader.trim.archive_check import LedPartition
-from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Held, Hindrance, Trim
+from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Trim
 from sidetier.uploader.trim.trimmer import AT_ONCE, CHECK_THREADS, GroupBehind, Survey, Trimmer
 from sidetier.uploader.watching.disk import find_partitions
 
 _MOST_ROWS: Final = 40
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    store: RemoteStorage
-    layout: ArchiveLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +67,7 @@ class TrimResult:
                 {"topic": topic, "partitions": count, "bytes": size, "excess_bytes": excess}
                 for topic, count, size, excess in self._topics()
             ],
-            "partitions": [_partition_json(trim) for trim in self.trims],
+            "partitions": [trim_json(trim) for trim in self.trims],
             "groups_behind": [
                 {
                     "group": entry.group,
@@ -142,20 +133,6 @@ def _limited(columns: tuple[str, ...], rows: Sequence[Sequence[Cell]]) -> Table:
     return Table(columns, rows[:_MOST_ROWS], footer=footer)
 
 
-def _partition_json(trim: Trim) -> dict[str, object]:
-    return {
-        "topic": trim.topic_partition.topic,
-        "partition": trim.topic_partition.partition,
-        "start_offset": trim.start,
-        "log_start_offset": trim.end,
-        "retained_from": trim.retained_from,
-        "bytes": trim.size,
-        "excess_bytes": trim.excess,
-        "reason": None if trim.held is None else trim.held.hindrance.value,
-        "text": None if trim.held is None else trim.held.text,
-    }
-
-
 def _led_partitions(
     config: Config, broker_id: BrokerId, topics: Collection[str]
 ) -> tuple[Mapping[TopicPartition, str], tuple[str, ...]]:
@@ -181,29 +158,7 @@ def _with_archives(
     """Read `offset.wm` of each partition, some at a time."""
 
     def read(tp: TopicPartition) -> LedPartition:
-        directory = directories[tp]
-        held: Held | None = None
-        mark: StoredWatermark | None = None
-        try:
-            mark = read_watermark(archive.store(tp.topic), archive.layout.watermark_key(tp))
-        except MalformedObjectError as error:
-            held = Held(Hindrance.ARCHIVE_UNKNOWN, str(error))
-        epoch = latest_epoch(directory)
-        if epoch == UNKNOWN_EPOCH:
-            held = Held(
-                Hindrance.LEADERSHIP_UNCONFIRMED,
-                f"{directory} has no leader-epoch-checkpoint with the broker's leader epoch",
-            )
-        return LedPartition(
-            tp,
-            directory,
-            epoch,
-            topic_id_in(directory),
-            etag=None if mark is None else mark.etag,
-            archived_to=None if mark is None else mark.watermark.next_offset,
-            held=held,
-            watermark=None if mark is None else mark.watermark,
-        )
+        return led_partition(tp, directories[tp], archive.store(tp.topic), archive.layout)
 
     with ThreadPoolExecutor(CHECK_THREADS, "trim") as helpers:
         return list(helpers.map(read, directories))
@@ -275,7 +230,7 @@ def command(
             local,
             deleter,
             configs,
-            lambda topic: _Place(archive.store(topic), archive.layout),
+            lambda topic: ArchiveAt(archive.store(topic), archive.layout),
             SYSTEM_CLOCK.wall,
             all_groups=True,
         )

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 from sidetier.config.model import Config
@@ -77,6 +77,13 @@ class Cluster(Protocol):
 
     def broker_settings(self, broker_id: int) -> Settings:
         """Return the configuration of one broker, requested from that broker."""
+        ...
+
+    def allowed_operations(self, topics: Iterable[str]) -> Mapping[str, frozenset[str]]:
+        """Return what the principal may do with each topic, such as `DELETE`.
+
+        Topics about which the brokers do not say it are left out.
+        """
         ...
 
 
@@ -151,6 +158,27 @@ class KafkaCluster:
         if str(broker_id) not in settings_by_name:
             raise self._unavailable(f"settings of broker {broker_id}", problem)
         return settings_by_name[str(broker_id)]
+
+    def allowed_operations(self, topics: Iterable[str]) -> Mapping[str, frozenset[str]]:
+        """See the port."""
+        names = list(topics)
+        if not names:
+            return {}
+        try:
+            futures = self._client.describe_topics(
+                TopicCollection(names),
+                include_authorized_operations=True,
+                request_timeout=self._timeout,
+            )
+        except KafkaException as error:
+            raise self._unavailable("permissions", error) from error
+        allowed: dict[str, frozenset[str]] = {}
+        for topic, future in futures.items():
+            described, _ = _outcome(future)
+            if described is not None and described.authorized_operations is not None:
+                operations = described.authorized_operations
+                allowed[topic] = frozenset(operation.name for operation in operations)
+        return allowed
 
     def _settings(
         self, kind: ResourceType, names: Iterable[str]

@@ -17,8 +17,11 @@ from sidetier.cli.stores import layout_of
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.uploader.gates.topic_rules import refusal_of
+from sidetier.uploader.trim.decision import topic_hindrance, topic_id_hindrance
 
 _MOST_NAMES: Final = 4
+_MAY_DELETE: Final = frozenset({"DELETE", "ALL"})
+"""Operations on a topic, one of which DeleteRecords needs."""
 
 
 class Level(StrEnum):
@@ -390,6 +393,70 @@ def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
         yield from check(facts)
 
 
+def local_retention(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check whether the sidecar can delete records of the topics with local retention."""
+    local, name = facts.config.retention.local, "local retention"
+    if not local.enabled:
+        return
+    selected = [topic for topic in facts.topics if local.selects(topic.name)]
+    findings = [
+        *_never_trimmed(selected),
+        *_without_topic_ids(facts),
+        *_without_permission(selected),
+    ]
+    if not findings:
+        topics = f"{len(selected)} topic{'' if len(selected) == 1 else 's'}"
+        findings = [ok(name, f"{topics}: the sidecar may delete archived records")]
+    yield from findings
+
+
+def _never_trimmed(selected: Iterable[TopicFacts]) -> Iterator[Finding]:
+    reasons = {
+        topic.name: held.text
+        for topic in selected
+        if (held := topic_hindrance(topic.name, topic_config(topic.settings))) is not None
+    }
+    if reasons:
+        yield advice(
+            "local retention",
+            f"never deletes records of {first_names(reasons)}: {reasons[min(reasons)]}",
+            "leave these topics out of retention.local.topics, or change them",
+        )
+
+
+def _without_topic_ids(facts: DoctorFacts) -> Iterator[Finding]:
+    held = topic_id_hindrance(None)
+    if facts.without_topic_id and held is not None:
+        names = first_names(map(str, facts.without_topic_id))
+        yield advice(
+            "local retention",
+            f"never deletes records of {names}: {held.text}",
+            "raise inter.broker.protocol.version to 2.8 or higher: the brokers then give ids",
+        )
+
+
+def _without_permission(selected: Iterable[TopicFacts]) -> Iterator[Finding]:
+    unknown = [topic.name for topic in selected if topic.operations is None]
+    refused = [
+        topic.name
+        for topic in selected
+        if topic.operations is not None and not topic.operations & _MAY_DELETE
+    ]
+    if refused:
+        yield advice(
+            "local retention",
+            f"the principal may not delete records of {first_names(refused)}",
+            "allow Delete on the topics, for DeleteRecords; records stay until then",
+        )
+    if unknown:
+        yield advice(
+            "local retention",
+            f"unknown whether the principal may delete records of {first_names(unknown)}: the "
+            "brokers do not say it",
+            "make sure that it has Delete on the topics (DeleteRecords)",
+        )
+
+
 def refused(facts: DoctorFacts) -> Iterator[Finding]:
     """Check for topics that are selected, but not archived."""
     compacted = facts.config.topics.compacted == "refuse"
@@ -577,4 +644,5 @@ _TOPIC_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     delete_delay,
     closing,
     durability,
+    local_retention,
 )

@@ -26,6 +26,7 @@ from sidetier.cli.inspect.cluster import (
 )
 from sidetier.cli.inspect.host import HostFacts, host_facts
 from sidetier.cli.inspect.local_log import LocalLog, local_log, read_log
+from sidetier.cli.inspect.local_retention import PartitionRetention, gather_retention
 from sidetier.cli.inspect.sidecar import (
     NoSidecarError,
     SidecarPartition,
@@ -52,6 +53,7 @@ from sidetier.segments.properties import MetaProperties
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.topic_rules import refusal_of
+from sidetier.uploader.led_partitions import topic_id_in
 from sidetier.uploader.watching.disk import find_partitions
 
 _AT_ONCE: Final = 16
@@ -139,6 +141,7 @@ class RecordFacts(PartitionFacts):
         broker_id: This host's broker.
         archive: What the store has about the offset; None if it does not answer.
         known_to_cluster: False if the cluster has answered and has no such partition.
+        local_retention: None if the topic has none, or the partition no replica on this host.
         problems: By source, why it does not answer.
     """
 
@@ -148,6 +151,7 @@ class RecordFacts(PartitionFacts):
     archive: ArchivedOffset | None = None
     known_to_cluster: bool | None = None
     roll: RollRules = field(default_factory=RollRules)
+    local_retention: PartitionRetention | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -181,16 +185,18 @@ def gather_record(question: RecordQuestion) -> RecordFacts:
     """Ask all sources about one record in parallel. A source that fails is noted in `problems`."""
     config, tp = question.config, question.topic_partition
     # Each source has its own timeout: in parallel, the slowest one limits the wait, not their sum.
-    with ThreadPoolExecutor(4, thread_name_prefix="explain") as pool:
+    with ThreadPoolExecutor(5, thread_name_prefix="explain") as pool:
         disk = pool.submit(_log_on_disk, question)
         sidecar = pool.submit(_sidecar_partition, question)
         archive = pool.submit(_archived_offset, question)
         cluster = pool.submit(_cluster_answer, question)
+        retention = pool.submit(gather_retention, config, tp)
     asked: dict[str, Future[Any]] = {
         "disk": disk,
         "sidecar": sidecar,
         "archive": archive,
         "cluster": cluster,
+        "local retention": retention,
     }
     problems = {name: str(why) for name, future in asked.items() if (why := _failure(future))}
     archived, says, brokers = _answer(archive), _answer(sidecar), _answer(cluster)
@@ -214,6 +220,7 @@ def gather_record(question: RecordQuestion) -> RecordFacts:
         known_to_cluster=None if brokers is None else brokers.replicas is not None,
         log_offsets=LogOffsets() if brokers is None else brokers.log_offsets,
         roll=roll_rules(settings or {}),
+        local_retention=_answer(retention),
         problems=problems,
     )
 
@@ -487,13 +494,18 @@ def _is_local(config: Config, broker_id: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A selected topic with partitions in the log dirs; `replicas` is the smallest replica count of
-    its partitions.
+    """A selected topic with partitions in the log dirs.
+
+    Attributes:
+        replicas: Smallest replica count of its partitions.
+        operations: What the sidecar's principal may do with a topic that has local retention; None
+            if the brokers do not say.
     """
 
     name: str
     settings: Settings = field(default_factory=dict)
     replicas: int | None = None
+    operations: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,6 +516,7 @@ class DoctorFacts:
         topics_known: Whether the brokers have returned the topics' configurations.
         broker_settings: Configuration of this host's broker.
         partitions: Selected partitions in the log dirs.
+        without_topic_id: Those with local retention whose log has no topic id.
         problems: By source, why it does not answer.
     """
 
@@ -515,6 +528,7 @@ class DoctorFacts:
     stores: tuple[StoreFacts, ...] = ()
     sidecar: SidecarState | None = None
     partitions: tuple[TopicPartition, ...] = ()
+    without_topic_id: tuple[TopicPartition, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -544,6 +558,11 @@ def gather_host(
         host_facts(config, machine.identity, log_dir_problems),
         stores=tuple(stores),
         partitions=tuple(sorted(on_disk.directories)),
+        without_topic_id=tuple(
+            tp
+            for tp, directory in sorted(on_disk.directories.items())
+            if config.retention.local.selects(tp.topic) and topic_id_in(directory) is None
+        ),
     )
     facts = _with_cluster(facts, machine.identity, problems)
     sidecar = None
@@ -566,11 +585,13 @@ def _with_cluster(
         names = sorted({tp.topic for tp in facts.partitions})
         settings = cluster.topic_settings(names)
         broker = {} if identity is None else cluster.broker_settings(identity.broker_id)
+        local = facts.config.retention.local
+        operations = cluster.allowed_operations([name for name in names if local.selects(name)])
     except SidetierError as error:
         problems["cluster"] = str(error)
         return facts
     topics = tuple(
-        TopicFacts(name, settings[name], _fewest_replicas(name, cluster_map))
+        TopicFacts(name, settings[name], _fewest_replicas(name, cluster_map), operations.get(name))
         for name in names
         if name in settings
     )

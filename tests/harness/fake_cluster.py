@@ -16,6 +16,7 @@ class FakeCluster:
     partitions: dict[TopicPartition, ReplicaSet] = field(default_factory=dict)
     known_offsets: dict[TopicPartition, LogOffsets] = field(default_factory=dict)
     settings: dict[str, Settings] = field(default_factory=dict)
+    allowed: dict[str, frozenset[str]] = field(default_factory=dict)
     away: bool = False
     asked: list[str] = field(default_factory=list)
 
@@ -43,6 +44,10 @@ class FakeCluster:
     def broker_settings(self, broker_id: int) -> Settings:
         self._ask("broker_settings")
         return {"log.dirs": "", "broker.id": str(broker_id)}
+
+    def allowed_operations(self, topics: Iterable[str]) -> Mapping[str, frozenset[str]]:
+        self._ask("allowed_operations")
+        return {topic: self.allowed[topic] for topic in topics if topic in self.allowed}
 
     def _ask(self, what: str) -> None:
         self.asked.append(what)

@@ -3,27 +3,33 @@
 The sidecar's own knowledge of the archive may be outdated, and `offset.wm` says nothing about
 objects that a lifecycle rule or a person has deleted since. So each check asks the store again:
 
-1. `offset.wm` is the version that this sidecar knows, of this topic, and no move is pending.
+1. `offset.wm` is of this topic, and no move is pending.
 2. The archived leader epochs are those of the broker's log.
-3. The segments that `_metadata` names follow each other without a gap, with all of their files.
+3. The segments that `_metadata` names follow each other without a gap.
 4. Each `.log` has the checksum that the store compared when it was uploaded, and its metadata fits
    the log. A store that compares no checksum has to return the bytes: this sidecar compares them.
-5. `offset.wm` is still the same version.
+5. The listing has these versions of the segments, with all of their files, and the version of
+   `offset.wm` of step 1.
+
+The listing comes last, because every change of an archive other than a commit begins with a write
+of `offset.wm`: if it has not changed until then, neither have the objects that were read before. A
+nonce in `offset.wm` gives each write another etag. So step 1 takes the version that the sidecar
+knows, without a request; only if step 5 finds another one is `offset.wm` read, and the check made
+again.
 
 Nothing is written.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
 from sidetier.archive.objects.pinterest_metadata import named_segments
 from sidetier.archive.objects.segment import (
     SegmentFiles,
-    Version,
     noted_epoch,
     noted_next_offset,
     segment_files,
@@ -49,6 +55,7 @@ from sidetier.segments.offsets import (
 )
 from sidetier.storage.checksums import RunningChecksum
 from sidetier.storage.port import (
+    LISTED_AT_ONCE,
     ChecksumAlgorithm,
     IfMatch,
     ObjectHead,
@@ -73,7 +80,7 @@ class LedPartition:
         leader_epoch: Leader epoch in which the broker leads.
         topic_id: Kafka's topic id; None where it is not known.
         generation: Changes when the sidecar has to read the archive again.
-        etag: Etag of the known version of `offset.wm`; None if any version counts.
+        etag: Etag of the version of `offset.wm` that counts; None if any version does.
         archived_to: The archive end offset; None where it is not known.
         epochs: The leader epochs of the log.
         stored_epochs: The stored leader epochs; None where they are not known.
@@ -98,6 +105,18 @@ class LedPartition:
         return (self.epochs or RememberedEpochs()).read(self.directory)
 
 
+class VerifiedLog(NamedTuple):
+    """A `.log` object that was checked: its etag, its size in bytes, and its end offset."""
+
+    etag: str
+    size: int
+    end: Offset
+
+
+VerifiedLogs = MutableMapping[tuple[str, LeaderEpoch], VerifiedLog]
+"""The checked `.log` objects, by key and the leader epoch of the check."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArchiveCheck:
     """Checks archives on one store.
@@ -105,13 +124,13 @@ class ArchiveCheck:
     Attributes:
         store: The store.
         layout: The keys on it.
-        verified: End offset of each `.log` that was checked before, by its version and the leader
-            epoch of the check: each is checked once. The listing shows that it is still stored.
+        verified: The `.log` objects that were checked before: each is checked once. The listing
+            shows that the same version is still stored.
     """
 
     store: RemoteStorage
     layout: ArchiveLayout
-    verified: MutableMapping[tuple[Version, LeaderEpoch], Offset]
+    verified: VerifiedLogs
 
     def bound(self, led: LedPartition, trim: Trim) -> Trim:
         """Return the part of a trim whose records the store is proven to have.
@@ -122,32 +141,43 @@ class ArchiveCheck:
             SegmentError: The leader epochs of the log cannot be read.
         """
         key = self.layout.watermark_key(led.topic_partition)
+        if led.watermark is not None and led.etag is not None:
+            bounded, is_current = self._bound(led, trim, led.watermark, led.etag)
+            if is_current:
+                return bounded
+        # `sidetier gc` may have moved the start since.
         mark = read_watermark(self.store, key)
         if mark is None:
             return trim.none(Held(Hindrance.ARCHIVE_CHANGED, f"{key} is not stored"))
-        held = watermark_hindrance(key, mark.watermark, mark.etag, led)
-        if held is not None or mark.watermark.next_offset is None:
-            return trim.none(held or Held(Hindrance.ARCHIVE_CHANGED, f"{key} has no end offset"))
-        trim = bounded_by_archive(trim, mark.watermark.next_offset)
+        bounded, is_current = self._bound(led, trim, mark.watermark, mark.etag)
+        if is_current or bounded.end == bounded.start:
+            return bounded
+        return trim.none(Held(Hindrance.ARCHIVE_CHANGED, f"{key} was written while it was checked"))
+
+    def _bound(
+        self, led: LedPartition, trim: Trim, watermark: Watermark, etag: str
+    ) -> tuple[Trim, bool]:
+        """Return what a version of `offset.wm` allows, and whether it is still the stored one.
+
+        False also where nothing is to be trimmed before the store was asked for it.
+        """
+        key = self.layout.watermark_key(led.topic_partition)
+        held = watermark_hindrance(key, watermark, etag, led)
+        if held is not None or watermark.next_offset is None:
+            reason = held or Held(Hindrance.ARCHIVE_CHANGED, f"{key} has no end offset")
+            return trim.none(reason), False
+        trim = bounded_by_archive(trim, watermark.next_offset)
         if trim.end == trim.start:
-            return trim
+            return trim, False
         local = led.local_epochs()
-        stored = self._stored_epochs(led, mark.watermark)
+        stored = self._stored_epochs(led, watermark, local)
         held = epochs_hindrance(
-            mark.watermark,
-            stored,
-            local,
-            trim.end,
-            lambda: self._gaps(led.topic_partition),
+            watermark, stored, local, trim.end, lambda: self._gaps(led.topic_partition)
         )
         if held is not None:
-            return trim.none(held)
-        trim = self._bounded_by_segments(led, trim, mark.watermark, local)
-        if trim.end > trim.start and self._etag_of(key) != mark.etag:
-            return trim.none(
-                Held(Hindrance.ARCHIVE_CHANGED, f"{key} was written while it was checked")
-            )
-        return trim
+            return trim.none(held), False
+        trim, listed_etag = self._bounded_by_segments(led, trim, watermark, local)
+        return trim, listed_etag == etag
 
     def _etag_of(self, key: str) -> str | None:
         try:
@@ -158,20 +188,23 @@ class ArchiveCheck:
     def _gaps(self, tp: TopicPartition) -> Sequence[OffsetRange]:
         return recorded_gaps(self.store, self.layout, [tp])[tp]
 
-    def _stored_epochs(self, led: LedPartition, watermark: Watermark) -> EpochHistory:
-        known = led.stored_epochs
-        # `offset.wm` has the checksum of the epochs that belong to it, which saves a request.
-        if (
-            known is not None
-            and watermark.epoch_history is not None
-            and is_noted(watermark, known.epoch_history)
-        ):
-            return known.epoch_history
+    def _stored_epochs(
+        self, led: LedPartition, watermark: Watermark, local: EpochHistory
+    ) -> EpochHistory:
+        # `offset.wm` has the checksum of the epochs that belong to it. It saves a request if the
+        # known ones have it, or those of the log.
+        known = local if led.stored_epochs is None else led.stored_epochs.epoch_history
+        if watermark.epoch_history is not None and is_noted(watermark, known):
+            return known
         return read_epoch_history(self.store, self.layout, led.topic_partition).epoch_history
 
     def _bounded_by_segments(
         self, led: LedPartition, trim: Trim, watermark: Watermark, local: EpochHistory
-    ) -> Trim:
+    ) -> tuple[Trim, str | None]:
+        """Return the trim up to the first segment that does not count, and `offset.wm`'s etag now.
+
+        The etag is None if `offset.wm` is missing, or was not looked for.
+        """
         tp = led.topic_partition
         key = self.layout.metadata_key(tp)
         # A stored segment that `_metadata` does not name may be one that the cluster has discarded.
@@ -187,10 +220,10 @@ class ArchiveCheck:
                     f"{bases[0]}: the records in between are not on the store (never archived, or "
                     "deleted by `sidetier gc`), and stay until retention.ms"
                 )
-            return trim.none(Held(Hindrance.ARCHIVE_BEHIND, text))
+            return trim.none(Held(Hindrance.ARCHIVE_BEHIND, text)), None
         wanted = [base for base in bases[first : first + _MOST_SEGMENTS] if base < trim.end]
-        rows = self._rows(tp, wanted[0], wanted[-1])
         position, held = trim.first_deleted, None
+        checked: list[tuple[BaseOffset, VerifiedLog]] = []
         for base in wanted:
             if base > position:
                 held = Held(
@@ -198,60 +231,94 @@ class ArchiveCheck:
                     f"the archive has a gap: no stored segment has offset {position}",
                 )
                 break
-            end, held = self._check(led, base, rows.get(base), trim.segments, local)
-            if held is not None or end is None:
+            answer = self._check(led, base, trim.segments, local)
+            if isinstance(answer, Held):
+                held = answer
                 break
-            position = max(position, end)
+            checked.append((base, answer))
+            position = max(position, answer.end)
+        rows, etag = self._listed(tp, wanted[0], wanted[-1])
+        position = trim.first_deleted
+        for base, log in checked:
+            problem = self._missing(led, base, log, rows.get(base))
+            if problem is not None:
+                held = problem
+                break
+            position = max(position, log.end)
         # `held` is None only if all of `wanted` was checked.
-        return trim.up_to(
+        trim = trim.up_to(
             position,
             held
             or Held(Hindrance.ARCHIVE_BEHIND, f"the stored segments below {position} were checked"),
         )
+        return trim, etag
 
-    def _rows(
+    def _listed(
         self, tp: TopicPartition, first: BaseOffset, last: BaseOffset
-    ) -> Mapping[BaseOffset, SegmentFiles]:
-        prefix = self.layout.partition_prefix(tp)
+    ) -> tuple[Mapping[BaseOffset, SegmentFiles], str | None]:
+        """Return the files of some segments, and the etag of `offset.wm`; None if it is missing."""
+        prefix, mark = self.layout.partition_prefix(tp), self.layout.watermark_key(tp)
         # Shortened, the key sorts just before the files of the first segment.
-        after = f"{prefix}{first:020d}"
-        rows = _up_to(self.store.list_objects(prefix, start_after=after), prefix, last)
-        return {files.base_offset: files for files in segment_files(rows, prefix)}
+        listing = self.store.list_objects(prefix, start_after=f"{prefix}{first:020d}")
+        rows: list[ObjectSummary] = []
+        etag, is_behind = None, False
+        for number, row in enumerate(listing, 1):
+            # Keys sort by base offset, and `offset.wm` sorts behind the segments.
+            if not is_behind:
+                parsed = parse_object_key(row.key, prefix)
+                is_behind = parsed is None or parsed[0] > last
+            if not is_behind:
+                rows.append(row)
+            elif row.key == mark:
+                etag = row.etag
+                break
+            elif number % LISTED_AT_ONCE == 0:
+                etag = self._etag_of(mark)  # cheaper than the next page
+                break
+        return {files.base_offset: files for files in segment_files(rows, prefix)}, etag
+
+    def _missing(
+        self, led: LedPartition, base: BaseOffset, log: VerifiedLog, files: SegmentFiles | None
+    ) -> Held | None:
+        """Return why a checked segment does not count, from its rows in the listing."""
+        key = self.layout.object_key(led.topic_partition, base, FileKind.LOG)
+        if files is None or files.missing:
+            return Held(Hindrance.OBJECT_MISSING, f"{key} is not stored with its indexes")
+        if (files.log.etag, files.log.size) != (log.etag, log.size):
+            self.verified.pop((key, led.leader_epoch), None)
+            return Held(Hindrance.OBJECT_UNVERIFIED, f"{key}: it was replaced since it was checked")
+        return None
 
     def _check(
         self,
         led: LedPartition,
         base: BaseOffset,
-        files: SegmentFiles | None,
         segments: Iterable[LocalSegment],
         local: EpochHistory,
-    ) -> tuple[Offset | None, Held | None]:
-        """Return the end offset of a stored segment, or why it does not count."""
+    ) -> VerifiedLog | Held:
+        """Return what was checked of a stored `.log`, or why it does not count."""
         key = self.layout.object_key(led.topic_partition, base, FileKind.LOG)
-        if files is None or files.missing:
-            return None, Held(Hindrance.OBJECT_MISSING, f"{key} is not stored with its indexes")
-        row = files.log
-        version = (row.key, row.etag, row.size), led.leader_epoch
-        if version in self.verified:
-            return self.verified[version], None
+        known = self.verified.get((key, led.leader_epoch))
+        if known is not None:
+            return known
         try:
-            head = self.store.head_object(row.key, with_checksum=True)
+            head = self.store.head_object(key, with_checksum=True)
         except ObjectNotFoundError:
-            return None, Held(Hindrance.OBJECT_MISSING, f"{key} is not stored")
+            return Held(Hindrance.OBJECT_MISSING, f"{key} is not stored")
         end = noted_next_offset(head)
         problem = (
             "it was stored by Pinterest's uploader, without a checksum"
             if end is None
-            else _replaced(head, row)
-            or checksum_problem(head)
+            else checksum_problem(head)
             or segment_problem(head, led.topic_id, local)
             or size_problem(segments, base, end, head.size)
             or self._bytes_problem(head)
         )
         if problem is not None or end is None:
-            return None, Held(Hindrance.OBJECT_UNVERIFIED, f"{key}: {problem}")
-        self.verified[version] = end
-        return end, None
+            return Held(Hindrance.OBJECT_UNVERIFIED, f"{key}: {problem}")
+        log = VerifiedLog(head.etag, head.size, end)
+        self.verified[key, led.leader_epoch] = log
+        return log
 
     def _bytes_problem(self, head: ObjectHead) -> str | None:
         """Read an object whose checksum the store has not verified, and compare it; None if equal.
@@ -267,20 +334,6 @@ class ArchiveCheck:
             while chunk := stream.read(_CHUNK_BYTES):
                 running.update(chunk)
         return None if running.result() == noted else "its bytes do not have the uploaded checksum"
-
-
-def _replaced(head: ObjectHead, row: ObjectSummary) -> str | None:
-    same = (head.etag, head.size) == (row.etag, row.size)
-    return None if same else "it was replaced while it was checked"
-
-
-def _up_to(rows: Iterable[ObjectSummary], prefix: str, last: BaseOffset) -> Iterator[ObjectSummary]:
-    for row in rows:
-        parsed = parse_object_key(row.key, prefix)
-        # Keys sort by base offset, and all other objects sort behind the segments.
-        if parsed is None or parsed[0] > last:
-            return
-        yield row
 
 
 def watermark_hindrance(

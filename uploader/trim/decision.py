@@ -46,6 +46,8 @@ class Hindrance(StrEnum):
     """A request to the store or the broker has failed."""
     TOPIC_CONFIG_UNKNOWN = "topic_config_unknown"
     """The broker has not reported the topic's configuration."""
+    TOPIC_ID_UNKNOWN = "topic_id_unknown"
+    """The log has no topic id, so the archive could be that of an earlier topic of this name."""
     TOPIC_REFUSED = "topic_refused"
     """The topic is internal, compacted, or tiered by the broker itself."""
 
@@ -194,6 +196,18 @@ def topic_hindrance(topic: str, config: TopicConfig | None) -> Held | None:
     if not config.only_deleted:
         return Held(Hindrance.TOPIC_REFUSED, f"cleanup.policy of topic {topic} is not delete alone")
     return None
+
+
+def topic_id_hindrance(topic_id: str | None) -> Held | None:
+    """Return why a log without a topic id must not be trimmed; None where it has one."""
+    if topic_id is not None:
+        return None
+    return Held(
+        Hindrance.TOPIC_ID_UNKNOWN,
+        "the log has no topic id (partition.metadata), and without one it is never trimmed: the "
+        "archive could be that of a deleted topic of this name. Kafka gives topics ids from 2.8 on "
+        "(inter.broker.protocol.version)",
+    )
 
 
 def decide(

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -14,7 +13,14 @@ from sidetier.telemetry.status import LocalRetentionStatus
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.trim.archive_check import LedPartition
 from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Held, Hindrance, Trim
-from sidetier.uploader.trim.trimmer import AT_ONCE, Survey, Trimmer
+from sidetier.uploader.trim.events import (
+    ArchivesVerified,
+    LocalRetentionEvent,
+    PassFailed,
+    RecordsDeleted,
+    SurveyEnded,
+)
+from sidetier.uploader.trim.trimmer import AT_ONCE, Trimmer
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.workers import Task, WorkerPool
 
@@ -22,37 +28,6 @@ log: Final = structlog.get_logger()
 
 _SUBJECT: Final = Subject("local retention")
 Verified = tuple[LedPartition, Trim]
-
-
-@dataclass(frozen=True, slots=True)
-class SurveyEnded:
-    """The logs are surveyed."""
-
-    survey: Survey
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivesVerified:
-    """The archives of some partitions are verified."""
-
-    trims: Sequence[Verified]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordsDeleted:
-    """The broker has answered about some partitions."""
-
-    trims: Sequence[Trim]
-
-
-@dataclass(frozen=True, slots=True)
-class PassFailed:
-    """A step of the pass has raised an error."""
-
-    error: Exception
-
-
-LocalRetentionEvent = SurveyEnded | ArchivesVerified | RecordsDeleted | PassFailed
 FindPartition = Callable[[TopicPartition], Partition | None]
 
 

@@ -136,13 +136,22 @@ def test_command_shows_and_makes_a_pass(
     config = tmp_path / "trim.yaml"
     config.write_text(json.dumps(retention))
 
-    def trim(*arguments: str, code: int = 0) -> dict[str, Any]:
+    def command(*arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
         capsys.readouterr()
-        line = ["--config", str(config), "trim", *arguments, "--output", "json"]
-        assert run(line) == code, capsys.readouterr().err
+        line = ["--config", str(config), *arguments, "--output", "json"]
+        assert run(line) in codes, capsys.readouterr().err
         result = json.loads(capsys.readouterr().out)
         assert isinstance(result, dict)
         return result
+
+    def trim(*arguments: str) -> dict[str, Any]:
+        return command("trim", *arguments)
+
+    def explained() -> dict[str, Any]:
+        answer = command("explain", topic, "0", "0")
+        decision = answer["local_retention"]["decision"]
+        assert isinstance(decision, dict)
+        return decision
 
     shown = trim("--dry-run")
     [partition] = shown["partitions"]
@@ -156,6 +165,10 @@ def test_command_shows_and_makes_a_pass(
             "log_start_offset": end,
         }
     ]
+    assert explained() == partition
+    found = command("doctor", codes=(0, 3))["findings"]
+    [permitted] = [finding for finding in found if finding["check"] == "local retention"]
+    assert permitted["level"] == "ok", permitted
     assert log_bases(directory) == first, "a dry run deletes nothing"
     assert run(["--config", str(config), "trim", "--dry-run"]) == 0
     assert "would be deleted from 1 of the 1 partitions" in capsys.readouterr().out
@@ -163,6 +176,9 @@ def test_command_shows_and_makes_a_pass(
     config.write_text(json.dumps(with_retention(settings, topic, protect_groups=["slow"])))
     [held] = trim()["partitions"]
     assert (held["log_start_offset"], held["reason"]) == (0, "group_behind")
+    assert explained() == held
+    assert run(["--config", str(config), "explain", topic, "0", "0"]) == 0
+    assert "group slow has committed offset 5, and is protected" in capsys.readouterr().out
     assert log_bases(directory) == first
 
     config.write_text(json.dumps(retention))
@@ -170,6 +186,7 @@ def test_command_shows_and_makes_a_pass(
     assert log_start(bootstrap, topic) == end
     wait_until_gone(directory, end, SECONDS)
     assert trim()["partitions"] == []
+    assert command("explain", topic, "0", "0")["local_retention"] == {"decision": None}
     config.write_text(json.dumps(settings))
     assert run(["--config", str(config), "trim"]) == 2
 

@@ -97,6 +97,54 @@ def with_store(**changes: object) -> DoctorFacts:
     return replace(SOUND, stores=(replace(SOUND.stores[0], **changes),))  # type: ignore[arg-type]
 
 
+def with_retention(
+    *topics: TopicFacts, without_topic_id: tuple[TopicPartition, ...] = ()
+) -> DoctorFacts:
+    local = {"topics": ["orders"], "bytes": 0}
+    settings = config(retention={"local": local}, broker={"bootstrap_servers": "localhost:9092"})
+    return replace(SOUND, config=settings, topics=topics, without_topic_id=without_topic_id)
+
+
+MAY_DELETE = frozenset({"DESCRIBE", "DELETE"})
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        (with_retention(replace(topic(), operations=MAY_DELETE)), "ok", "may delete"),
+        (with_retention(replace(topic(), operations=frozenset({"ALL"}))), "ok", "may delete"),
+        (
+            with_retention(replace(topic(), operations=frozenset({"DESCRIBE"}))),
+            "advice",
+            "may not delete records of orders",
+        ),
+        (with_retention(topic()), "advice", "unknown whether"),
+        (
+            with_retention(replace(topic(cleanup_policy="compact"), operations=MAY_DELETE)),
+            "advice",
+            "cleanup.policy of topic orders is not delete alone",
+        ),
+        (
+            with_retention(replace(topic(remote_storage_enable="true"), operations=MAY_DELETE)),
+            "advice",
+            "remote.storage.enable=true",
+        ),
+        (
+            with_retention(
+                replace(topic(), operations=MAY_DELETE),
+                without_topic_id=(TopicPartition("orders", 0),),
+            ),
+            "advice",
+            "orders-0: the log has no topic id",
+        ),
+        (with_retention(replace(topic("other"), operations=None)), "ok", "0 topics"),
+    ],
+)
+def test_local_retention(facts: DoctorFacts, level: str, words: str) -> None:
+    [finding] = [one for one in findings(facts) if one.check == "local retention"]
+    assert (finding.level.value, words in finding.found) == (level, True), finding.found
+
+
 def test_correct_setup_has_no_findings() -> None:
     assert faults(SOUND) == []
     assert len(list(findings(SOUND))) > 12

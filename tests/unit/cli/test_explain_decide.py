@@ -8,14 +8,18 @@ import pytest
 from sidetier.archive.objects.acknowledgements import Acknowledgement
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.cli.archive_listing import ArchiveEnd
+from sidetier.cli.commands.explain import ExplainResult
 from sidetier.cli.inspect.archive import ArchivedOffset, RecordedGap, StoredHolder
 from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
 from sidetier.cli.inspect.explain import Gate, Kind, decide
 from sidetier.cli.inspect.facts import Exclusion, RecordFacts, RollRules
 from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.local_retention import PartitionRetention
 from sidetier.cli.inspect.sidecar import SidecarPartition
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.status import PinnedRange
+from sidetier.uploader.trim.decision import LocalSegment as KeptSegment
+from sidetier.uploader.trim.decision import Trim, bounded_by_archive
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("orders", 3)
@@ -382,3 +386,47 @@ def test_next_offset_of_the_sidecar_is_used_without_the_store(
     answer = decide(facts(offset, archive=None, problems={"archive": "timed out"}, **changes))
     assert (answer.kind, answer.code) == (kind, code)
     assert words in answer.text
+
+
+TRIM = Trim(
+    TP,
+    (
+        KeptSegment(BaseOffset(0), Offset(50), 2000, 0.0),
+        KeptSegment(BaseOffset(50), Offset(100), 3000, 0.0),
+        KeptSegment(BaseOffset(100), None, 10, 0.0),
+    ),
+    retained_from=Offset(100),
+    end=Offset(100),
+)
+
+
+@pytest.mark.parametrize(
+    ("trim", "words"),
+    [
+        (None, "on; no closed segment of the log is beyond it"),
+        (TRIM, "on; the next pass deletes offsets [0, 100) (5.0 kB) here"),
+        (
+            bounded_by_archive(TRIM, Offset(60)),
+            (
+                "deletes offsets [0, 50) (2.0 kB) here if the store proves to have them; offsets "
+                "[50, 100) (3.0 kB) stay: the log is archived up to 60 (archive_behind)"
+            ),
+        ),
+    ],
+)
+def test_local_retention_is_explained(trim: Trim | None, words: str) -> None:
+    known = facts(local_retention=PartitionRetention(trim))
+    shown = ExplainResult(known, decide(known)).as_tables()[1]
+    [text] = [str(cells[1]) for cells in shown.rows if cells[0] == "local retention"]
+    assert words in text, text
+
+
+def test_local_retention_of_another_leader_and_of_none() -> None:
+    elsewhere = facts(
+        local_retention=PartitionRetention(TRIM), replicas=ReplicaSet(2, (1, 2), (1, 2))
+    )
+    assert "sidecar of the partition's leader" in str(
+        ExplainResult(elsewhere, decide(elsewhere)).as_tables()[1].rows[-1]
+    )
+    rows = ExplainResult(facts(), decide(facts())).as_tables()[1].rows
+    assert "local retention" not in [cells[0] for cells in rows]

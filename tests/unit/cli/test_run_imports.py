@@ -1,4 +1,4 @@
-"""The daemon imports no package that only the consumer, the mirror and the pipeline need."""
+"""The daemon imports neither packages of other commands nor modules of disabled features."""
 
 import subprocess
 import sys
@@ -25,5 +25,18 @@ sys.exit(str(found) if found else 0)
 def test_daemon_modules_import_no_numpy_pyarrow_or_codecs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_sidecar_without_local_retention_loads_nothing_for_it_and_no_tables() -> None:
+    program = """
+import sys
+import sidetier.cli.commands.run
+loaded = {"rich", "pygments", "sidetier.uploader.trim.trimmer"} & set(sys.modules)
+sys.exit(str(loaded) if loaded or "structlog" not in sys.modules else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -18,6 +18,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import LISTED_AT_ONCE
 from sidetier.telemetry.pages import partitions
 from sidetier.uploader import engine
 from sidetier.uploader.clock import SYSTEM_CLOCK
@@ -123,9 +124,51 @@ def test_each_object_is_verified_once(beside: Beside) -> None:
     assert hindrance(beside.run()) is Hindrance.REQUEST_FAILED
     heads = beside.store.count("head")
     assert hindrance(beside.run()) is Hindrance.REQUEST_FAILED
-    assert beside.store.count("head") == heads + 1, "only offset.wm is checked again"
+    assert beside.store.count("head") == heads, "the listing shows that they are still stored"
     beside.broker.away = False
     assert beside.run().end == 40
+
+
+def known_watermark(beside: Beside) -> dict[str, object]:
+    """What the sidecar knows of `offset.wm`."""
+    key = LAYOUT.watermark_key(TP)
+    etag = beside.store.head_object(key).etag
+    return {"etag": etag, "watermark": watermark_of(beside.store, TP)}
+
+
+def test_known_watermark_is_not_read_again(beside: Beside) -> None:
+    known, key = known_watermark(beside), LAYOUT.watermark_key(TP)
+    gets, heads, lists = (
+        beside.store.count("get", key),
+        beside.store.count("head", key),
+        beside.store.count("list"),
+    )
+    assert beside.run(**known).end == 40
+    assert (beside.store.count("get", key), beside.store.count("head", key)) == (gets, heads)
+    assert beside.store.count("list") == lists + 1
+
+
+def test_watermark_behind_the_first_page_of_the_listing_is_asked_for(beside: Beside) -> None:
+    known, key = known_watermark(beside), LAYOUT.watermark_key(TP)
+    heads = beside.store.count("head", key)
+    for number in range(LISTED_AT_ONCE):
+        beside.store.put_object(f"{LAYOUT.partition_prefix(TP)}m{number:04d}", BytesBody(b""))
+    assert beside.run(**known).end == 40
+    assert beside.store.count("head", key) == heads + 1
+
+
+def test_log_that_is_replaced_after_its_check_is_not_trimmed(beside: Beside) -> None:
+    known = known_watermark(beside)
+    beside.broker.away = True
+    assert hindrance(beside.run(**known)) is Hindrance.REQUEST_FAILED
+    beside.broker.away = False
+    put_again(beside)
+    trim = beside.run(**known)
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.OBJECT_UNVERIFIED)
+    assert trim.held is not None
+    assert "replaced" in trim.held.text
+    again = beside.run(**known)
+    assert again.held is None or "replaced" not in again.held.text, "it is checked anew"
 
 
 def gone(kind: FileKind, base: int = 20) -> Callable[[Beside], None]:
@@ -189,7 +232,7 @@ def test_first_segment_is_gone(beside: Beside) -> None:
         ({"topic_id": "AAAAAAAAAAAAAAAAAAAAAg"}, {}, Hindrance.ARCHIVE_CHANGED),
         ({"leader_epoch": LeaderEpoch(7)}, {}, Hindrance.ARCHIVE_CHANGED),
         ({}, {"etag": "of an earlier version"}, Hindrance.ARCHIVE_CHANGED),
-        ({}, {"topic_id": None}, Hindrance.ARCHIVE_CHANGED),
+        ({}, {"topic_id": None}, Hindrance.TOPIC_ID_UNKNOWN),
         ({"epoch_history": "00000000"}, {}, Hindrance.EPOCHS_DIFFER),
     ],
 )
@@ -204,11 +247,7 @@ def test_stale_view_or_foreign_archive_is_not_trimmed(
 
 def test_start_that_gc_has_moved_is_no_stale_view(beside: Beside) -> None:
     """The sidecar has not committed since, so it still knows the version before."""
-    key = LAYOUT.watermark_key(TP)
-    known = {
-        "etag": beside.store.head_object(key).etag,
-        "watermark": watermark_of(beside.store, TP),
-    }
+    known = known_watermark(beside)
     beside.log.unlink(0)
     PartitionCollector(
         beside.store, LAYOUT, TP, Retention(age=1.0), needs=[Need(Offset(10), "test")]
@@ -242,8 +281,10 @@ def test_moved_back_watermark_counts_and_not_the_known_one(beside: Beside) -> No
     assert (trim.end, hindrance(trim)) == (20, Hindrance.ARCHIVE_BEHIND)
 
 
-def test_watermark_that_is_deleted_or_written_meanwhile(beside: Beside) -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+def test_watermark_that_is_deleted_or_written_meanwhile(beside: Beside, *, is_known: bool) -> None:
     key = LAYOUT.watermark_key(TP)
+    known = known_watermark(beside) if is_known else {}
     real = beside.store.head_object
 
     def written_first(name: str, **options: bool) -> object:
@@ -252,10 +293,10 @@ def test_watermark_that_is_deleted_or_written_meanwhile(beside: Beside) -> None:
         return real(name, **options)
 
     beside.store.head_object = written_first  # type: ignore[method-assign,assignment]
-    assert hindrance(beside.run()) is Hindrance.ARCHIVE_CHANGED
+    assert hindrance(beside.run(**known)) is Hindrance.ARCHIVE_CHANGED
     beside.store.head_object = real  # type: ignore[method-assign]
     beside.store.delete_object(key)
-    assert hindrance(beside.run(archived_to=Offset(40))) is Hindrance.ARCHIVE_CHANGED
+    assert hindrance(beside.run(archived_to=Offset(40), **known)) is Hindrance.ARCHIVE_CHANGED
     assert not beside.broker.requests
 
 
