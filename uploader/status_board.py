@@ -2,7 +2,7 @@
 
 import heapq
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.sending.queue import UploadQueue
+from sidetier.uploader.sending.reading import SendProgress
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Backoff, SegmentState, TrackedSegment
 from sidetier.uploader.stores import StoresHealth
@@ -80,6 +81,8 @@ class _Known:
     closed_at: float | None
     deleted_at: float | None
     uploaded_bytes: int = 0
+    uploads: Mapping[BaseOffset, SendProgress] = field(default_factory=dict)
+    """The uploads under way; their progress is measured when the status is read."""
     archived_to: Offset | None = field(init=False)
     """The first offset that is not archived; None while it is not known, and for a follower."""
     follows: bool = field(init=False)
@@ -115,6 +118,7 @@ class StatusBoard:
         self._local_retention: tuple[LocalRetentionStatus, ...] = ()
         self._totals = Totals()
         self._uploaded_bytes = 0
+        self._uploading: dict[TopicPartition, Collection[SendProgress]] = {}
         self._conditions: tuple[Condition, ...] = ()
         self._death: str | None = None
 
@@ -129,6 +133,9 @@ class StatusBoard:
         with self._lock:
             before = self._known.get(partition.topic_partition)
             self._known[partition.topic_partition] = known
+            self._uploading.pop(partition.topic_partition, None)
+            if known.uploads:
+                self._uploading[partition.topic_partition] = known.uploads.values()
             if before is None:
                 self._memberships += 1
             counted = 0 if before is None else before.uploaded_bytes
@@ -138,6 +145,7 @@ class StatusBoard:
     def forget(self, tp: TopicPartition) -> None:
         """Remove a partition that is no longer led, or followed without a segment at risk."""
         with self._lock:
+            self._uploading.pop(tp, None)
             if self._known.pop(tp, None) is not None:
                 self._memberships += 1
 
@@ -248,6 +256,7 @@ class StatusBoard:
     def _without_partitions(self) -> StatusSnapshot:
         """Return the status now without the partitions. The caller holds the lock."""
         totals = self._totals
+        sending = sum(upload.sent for uploads in self._uploading.values() for upload in uploads)
         return replace(
             self._base,
             alive=self._death is None,
@@ -257,6 +266,7 @@ class StatusBoard:
             queued_bytes=totals.queued_bytes,
             uploading_segments=totals.uploading,
             uploaded_bytes=self._uploaded_bytes,
+            sending_bytes=sending,
             pinned_files=totals.pinned_files,
             pinned_bytes=totals.pinned_bytes,
             followed_partitions=totals.followed,
@@ -319,7 +329,24 @@ def _current(
         changes["gaps"] = unresolved.gaps.get(tp, ())
         changes["unresolved_gap_records"] = unresolved.gap_records.get(tp, 0)
         changes["unresolved_quarantines"] = unresolved.quarantines.get(tp, 0)
+    if known.uploads:
+        changes["segments"] = tuple(
+            _with_progress(segment, known.uploads.get(segment.base_offset))
+            for segment in known.status.segments
+        )
     return replace(known.status, **changes)
+
+
+def _with_progress(segment: SegmentStatus, upload: SendProgress | None) -> SegmentStatus:
+    sent = None if upload is None else upload.measure()
+    if sent is None:
+        return segment
+    return replace(
+        segment,
+        sent_bytes=sent.size,
+        send_bytes_per_second=sent.bytes_per_second,
+        send_seconds_left=sent.seconds_left,
+    )
 
 
 def _keys(
@@ -458,8 +485,13 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
     )
     if oldest is None:
         return _Known(status, None, None, partition.uploaded_bytes)
+    uploads = {
+        _base_of(tracked): tracked.progress
+        for tracked in unstored
+        if tracked.stage is SegmentState.UPLOADING and tracked.progress is not None
+    }
     deleted_at = deletion.of(oldest, partition.config)
-    return _Known(status, oldest.rolled_at, deleted_at, partition.uploaded_bytes)
+    return _Known(status, oldest.rolled_at, deleted_at, partition.uploaded_bytes, uploads)
 
 
 def _archive_start(partition: Partition) -> Offset | None:
