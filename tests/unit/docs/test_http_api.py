@@ -89,7 +89,7 @@ def ask(
         kinds.update(given)
         return lambda _: None
 
-    body = b"".join(application(environ, respond))  # type: ignore[arg-type]  # of a later WSGI type
+    body = b"".join(application(environ, respond))
     is_json = body and kinds["Content-Type"].startswith("application/json")
     return int(told[0].split()[0]), json.loads(body) if is_json else None
 
