@@ -81,8 +81,8 @@ class _Known:
     closed_at: float | None
     deleted_at: float | None
     uploaded_bytes: int = 0
-    uploads: Mapping[BaseOffset, SendProgress] = field(default_factory=dict)
-    """The uploads under way; their progress is measured when the status is read."""
+    uploads: Mapping[BaseOffset, SendProgress] | None = None
+    """The uploads under way, if any; their progress is measured when the status is read."""
     archived_to: Offset | None = field(init=False)
     """The first offset that is not archived; None while it is not known, and for a follower."""
     follows: bool = field(init=False)
@@ -134,7 +134,7 @@ class StatusBoard:
             before = self._known.get(partition.topic_partition)
             self._known[partition.topic_partition] = known
             self._uploading.pop(partition.topic_partition, None)
-            if known.uploads:
+            if known.uploads is not None:
                 self._uploading[partition.topic_partition] = known.uploads.values()
             if before is None:
                 self._memberships += 1
@@ -329,7 +329,7 @@ def _current(
         changes["gaps"] = unresolved.gaps.get(tp, ())
         changes["unresolved_gap_records"] = unresolved.gap_records.get(tp, 0)
         changes["unresolved_quarantines"] = unresolved.quarantines.get(tp, 0)
-    if known.uploads:
+    if known.uploads is not None:
         changes["segments"] = tuple(
             _with_progress(segment, known.uploads.get(segment.base_offset))
             for segment in known.status.segments
@@ -491,7 +491,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
         if tracked.stage is SegmentState.UPLOADING and tracked.progress is not None
     }
     deleted_at = deletion.of(oldest, partition.config)
-    return _Known(status, oldest.rolled_at, deleted_at, partition.uploaded_bytes, uploads)
+    return _Known(status, oldest.rolled_at, deleted_at, partition.uploaded_bytes, uploads or None)
 
 
 def _archive_start(partition: Partition) -> Offset | None:
