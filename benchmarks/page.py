@@ -27,6 +27,8 @@ _LIMIT_MS, _LIMIT_KB = 100.0, 200.0
 _REQUESTS = {
     "100, worst first": "offset=0&limit=100",
     "100, by age, one topic pattern": "offset=0&limit=100&sort=age&topic=*7*",
+    "100, of one state": "offset=0&limit=100&state=idle",
+    "100, the last": "offset={last}&limit=100",
     "1,000, worst first": "offset=0&limit=1000",
     "all, without pages": "",
 }
@@ -120,14 +122,13 @@ def _measure(partitions: int, requests: int) -> dict[str, dict[str, list[float]]
     try:
         for kind, query in _REQUESTS.items():
             connection = http.client.HTTPConnection("127.0.0.1", server.port)
+            path = f"/api/partitions?{query.format(last=partitions - 100)}"
             times: list[float] = []
             writer = _Writer(board)
             cpu = time.process_time()
             for _ in range(requests):
                 began = monotonic()
-                connection.request(
-                    "GET", f"/api/partitions?{query}", headers={"Accept-Encoding": "gzip"}
-                )
+                connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
                 size = len(connection.getresponse().read())
                 times.append((monotonic() - began) * 1000)
             cpu = (time.process_time() - cpu) / requests
@@ -174,11 +175,18 @@ def main(*, quick: bool, runs: int | None, record: bool, json_path: Path | None)
             for kind, figures in kinds.items()
         ],
     )
+    slowest = max(
+        Spread.of(figures[name]).middle
+        for kind, figures in found[_MOST].items()
+        for name in ("ms", "cpu_ms")
+        if kind.startswith("100,")
+    )
     first = found[_MOST]["100, worst first"]
     widest = found[_MOST]["1,000, worst first"]
     report.targets = [
         Target("ms of a page of 100 of 10,000", Spread.of(first["ms"]).middle, _LIMIT_MS),
         Target("CPU ms of a page of 100 of 10,000", Spread.of(first["cpu_ms"]).middle, _LIMIT_MS),
+        Target("ms or CPU ms of any page of 100 of 10,000", slowest, _LIMIT_MS),
         Target("kB of a page of 100 of 10,000", first["kb"][-1], _LIMIT_KB),
         Target("kB of a page of 1,000 of 10,000", widest["kb"][-1], _LIMIT_KB),
     ]

@@ -62,6 +62,14 @@ class SegmentStatus:
     error: str | None = None
     retry_at_ms: int | None = None
     """Time of the next try after the error, in milliseconds since 1970."""
+    sent_bytes: int | None = None
+    """Bytes of the `.log` that the upload under way has sent. None while it verifies the segment,
+    and without an upload.
+    """
+    send_bytes_per_second: int | None = None
+    """Average rate since the upload began to send; None before the first byte."""
+    send_seconds_left: float | None = None
+    """Time until the `.log` is sent, at this rate; None before the first byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +240,9 @@ class StatusSnapshot:
     queued_bytes: int | None = None
     uploading_segments: int = 0
     uploaded_bytes: int = 0
-    """Bytes that were uploaded since the start."""
+    """Bytes that were uploaded since the start, in whole segments."""
+    sending_bytes: int = 0
+    """Bytes that the uploads under way have sent of their segments."""
     hung_requests: int = 0
     """Requests to the store that take longer than `storage.deadline.hung_after`."""
     pinned_files: int = 0

@@ -241,6 +241,7 @@ class Engine:
             places,
             context.broker_id,
             now,
+            self._show,
         )
         self._requests = self._new_requests()
         self._hung = HungRequests(
@@ -608,6 +609,10 @@ class Engine:
         self._effects.carry_out(partition, actions, decided=situation.decides)
         if partition.released:
             partition.close(for_good=not self._context.abandoned.is_set())
+        self._show(partition)
+
+    def _show(self, partition: Partition) -> None:
+        """Update the partition's status at the end of the step."""
         if not partition.lost:
             self._shown[partition.topic_partition] = partition
 

@@ -111,9 +111,15 @@ class Row:
         return since_start if unresolved is None else unresolved
 
     def _waits(self) -> str | None:
-        """Return the reason without the segment: ARCHIVED UP TO has its base offset already."""
+        """Return the reason without the segment: ARCHIVED UP TO has its base offset already.
+
+        Of a segment that is being sent, also return how much of it is sent.
+        """
         waiting: str | None = self.fields["waiting_for"]
-        return None if waiting is None else _SEGMENT.sub("", waiting)
+        if waiting is None:
+            return None
+        sent = next(map(_sent, self.fields.get("segments", ())), None)
+        return ": ".join(filter(None, (_SEGMENT.sub("", waiting), sent)))
 
     def _unarchived(self) -> str | None:
         """Return the amount that only the brokers have, in closed segments and in the active
@@ -229,6 +235,16 @@ _WORDS: Final = (
     ("behind", Severity.BEHIND),
     ("with all closed segments archived", Severity.FINE),
 )
+
+
+def _sent(segment: Fields) -> str | None:
+    """Return the progress of a segment's upload; None without one, and while it is verified."""
+    sent, rate = segment.get("sent_bytes"), segment.get("send_bytes_per_second")
+    if sent is None or rate is None:
+        return None
+    left = age_text(segment["send_seconds_left"])
+    size = size_text(segment["size_bytes"])
+    return f"{size_text(sent)} of {size}, {size_text(rate)}/s, {left} left"
 
 
 def _count(rows: Sequence[Row], severity: Severity) -> int:

@@ -37,6 +37,7 @@ _SUMS: Final = (
     "queued_bytes",
     "uploading_segments",
     "uploaded_bytes",
+    "sending_bytes",
     "hung_requests",
     "pinned_files",
     "pinned_bytes",

@@ -4,8 +4,10 @@ The chart installs them from `helm/sidetier/files/alerts.yaml` (written by `make
 can be switched off. Each alert has a page in `docs/runbook/`.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from string import Template
 from typing import Any, Final, Literal
 
@@ -14,8 +16,16 @@ from sidetier.telemetry import endpoint_catalogue as endpoint_names
 from sidetier.telemetry import mirror_catalogue as mirror_names
 from sidetier.telemetry import verify_catalogue as verify_names
 
+
+def project_home() -> str:
+    """Return the address of the project, from pyproject.toml."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    home: str = tomllib.loads(text)["project"]["urls"]["Homepage"]
+    return home
+
+
 RUNBOOK: Final = "docs/runbook"
-RUNBOOK_URL: Final = f"https://github.com/sidetier/sidetier/blob/main/{RUNBOOK}"
+RUNBOOK_URL: Final = f"{project_home()}/blob/main/{RUNBOOK}"
 """Below `home` of the chart. The chart replaces it by the value `prometheusRule.runbookUrl`."""
 
 Severity = Literal["critical", "warning"]

@@ -15,6 +15,7 @@ Schema = dict[str, Any]
 _DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 _TEXT: Final[Schema] = {"type": "string"}
 _NAME: Final[Schema] = {"type": "string", "minLength": 1}
+_PORT: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 65535}
 _SWITCH: Final[Schema] = {"type": "boolean"}
 _MAPPING: Final[Schema] = {"type": "object"}
 _MAPPINGS: Final[Schema] = {"type": "array", "items": {"type": "object"}}
@@ -87,6 +88,7 @@ def values_schema() -> Schema:
                 "additionalProperties": _mirror(),
             },
             serve=_serve(),
+            fleet=_fleet(),
             cronJobs={
                 "type": "object",
                 "propertyNames": _LABEL_NAME,
@@ -185,11 +187,10 @@ def _mirror() -> Schema:
 
 def _serve() -> Schema:
     count: Schema = {"type": "integer", "minimum": 1}
-    port: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
     return _part(
         enabled=_SWITCH,
         replicas={"type": "integer", "minimum": 0},
-        port=port,
+        port=_PORT,
         advertise={"type": "string", "pattern": "^(.+:[0-9]+)?$"},
         memory={"type": "string", "pattern": "^[1-9][0-9]*(MiB|GiB)$"},
         resources=_MAPPING,
@@ -219,6 +220,19 @@ def _serve() -> Schema:
             targetCPUUtilizationPercentage=count,
         ),
         terminationGracePeriodSeconds=count,
+    )
+
+
+def _fleet() -> Schema:
+    return _part(
+        enabled=_SWITCH,
+        port=_PORT,
+        insecure=_SWITCH,
+        resources=_MAPPING,
+        extraArgs=_WORDS,
+        extraEnv={"type": "array", "items": _VARIABLE},
+        service=_part(annotations=_LABELS),
+        ingressFrom=_MAPPINGS,
     )
 
 

@@ -241,8 +241,14 @@ function fillRow(drawn, row) {
 function nowOf(row, state) {
   const shown = [];
   const uploading = row.segments.filter((segment) => segment.stage === "uploading");
-  for (const segment of uploading.slice(0, 2)) shown.push(element("small", { text: uploadText(segment) }));
-  if (uploading.length) {
+  for (const segment of uploading.slice(0, 2)) {
+    const text = uploadText(segment);
+    shown.push(element("small", { text }));
+    if (isSending(segment)) {
+      shown.push(element("progress", { max: segment.size_bytes, value: segment.sent_bytes, "aria-label": text }));
+    }
+  }
+  if (uploading.length && !uploading.some((segment) => segment.send_bytes_per_second)) {
     const rate = row.last_upload_bytes_per_second;
     if (rate !== null) shown.push(element("small", { text: `last upload at ${bytes(rate)}/s` }));
   }
@@ -252,9 +258,21 @@ function nowOf(row, state) {
   return shown;
 }
 
+/** Whether the upload has begun to send the segment. Before that it verifies the segment. */
+const isSending = (segment) => segment.sent_bytes !== null && segment.sent_bytes !== undefined;
+
 function uploadText(segment) {
+  const name = `segment ${count(segment.base_offset)}`;
+  if (isSending(segment)) {
+    const rate = segment.send_bytes_per_second;
+    const left = segment.send_seconds_left;
+    const speed = rate === null ? "" : ` at ${bytes(rate)}/s, ${age(left)} left`;
+    return `uploading ${name}: ${bytes(segment.sent_bytes)} of ${bytes(segment.size_bytes)}${speed}`;
+  }
   const since = segment.upload_started_ms === null ? "" : `, for ${age((serverNow() - segment.upload_started_ms) / 1000)}`;
-  return `uploading segment ${count(segment.base_offset)}, ${bytes(segment.size_bytes)}${since}`;
+  // A sidecar of an earlier version, in a fleet, does not tell what is sent.
+  const verb = segment.sent_bytes === null ? "verifying" : "uploading";
+  return `${verb} ${name}, ${bytes(segment.size_bytes)}${since}`;
 }
 
 const gapRecords = (row) => row.unresolved_gap_records ?? row.gap_records;
@@ -538,7 +556,7 @@ function take(body) {
   answeredAt = Date.now();
   if (restarted) samples = [];
   samples = samples.filter((sample) => answeredAt - sample.at <= RATE_WINDOW_MS);
-  samples.push({ at: answeredAt, bytes: body.uploaded_bytes });
+  samples.push({ at: answeredAt, bytes: body.uploaded_bytes + (body.sending_bytes ?? 0) });
   const { matching } = body.page;
   if (view.offset && view.offset >= matching) {
     // The page no longer exists: partitions have gone, or the filter leaves fewer.

@@ -6,8 +6,9 @@ Plain faults need no interception: `FakeStorage` has `fail`, `refuse`, `hold` an
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import BinaryIO, Final, cast
 
+from sidetier.segments.names import FileKind
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import (
@@ -21,6 +22,8 @@ from sidetier.storage.port import (
     StorageCapabilities,
     StoredObject,
 )
+
+_LONGEST_WAIT: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +196,32 @@ class MortalStore(InterceptedStore):
                     super().intercept(call)
             finally:
                 raise KilledError  # in place of the answer, and of the error that it may be
+
+
+class SlowStore(InterceptedStore):
+    """Takes half of each `.log`, and the other half once the test releases `goes_on`."""
+
+    def __init__(self, store: FakeStorage) -> None:
+        super().__init__(store)
+        self.goes_on = threading.Semaphore(0)
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        """See `RemoteStorage`."""
+        if key.endswith(FileKind.LOG.value):
+            with body.open() as stream:
+                first = stream.read(body.size // 2)
+                assert self.goes_on.acquire(timeout=_LONGEST_WAIT), (
+                    "the test did not let the upload go on"
+                )
+                body = BytesBody(first + stream.read(body.size))
+        return super().put_object(
+            key, body, metadata=metadata, checksum=checksum, condition=condition
+        )

@@ -57,6 +57,9 @@ UPLOADING = replace(
             pinned=True,
             marked_for_deletion=False,
             upload_started_ms=1_790_000_000_000,
+            sent_bytes=610_000_000,
+            send_bytes_per_second=48_000_000,
+            send_seconds_left=8.125,
         ),
         SegmentStatus(
             BaseOffset(1_100_000),

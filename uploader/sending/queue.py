@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sidetier.segments.offsets import BaseOffset, BrokerId
 from sidetier.uploader.pinning.pins import Urgency
 from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.sending.reading import SendProgress
 from sidetier.uploader.sending.upload import Destination, Uploader
 from sidetier.uploader.state.events import Event, UploadFailed, UploadPutOff, UploadSucceeded
 from sidetier.uploader.state.partition import Partition
@@ -37,10 +38,11 @@ class UploadQueue:
     """Committed segments that wait for an upload thread.
 
     Its callers offer at most `max_queued_segments_per_partition` segments of each partition. The
-    others stay in the log dir, and the next listing finds them again.
+    others stay in the log dir, and the next listing finds them again. `started` is called with the
+    partition of each upload that begins.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
         self,
         uploader: Uploader,
         pool: SharedPool[Event],
@@ -48,6 +50,7 @@ class UploadQueue:
         place_of: PlaceOf,
         broker_id: BrokerId,
         clock: Callable[[], float],
+        started: Callable[[Partition], None] = lambda _: None,
     ) -> None:
         self._uploader = uploader
         self._pool = pool
@@ -55,6 +58,7 @@ class UploadQueue:
         self._place_of = place_of
         self._broker_id = broker_id
         self._now = clock
+        self._started = started
         self._lines: dict[StoreGate, list[_Entry]] = {}
         self._numbers = count()
         self._length = self._bytes = 0
@@ -134,10 +138,13 @@ class UploadQueue:
         destination, committed = self._destination(partition), tracked.committed
         # Read here, on the daemon's thread: `partition` and `tracked` change while the upload runs.
         generation, uploader = partition.generation, self._uploader
-        tracked.upload_begins(self._now())
+        progress = SendProgress(self._now)
+        tracked.upload_begins(self._now(), progress)
 
         def upload() -> Event:
-            stored = uploader.upload(destination, pinned, planned, present, committed=committed)
+            stored = uploader.upload(
+                destination, pinned, planned, present, committed=committed, progress=progress
+            )
             return UploadSucceeded(tracked, generation, stored)
 
         def failed(error: Exception) -> Event:
@@ -146,6 +153,7 @@ class UploadQueue:
 
         task: Task[Event] = Task(upload, failed)
         self._pool.submit(self._gate_of(partition), task, partition)
+        self._started(partition)
         return None
 
     def _pin(

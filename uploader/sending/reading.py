@@ -7,7 +7,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Final, NamedTuple, cast
 
 from sidetier.storage.bodies import Extent
 
@@ -237,6 +237,8 @@ class _Stream(io.RawIOBase):
             self._body.before_read(wanted)
         extent = Extent(self._body.fd, self._body.start + self._position, wanted)
         self._position += wanted
+        if self._body.progress is not None:
+            self._body.progress.sent = self._position
         return extent
 
     def read(self, size: int | None = -1) -> bytes:
@@ -252,19 +254,70 @@ class _Stream(io.RawIOBase):
         return len(data)
 
 
+class SendProgress:
+    """Progress of one upload: the bytes of the `.log` that the store's client has taken.
+
+    The upload thread writes it, and any thread reads it, without a lock: a reader may find the
+    bytes of one attempt and the start of the next one, so its rate is wrong once.
+
+    Args:
+        now: Monotonic seconds.
+
+    Attributes:
+        sent: Bytes of the present attempt. It falls when a part or the whole file is sent again,
+            and where the client first reads the file to compute its own checksum.
+    """
+
+    __slots__ = ("_began", "_now", "_size", "sent")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.sent = 0
+        self._size = 0
+        self._began: float | None = None
+        self._now = now
+
+    def begin(self, size: int) -> None:
+        """Note that an attempt to send `size` bytes begins."""
+        self.sent, self._size, self._began = 0, size, self._now()
+
+    def measure(self) -> "Sent | None":
+        """Return what is sent; None before the first attempt, while the segment is verified."""
+        if self._began is None:
+            return None
+        sent, seconds = self.sent, self._now() - self._began
+        if not sent or seconds <= 0:
+            return Sent(sent, None, None)
+        rate = sent / seconds
+        return Sent(sent, int(rate), max(0, self._size - sent) / rate)
+
+
+class Sent(NamedTuple):
+    """Bytes sent by an attempt, their average rate, and the seconds that the rest takes at it.
+
+    Rate and seconds are None before the first byte is sent.
+    """
+
+    size: int
+    bytes_per_second: int | None
+    seconds_left: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class FileBody:
     """`size` bytes behind a descriptor, from byte `start` on, as a Body of the storage port.
 
     `before_read` is called with the size of each read: it enforces the bandwidth cap, and raises to
-    abandon the upload.
+    abandon the upload. `progress` counts the bytes.
     """
 
     fd: int
     size: int
     before_read: Callable[[int], None]
     start: int = 0
+    progress: SendProgress | None = None
 
     def open(self) -> BinaryIO:
         """Return a new stream. Closing it leaves the descriptor open."""
+        if self.progress is not None:
+            self.progress.begin(self.size)
         return cast("BinaryIO", _Stream(self))

@@ -32,7 +32,7 @@ from sidetier.uploader.errors import StoredOtherwiseError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
-from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages
+from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages, SendProgress
 from sidetier.uploader.sending.verify import (
     Reading,
     SummedPieces,
@@ -201,6 +201,7 @@ class Uploader:
         present: frozenset[str],
         *,
         committed: bool = False,
+        progress: SendProgress | None = None,
     ) -> StoredSegment:
         """Store one segment's index, time index, optional files and log, in this order.
 
@@ -214,6 +215,7 @@ class Uploader:
             planned: The segment, and the offset from which it is to be stored.
             present: Keys above `offset.wm` that existed when the archive was listed.
             committed: Whether the segment is known to be committed (`TrackedSegment.committed`).
+            progress: Counts the bytes of the `.log` while it is sent.
 
         Raises:
             SegmentError: the local file is damaged, has changed, or must not be stored.
@@ -234,6 +236,7 @@ class Uploader:
                 self.rules.before_walk,
                 to.epochs.read,
                 committed,
+                progress,
             )
             verified = verify(pinned, planned, reading)
             if not (to.compacted or to.begins):

@@ -26,7 +26,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Body
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.pinning.pins import PinnedSegment, has_successor, is_live, still_the_same
-from sidetier.uploader.sending.reading import ColdPages, FileBody, chunks
+from sidetier.uploader.sending.reading import ColdPages, FileBody, SendProgress, chunks
 from sidetier.uploader.state.plan import PlannedSegment
 
 
@@ -129,6 +129,7 @@ class Reading:
         before_walk: Called with the number of bytes before each chunk is read to verify it.
         read_epochs: Returns the leader epochs of the log in a directory.
         committed: Whether the segment is known to be committed (`TrackedSegment.committed`).
+        progress: Counts the bytes of the `.log` while it is sent.
     """
 
     pages: ColdPages
@@ -139,6 +140,7 @@ class Reading:
     before_walk: Callable[[int], None] = lambda _: None
     read_epochs: Callable[[str], EpochHistory] = read_local_epochs
     committed: bool = False
+    progress: SendProgress | None = None
 
 
 def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> VerifiedSegment:
@@ -176,7 +178,8 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
         facts = _walk(pinned, window, reading, rebuild=True)
         _check_identity(pinned, reading)
     index, timeindex = indexes or _rebuilt_indexes(facts)
-    body = FileBody(pinned.log, window.end - window.start, reading.before_read, window.start)
+    size = window.end - window.start
+    body = FileBody(pinned.log, size, reading.before_read, window.start, reading.progress)
     end = Offset(expected if expected is not None else facts.next_offset or 0)
     return VerifiedSegment(
         base_offset=window.base_offset,

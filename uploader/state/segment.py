@@ -18,7 +18,7 @@ from sidetier.uploader.pinning.pins import (
     SpooledFiles,
     Urgency,
 )
-from sidetier.uploader.sending.reading import FileIdentity
+from sidetier.uploader.sending.reading import FileIdentity, SendProgress
 from sidetier.uploader.state.plan import Conflict, PlannedSegment
 
 DEFAULT_RETENTION: Final = 7 * 86400.0
@@ -120,6 +120,7 @@ class TrackedSegment:
         due_since: Since when `retention.bytes` lets the broker delete it, in seconds since 1970.
         epochs: The log's leader epochs up to its end, from when the pinned file was in the log.
         committed: Whether `epochs` were still the same after the high watermark had passed its end.
+        progress: Counts the bytes of its last upload.
     """
 
     segment: ClosedSegment
@@ -141,6 +142,7 @@ class TrackedSegment:
     due_since: float | None = None
     epochs: EpochHistory | None = None
     committed: bool = False
+    progress: SendProgress | None = None
 
     @property
     def largest_timestamp(self) -> float:
@@ -281,9 +283,9 @@ class TrackedSegment:
         """
         self.committed = epochs == self.epochs
 
-    def upload_begins(self, now: float) -> None:
-        """Note when a thread began the upload, in monotonic seconds."""
-        self.timeline.started = now
+    def upload_begins(self, now: float, progress: SendProgress) -> None:
+        """Note when a thread began the upload, in monotonic seconds, and what counts its bytes."""
+        self.timeline.started, self.progress = now, progress
 
     def held_alone(self) -> bool:
         """Whether only the sidecar keeps its bytes on the disk.

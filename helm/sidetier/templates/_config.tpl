@@ -1,10 +1,13 @@
 {{/* Settings of the configuration that the manifests use. */}}
 
 {{/* Sets http.host to 0.0.0.0: probes and Prometheus connect from outside of the container, and cannot reach
-127.0.0.1. */}}
+127.0.0.1. Sets http.runbook_url, so that the status pages link to the same runbook as the alerts. */}}
 {{- define "sidetier.config" -}}
-{{- $outside := ternary dict (dict "http" (dict "host" "0.0.0.0")) (eq .Values.mode "jobs") -}}
-{{- toYaml (mustMergeOverwrite $outside (deepCopy .Values.config)) -}}
+{{- $http := dict -}}
+{{- if ne .Values.mode "jobs" }}{{ $_ := set $http "host" "0.0.0.0" }}{{ end -}}
+{{- if or (ne .Values.mode "jobs") .Values.fleet.enabled }}{{ $_ := set $http "runbook_url" (include "sidetier.runbookUrl" .) }}{{ end -}}
+{{- $own := ternary (dict "http" $http) dict (not (empty $http)) -}}
+{{- toYaml (mustMergeOverwrite $own (deepCopy .Values.config)) -}}
 {{- end -}}
 
 {{- define "sidetier.port" -}}

@@ -123,8 +123,8 @@
 
 {{- define "sidetier.validate.monitoring" -}}
 {{- $foreign := and (eq .Values.mode "sidecar") (not .Values.kafka.enabled) -}}
-{{- if and $foreign (or .Values.podMonitor.enabled .Values.service.enabled) (not .Values.sidecar.podSelector) -}}
-{{- fail "sidecar.podSelector is required for podMonitor and service: the labels of the brokers' pods" -}}
+{{- if and $foreign (or .Values.podMonitor.enabled .Values.service.enabled .Values.fleet.enabled) (not .Values.sidecar.podSelector) -}}
+{{- fail "sidecar.podSelector is required for podMonitor, service and fleet: the labels of the brokers' pods" -}}
 {{- end -}}
 {{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) -}}
 {{- fail "serviceMonitor.enabled needs service.enabled; a podMonitor does without" -}}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from devtools.chart.alerts import project_home
 from tests.harness.chart import (
     CHART,
     CI_VALUES,
@@ -24,7 +25,7 @@ from tests.harness.sidecar import merged
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-HOME = "https://github.com/sidetier/sidetier"
+HOME = project_home()
 PAGES = f"{HOME}/blob/main/docs/runbook"
 
 each_way = pytest.mark.parametrize("values", CI_VALUES, ids=lambda path: path.stem)

@@ -1,18 +1,24 @@
 """The status page in a real Chromium, served by the HTTP server of `sidetier run`."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import create_registry
 from sidetier.telemetry.pages import Application, partition_page
 from sidetier.telemetry.partition_page import page_of
 from sidetier.telemetry.status import Condition, HeldError, StatusSnapshot
 from tests.harness.browser import Watched, running_browser
+from tests.harness.daemons import Site
+from tests.harness.intercepted_store import SlowStore
+from tests.harness.log_dir import LogDir
 from tests.harness.status_samples import (
     GAP,
     HALTED,
@@ -119,8 +125,9 @@ def test_one_look_shows_the_state_with_the_worst_partition_first(
     assert "in 4 min" in row(page, "clicks-11")
     assert "403 AccessDenied" in row(page, "payments-4")
     assert "40,000 records were deleted before they were archived" in row(page, "audit-2")
-    assert "uploading segment 1,000,000, 1.0 GB" in row(page, "orders-1")
-    assert "last upload at 48 MB/s" in row(page, "orders-1")
+    text = "uploading segment 1,000,000: 610 MB of 1.0 GB at 48 MB/s, 8 s left"
+    assert text in row(page, "orders-1")
+    assert "last upload" not in row(page, "orders-1")
     link = page.locator("#rows > tr", has_text="audit-2").locator("a")
     assert link.get_attribute("href") == f"{RUNBOOK}/SidetierGapFound.md"
     assert page.locator("#states button").all_text_contents() == [
@@ -307,6 +314,44 @@ def test_ten_thousand_partitions_have_pages(page: Page, watched: Watched, status
     page.fill("#topic", "events-0199")
     expect(page.locator("#rows > tr")).to_have_count(50)
     assert watched.messages == []
+
+
+def test_progress_of_an_upload_to_a_slow_store(page: Page, tmp_path: Path) -> None:
+    log_dir, slow = LogDir(tmp_path), SlowStore(FakeStorage())
+    log = log_dir.create("orders", 0)
+    log.closed_segment(20_000, batch=500, size=100)
+    log_dir.checkpoint_high_watermarks()
+    size = len(log.written[0])
+    with Site([log_dir], slow).running() as daemon:
+        board = daemon.daemon.status
+        application = Application(
+            create_registry(), board, pages=lambda query: partition_page(board.page(query))
+        )
+        server = HttpServer("127.0.0.1", 0, application)
+        server.start()
+        try:
+            watched = Watched(page)
+            page.goto(server.url)
+            bar = page.locator("#rows .now progress")
+            expect(bar).to_have_js_property("value", size // 2)
+            expect(bar).to_have_js_property("max", size)
+            text = bar.get_attribute("aria-label") or ""
+            assert re.fullmatch(
+                r"uploading segment 0: 1\.\d MB of 2\.\d MB at [\d.]+ [kM]?B/s, .+ left", text
+            ), text
+            assert text in row(page, "orders-0")
+            assert watched.messages == []
+            slow.goes_on.release()
+            refresh(page)
+            expect(page.locator("#rows .state")).to_have_text("archived")  # without `refresh`
+            assert bar.count() == 0
+            # Two refreshes 5 s apart: the rate counts what was sent between them.
+            total = page.locator("#totals > div", has_text="Uploading")
+            expect(total).to_contain_text(re.compile(r"[\d.]+ [kM]?B/s in the last minute"))
+            assert watched.messages == []
+        finally:
+            slow.goes_on.release()
+            server.stop()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

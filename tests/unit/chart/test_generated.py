@@ -90,6 +90,7 @@ def test_the_readme_describes_every_default() -> None:
         "kafka.storage", "image", "serviceAccount", "service", "podMonitor", "serviceMonitor",
         "prometheusRule", "dashboard",
         "networkPolicy", "tests", "verify",
+        "fleet", "fleet.service",
         "serve", "serve.groups", "serve.tls", "serve.users", "serve.service", "serve.autoscaling",
     }  # fmt: skip
     assert listed == set(_given(DEFAULTS)) - parts
@@ -247,6 +248,11 @@ def test_links_lead_below_the_home_of_the_chart() -> None:
     home = chart["home"]
     assert [urls["Homepage"], urls["Repository"], *chart["sources"]] == [home] * 3
     assert f"{home}/blob/main/docs/runbook" == RUNBOOK_URL
+    labels = re.findall(
+        r'image\.(url|source|documentation)="([^"]+)"', (ROOT / "Dockerfile").read_text("utf-8")
+    )
+    documentation = urls["Documentation"]
+    assert dict(labels) == {"url": home, "source": home, "documentation": documentation}
     assert {maintainer["url"] for maintainer in chart["maintainers"]} == {home}
     links = yaml.safe_load(chart["annotations"]["artifacthub.io/links"])
     for link in (*links, {"url": urls["Documentation"]}, {"url": urls["Changelog"]}):

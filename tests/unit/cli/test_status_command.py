@@ -21,6 +21,7 @@ from sidetier.telemetry.status import (
     DrillStatus,
     PartitionState,
     PartitionStatus,
+    SegmentStatus,
     StatusSnapshot,
 )
 
@@ -144,6 +145,34 @@ def test_records_of_active_segments_are_reported_as_not_archived(
         "not archived: 19,270 records (2.4 MB of segments) are only on the brokers, "
         "the oldest for 6 min"
     )
+
+
+def test_progress_of_an_upload_is_shown(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = SegmentStatus(
+        BaseOffset(120),
+        Offset(200),
+        1_000_000_000,
+        "uploading",
+        pinned=True,
+        marked_for_deletion=False,
+        sent_bytes=610_000_000,
+        send_bytes_per_second=48_000_000,
+        send_seconds_left=8.125,
+    )
+    verified = replace(sent, sent_bytes=None, send_bytes_per_second=None, send_seconds_left=None)
+    uploading = replace(
+        BEHIND,
+        state=PartitionState.UPLOADING,
+        waiting_for="segment 120 is being uploaded",
+        segments=(sent,),
+    )
+    status.show(uploading, replace(uploading, partition=2, segments=(verified,)))
+    assert run(["status", "--url", url]) == 0
+    _, first, second, *_ = lines(capsys)
+    assert first.endswith("  is being uploaded: 610.0 MB of 1.0 GB, 48.0 MB/s, 8.1 s left")
+    assert second.endswith("  is being uploaded")
 
 
 def test_partitions_that_need_an_operator_come_first(

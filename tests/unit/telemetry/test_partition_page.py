@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.partition_page import (
     DEFAULT_LIMIT,
     MOST_ROWS,
@@ -11,11 +11,12 @@ from sidetier.telemetry.partition_page import (
     page_of,
     parse_query,
 )
-from sidetier.telemetry.status import PartitionStatus
+from sidetier.telemetry.status import PartitionStatus, Role
 from sidetier.uploader.archive.unresolved import StoreRecords, Unresolved
-from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
 from sidetier.uploader.log_tail import LogTail
-from sidetier.uploader.status_board import StatusBoard, _Known
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, _Known
 from tests.harness.status_samples import (
     GAP,
     HALTED,
@@ -132,12 +133,22 @@ def test_wrong_query_is_refused(query: str, message: str) -> None:
 
 @pytest.mark.parametrize("sort", ["severity", "name", "age", "deletion", "bytes"])
 @pytest.mark.parametrize("with_records", [False, True])
+@pytest.mark.parametrize(
+    ("offset", "topic", "states"),
+    [
+        (2, None, frozenset[ShownState]()),
+        (60, None, frozenset[ShownState]()),  # the last page
+        (0, "*events*1", frozenset[ShownState]()),
+        (1, "e*", frozenset({ShownState.IDLE, ShownState.NEAR_DELETION})),
+        (0, "no-such-topic", frozenset[ShownState]()),
+    ],
+)
 def test_pages_of_the_status_board_are_those_of_its_snapshot(
-    sort: str, *, with_records: bool
+    sort: str, offset: int, topic: str | None, states: frozenset[ShownState], *, with_records: bool
 ) -> None:
     """The board takes a shortcut: it describes in full only the partitions on the page."""
-    board = StatusBoard("prod-a", BrokerId(1), SYSTEM_CLOCK)
-    now = SYSTEM_CLOCK.wall()
+    now = 1_790_000_000.0
+    board = StatusBoard("prod-a", BrokerId(1), Clock(lambda: 50.0, lambda: now))
     bare = (HALTED, HELD, IDLE, NEAR_DELETION, UPLOADING, NEW, *many(60))
     for i, status in enumerate(bare):
         known = replace(
@@ -148,12 +159,13 @@ def test_pages_of_the_status_board_are_those_of_its_snapshot(
             unarchived_age_seconds=None,
             oldest_unstored_age_seconds=None,
             seconds_until_local_deletion=None,
+            role=Role.FOLLOWER if i % 11 == 5 else Role.LEADER,
         )
         closed = now - i * 100 if status.unstored_segments else None
         deleted = None if i % 3 else now + 100 * i
         board._known[status.topic_partition] = _Known(known, closed, deleted)
     tails = {
-        status.topic_partition: LogTail(Offset(1_200_000 + i), 500 + i, now - 7 * i)
+        status.topic_partition: LogTail(Offset(990_000 + 7_000 * i), 500 + i, now - 7 * i)
         for i, status in enumerate(bare)
         if i % 4
     }
@@ -163,13 +175,24 @@ def test_pages_of_the_status_board_are_those_of_its_snapshot(
         gaps = {tp: ((Offset(1), Offset(4)),)}
         unresolved = Unresolved({tp: 3}, {IDLE.topic_partition: 1}, gaps)
         board.set_store_records(StoreRecords(unresolved, None))
-    query = PartitionQuery(2, 20, sort)
-    page, expected = board.page(query), page_of(board.snapshot(), query)
-    assert [s.topic_partition for s in page.snapshot.partitions] == [
-        s.topic_partition for s in expected.snapshot.partitions
-    ]
-    assert (page.states, page.matching) == (expected.states, expected.matching)
-    assert page.totals.states == expected.totals.states
-    assert page.totals.unarchived_records == expected.totals.unarchived_records
-    assert page.totals.unarchived_bytes == expected.totals.unarchived_bytes
-    assert page.snapshot.partitions[0].log_end == expected.snapshot.partitions[0].log_end
+    query = PartitionQuery(offset, 20, sort, topic, states)
+    assert board.page(query) == page_of(board.snapshot(), query)
+
+
+def test_page_of_the_status_board_follows_the_partitions() -> None:
+    """The board remembers the order of the names until a partition comes or goes."""
+    board = StatusBoard("prod-a", BrokerId(1), SYSTEM_CLOCK)
+
+    def shown_names() -> list[str]:
+        statuses = board.page(PartitionQuery(sort="name")).snapshot.partitions
+        return [f"{status.topic}-{status.partition}" for status in statuses]
+
+    assert shown_names() == []
+    deletion = DeletionEstimate(60.0, None)
+    for number in (1, 0):
+        board.update(Partition(TopicPartition("orders", number), LeaderEpoch(3)), deletion)
+    assert shown_names() == ["orders-0", "orders-1"]
+    board.update(Partition(TopicPartition("orders", 1), LeaderEpoch(3)), deletion)
+    board.forget(TopicPartition("orders", 0))
+    board.forget(TopicPartition("payments", 0))
+    assert shown_names() == ["orders-1"]
