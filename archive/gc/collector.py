@@ -175,7 +175,7 @@ class PartitionCollector:
         # Also where the survey has shown no old entry: `sidetier repair`, or a sidecar that writes
         # a missing `_metadata`, may have added entries of these segments since.
         if survey.has_old_entries or survey.below:
-            self._forget_entries(survey.lowest)
+            self._forget_entries(survey)
         logs = [row.key for row in survey.below if row.key.endswith(FileKind.LOG.value)]
         files = [row.key for row in survey.below if not row.key.endswith(FileKind.LOG.value)]
         self._delete(logs, survey)
@@ -256,16 +256,21 @@ class PartitionCollector:
             and self._now_ms() - entry.largest_timestamp <= age * 1000
         )
 
-    def _forget_entries(self, lowest: BaseOffset) -> None:
-        """Remove the entries of segments with lower base offsets from `_metadata`."""
+    def _forget_entries(self, survey: _Survey) -> None:
+        """Remove the entries of segments below the first that is kept from `_metadata`."""
         key = self._layout.metadata_key(self._tp)
         for _ in range(_TRIES):
             stored = read_metadata(self._store, key)
             if stored is None:
                 return
-            kept = [entry for entry in stored.metadata.entries if entry.base_offset >= lowest]
-            if len(kept) == len(stored.metadata.entries):
+            entries = stored.metadata.entries
+            kept = [entry for entry in entries if entry.base_offset >= survey.lowest]
+            if len(kept) == len(entries):
                 return
+            # After `_metadata` was read: a retirement or a quarantine writes `offset.wm` before it
+            # changes `_metadata`, so the condition of the put covers the time from here on. The
+            # entries of an archive that has begun since are not removed.
+            self._expect_unchanged(survey)
             data = encode_metadata(PartitionMetadata(self._tp, tuple(kept)))
             try:
                 self._store.put_object(key, BytesBody(data), condition=IfMatch(stored.etag))

@@ -124,7 +124,7 @@ class GcSession:
         if rule is None:
             return []
         try:
-            needs = read_needs(self._config, rule, partitions)
+            needs = read_needs(self._config, self._stores, rule, partitions)
         except UnknownProgressError as error:
             # Also for the other partitions: a consumer that is set up wrongly reads all of them.
             return [
