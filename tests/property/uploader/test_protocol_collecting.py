@@ -5,6 +5,7 @@ requests are slow, fail, lose their answers, or arrive after a kill. The archive
 from its start to its end, and no record at or above the start disappears.
 """
 
+# ruff: noqa: ANN401 - a mutant passes on what it gets
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from sidetier.archive.gc.collector import PartitionCollector
-from sidetier.archive.gc.retention import Need, Retention
+from sidetier.archive.gc.retention import Need, Retention, expired_segments
+from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.archive.verify.light import read_partition
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.repair import Repair, Repairer, carry_out
 from tests.harness.daemons import LAYOUT, stored_logs
@@ -220,6 +223,138 @@ class Collecting(Disasters):
 
 def test_no_gc_breaks_an_archive() -> None:
     HAPPENED.clear()
-    run_state_machine_as_test(Collecting, settings=examples(40))
+    run_state_machine_as_test(Collecting, settings=examples(30))
     never = sorted(event for event in EVENTS if not HAPPENED[event])
     assert not never, f"{never} never happened"
+
+
+# Each guard of gc is removed in turn, and a scripted run must detect it.
+
+
+def _archived(segments: int = 4) -> Collecting:
+    """A cluster whose leader's sidecar, of broker 1, has archived some segments."""
+    state = Collecting()
+    state.begin(seed=1, world=World())
+    state.a_backlog(records=1, rolls=set(state.brokers), segments=segments)
+    state.sidecars[1].work(60)
+    state.laws_hold()
+    assert len(stored_logs(state.store, state.cluster.tp)) == segments
+    return state
+
+
+def _killed_at_each_request(state: Collecting) -> None:
+    """A gc is killed after each number of requests, and the last one ends."""
+    state.consumer_reads(0, 1.0)
+    for requests in range(20):
+        command = state._start_gc(0)
+        command.run(requests)
+        ended = command.request is None
+        command.kill(deletes=1)
+        state.laws_hold()
+        if ended:
+            break
+    assert len(stored_logs(state.store, state.cluster.tp)) == 1
+
+
+def _a_consumer_is_behind(state: Collecting) -> None:
+    state.consumer_reads(0, 0.5)
+    state._start_gc(0).run()
+
+
+def _until(command: Command, operation: str, key: str) -> None:
+    """Let requests arrive until the command is about to make one."""
+    while (waiting := command.request) is not None:
+        if (waiting.operation, waiting.key) == (operation, key):
+            return
+        command.go_on()
+    raise RuntimeError(f"the command never made the request {operation} {key}")
+
+
+def _a_sidecar_commits_meanwhile(state: Collecting) -> None:
+    """A sidecar commits between the gc's reading of `offset.wm` and its write."""
+    state.consumer_reads(0, 1.0)
+    command = state._start_gc(0)
+    _until(command, "put", LAYOUT.watermark_key(state.cluster.tp))
+    state.a_backlog(records=1, rolls=set(state.brokers), segments=2)
+    state.sidecars[1].work(60)
+    state.laws_hold()
+    command.run()
+
+
+def _the_topic_is_recreated_meanwhile(state: Collecting) -> None:
+    """The archive is retired after a gc has moved its start, and the new topic gets an archive."""
+    state.consumer_reads(0, 1.0)
+    command = state._start_gc(0)
+    _until(command, "get", LAYOUT.metadata_key(state.cluster.tp))
+    command.go_on()  # the survey has read it; the second time it is about to be changed
+    _until(command, "get", LAYOUT.metadata_key(state.cluster.tp))
+    state.the_topic_is_created_again(chance=3, deaf=set())
+    Disasters._retire_what_was_before(state)
+    state.a_backlog(records=1, rolls=set(state.brokers), segments=3)
+    for _ in range(3):
+        state.now += 65.0
+        state.sidecars[state.cluster.leader].work(30)
+    state.laws_hold()
+    assert len(stored_logs(state.store, state.cluster.tp)) == 3, "the new topic is not archived"
+    command.run()
+
+
+def _objects_first(self: Any) -> Any:
+    """Mutant: delete the objects, and then move the start."""
+    survey = self._survey()
+    self._store.delete_objects([row.key for row in survey.below])
+    return self._move_start().result
+
+
+def _whatever_is_needed(*args: Any) -> Any:
+    """Mutant: ignore `keep_for`."""
+    return expired_segments(*args[:4], (), args[5])
+
+
+def _without_a_condition(store: Any, key: str, watermark: Any, _: Any) -> str:
+    """Mutant: replace `offset.wm`, whatever has been written meanwhile."""
+    etag: str = store.put_object(key, BytesBody(encode_watermark(replace(watermark, nonce="gc"))))
+    return etag
+
+
+def _nothing(*_: object) -> None:
+    """Mutant: leave the check out."""
+
+
+COLLECTOR = "sidetier.archive.gc.collector"
+MUTANTS: dict[str, tuple[Callable[[Collecting], None], str, Callable[..., object]]] = {
+    "objects are deleted before the start moves": (
+        _killed_at_each_request,
+        f"{COLLECTOR}.PartitionCollector.collect",
+        _objects_first,
+    ),
+    "keep_for is ignored": (
+        _a_consumer_is_behind,
+        f"{COLLECTOR}.expired_segments",
+        _whatever_is_needed,
+    ),
+    "offset.wm is written without a condition": (
+        _a_sidecar_commits_meanwhile,
+        f"{COLLECTOR}.write_watermark",
+        _without_a_condition,
+    ),
+    "entries and objects of another archive are deleted": (
+        _the_topic_is_recreated_meanwhile,
+        f"{COLLECTOR}.PartitionCollector._expect_unchanged",
+        _nothing,
+    ),
+}
+
+
+@pytest.mark.parametrize("is_mutated", [False, True])
+@pytest.mark.parametrize("name", MUTANTS)
+def test_scripted_run_detects_a_mutant(name: str, *, is_mutated: bool) -> None:
+    script, target, mutant = MUTANTS[name]
+    state = _archived()
+    with ExitStack() as stack:
+        if is_mutated:
+            stack.enter_context(pytest.raises(AssertionError))
+            stack.enter_context(patch(target, mutant))
+        stack.callback(state.teardown)
+        script(state)
+        state.laws_hold()
