@@ -282,9 +282,13 @@ class PartitionCollector:
     def _delete(self, keys: Sequence[str], survey: _Survey) -> None:
         for batch in _batches(keys):
             self._wait(len(batch))
-            # Deletes have no condition. Just before each batch, `offset.wm` still tells that
-            # the archive has moved on from these keys: a new archive at the same keys, after a
-            # retirement or a quarantine, begins lower, or belongs to another topic id.
+            # Deletes have no condition: a batch is one request, and few stores support a condition
+            # for each object in it. Just before each batch, `offset.wm` still tells that the
+            # archive has moved on from these keys. No sidecar replaces a `.log`; another object
+            # comes to such a key only after a retirement or a quarantine from below the new start.
+            # Both write `offset.wm` first, and end with a lower start or another topic id. What
+            # remains: the whole move and the upload of a new segment end while this batch is under
+            # way.
             self._expect_unchanged(survey)
             self._store.delete_objects(batch)
 

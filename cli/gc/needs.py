@@ -258,12 +258,8 @@ def _of_local_group(
         for tp in partitions:
             if tp in committed:
                 mark = read_watermark(stores.of_topic(tp.topic), layout.watermark_key(tp))
-                topic_id = None if mark is None else mark.watermark.topic_id
-                if topic_id is not None and committed[tp].topic_id not in {None, topic_id}:
-                    raise UnknownProgressError(
-                        f"{consumer}: its offset in {tp} is of a deleted topic of the same name: "
-                        f"topic id {committed[tp].topic_id}, and the archive has {topic_id}"
-                    )
+                archived_id = None if mark is None else mark.watermark.topic_id
+                _require_same_topic(tp, committed[tp].topic_id, archived_id, consumer)
     except ObjectNotFoundError as error:
         raise UnknownProgressError(
             f"{consumer}: {key} does not exist, so it has committed no offset yet"
@@ -273,3 +269,14 @@ def _of_local_group(
     except SidetierError as error:
         raise UnknownProgressError(f"{consumer}: {error}") from error
     return {tp: offset.offset for tp, offset in committed.items()}
+
+
+def _require_same_topic(
+    tp: TopicPartition, committed_id: str | None, archived_id: str | None, consumer: str
+) -> None:
+    """Raise UnknownProgressError if an offset was committed in another topic of the same name."""
+    if None not in {committed_id, archived_id} and committed_id != archived_id:
+        raise UnknownProgressError(
+            f"{consumer}: its offset in {tp} is of a deleted topic of the same name: topic id "
+            f"{committed_id}, and the archive has {archived_id}"
+        )

@@ -306,9 +306,11 @@ def _objects_first(self: Any) -> Any:
     return self._move_start().result
 
 
-def _whatever_is_needed(*args: Any) -> Any:
+def _whatever_is_needed(
+    logs: Any, start: Any, retention: Any, facts: Any, _: Any, now_ms: int
+) -> Any:
     """Mutant: ignore `keep_for`."""
-    return expired_segments(*args[:4], (), args[5])
+    return expired_segments(logs, start, retention, facts, (), now_ms)
 
 
 def _without_a_condition(store: Any, key: str, watermark: Any, _: Any) -> str:
