@@ -24,7 +24,7 @@ from typing import Any, Final
 import fastavro
 
 from sidetier.config.properties_file import parse_properties
-from sidetier.pipeline.export.errors import LostProgressError
+from sidetier.pipeline.export.errors import LostProgressError, NewerStateError
 from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     STATE_TAG,
     Changes,
@@ -38,6 +38,8 @@ from sidetier.storage.port import RemoteStorage
 
 _HUDI_PROPERTIES: Final = ".hoodie/hoodie.properties"
 _FIRST_WITH_TIMELINE_FOLDER: Final = 8
+_NEWEST_HUDI: Final = 9
+_NEWEST_ICEBERG: Final = 3
 _INSTANT: Final = re.compile(r"(\d+)(?:_\d+)?\.(commit|deltacommit)")
 """File of a completed commit. Other actions, such as clustering, never have the properties."""
 _METADATA: Final = "metadata/"
@@ -64,6 +66,11 @@ def hudi_offsets(store: RemoteStorage, cluster: str) -> Offsets:
     version = properties.get("hoodie.table.version", "")
     if not version.isdecimal():
         raise MalformedObjectError(f"{_HUDI_PROPERTIES}: hoodie.table.version is {version!r}")
+    if int(version) > _NEWEST_HUDI:
+        raise NewerStateError(
+            f"{_HUDI_PROPERTIES}: hoodie.table.version is {version}, and this version of Sidetier "
+            f"knows tables up to {_NEWEST_HUDI}"
+        )
     if int(version) >= _FIRST_WITH_TIMELINE_FOLDER:
         folder = f".hoodie/{properties.get('hoodie.timeline.path', 'timeline')}/"
         prefix = folder
@@ -162,6 +169,12 @@ def _table_metadata(store: RemoteStorage, key: str) -> Mapping[str, Any]:
 
 def _iceberg_progress(metadata: Mapping[str, Any], key: str) -> Progress | None:
     try:
+        version = metadata.get("format-version", 1)
+        if version > _NEWEST_ICEBERG:
+            raise NewerStateError(
+                f"{key}: format-version is {version}, and this version of Sidetier knows tables up "
+                f"to {_NEWEST_ICEBERG}"
+            )
         snapshots = {snapshot["snapshot-id"]: snapshot for snapshot in metadata["snapshots"]}
         tag = metadata.get("refs", {}).get(STATE_TAG)
         kept = None if tag is None else snapshots.get(tag["snapshot-id"])

@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from sidetier.pipeline.export.errors import LostProgressError
+from sidetier.pipeline.export.errors import LostProgressError, NewerStateError
 from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     STATE_TAG,
     Progress,
@@ -236,3 +236,11 @@ def test_iceberg_table_without_an_export_is_refused() -> None:
 def test_damaged_iceberg_metadata_is_an_error(data: str | bytes) -> None:
     with pytest.raises(MalformedObjectError, match=r"metadata/v1\.metadata\.json"):
         iceberg_offsets(table_of({"v1.metadata.json": data}), CLUSTER)
+
+
+def test_tables_of_later_versions_are_refused() -> None:
+    with pytest.raises(NewerStateError, match=r"hoodie\.table\.version is 10"):
+        hudi_offsets(HudiTable(10).store, CLUSTER)
+    later = metadata(at(10)).replace("{", '{"format-version": 4, ', 1)
+    with pytest.raises(NewerStateError, match="format-version is 4"):
+        iceberg_offsets(table_of({"v1.metadata.json": later}), CLUSTER)
