@@ -8,7 +8,8 @@ Order of the durable steps, and what a kill right after each leaves:
    consumer still reads, because `_metadata` names them and all are stored.
 2. `_metadata` loses the entries below the start, with a conditional put. Pinterest's consumer
    skips segments without an entry, so it does not miss the objects that are deleted next. A kill
-   leaves segments that no reader reads.
+   leaves segments that no reader reads. A sidecar that is late with the commit of such a segment
+   may add its entry again, and the next collection removes it.
 3. The `.log` objects below the start are deleted, oldest first. A kill leaves some of them, each
    with its indexes, so no listing shows a `.log` without them.
 4. The other files of these segments are deleted. A kill leaves files without a `.log`, which no
