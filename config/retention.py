@@ -1,7 +1,7 @@
 """Settings of retention: what stays of an archived topic on the brokers and on the store."""
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -92,6 +92,17 @@ class RetainedMirror(Part):
     )
 
 
+class RetainedTable(Part):
+    """A table of `sidetier export hudi` or `sidetier export iceberg`."""
+
+    format: Literal["hudi", "iceberg"] = Field(description="Format of the table.")
+    location: StorageUrl = Field(
+        description="Directory of the table: target.base.path of a Hudi table, with the schemes of "
+        "storage.url; of an Iceberg table, the directory that has metadata/. Credentials and "
+        "options are those of the archive's store."
+    )
+
+
 class KeepForConfig(Part):
     """Consumers that must not lose records. gc deletes nothing of a topic while the progress of one
     of them is unknown.
@@ -104,6 +115,14 @@ class KeepForConfig(Part):
     )
     exports: Annotated[tuple[RetainedExport, ...], Field(strict=False)] = Field(
         default=(), description="Exports to files, by the next offsets in their manifests."
+    )
+    tables: Annotated[tuple[RetainedTable, ...], Field(strict=False)] = Field(
+        default=(), description="Exports to tables, by the next offsets in their commits."
+    )
+    local_groups: _Names = Field(
+        default=(),
+        description="Consumer groups of `sidetier serve --groups local`, by the committed offsets "
+        "that it keeps on the store.",
     )
     mirrors: Annotated[tuple[RetainedMirror, ...], Field(strict=False)] = Field(
         default=(), description="Mirrors, by the progress that their target clusters store."

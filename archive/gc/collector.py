@@ -8,7 +8,8 @@ Order of the durable steps, and what a kill right after each leaves:
    consumer still reads, because `_metadata` names them and all are stored.
 2. `_metadata` loses the entries below the start, with a conditional put. Pinterest's consumer
    skips segments without an entry, so it does not miss the objects that are deleted next. A kill
-   leaves segments that no reader reads.
+   leaves segments that no reader reads. A sidecar that is late with the commit of such a segment
+   may add its entry again, and the next collection removes it.
 3. The `.log` objects below the start are deleted, oldest first. A kill leaves some of them, each
    with its indexes, so no listing shows a `.log` without them.
 4. The other files of these segments are deleted. A kill leaves files without a `.log`, which no
@@ -175,7 +176,7 @@ class PartitionCollector:
         # Also where the survey has shown no old entry: `sidetier repair`, or a sidecar that writes
         # a missing `_metadata`, may have added entries of these segments since.
         if survey.has_old_entries or survey.below:
-            self._forget_entries(survey.lowest)
+            self._forget_entries(survey)
         logs = [row.key for row in survey.below if row.key.endswith(FileKind.LOG.value)]
         files = [row.key for row in survey.below if not row.key.endswith(FileKind.LOG.value)]
         self._delete(logs, survey)
@@ -256,16 +257,21 @@ class PartitionCollector:
             and self._now_ms() - entry.largest_timestamp <= age * 1000
         )
 
-    def _forget_entries(self, lowest: BaseOffset) -> None:
-        """Remove the entries of segments with lower base offsets from `_metadata`."""
+    def _forget_entries(self, survey: _Survey) -> None:
+        """Remove the entries of segments below the first that is kept from `_metadata`."""
         key = self._layout.metadata_key(self._tp)
         for _ in range(_TRIES):
             stored = read_metadata(self._store, key)
             if stored is None:
                 return
-            kept = [entry for entry in stored.metadata.entries if entry.base_offset >= lowest]
-            if len(kept) == len(stored.metadata.entries):
+            entries = stored.metadata.entries
+            kept = [entry for entry in entries if entry.base_offset >= survey.lowest]
+            if len(kept) == len(entries):
                 return
+            # After `_metadata` was read: a retirement or a quarantine writes `offset.wm` before it
+            # changes `_metadata`, so the condition of the put covers the time from here on. The
+            # entries of an archive that has begun since are not removed.
+            self._expect_unchanged(survey)
             data = encode_metadata(PartitionMetadata(self._tp, tuple(kept)))
             try:
                 self._store.put_object(key, BytesBody(data), condition=IfMatch(stored.etag))
@@ -277,9 +283,13 @@ class PartitionCollector:
     def _delete(self, keys: Sequence[str], survey: _Survey) -> None:
         for batch in _batches(keys):
             self._wait(len(batch))
-            # Deletes have no condition. Just before each batch, `offset.wm` still tells that
-            # the archive has moved on from these keys: a new archive at the same keys, after a
-            # retirement or a quarantine, begins lower, or belongs to another topic id.
+            # Deletes have no condition: a batch is one request, and few stores support a condition
+            # for each object in it. Just before each batch, `offset.wm` still tells that the
+            # archive has moved on from these keys. No sidecar replaces a `.log`; another object
+            # comes to such a key only after a retirement or a quarantine from below the new start.
+            # Both write `offset.wm` first, and end with a lower start or another topic id. What
+            # remains: the whole move and the upload of a new segment end while this batch is under
+            # way.
             self._expect_unchanged(survey)
             self._store.delete_objects(batch)
 

@@ -97,7 +97,7 @@ def expired_segments(
         following = logs[index + 1].base_offset
         is_past_size = retention.size is not None and kept - log.size >= retention.size
         if retention.age is None and not is_past_size:
-            reason = f"the rest is needed for bytes: {format_size(retention.size or 0)}"
+            reason = _kept_bytes(retention)
             break
         known = facts(log)
         is_past_age = (
@@ -120,9 +120,13 @@ def expired_segments(
     return Expired(count, Offset(logs[count].base_offset) if count else start, reason)
 
 
+def _kept_bytes(retention: Retention) -> str:
+    return f"less than bytes: {format_size(retention.size or 0)} would be left"
+
+
 def _within(log: StoredLog, facts: SegmentFacts, retention: Retention, now_ms: int) -> str:
     if retention.age is None:
-        return f"the rest is needed for bytes: {format_size(retention.size or 0)}"
+        return _kept_bytes(retention)
     moment = _moment(facts.timestamp_ms)
     if facts.timestamp_ms > now_ms:
         return f"segment {log.base_offset} has a record with a timestamp in the future, {moment}"

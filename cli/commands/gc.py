@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--orphans",
     is_flag=True,
-    help="Instead, find objects that are not part of an archive, and delete them.",
+    help="Delete objects that are not part of an archive, instead of old segments.",
 )
 @click.option(
     "--quarantined",
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--multipart-uploads",
     is_flag=True,
-    help="Instead, find unfinished multipart uploads on S3, and abort them.",
+    help="Abort unfinished multipart uploads on S3, instead of deleting old segments.",
 )
 @click.option(
     "--older-than",
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     default="7d",
     show_default=True,
     callback=checked_duration,
-    help="Minimum age of orphans and uploads that are deleted.",
+    help="With --orphans or --multipart-uploads: minimum age of what is deleted.",
 )
 @click.option(
     "--max-deletes-per-second",
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, min_open=True),
     default=1000,
     show_default=True,
-    help="Objects to delete in a second, over all topics.",
+    help="Most objects that are deleted in a second, over all topics.",
 )
 @click.option(
     "--metrics-file",
@@ -87,11 +87,14 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     metrics_file: Path | None,
     output: OutputFormat,
 ) -> None:
-    """Delete archived segments that are past the retention of retention.store.
+    """Delete archived segments that are past their retention on the store.
+
+    Rules in retention.store set the retention by topic: a maximum age, the bytes that each
+    partition keeps, and the consumers that must not lose records (keep_for). The archive of a topic
+    without a rule is kept for good.
 
     Only the oldest segments of a partition are deleted, and never its newest one. The archive has
-    no gap afterwards: it begins later. Deleted records cannot be restored. Without a rule for a
-    topic, nothing of it is deleted.
+    no gap afterwards: it begins at a later offset. Deleted records cannot be restored.
 
     Nothing that a consumer in keep_for still needs is deleted. While the progress of one of them is
     unknown, nothing of the topic is deleted.

@@ -5,14 +5,17 @@ commits later ones, they do not count yet.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sidetier.archive.access import endpoint_provider
 from sidetier.archive.gc.retention import Need
+from sidetier.archive.objects.watermark import read_watermark
 from sidetier.cli.extras import from_extra
-from sidetier.cli.stores import require_directory
+from sidetier.cli.stores import EveryStore, layout_of, require_directory
 from sidetier.config.properties_file import read_properties
+from sidetier.endpoint.groups.stored_offsets import parse_group
 from sidetier.leadership.cluster import as_texts
 from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.errors import (
@@ -21,18 +24,26 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     SidetierError,
 )
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.factory import open_storage
+from sidetier.storage.port import RemoteStorage
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import committed_offsets
 from sidetier.wire.settings import ClientSettings
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
-    from sidetier.config.retention import RetainedExport, RetainedMirror, StoreRetention
+    from sidetier.config.retention import (
+        RetainedExport,
+        RetainedMirror,
+        RetainedTable,
+        StoreRetention,
+    )
 
 _TIMEOUT_SECONDS: Final = 15.0
 _BOOTSTRAP: Final = "bootstrap.servers"
+_FORMATS: Final = {"hudi": "Hudi", "iceberg": "Iceberg"}
 
 NeedsByPartition = Mapping[TopicPartition, list[Need]]
 
@@ -51,12 +62,23 @@ def check_rule(config: "Config", rule: "StoreRetention") -> None:
         _brokers(config)
     if rule.keep_for.exports:
         _manifests()
+    if rule.keep_for.tables:
+        _stored_progress()
 
 
 def read_needs(
-    config: "Config", rule: "StoreRetention", partitions: Collection[TopicPartition]
+    config: "Config",
+    stores: EveryStore,
+    rule: "StoreRetention",
+    partitions: Collection[TopicPartition],
 ) -> NeedsByPartition:
     """Return what the consumers of a rule still need of the partitions of one topic.
+
+    Args:
+        config: The configuration.
+        stores: The stores of the archive.
+        rule: The rule of the topic.
+        partitions: All archived partitions of the topic.
 
     Raises:
         UnknownProgressError: The progress of a consumer is unknown for one of the partitions.
@@ -73,6 +95,13 @@ def read_needs(
     for export in keep_for.exports:
         consumer = f"export to {export.into}"
         _add(needs, partitions, _of_export(config, export, partitions, consumer), consumer)
+    for table in keep_for.tables:
+        consumer = f"export to the {_FORMATS[table.format]} table {table.location}"
+        _add(needs, partitions, _of_table(config, table, consumer), consumer)
+    for group in keep_for.local_groups:
+        consumer = f"local group {group}"
+        offsets = _of_local_group(layout_of(config), stores, group, partitions, consumer)
+        _add(needs, partitions, offsets, consumer)
     return needs
 
 
@@ -144,6 +173,23 @@ def _manifests() -> Any:  # noqa: ANN401 - a module
     return from_extra(load, "keep_for.exports", packages, "export")
 
 
+@contextmanager
+def _output(config: "Config", url: str, consumer: str) -> Iterator[RemoteStorage]:
+    """Open the output of an export. Every error in the block tells that its progress is unknown."""
+    target = config.storage.model_copy(update={"url": url, "overrides": ()})
+    try:
+        require_directory(url)
+        store = open_storage(endpoint_provider(target).endpoints[0])
+        try:
+            yield store
+        finally:
+            store.close()
+    except UnknownProgressError:
+        raise
+    except SidetierError as error:
+        raise UnknownProgressError(f"{consumer}: {error}") from error
+
+
 def _of_export(
     config: "Config",
     export: "RetainedExport",
@@ -154,23 +200,14 @@ def _of_export(
     manifests = _manifests()
     [topic] = {tp.topic for tp in partitions}
     key = manifests.manifest_key(export.topics_dir, topic)
-    target = config.storage.model_copy(update={"url": export.into, "overrides": ()})
-    try:
-        require_directory(export.into)
-        store = open_storage(endpoint_provider(target).endpoints[0])
-    except ConfigurationError as error:
-        raise UnknownProgressError(f"{consumer}: {error}") from error
-    try:
-        stored = store.get_object(key)
+    with _output(config, export.into, consumer) as store:
+        try:
+            stored = store.get_object(key)
+        except ObjectNotFoundError as error:
+            raise UnknownProgressError(
+                f"{consumer}: it has no manifest {key}, so it has not exported topic {topic} yet"
+            ) from error
         manifest = manifests.decode_manifest(stored.data, f"{export.into}/{key}")
-    except ObjectNotFoundError as error:
-        raise UnknownProgressError(
-            f"{consumer}: it has no manifest {key}, so it has not exported topic {topic} yet"
-        ) from error
-    except SidetierError as error:
-        raise UnknownProgressError(f"{consumer}: {error}") from error
-    finally:
-        store.close()
     if manifest.cluster != config.cluster.name:
         raise UnknownProgressError(f"{consumer}: it exports cluster {manifest.cluster}")
     if manifest.asked is not None:
@@ -182,3 +219,64 @@ def _of_export(
         TopicPartition(topic, partition): Offset(offset)
         for partition, offset in manifest.next_offsets.items()
     }
+
+
+def _stored_progress() -> Any:  # noqa: ANN401 - a module
+    def load():  # type: ignore[no-untyped-def]  # noqa: ANN202 - a module
+        from sidetier.pipeline.export.sinks.tables import stored_progress  # noqa: PLC0415 -- needs the extra
+
+        return stored_progress
+
+    return from_extra(load, "keep_for.tables", ("fastavro",), "export")
+
+
+def _of_table(
+    config: "Config", table: "RetainedTable", consumer: str
+) -> Mapping[TopicPartition, Offset]:
+    """Return the next offsets in the commits of a table."""
+    module = _stored_progress()
+    read = module.hudi_offsets if table.format == "hudi" else module.iceberg_offsets
+    with _output(config, table.location, consumer) as store:
+        offsets: Mapping[TopicPartition, Offset] = read(store, config.cluster.name)
+        return offsets
+
+
+def _of_local_group(
+    layout: ArchiveLayout,
+    stores: EveryStore,
+    group: str,
+    partitions: Collection[TopicPartition],
+    consumer: str,
+) -> dict[TopicPartition, Offset]:
+    """Return the committed offsets of a group of `sidetier serve --groups local`."""
+    key = layout.group_key(group)
+    if key is None:
+        raise UnknownProgressError(f"{consumer}: its name is too long for a group")
+    try:
+        stored = stores.by_endpoint[stores.provider.default].get_object(key)
+        committed = parse_group(stored.data, key).offsets
+        for tp in partitions:
+            if tp in committed:
+                mark = read_watermark(stores.of_topic(tp.topic), layout.watermark_key(tp))
+                archived_id = None if mark is None else mark.watermark.topic_id
+                _require_same_topic(tp, committed[tp].topic_id, archived_id, consumer)
+    except ObjectNotFoundError as error:
+        raise UnknownProgressError(
+            f"{consumer}: {key} does not exist, so it has committed no offset yet"
+        ) from error
+    except UnknownProgressError:
+        raise
+    except SidetierError as error:
+        raise UnknownProgressError(f"{consumer}: {error}") from error
+    return {tp: offset.offset for tp, offset in committed.items()}
+
+
+def _require_same_topic(
+    tp: TopicPartition, committed_id: str | None, archived_id: str | None, consumer: str
+) -> None:
+    """Raise UnknownProgressError if an offset was committed in another topic of the same name."""
+    if None not in {committed_id, archived_id} and committed_id != archived_id:
+        raise UnknownProgressError(
+            f"{consumer}: its offset in {tp} is of a deleted topic of the same name: topic id "
+            f"{committed_id}, and the archive has {archived_id}"
+        )

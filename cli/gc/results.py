@@ -1,10 +1,10 @@
 """Results of `sidetier gc`, as tables and as JSON."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 
-from sidetier.archive.gc.orphans import NEVER_DELETED, Orphan
+from sidetier.archive.gc.orphans import Orphan
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Cell, Table
 from sidetier.storage.port import UnfinishedUpload
@@ -33,6 +33,13 @@ class GcRow:
     reason: str | None = None
     blocked: bool = False
     problem: str | None = None
+
+    @property
+    def remark(self) -> str:
+        """Why not more is deleted, and whether an operator has to act."""
+        if self.problem is not None:
+            return f"failed: {self.problem}"
+        return f"nothing may be deleted: {self.reason}" if self.blocked else self.reason or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +74,9 @@ class GcResult:
         verb = "would be deleted" if self.dry_run else "deleted"
         footer = f"{self.segments} segments, {size_text(self.size_bytes)} {verb}"
         if not self.by_partition:
-            columns = ("TOPIC", "PARTITIONS", "SEGMENTS", "SIZE", "LIMITED BY")
+            columns = ("TOPIC", "PARTITIONS", "SEGMENTS", "SIZE", "NOT MORE BECAUSE")
             return (Table(columns, [*self._topics()], footer=footer),)
-        header = ("PARTITION", "START", "NEW START", "SEGMENTS", "SIZE", "LIMITED BY")
+        header = ("PARTITION", "START", "NEW START", "SEGMENTS", "SIZE", "NOT MORE BECAUSE")
         rows = [
             (
                 f"{row.topic}-{row.partition}",
@@ -77,7 +84,7 @@ class GcResult:
                 row.new_start_offset,
                 row.segments,
                 size_text(row.size_bytes),
-                row.problem or row.reason,
+                row.remark,
             )
             for row in self.rows
         ]
@@ -89,7 +96,7 @@ class GcResult:
             # The reasons that need an operator first; those of other partitions with --topic.
             rows.sort(key=lambda row: (row.problem is None, not row.blocked, row.partition))
             first = rows[0]
-            reason = first.problem or first.reason or ""
+            reason = first.remark
             if len(rows) > 1:
                 reason = f"partition {first.partition}: {reason}"
             size = size_text(sum(row.size_bytes for row in rows))
@@ -98,11 +105,20 @@ class GcResult:
 
 @dataclass(frozen=True, slots=True)
 class OrphansResult:
-    """Objects that are not part of an archive, and those among them that are deleted."""
+    """Objects that are not part of an archive, and those among them that are deleted.
+
+    Attributes:
+        orphans: The objects.
+        deleted: Keys of the objects that are deleted.
+        dry_run: Whether they would be deleted.
+        kept: Why the other objects are kept, by key.
+        problems: Partitions that could not be read.
+    """
 
     orphans: Sequence[Orphan]
     deleted: frozenset[str]
     dry_run: bool
+    kept: Mapping[str, str] = field(default_factory=dict)
     problems: Sequence[str] = ()
 
     def as_json(self) -> object:
@@ -137,9 +153,7 @@ class OrphansResult:
     def _outcome(self, orphan: Orphan) -> str:
         if orphan.row.key in self.deleted:
             return "would be deleted" if self.dry_run else "deleted"
-        if orphan.kind in NEVER_DELETED:
-            return "kept: it may be the only copy of its records"
-        return "kept"
+        return f"kept: {self.kept.get(orphan.row.key, 'another object has replaced it')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +179,12 @@ class UploadsResult:
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each upload."""
         verb = "would be aborted" if self.dry_run else "aborted"
+        kept = "kept: younger than --older-than"
         rows = [
-            (upload.key, upload.upload_id, verb if upload.upload_id in self.aborted else "kept")
+            (upload.key, upload.upload_id, verb if upload.upload_id in self.aborted else kept)
             for upload in self.uploads
         ]
-        lines = [f"{url}: not applicable to this store" for url in self.not_applicable]
+        lines = [f"{url}: this store keeps no unfinished uploads" for url in self.not_applicable]
         footer = "\n".join(
             [*lines, f"{len(rows)} unfinished uploads found, {len(self.aborted)} {verb}"]
         )

@@ -124,7 +124,7 @@ class GcSession:
         if rule is None:
             return []
         try:
-            needs = read_needs(self._config, rule, partitions)
+            needs = read_needs(self._config, self._stores, rule, partitions)
         except UnknownProgressError as error:
             # Also for the other partitions: a consumer that is set up wrongly reads all of them.
             return [
@@ -178,13 +178,14 @@ class GcSession:
         for store in self._stores.by_endpoint.values():
             quarantined_objects = find_quarantined(store, self._layout, self._topics)
             found += [(store, orphan) for orphan in quarantined_objects]
-        kept = set(NEVER_DELETED) if quarantined else {*NEVER_DELETED, OrphanKind.QUARANTINED}
         limit_ms = self._now_ms() - older_than * 1000
-        due = [
-            (store, orphan)
-            for store, orphan in found
-            if orphan.kind not in kept and orphan.row.modified_ms < limit_ms
-        ]
+
+        kept = {
+            orphan.row.key: reason
+            for _, orphan in found
+            if (reason := _reason_to_keep(orphan, limit_ms, quarantined=quarantined)) is not None
+        }
+        due = [(store, orphan) for store, orphan in found if orphan.row.key not in kept]
 
         def delete(entry: tuple[RemoteStorage, Orphan]) -> str | None:
             store, orphan = entry
@@ -195,7 +196,7 @@ class GcSession:
             return orphan.row.key
 
         deleted = frozenset(key for key in self._pool.map(delete, due) if key is not None)
-        return OrphansResult([orphan for _, orphan in found], deleted, dry_run, problems)
+        return OrphansResult([orphan for _, orphan in found], deleted, dry_run, kept, problems)
 
     # -- unfinished uploads ------------------------------------------------------------------------
 
@@ -250,3 +251,12 @@ class GcSession:
             ]
 
         return sorted(chain.from_iterable(self._pool.map(listed, asked)))
+
+
+def _reason_to_keep(orphan: Orphan, limit_ms: float, *, quarantined: bool) -> str | None:
+    """Return why an orphan is not deleted; None if it is."""
+    if orphan.kind in NEVER_DELETED:
+        return "it may be the only copy of its records"
+    if orphan.kind is OrphanKind.QUARANTINED and not quarantined:
+        return "only --quarantined deletes it"
+    return None if orphan.row.modified_ms < limit_ms else "younger than --older-than"

@@ -2,8 +2,8 @@
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_plain
+from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness import table_jobs
 from tests.harness.batches import pread_of
@@ -107,6 +108,18 @@ def ends_of(rows: list[Row]) -> Offsets:
     offsets: Offsets = {}
     for row in rows:
         offsets.setdefault(row["topic"], {})[str(row["partition"])] = row["offset"] + 1
+    return offsets
+
+
+def stored_offsets(
+    read: Callable[[RemoteStorage, str], Mapping[TopicPartition, int]], endpoint: StorageEndpoint
+) -> Offsets:
+    """Return the offsets that `sidetier gc` reads from a table."""
+    with closing(open_plain(endpoint)) as store:
+        found = read(store, LAYOUT.cluster)
+    offsets: Offsets = {}
+    for tp, offset in found.items():
+        offsets.setdefault(tp.topic, {})[str(tp.partition)] = int(offset)
     return offsets
 
 

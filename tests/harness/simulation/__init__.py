@@ -3,6 +3,7 @@
 - `world`: configuration of an example, drawn before it begins.
 - `replicas`: brokers and their logs: appends, replication, elections, retention.
 - `sidecars`: the real engine of each sidecar, driven by the simulation.
+- `commands`: commands of an operator, as `sidetier gc`.
 - `network`: requests in flight. Their `Fate` decides whether they arrive and are answered.
 - `stepped_store`: the store as a sidecar sees it; each request passes through `network`.
 - `disk`: calls of a sidecar to its disk that fail for a while.

@@ -58,6 +58,20 @@ class Laws:
     """Those that have deleted records that are not archived."""
     moves: set[str] = field(default_factory=set)
     """Quarantine plans by which the archive end has moved back."""
+    needed: int | None = None
+    """Offset below which `sidetier gc` may delete: that of the consumer that has read the least.
+    None if no gc runs.
+    """
+    collected: set[bytes] = field(default_factory=set)
+    """Batches that gc has deleted, all below the start of the archive at that moment."""
+    read: set[bytes] = field(default_factory=set)
+    """Batches that readers have seen, if a gc runs."""
+    collected_to: int = 0
+    """Highest start to which gc has moved the archive of this topic."""
+    start_moves: set[str] = field(default_factory=set)
+    """Quarantine plans by which the start has moved back."""
+    last_start: int | None = None
+    """Start in `offset.wm` at the last check."""
 
     @property
     def tp(self) -> TopicPartition:
@@ -71,12 +85,13 @@ class Laws:
         self.changes = self.store.changes
         logs = stored_logs(self.store, self.tp)
         self._committed_only(logs)
-        self._nothing_disappears(logs)
-        self._whole(logs)
-        self._gaps_are_none_of_the_leaders(recorded_gaps(self.store, self.tp))
-        named = self._named(logs)
         watermark = watermark_of(self.store, self.tp)
+        self._nothing_disappears(logs, watermark)
+        named = self._named(logs)
+        self._whole(self._without_late_ones(logs, named, watermark))
+        self._gaps_are_none_of_the_leaders(recorded_gaps(self.store, self.tp))
         self._begins_where_recorded(logs, watermark)
+        self._start_moved(watermark)
         self._moved(watermark)
         if watermark is None or watermark.pending is not None:
             return  # no archive, or a move to quarantine is pending
@@ -84,8 +99,10 @@ class Laws:
         below = {base: log for base, log in sorted(logs.items()) if base <= watermark.base_offset}
         assert watermark.base_offset in below, "the watermark names what is not stored"
         readable = {base: log for base, log in below.items() if base in named}
+        if self.needed is not None:
+            self.read |= {data for log in readable.values() for _, _, data in batches_of(log)}
         self._of_one_topic(readable, watermark)
-        self._contiguous(readable, watermark.next_offset)
+        self._contiguous(readable, watermark.next_offset, watermark.start_offset)
         for base, log in readable.items():
             self._indexes(base, log)
 
@@ -166,15 +183,21 @@ class Laws:
                 assert first == expected, f"{base}.log has a gap below {first}"
                 expected = end
 
-    def _nothing_disappears(self, logs: dict[int, bytes]) -> None:
-        """Check that every batch that was stored is in the archive, in quarantine or retired."""
+    def _nothing_disappears(self, logs: dict[int, bytes], watermark: Watermark | None) -> None:
+        """Check that every batch that was stored is in the archive, in quarantine or retired, or
+        that gc has deleted it below the start of the archive.
+        """
         archived = {data for log in logs.values() for _, _, data in batches_of(log)}
-        if not self.seen <= archived:
+        if not self.seen <= archived | self.collected:
             quarantined = (
                 log for key, log in self.store.contents().items() if self._is_log_aside(key)
             )
             there_too = {data for log in quarantined for _, _, data in batches_of(log)}
-            assert self.seen <= archived | there_too, (
+            if self.needed is not None:
+                start = 0 if watermark is None else watermark.start_offset or 0
+                gone = self.seen - archived - there_too
+                self.collected |= {data for data in gone if self._may_be_collected(data, start)}
+            assert self.seen <= archived | there_too | self.collected, (
                 "stored batches are neither archived, quarantined nor retired"
             )
         self.seen |= archived
@@ -195,6 +218,31 @@ class Laws:
         self.moved_to = archive_end
         self.moving = watermark is not None and watermark.pending is not None
 
+    def _may_be_collected(self, data: bytes, start: int) -> bool:
+        """Return whether gc may delete a batch: below the start, or in a segment that begins below
+        it and that no reader has seen, as a late sidecar stores it.
+        """
+        [(first, end, _)] = batches_of(data)
+        return end <= start or (first < start and data not in self.read)
+
+    def _start_moved(self, watermark: Watermark | None) -> None:
+        """Check that the start only moves forwards, and only as far as consumers allow.
+
+        A quarantine may move it back to the divergence, once for each plan.
+        """
+        before = self.last_start
+        start = None if watermark is None else watermark.start_offset
+        self.last_start = None if start is None else int(start)
+        if self.needed is None or before is None or start is None or start == before:
+            return
+        if start < before:
+            plans = {key for key in self.store.contents() if self._is_plan(key)}
+            assert plans - self.start_moves, f"the start went back from {before} to {start}"
+            self.start_moves = plans
+            return
+        assert start <= self.needed, f"the start is {start}, and {self.needed} is still needed"
+        self.collected_to = max(self.collected_to, int(start))
+
     def _of_one_topic(self, shown: dict[int, bytes], watermark: Watermark) -> None:
         """Check that all readable batches belong to the topic id in `offset.wm`."""
         topics = self.cluster.topics
@@ -202,6 +250,19 @@ class Laws:
         assert topic_ids <= {watermark.topic_id}, (
             f"{topic_ids} in an archive of {watermark.topic_id}"
         )
+
+    def _without_late_ones(
+        self, logs: dict[int, bytes], named: set[int], watermark: Watermark | None
+    ) -> dict[int, bytes]:
+        """Leave out segments that a late sidecar has stored below the start while a gc ran.
+
+        The gc may have deleted their indexes before their `.log` was stored. Readers ignore them,
+        and the next gc deletes them.
+        """
+        if self.needed is None or watermark is None:
+            return logs
+        start = watermark.start_offset or 0
+        return {base: log for base, log in logs.items() if base >= start or base in named}
 
     def _whole(self, logs: dict[int, bytes]) -> None:
         """Check that each listed `.log` has its indexes."""
@@ -212,12 +273,12 @@ class Laws:
                     f"{base}.log is there without its {kind}"
                 )
 
-    def _contiguous(self, below: dict[int, bytes], end: int) -> None:
+    def _contiguous(self, below: dict[int, bytes], end: int, start: int | None) -> None:
         spans = [(base, next_offset_of(log, base)) for base, log in below.items()]
         gaps = [gap for gap in recorded_gaps(self.store, self.tp) if gap[0] < end]
         if self.start is None:
             self.start = min(first for first, _ in spans + gaps)
-        expected = self.start
+        expected = self.start if self.needed is None or start is None else start
         for first, following in sorted(spans + gaps):
             assert first <= expected, f"nothing holds {expected} to {first - 1}, below {end}"
             expected = max(expected, following)
@@ -243,10 +304,16 @@ class Laws:
         data = self.store.contents().get(LAYOUT.metadata_key(self.tp))
         entries = decode_metadata(data, "_metadata").entries if data is not None else ()
         named = {int(entry.base_offset) for entry in entries}
-        assert named <= logs.keys(), f"_metadata names {named - logs.keys()}, never stored"
+        missing = named - logs.keys()
+        if self.needed is not None:
+            # A late sidecar may add an entry again that gc has removed: the next gc removes it.
+            watermark = watermark_of(self.store, self.tp)
+            start = 0 if watermark is None else watermark.start_offset or 0
+            missing = {base for base in missing if base >= start}
+        assert not missing, f"_metadata names {missing}, never stored"
         times = [entry.timestamp for entry in entries]
         assert times == sorted(times), "timestamps in _metadata fall as bases rise"
-        return named
+        return named & logs.keys()
 
     def _is_plan(self, key: str) -> bool:
         return self._is_aside(key) and key.endswith("plan.json")
@@ -281,7 +348,7 @@ class Laws:
         start, watermark = self.recorded_start(), watermark_of(self.store, self.tp)
         if self.world.offset_reset == "latest" or start is None or watermark is None or self.moves:
             return None
-        if self.cluster.start_outrun:
+        if self.cluster.start_outrun or self.collected_to:
             return None
         archive_start = int(watermark.start_offset or 0)
         for first, end in sorted(recorded_gaps(self.store, self.tp)):

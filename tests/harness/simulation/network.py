@@ -190,14 +190,7 @@ class SteppedPool:
         """Apply a fate to the request of a task, and continue the task."""
         request = task.request
         assert request is not None
-        answer, error = None, None
-        if fate not in {Fate.CUT, Fate.CONFLICT}:
-            try:
-                answer = request.effect()
-            except Exception as refused:  # noqa: BLE001 - the task gets every error of the store
-                error = refused
-        if fate is not Fate.ARRIVES:
-            error = _failure(request, fate)
+        answer, error = decided(request, fate)
         task.failed = request if fate is not Fate.ARRIVES else None
         task.go_on(answer, error)
         self._forget_ended()
@@ -220,6 +213,19 @@ class SteppedPool:
 
     def _forget_ended(self) -> None:
         self.tasks = [task for task in self.tasks if not task.ended]
+
+
+def decided(request: Request, fate: Fate) -> tuple[object, Exception | None]:
+    """Let a request take effect or not, and return its answer, and its error or None."""
+    answer, error = None, None
+    if fate not in {Fate.CUT, Fate.CONFLICT}:
+        try:
+            answer = request.effect()
+        except Exception as refused:  # noqa: BLE001 - the task gets every error of the store
+            error = refused
+    if fate is not Fate.ARRIVES:
+        error = _failure(request, fate)
+    return answer, error
 
 
 def _failure(request: Request, fate: Fate) -> Exception:

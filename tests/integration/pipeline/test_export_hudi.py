@@ -12,7 +12,9 @@ import pytest
 from devtools.sandbox.spark_jars import HUDI_3_5
 from sidetier.cli.export.table_session import HUDI_SESSION
 from sidetier.pipeline.export.sinks.tables.lease import Lease
+from sidetier.pipeline.export.sinks.tables.stored_progress import hudi_offsets
 from sidetier.storage.local import LocalStorage
+from sidetier.storage.settings import StorageEndpoint
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
 from tests.harness.schema_changes import ChangingTopic, check_rows_of_each_version
@@ -28,6 +30,7 @@ from tests.harness.table_exports import (
     consumed,
     ends_of,
     exported,
+    stored_offsets,
 )
 from tests.harness.waiting import wait_until
 
@@ -87,6 +90,10 @@ class Export:
 
     def completed(self, table: str = "orders") -> int:
         return len(self.commits(table))
+
+    def stored_offsets(self, table: str = "orders") -> Offsets:
+        """Return the offsets that `sidetier gc` reads from the table, without Spark."""
+        return stored_offsets(hudi_offsets, StorageEndpoint(self.path(table)))
 
     def assert_whole(self, rows: list[Row]) -> None:
         assert rows == consumed(self.archive, ends_of(rows))
@@ -170,6 +177,7 @@ def test_offsets_of_all_partitions_are_in_the_commit(export: Export) -> None:
     )
     offsets: Offsets = json.loads(told["metadata_value"])
     assert set(offsets) == set(export.archive.topics)
+    assert export.stored_offsets() == offsets
     for topic, ends in ends_of(export.rows()).items():
         assert offsets[topic]["0"] >= ends["0"]
 
@@ -290,6 +298,8 @@ def test_state_of_many_partitions_is_not_in_each_commit(export: Export) -> None:
     )
     sizes = [one.stat().st_size for one in sorted(export.commits("many"))]
     assert [size > 50_000 for size in sizes] == [True, False, False, True, False]
+    [stored] = export.stored_offsets("many").values()
+    assert (stored["0"], len(stored)) == (1005, count)
 
 
 def test_upserts_into_merge_on_read_keep_the_last_of_each_key(export: Export) -> None:
@@ -305,3 +315,4 @@ def test_upserts_into_merge_on_read_keep_the_last_of_each_key(export: Export) ->
     assert ends_of(export.rows("latest")) == ends_of(export.rows())
     assert len(export.rows("latest")) == len(export.archive.topics)
     assert list(export.timeline("latest").glob("timeline/*_*.deltacommit"))
+    assert export.stored_offsets("latest") == export.stored_offsets()

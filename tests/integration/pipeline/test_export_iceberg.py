@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox.spark_jars import ICEBERG_4_0
+from sidetier.pipeline.export.sinks.tables.stored_progress import iceberg_offsets
+from sidetier.storage.settings import StorageEndpoint
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
 from tests.harness.iceberg_exports import IcebergExport
 from tests.harness.spark import SparkCallError, SparkDriver
-from tests.harness.table_exports import Row, Said, consumed, exported, iceberg_catalog
+from tests.harness.table_exports import (
+    Row,
+    Said,
+    consumed,
+    exported,
+    iceberg_catalog,
+    stored_offsets,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,6 +43,12 @@ class Export(IcebergExport):
 
     def run_other(self) -> Said:
         return exported(self.other, self.command())
+
+    def assert_whole(self) -> None:
+        """Also that `sidetier gc` reads the same offsets, without Spark."""
+        super().assert_whole()
+        directory = StorageEndpoint(f"file://{self.root}/warehouse/db/orders")
+        assert stored_offsets(iceberg_offsets, directory) == self.offsets()
 
 
 @pytest.fixture(scope="module")

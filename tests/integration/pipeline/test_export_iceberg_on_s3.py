@@ -7,12 +7,14 @@ import pytest
 
 from devtools.sandbox.s3server import S3Server
 from devtools.sandbox.spark_jars import ICEBERG_4_0, ICEBERG_ON_S3
+from sidetier.pipeline.export.sinks.tables.stored_progress import iceberg_offsets
+from sidetier.storage.settings import Credentials, S3Settings, StorageEndpoint
 from tests.harness.iceberg_exports import IcebergExport, catalog_on_s3
 from tests.harness.lake import at_nth_put, kill_after
 from tests.harness.s3 import S3Bucket, new_bucket
 from tests.harness.s3_proxy import S3Proxy
 from tests.harness.spark import SparkDriver
-from tests.harness.table_exports import Said, iceberg_catalog
+from tests.harness.table_exports import Offsets, Said, iceberg_catalog, stored_offsets
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,6 +44,14 @@ class Export(IcebergExport):
         self.proxy.misbehave(at_nth_put(2, METADATA, kill_after(victim)))
         self.victims.dies(self.command())
         self.proxy.heal()
+
+    def stored_offsets(self) -> Offsets:
+        """Return the offsets that `sidetier gc` reads from the table, without its catalog."""
+        server = self.bucket.server
+        credentials = Credentials(server.access_key, server.secret_key)
+        settings = S3Settings(server.endpoint_url, server.region, True, credentials=credentials)  # noqa: FBT003 -- path_style
+        url = f"s3://{self.bucket.name}/warehouse/db/orders"
+        return stored_offsets(iceberg_offsets, StorageEndpoint(url, s3=settings))
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +90,7 @@ def test_second_export_is_refused_and_a_driver_killed_at_the_commit_loses_nothin
     before = export.offsets()
     export.dies_before_the_catalog_knows()
     assert export.offsets() == before
+    assert export.stored_offsets() == before, "the killed driver has left a newer metadata file"
     export.assert_whole()
 
     export.archive.end_at(1.0)
@@ -90,6 +101,7 @@ def test_second_export_is_refused_and_a_driver_killed_at_the_commit_loses_nothin
     assert len(export.summaries()) == made, "nothing is new, and there is a commit"
     [lz4] = export.offsets()["comp-lz4"].values()
     assert lz4 == export.archive.segments["comp-lz4-0"][-1].next_base
+    assert export.stored_offsets()["comp-lz4"]["0"] <= lz4
 
 
 def test_catalog_that_would_lose_one_of_two_commits_is_refused(export: Export) -> None:

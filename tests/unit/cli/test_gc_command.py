@@ -21,7 +21,10 @@ from sidetier.cli.gc import needs
 from sidetier.cli.gc.session import GcSession
 from sidetier.cli.stores import EveryStore
 from sidetier.config.model import ReaderConfig
+from sidetier.endpoint.groups.stored_offsets import StoredGroup, StoredOffset, encode_group
+from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, to_properties
 from sidetier.segments.errors import SidetierError
+from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -200,6 +203,85 @@ def test_export_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path:
     told = stored.json("gc", "--yes")
     assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]
     assert "export to file://" in told["partitions"][0]["reason"]
+
+
+def test_table_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path: Path) -> None:
+    location = tmp_path / "lake/db/orders"
+    table = {"format": "iceberg", "location": f"file://{location}"}
+    with_rules(stored, {**AGE, "keep_for": {"tables": [table]}})
+    told = stored.json("gc", "--yes", code=3)
+    assert "no such directory" in told["partitions"][0]["reason"]
+    (location / "metadata").mkdir(parents=True)
+    told = stored.json("gc", "--yes", code=3)
+    assert told["partitions"][0]["reason"] == (
+        f"export to the Iceberg table file://{location}: there is no Iceberg table: metadata/ has "
+        "no metadata file"
+    )
+    assert logs(stored, "orders-0") == [0, 10, 20]
+
+    def exported(offsets: dict[TopicPartition, Offset]) -> None:
+        progress = Progress("prod-a", IsolationLevel.READ_COMMITTED, offsets, {}, "a")
+        snapshot = {"snapshot-id": 1, "summary": to_properties(progress)}
+        document = {"current-snapshot-id": 1, "snapshots": [snapshot]}
+        (location / "metadata/v1.metadata.json").write_text(json.dumps(document))
+
+    exported({TopicPartition("orders", 0): Offset(10)})
+    told = stored.json("gc", "--yes", code=3)
+    assert "its progress in orders-1 is unknown" in told["partitions"][0]["reason"]
+    assert logs(stored, "orders-0") == [0, 10, 20]
+    exported({TopicPartition("orders", 0): Offset(10), TopicPartition("orders", 1): Offset(25)})
+    told = stored.json("gc", "--yes")
+    assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]
+    assert "still needs offset 10" in told["partitions"][0]["reason"]
+
+
+def test_damaged_hudi_table_keeps_everything(stored: CommandLine, tmp_path: Path) -> None:
+    table = {"format": "hudi", "location": f"file://{tmp_path}/lake"}
+    with_rules(stored, {**AGE, "keep_for": {"tables": [table]}})
+    timeline = tmp_path / "lake/.hoodie/timeline"
+    timeline.mkdir(parents=True)
+    (timeline.parent / "hoodie.properties").write_text("hoodie.table.version=9\n")
+    (timeline / "20260101000000000_20260101000000005.commit").write_bytes(b"x")
+    told = stored.json("gc", "--yes", code=3)
+    assert "not the metadata of a commit" in told["partitions"][0]["reason"]
+    assert logs(stored, "orders-0") == [0, 10, 20]
+
+
+def local_group(
+    cli: CommandLine, offsets: dict[int, int], topic_id: str | None = None, text: bytes = b""
+) -> None:
+    """Store the offsets in orders that a group has committed at an endpoint."""
+    committed = {
+        TopicPartition("orders", number): StoredOffset(Offset(at), topic_id=topic_id)
+        for number, at in offsets.items()
+    }
+    key = ArchiveLayout("prod-a", 3).group_key("billing")
+    assert key is not None
+    with closing(open_storage(StorageEndpoint(f"file://{cli.store}"))) as store:
+        data = text or encode_group(StoredGroup("billing", "x", "host", offsets=committed))
+        store.put_object(key, BytesBody(data))
+
+
+def test_segments_that_a_local_group_needs_are_kept(stored: CommandLine) -> None:
+    with_rules(stored, {**AGE, "keep_for": {"local_groups": ["billing"]}})
+    told = stored.json("gc", "--yes", code=3)
+    assert "has committed no offset yet" in told["partitions"][0]["reason"]
+    local_group(stored, {0: 15})
+    told = stored.json("gc", "--yes", code=3)
+    assert told["partitions"][0]["reason"] == (
+        "local group billing: its progress in orders-1 is unknown"
+    )
+    local_group(stored, {}, text=b"{")
+    told = stored.json("gc", "--yes", code=3)
+    assert "not the offsets of a group" in told["partitions"][0]["reason"]
+    local_group(stored, {0: 15, 1: 20}, topic_id="AAAAAAAAAAAAAAAAAAAAAw")
+    told = stored.json("gc", "--yes", code=3)
+    assert "of a deleted topic of the same name" in told["partitions"][0]["reason"]
+    assert logs(stored, "orders-0") == logs(stored, "orders-1") == [0, 10, 20]
+    local_group(stored, {0: 15, 1: 20})
+    told = stored.json("gc", "--yes")
+    assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]
+    assert told["partitions"][0]["reason"] == "local group billing still needs offset 15"
 
 
 def test_metrics_of_a_run(stored: CommandLine, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ TOPICS_KEY: Final = f"{PREFIX}topics"
 PREVIOUS_KEY: Final = f"{PREFIX}previous"
 WHOLE_KEY: Final = f"{PREFIX}whole-state"
 SINCE_WHOLE_KEY: Final = f"{PREFIX}commits-since-whole-state"
+STATE_TAG: Final = "sidetier_state"
+"""Name of the tag that keeps the Iceberg snapshot with the whole state."""
 WHOLE_VERSION: Final = 1
 CHANGES_VERSION: Final = 2
 SMALL_STATE: Final = 32 * 1024

@@ -39,6 +39,7 @@ from sidetier.pipeline.export.sinks.tables.cancelling import Watch, cancel_jobs_
 from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     COMMIT_KEY,
     PREFIX,
+    STATE_TAG,
     WHOLE_KEY,
     Changes,
     Progress,
@@ -60,7 +61,6 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
 from sidetier.segments.errors import ConfigurationError
 
-STATE_TAG: Final = "sidetier_state"
 _MAIN: Final = "main"
 _STAGED: Final = "wap.id"
 _STAGING: Final = "write.wap.enabled"

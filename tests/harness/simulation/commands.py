@@ -1,0 +1,97 @@
+"""A command of an operator that works on the store, as `sidetier gc`: each request waits."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from sidetier.segments.errors import SidetierError
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.retrying import RetryingStorage
+from sidetier.storage.settings import RetryPolicy
+from tests.harness.intercepted_store import KilledError
+from tests.harness.simulation.network import Fate, Request, Run, decided
+from tests.harness.simulation.stepped_store import SteppedStore
+
+_MOST_REQUESTS: Final = 5000
+
+
+class Command:
+    """One process, which ends by itself or by `kill`.
+
+    Args:
+        store: The store on which its requests take effect.
+        attempts: Number of attempts of a request.
+        now: Returns the present time in seconds.
+        work: What it does with the store. It runs until its first request.
+
+    Attributes:
+        error: The error with which it has ended, as an operator sees it; None for a success.
+        defect: An error that it should have handled.
+    """
+
+    def __init__(
+        self,
+        store: FakeStorage,
+        attempts: int,
+        now: Callable[[], float],
+        work: Callable[[RemoteStorage], object],
+    ) -> None:
+        self.error: SidetierError | None = None
+        self.defect: Exception | None = None
+        policy = RetryPolicy(attempts=attempts, first_delay=0.0, max_delay=0.0)
+        seen = RetryingStorage(SteppedStore(store), policy, clock=now)
+        self._run = Run()
+        self._run.start(lambda: self._work(work, seen))
+
+    def _work(self, work: Callable[[RemoteStorage], object], store: RemoteStorage) -> None:
+        with suppress(KilledError):
+            try:
+                work(store)
+            except SidetierError as error:
+                self.error = error
+            except Exception as error:  # noqa: BLE001 - the simulation's thread reports it
+                self.defect = error
+
+    @property
+    def request(self) -> Request | None:
+        """The request that waits; None after the end."""
+        return self._run.request
+
+    def go_on(self, fate: Fate = Fate.ARRIVES) -> None:
+        """Apply a fate to the request that waits, and run up to the next one.
+
+        Deletes follow the request before them at once: they have no condition, and `sidetier gc`
+        relies on this (see `PartitionCollector`).
+        """
+        self._answer(fate)
+        while self._deletes():
+            self._answer(Fate.ARRIVES)
+
+    def _deletes(self) -> bool:
+        return self.request is not None and self.request.operation == "delete"
+
+    def _answer(self, fate: Fate) -> None:
+        if self._run.request is not None:
+            self._run.go_on(*decided(self._run.request, fate))
+
+    def run(self, requests: int = _MOST_REQUESTS) -> None:
+        """Let up to a number of requests arrive."""
+        for _ in range(requests):
+            if self.request is None:
+                return
+            self.go_on()
+
+    def kill(self, *, deletes: int = 0) -> list[Request]:
+        """Kill the process, and return its request in flight, which may still take effect.
+
+        With `deletes`, it lives until this number of its next deletes have arrived.
+        """
+        while deletes and self.request is not None:
+            deletes -= self._deletes()
+            self._answer(Fate.ARRIVES)
+        request = self._run.request
+        if request is None:
+            return []
+        self._run.go_on(None, KilledError())
+        return [] if request.operation == "delete" else [request]
