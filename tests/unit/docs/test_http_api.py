@@ -22,7 +22,7 @@ from sidetier.telemetry.partition_page import (
     page_of,
     parse_query,
 )
-from sidetier.telemetry.static_files import read_static_files
+from sidetier.telemetry.static_files import PATHS, static_file
 from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
     DrillStatus,
@@ -95,7 +95,7 @@ def ask(
 
 
 def test_paths_are_those_of_the_server() -> None:
-    known = {*ask("/no-such-path")[1]["paths"], *read_static_files()}
+    known = {*ask("/no-such-path")[1]["paths"], *PATHS}
     documented = set(
         re.findall(r"`(/[\w./]*)`", "\n".join(r[0] + r[1] for r in rows(section("## Paths"))))
     )
@@ -106,7 +106,7 @@ def test_paths_are_those_of_the_server() -> None:
 
 
 def test_status_codes_are_those_of_the_handlers() -> None:
-    etag = read_static_files()["/"].etag
+    etag = static_file("/").etag
     seen = {
         ask("/api/partitions")[0],
         ask("/", HTTP_IF_NONE_MATCH=etag)[0],
