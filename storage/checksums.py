@@ -12,7 +12,7 @@ from sidetier.storage.port import Body, Checksum, ChecksumAlgorithm
 PIECE: Final = 256 * 1024
 """Bytes per read, and so the memory needed for a body of any size."""
 
-_Update = Callable[[bytes, int], int]
+_Update = Callable[[bytes | memoryview, int], int]
 _UPDATE: Final[dict[ChecksumAlgorithm, _Update]] = {
     ChecksumAlgorithm.CRC64NVME: crt.crc64nvme,
     ChecksumAlgorithm.CRC32C: crt.crc32c,
@@ -32,7 +32,7 @@ class RunningChecksum:
         self._step = _UPDATE[algorithm]
         self._value = 0
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         """Add bytes."""
         self._value = self._step(data, self._value)
 

@@ -101,7 +101,7 @@ def _read_response(
         # After the answer has begun: the request itself has its own deadline.
         latest = clock() + response.seconds
         try:
-            while at < size and (count := _read_once(stream, response.buffer[at : at + _PIECE])):
+            while at < size and (count := read_once(stream, response.buffer[at : at + _PIECE])):
                 at += count
                 if clock() > latest:
                     break
@@ -115,8 +115,8 @@ def _read_response(
     return at, None
 
 
-def _read_once(stream: BinaryIO, buffer: memoryview) -> int:
-    """Read once into `buffer`, without a copy if the stream allows it."""
+def read_once(stream: BinaryIO, buffer: memoryview) -> int:
+    """Read once into `buffer`, without a copy if the stream allows it; 0 at the stream's end."""
     if isinstance(stream, io.BufferedReader):
         # One read of the socket at most, so that the deadline is checked between reads.
         return stream.readinto1(buffer)
