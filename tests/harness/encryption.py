@@ -49,6 +49,21 @@ def write_key(path: Path, key: LocalKeySettings = FIRST) -> Path:
     return path
 
 
+def encryption(
+    directory: Path,
+    key: str | None = "k1",
+    *,
+    topics: Sequence[str] = (".*",),
+    **keys: LocalKeySettings,
+) -> dict[str, object]:
+    """Return `storage.encryption` with these keys in files, by default `FIRST` as `k1`."""
+    chosen = keys or {"k1": FIRST}
+    places = {
+        name: {"file": str(write_key(directory / name, secret))} for name, secret in chosen.items()
+    }
+    return {"topics": list(topics), "key": key, "keys": places}
+
+
 _LOG = ".log"
 
 
