@@ -7,6 +7,7 @@ from typing import BinaryIO, Final
 from awscrt import checksums as crt  # type: ignore[import-untyped]  # it ships no types
 
 from sidetier.segments.errors import ChecksumMismatchError
+from sidetier.storage.bodies import FillingStream
 from sidetier.storage.port import Body, Checksum, ChecksumAlgorithm
 
 PIECE: Final = 256 * 1024
@@ -59,6 +60,12 @@ def checksum_of_stream(
     """Read the rest of the stream, or the next `limit` bytes, and return their checksum."""
     running = RunningChecksum(algorithm)
     left = limit
+    if isinstance(stream, FillingStream) and left is not None:
+        buffer = memoryview(bytearray(min(PIECE, left)))
+        while left and (count := stream.fill(buffer[: min(PIECE, left)])):
+            running.update(buffer[:count])
+            left -= count
+        return running.result()
     while left is None or left > 0:
         piece = stream.read(PIECE if left is None else min(PIECE, left))
         if not piece:

@@ -1,6 +1,7 @@
 """Encrypt a body while it is sent, and decrypt ranges while they are read; memory is bounded."""
 
 import io
+import os
 import threading
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
@@ -14,6 +15,7 @@ from sidetier.segments.errors import (
     DamagedCiphertextError,
     StoreUnavailableError,
 )
+from sidetier.storage.bodies import FileStream
 from sidetier.storage.checksums import RunningChecksum, expect_checksum
 from sidetier.storage.encrypted_format import (
     CHUNK_BYTES,
@@ -136,6 +138,7 @@ class _EncryptingStream(io.RawIOBase):
         self._sealed = memoryview(b"")
         """The rest of the last sealed chunk."""
         self._scratch = memoryview(bytearray(SEALED_BYTES))
+        self._buffer = memoryview(bytearray(min(_READ_BYTES, body.plain.size)))
 
     def readable(self) -> bool:
         return True
@@ -157,22 +160,24 @@ class _EncryptingStream(io.RawIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         left = max(0, self._body.size - self._position)
         out = bytearray(left if size is None or size < 0 else min(size, left))
-        view = memoryview(out)
-        at = 0
-        if self._position < HEADER_BYTES:
-            part = self._header[self._position : self._position + len(out)]
-            view[: len(part)] = part
-            at = len(part)
-        while at < len(out):
-            at += self._some(view[at:], self._position + at - HEADER_BYTES)
-        self._position += len(out)
+        self.fill(memoryview(out))
         return bytes(out)
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        view = memoryview(buffer)
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
+        return self.fill(memoryview(buffer))
+
+    def fill(self, buffer: memoryview) -> int:
+        """See `FillingStream`."""
+        size = min(len(buffer), max(0, self._body.size - self._position))
+        view, at = buffer[:size], 0
+        if self._position < HEADER_BYTES:
+            part = self._header[self._position : self._position + size]
+            view[: len(part)] = part
+            at = len(part)
+        while at < size:
+            at += self._some(view[at:], self._position + at - HEADER_BYTES)
+        self._position += size
+        return size
 
     def close(self) -> None:
         if not self.closed:
@@ -199,23 +204,31 @@ class _EncryptingStream(io.RawIOBase):
     def _next_chunk(self) -> memoryview:
         wanted = self._body.cipher.plain_bytes(self._index)
         if len(self._plain) < wanted:
+            # Whole chunks are read, so nothing is left of the last reading.
             end = min(self._body.plain.size, (self._index + _READ_CHUNKS) * CHUNK_BYTES)
-            data = self._read_plain(end - self._index * CHUNK_BYTES - len(self._plain))
-            self._plain = memoryview(bytes(self._plain) + data if self._plain else data)
+            self._plain = self._read_plain(end - self._index * CHUNK_BYTES)
         chunk, self._plain = self._plain[:wanted], self._plain[wanted:]
         return chunk
 
-    def _read_plain(self, size: int) -> bytes:
-        data = self._source.read(size)
-        if len(data) == size:
-            return data
-        pieces = [data]
-        while pieces[-1] and (missing := size - sum(map(len, pieces))):
-            pieces.append(self._source.read(missing))
-        if not pieces[-1]:
-            at = self._index * CHUNK_BYTES + sum(map(len, pieces))
-            raise OSError(f"the body ended after {at} of {self._body.plain.size} bytes")
-        return b"".join(pieces)
+    def _read_plain(self, size: int) -> memoryview:
+        """Read exactly this number of bytes. They are valid until the next call."""
+        buffer, at = self._buffer[:size], 0
+        while at < size:
+            count = self._read_some(buffer[at:])
+            if not count:
+                read = self._index * CHUNK_BYTES + at
+                raise OSError(f"the body ended after {read} of {self._body.plain.size} bytes")
+            at += count
+        return buffer
+
+    def _read_some(self, buffer: memoryview) -> int:
+        source = self._source
+        if isinstance(source, FileStream):
+            extent = source.take(len(buffer))
+            return os.preadv(extent.descriptor, [buffer[: extent.size]], extent.position)
+        data = source.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class DecryptingStream(io.RawIOBase):

@@ -1,14 +1,17 @@
 """Stores with encryption: keys, stores over a driver, and keys that every store encrypts."""
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from sidetier.storage.checks import check_key
-from sidetier.storage.encrypting import EncryptingStorage
+from sidetier.storage.encrypted_format import decode_header, is_encrypted, parse_marker
+from sidetier.storage.encrypted_streams import ObjectCipher
+from sidetier.storage.encrypting import EncryptingStorage, decrypted
 from sidetier.storage.encryption_keys import Keyring
+from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import (
     Body,
     Checksum,
@@ -31,6 +34,9 @@ def settings(
 ) -> EncryptionSettings:
     """Return settings with these keys, by default `FIRST` under the name `k1`."""
     return EncryptionSettings(keys=tuple((keys or {"k1": FIRST}).items()), key=key, topics=(".*",))
+
+
+RING = Keyring(settings())
 
 
 def encrypting(inner: RemoteStorage, chosen: EncryptionSettings | None = None) -> EncryptingStorage:
@@ -62,6 +68,31 @@ def encryption(
         name: {"file": str(write_key(directory / name, secret))} for name, secret in chosen.items()
     }
     return {"topics": list(topics), "key": key, "keys": places}
+
+
+class DecryptedView(FakeStorage):
+    """A store in memory that shows the plaintext of its contents, without markers."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        super().__init__(now_ms=now_ms)
+        self._plain: dict[str, tuple[bytes, bytes]] = {}
+        """Stored bytes and plaintext by key: an object that has not changed stays the same."""
+
+    def contents(self) -> dict[str, bytes]:
+        shown = {}
+        for key, data in super().contents().items():
+            if parse_marker(key) is None:
+                shown[key] = self._decrypted(key, data) if is_encrypted(data) else data
+        return shown
+
+    def _decrypted(self, key: str, data: bytes) -> bytes:
+        known = self._plain.get(key)
+        if known is None or known[0] is not data:
+            header = decode_header(data, key)
+            assert header is not None
+            cipher = ObjectCipher(header, RING.unwrap(header.key_name, header.wrapped_key, key))
+            known = self._plain[key] = data, decrypted(key, data, cipher)
+        return known[1]
 
 
 _LOG = ".log"

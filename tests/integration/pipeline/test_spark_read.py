@@ -223,7 +223,7 @@ def test_encrypted_segments_are_read_with_keys_that_each_task_resolves(
         archive.store.delete_object(key)
         notes = dict(stored_log.head.metadata)
         encrypting(archive.store).put_object(key, BytesBody(stored_log.data), metadata=notes)
-    options = archive.reading(subscribe="segms", maxBytesPerSplit=SMALL)
+    options = archive.reading(subscribe="segms", includeHeaders="true", maxBytesPerSplit=SMALL)
     keys = {"tiered.storage.encryption.keys": f"k1=file:{write_key(tmp_path / 'k1')}"}
     rows = spark40.call(spark_jobs.rows, face="read", options={**options, **keys})
     wanted = [without_epoch(row) for row in stored("segms-0", IsolationLevel.READ_UNCOMMITTED)]
