@@ -97,29 +97,29 @@ format: setup ## format the code, and fix what ruff can fix
 
 lock: setup ## rewrite the lock files from pyproject.toml, with the newest versions
 	$(COMPILE) --upgrade --group dev --extra hdfs pyproject.toml -o requirements/dev.txt
-	$(COMPILE) --upgrade -c requirements/dev.txt pyproject.toml -o requirements/runtime.txt
-	$(COMPILE) --upgrade -c requirements/dev.txt --extra consumer --extra export --extra mirror \
+	$(COMPILE) --upgrade -c requirements/dev.txt --extra encryption pyproject.toml -o requirements/runtime.txt
+	$(COMPILE) --upgrade -c requirements/dev.txt --extra consumer --extra encryption --extra export --extra mirror \
 	  pyproject.toml -o requirements/consumer.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:build -o requirements/build.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:java -o requirements/java.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:release -o requirements/release.txt
-	$(COMPILE) --upgrade -c requirements/dev.txt --extra spark --group pyproject.toml:picture \
+	$(COMPILE) --upgrade -c requirements/dev.txt --extra encryption --extra spark --group pyproject.toml:picture \
 	  pyproject.toml -o requirements/demo.txt
-	$(COMPILE) --upgrade -c requirements/consumer.txt --extra spark35 --extra export \
+	$(COMPILE) --upgrade -c requirements/consumer.txt --extra encryption --extra spark35 --extra export \
 	  --group pyproject.toml:spark35 pyproject.toml -o requirements/spark35.txt
 
 lock-check: setup ## check that the lock files match pyproject.toml
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp requirements/*.txt "$$copy"; \
 	$(COMPILE) --group dev --extra hdfs pyproject.toml -o "$$copy/dev.txt"; \
-	$(COMPILE) -c requirements/dev.txt pyproject.toml -o "$$copy/runtime.txt"; \
-	$(COMPILE) -c requirements/dev.txt --extra consumer --extra export --extra mirror \
+	$(COMPILE) -c requirements/dev.txt --extra encryption pyproject.toml -o "$$copy/runtime.txt"; \
+	$(COMPILE) -c requirements/dev.txt --extra consumer --extra encryption --extra export --extra mirror \
 	  pyproject.toml -o "$$copy/consumer.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:build -o "$$copy/build.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:java -o "$$copy/java.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:release -o "$$copy/release.txt"; \
-	$(COMPILE) -c requirements/dev.txt --extra spark --group pyproject.toml:picture \
+	$(COMPILE) -c requirements/dev.txt --extra encryption --extra spark --group pyproject.toml:picture \
 	  pyproject.toml -o "$$copy/demo.txt"; \
-	$(COMPILE) -c requirements/consumer.txt --extra spark35 --extra export \
+	$(COMPILE) -c requirements/consumer.txt --extra encryption --extra spark35 --extra export \
 	  --group pyproject.toml:spark35 pyproject.toml -o "$$copy/spark35.txt"; \
 	diff -ru --ignore-matching-lines='^ *#' requirements "$$copy" \
 	  || { echo 'the lock files do not fit pyproject.toml: run `make lock`' >&2; exit 1; }

@@ -11,7 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.config.storage import AzureConfig, GcsConfig, S3Config, StorageConfig, StorageTarget
+from sidetier.config.storage import (
+    AzureConfig,
+    EncryptionConfig,
+    EncryptionKeyConfig,
+    GcsConfig,
+    S3Config,
+    StorageConfig,
+    StorageTarget,
+)
 from sidetier.config.types import SecretRef
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
@@ -23,8 +31,11 @@ from sidetier.storage.settings import (
     AttemptDeadline,
     AzureSettings,
     Credentials,
+    EncryptionSettings,
     GcsSettings,
     HdfsSettings,
+    KmsKeySettings,
+    LocalKeySettings,
     RetryPolicy,
     S3Settings,
     StorageEndpoint,
@@ -136,7 +147,22 @@ def _endpoint(storage: StorageConfig, target: StorageTarget, connections: int) -
         hdfs=HdfsSettings(target.hdfs.config_dir, tuple(sorted(target.hdfs.properties.items()))),
         retry=RetryPolicy(retry.attempts, retry.first_delay, retry.max_delay, retry.max_elapsed),
         deadline=AttemptDeadline(deadline.base, deadline.min_bytes_per_second, deadline.connect),
+        encryption=None if storage.encryption is None else _encryption(storage.encryption),
     )
+
+
+def _encryption(encryption: EncryptionConfig) -> EncryptionSettings:
+    return EncryptionSettings(
+        keys=tuple((name, _key(key)) for name, key in sorted(encryption.keys.items())),
+        key=encryption.key,
+        topics=encryption.topics,
+    )
+
+
+def _key(key: EncryptionKeyConfig) -> LocalKeySettings | KmsKeySettings:
+    if key.aws_kms is None:
+        return LocalKeySettings(key.resolve())
+    return KmsKeySettings(key.aws_kms, key.region, key.endpoint_url)
 
 
 def _s3(s3: S3Config, connections: int, silence: float) -> S3Settings:

@@ -27,12 +27,13 @@ from sidetier.leadership.settings import (
 )
 from sidetier.segments.errors import (
     ConfigurationError,
+    StorageError,
     StoreUnavailableError,
     TransientStorageError,
 )
 from sidetier.segments.offsets import BrokerId
 from sidetier.segments.properties import MetaProperties
-from sidetier.storage.factory import open_plain
+from sidetier.storage.factory import check_encryption, open_plain
 from sidetier.storage.port import RemoteStorage, StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import StoreCalls
@@ -175,8 +176,17 @@ class _Places:
         """Check each store once at the start, without writing.
 
         A store that does not answer now does not keep the sidecar from pinning segments. It is
-        checked again when its first archive is read.
+        checked again when its first archive is read. A key that cannot encrypt refuses the start,
+        and a key service that does not answer now is asked again by the first upload.
         """
+        encryption = self.archive.provider.default.encryption
+        if encryption is not None:
+            try:
+                check_encryption(encryption)
+            except TransientStorageError as error:
+                structlog.get_logger().warning("encryption_key.unreachable", error=str(error))
+            except StorageError as error:
+                raise ConfigurationError(str(error)) from None
         for endpoint in self.archive.provider.endpoints:
             store = open_plain(endpoint)
             try:

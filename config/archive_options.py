@@ -4,6 +4,7 @@ The consumer and the Spark reader have the same names. A key is the prefix and t
 with dots instead of underscores; `tiered.storage.s3.*` is a separate model.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -12,7 +13,13 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from sidetier.config.loading import load
 from sidetier.config.problems import suggestion
-from sidetier.config.storage import S3Config, StorageConfig
+from sidetier.config.storage import (
+    KEY_NAME,
+    EncryptionConfig,
+    EncryptionKeyConfig,
+    S3Config,
+    StorageConfig,
+)
 from sidetier.config.storage_urls import StorageUrl
 from sidetier.config.types import Part, SecretRef
 from sidetier.config.units import Size
@@ -24,6 +31,7 @@ LARGEST_MAX_BATCH_BYTES: Final = 2**31 - 1
 """Limit of the buffer in which Kafka's Java producer builds a batch."""
 _S3: Final = "s3."
 _SECRETS: Final = ("access_key_id", "secret_access_key", "session_token")
+_KEY_KINDS: Final = ("env", "file", "aws_kms")
 _S3_LEFT_OUT: Final = frozenset(
     {
         "checksum",
@@ -48,6 +56,22 @@ def _whole_number(value: object) -> object:
 
 def _path_text(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
+
+
+def _encryption_keys(value: object) -> object:
+    """Parse `NAME=file:/path,NAME=aws_kms:ARN`; the keys themselves are never part of the text."""
+    if not isinstance(value, str):
+        return value
+    keys: dict[str, dict[str, str]] = {}
+    for part in value.split(","):
+        name, _, reference = part.strip().partition("=")
+        kind, _, place = reference.partition(":")
+        if not re.fullmatch(KEY_NAME, name) or kind not in _KEY_KINDS or not place:
+            raise ValueError(
+                "must be NAME=file:/path, NAME=env:NAME or NAME=aws_kms:ARN, several with commas"
+            )
+        keys[name] = {kind: place}
+    return keys
 
 
 WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
@@ -81,6 +105,14 @@ class ArchiveOptions(Part):
         "against decompression bombs. A larger batch is an error; it is never skipped.",
     )
     s3: S3Config = Field(default=S3Config(), description="The same as the sidecar's storage.s3.")
+    encryption_keys: Annotated[
+        Mapping[str, EncryptionKeyConfig], BeforeValidator(_encryption_keys)
+    ] = Field(
+        default={},
+        description="Keys of encrypted segments: NAME=file:/path, NAME=env:NAME or "
+        "NAME=aws_kms:ARN, several with commas. The names are those of the sidecar's "
+        "storage.encryption.keys.",
+    )
 
 
 Options = TypeVar("Options", bound=ArchiveOptions)
@@ -140,7 +172,10 @@ def archive_of(
             is wrong.
     """
     if options.config is not None:
-        own = {PREFIX + name for name in ("url", "cluster.name", "prefix.entropy.bits")}
+        own = {
+            PREFIX + name
+            for name in ("url", "cluster.name", "prefix.entropy.bits", "encryption.keys")
+        }
         both = sorted(own.intersection(given))
         both += sorted(key for key in given if key.startswith(PREFIX + _S3))
         if both:
@@ -157,7 +192,13 @@ def archive_of(
             "sidecar's configuration"
         )
     bits = options.prefix_entropy_bits
-    storage = StorageConfig(url=options.url, prefix_entropy_bits=bits, s3=options.s3)
+    keys = options.encryption_keys
+    storage = StorageConfig(
+        url=options.url,
+        prefix_entropy_bits=bits,
+        s3=options.s3,
+        encryption=EncryptionConfig(keys=keys) if keys else None,
+    )
     return options.cluster_name, storage
 
 

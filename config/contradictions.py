@@ -214,6 +214,20 @@ def _store_options(config: Config) -> Problems:
                 yield Problem(path, f"has options for {scheme}://, but the url is {override.url}")
 
 
+def _encryption(config: Config) -> Problems:
+    storage = config.storage
+    if (
+        storage.encryption is not None
+        and storage.encryption.topics
+        and storage.fencing != "required"
+    ):
+        # Without fencing, the marker of one writer could describe the segment of another.
+        yield Problem(
+            ("storage", "encryption", "topics"),
+            f"needs storage.fencing: required, and it is {storage.fencing}",
+        )
+
+
 def _s3_places(config: Config) -> Problems:
     """Check S3 options, for an override after it is merged with the defaults."""
     storage = config.storage
@@ -273,5 +287,6 @@ _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _local_retention,
     _delays,
     _store_options,
+    _encryption,
     _s3_places,
 )

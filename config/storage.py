@@ -1,5 +1,6 @@
 """Settings of the store: one model per driver, locations, retries and deadlines."""
 
+import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,8 +9,9 @@ from typing import Annotated, Final, Literal, Self, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 
 from sidetier.config.storage_urls import PlugIn, StorageUrl, load_plug_in
-from sidetier.config.types import AbsolutePath, NamePattern, Part, SecretRef
+from sidetier.config.types import AbsolutePath, NamePattern, NamePatterns, Part, SecretRef
 from sidetier.config.units import Duration, Size
+from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.notes import CLASS_TAG
 
 MIB: Final = 1024**2
@@ -273,6 +275,91 @@ class DeadlineConfig(Part):
         return self.base + size / self.min_bytes_per_second
 
 
+KEY_BYTES: Final = 32
+KEY_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
+"""Names of encryption keys: each encrypted object has the name in its header."""
+
+
+class EncryptionKeyConfig(Part):
+    """A key that encrypts the data keys of segments: 32 bytes in base64, by reference, or a key of
+    AWS KMS.
+    """
+
+    env: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Name of an environment variable with 32 bytes in base64.",
+    )
+    file: AbsolutePath | None = Field(
+        default=None, description="Path of a file with 32 bytes in base64."
+    )
+    aws_kms: str | None = Field(
+        default=None,
+        min_length=1,
+        description="ARN or id of a symmetric key of AWS KMS, or an alias, alias/NAME. Credentials "
+        "come from AWS's credential chain.",
+    )
+    region: str | None = Field(
+        default=None, min_length=1, description="Region of aws_kms; default: that of AWS_REGION."
+    )
+    endpoint_url: EndpointUrl | None = Field(
+        default=None, description="Endpoint of aws_kms; default: that of AWS."
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if sum(place is not None for place in (self.env, self.file, self.aws_kms)) != 1:
+            raise ValueError("must have one of env, file and aws_kms")
+        if self.aws_kms is None and (self.region or self.endpoint_url):
+            raise ValueError("region and endpoint_url belong to aws_kms")
+        return self
+
+    def resolve(self) -> bytes:
+        """Read the key of `env` or `file`.
+
+        Raises:
+            ConfigurationError: It cannot be read, or is not 32 bytes in base64. The text does not
+                show it.
+        """
+        reference = SecretRef(env=self.env, file=self.file)
+        try:
+            key = base64.b64decode(reference.resolve().strip(), validate=True)
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise ConfigurationError(
+                f"the encryption key in {reference} must be {KEY_BYTES} bytes in base64, as "
+                "`openssl rand -base64 32` writes them"
+            )
+        return key
+
+
+class EncryptionConfig(Part):
+    """Encryption of segments (`.log`) before they are sent to the store."""
+
+    topics: NamePatterns = Field(
+        default=(),
+        description="Regular expressions that match whole names of the topics of which new "
+        "segments are encrypted; needs key.",
+    )
+    key: str | None = Field(
+        default=None, description="Name of the key, among keys, that encrypts new segments."
+    )
+    keys: Mapping[Annotated[str, Field(pattern=KEY_NAME)], EncryptionKeyConfig] = Field(
+        description="Keys by name. Each decrypts the segments that it has encrypted; keep a key "
+        "as long as such a segment is stored.",
+        min_length=1,
+    )
+
+    @model_validator(mode="after")
+    def _known_key(self) -> Self:
+        if self.key is not None and self.key not in self.keys:
+            raise ValueError(f"key {self.key!r} is not among keys: {', '.join(sorted(self.keys))}")
+        if self.topics and self.key is None:
+            raise ValueError("topics needs key, the name of the key that encrypts their segments")
+        return self
+
+
 class StorageOverride(Part):
     """Another location for some topics."""
 
@@ -357,6 +444,11 @@ class StorageConfig(Part):
     gcs: GcsConfig = Field(default=GcsConfig(), description="Options for gs://.")
     azure: AzureConfig = Field(default=AzureConfig(), description="Options for abfs://.")
     hdfs: HdfsConfig = Field(default=HdfsConfig(), description="Options for hdfs://.")
+    encryption: EncryptionConfig | None = Field(
+        default=None,
+        description="Encryption of segments before they are sent (docs/encryption.md); readers "
+        "need keys only.",
+    )
     retry: RetryConfig = Field(default=RetryConfig(), description="Attempts of one request.")
     deadline: DeadlineConfig = Field(
         default=DeadlineConfig(), description="Time limits of one attempt."

@@ -92,8 +92,8 @@ class FileCache:
         self._guard = threading.Lock()
         self._files: OrderedDict[Version, OpenFile] = OrderedDict()
 
-    def open(self, store: FileBackedStorage, log: StoredLog) -> OpenFile:
-        """Return the file of exactly this version.
+    def open(self, store: FileBackedStorage, log: StoredLog) -> OpenFile | None:
+        """Return the file of exactly this version; None if the segment is encrypted.
 
         Raises:
             ObjectNotFoundError, PreconditionFailedError: The store has another version now.
@@ -103,7 +103,10 @@ class FileCache:
             if known is not None:
                 self._files.move_to_end(log.version)
                 return known
-        opened = OpenFile(store.open_file(log.key, condition=IfMatch(log.row.etag)))
+        descriptor = store.open_file(log.key, condition=IfMatch(log.row.etag))
+        if descriptor is None:
+            return None
+        opened = OpenFile(descriptor)
         with self._guard:
             self._files[log.version] = opened
             while len(self._files) > _MOST_OPEN_FILES:
@@ -450,7 +453,9 @@ class SegmentBytes:
             lease.release()
 
     def _file(self, topic: str, log: StoredLog) -> OpenFile | None:
-        """Return the segment's file; None if the store's objects are not files of this host."""
+        """Return the segment's file; None if the store has no files of this host, or the segment is
+        encrypted.
+        """
         if topic not in self._file_stores:
             self._file_stores[topic] = file_backed(self._archive.store(topic))
         store = self._file_stores[topic]

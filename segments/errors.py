@@ -25,6 +25,9 @@
     │       ├── ChecksumMismatchError
     │       ├── StoreFullError            no space, or over quota
     │       ├── MalformedAnswerError  an answer that lacks a field, or cannot be read
+    │       ├── EncryptionError       an encrypted object cannot be decrypted
+    │       │   ├── EncryptionKeyError    its key is not configured, or is another one
+    │       │   └── DamagedCiphertextError  its bytes are not those that were stored
     │       └── InvalidRequestError       any other refusal of the store
     ├── LeadershipError
     │   └── LeadershipUnavailableError  retry = True
@@ -169,6 +172,18 @@ class StoreFullError(PermanentStorageError):
 
 class MalformedAnswerError(PermanentStorageError):
     """The store's answer lacks a field that S3 promises, or a field cannot be read."""
+
+
+class EncryptionError(PermanentStorageError):
+    """An object cannot be encrypted or decrypted. The message names the object."""
+
+
+class EncryptionKeyError(EncryptionError):
+    """A key is not configured, is not the one that encrypted the object, or cannot be used."""
+
+
+class DamagedCiphertextError(EncryptionError):
+    """The bytes of an encrypted object were changed. The message names the range."""
 
 
 class InvalidRequestError(PermanentStorageError):

@@ -12,7 +12,12 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
+from sidetier.segments.names import (
+    FileKind,
+    parse_partition_directory,
+    parse_segment_file_name,
+    segment_file_name,
+)
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 # An MD5 has no more bits.
@@ -22,6 +27,9 @@ OWN_ROOT: Final = "_sidetier"
 
 _MOST_GROUP_NAME: Final = 200
 """Longest encoded name of a group: file systems limit a name to 255 bytes."""
+
+_MOVED_PARTS: Final = 4
+"""Components up to the partition, in the key of a quarantined or retired object."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 # The second hyphen is the sign of a broker id of -1.
@@ -208,6 +216,17 @@ def parse_object_key(key: str, partition_prefix: str) -> tuple[BaseOffset, FileK
     if parsed is None or parsed.deleted:
         return None
     return parsed.base_offset, parsed.kind
+
+
+def topic_of_key(key: str) -> str | None:
+    """Return the topic of a segment's file, by its key in an archive or in a folder of moved
+    segments; None for another key.
+    """
+    parts = key.split("/")
+    # `_sidetier/<cluster>/quarantine/<topic>-<partition>/...`: the folders below have other names.
+    folders = parts[:_MOVED_PARTS] if parts[0] == OWN_ROOT else parts[:-1]
+    directory = parse_partition_directory(folders[-1]) if folders else None
+    return None if directory is None else directory.topic_partition.topic
 
 
 def parse_gap_key(key: str, gap_prefix: str) -> OffsetRange | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, NoReturn, cast
 
-from sidetier.storage.bodies import Extent, FileStream
+from sidetier.storage.bodies import Extent, FileStream, FillingStream
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -72,6 +72,11 @@ class AttemptStream(io.RawIOBase):
         """Whether the body's bytes are in an open file, so that `take` can be used."""
         return isinstance(self._stream, FileStream)
 
+    @property
+    def fills(self) -> bool:
+        """Whether `readinto` is cheaper than `read`."""
+        return self.in_file or isinstance(self._stream, FillingStream)
+
     def read(self, size: int | None = -1, /) -> bytes:
         """Return at most `size` bytes.
 
@@ -88,9 +93,9 @@ class AttemptStream(io.RawIOBase):
         return data
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        """Read into the buffer; raises as `read`. A body `in_file` is read without a copy."""
+        """Read into the buffer; raises as `read`. A body that `fills` is read without a copy."""
         view = memoryview(buffer)
-        if not self.in_file:
+        if not self.fills:
             data = self.read(len(view))
             view[: len(data)] = data
             return len(data)
@@ -98,6 +103,10 @@ class AttemptStream(io.RawIOBase):
         if not wanted:
             return 0
         with self._body_at_work():
+            if isinstance(self._stream, FillingStream):
+                count = self._stream.fill(view[:wanted])
+                self._advance(count)
+                return count
             extent = cast("FileStream", self._stream).take(wanted)
             count = os.preadv(extent.descriptor, [view[: extent.size]], extent.position)
             self._advance(count)

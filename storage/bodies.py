@@ -29,6 +29,18 @@ class FileStream(Protocol):
         ...
 
 
+@runtime_checkable
+class FillingStream(Protocol):
+    """Optional interface of a body's stream that makes its bytes: into a buffer of the caller."""
+
+    def fill(self, buffer: memoryview) -> int:
+        """Write the next bytes into the buffer; return their number, less only at the end.
+
+        It blocks and raises as `read` does.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BytesBody:
     """Bytes in memory, for small objects."""

@@ -7,12 +7,13 @@ from typing import BinaryIO, Final
 from awscrt import checksums as crt  # type: ignore[import-untyped]  # it ships no types
 
 from sidetier.segments.errors import ChecksumMismatchError
+from sidetier.storage.bodies import FillingStream
 from sidetier.storage.port import Body, Checksum, ChecksumAlgorithm
 
 PIECE: Final = 256 * 1024
 """Bytes per read, and so the memory needed for a body of any size."""
 
-_Update = Callable[[bytes, int], int]
+_Update = Callable[[bytes | memoryview, int], int]
 _UPDATE: Final[dict[ChecksumAlgorithm, _Update]] = {
     ChecksumAlgorithm.CRC64NVME: crt.crc64nvme,
     ChecksumAlgorithm.CRC32C: crt.crc32c,
@@ -32,7 +33,7 @@ class RunningChecksum:
         self._step = _UPDATE[algorithm]
         self._value = 0
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         """Add bytes."""
         self._value = self._step(data, self._value)
 
@@ -59,6 +60,12 @@ def checksum_of_stream(
     """Read the rest of the stream, or the next `limit` bytes, and return their checksum."""
     running = RunningChecksum(algorithm)
     left = limit
+    if isinstance(stream, FillingStream) and left is not None:
+        buffer = memoryview(bytearray(min(PIECE, left)))
+        while left and (count := stream.fill(buffer[: min(PIECE, left)])):
+            running.update(buffer[:count])
+            left -= count
+        return running.result()
     while left is None or left > 0:
         piece = stream.read(PIECE if left is None else min(PIECE, left))
         if not piece:

@@ -1,17 +1,23 @@
 """Open the store of an endpoint. Drivers are imported only when needed."""
 
+import re
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.keys import topic_of_key
+from sidetier.storage.encrypting import EncryptingStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.retrying import RetryingStorage
-from sidetier.storage.settings import StorageEndpoint
+from sidetier.storage.settings import EncryptionSettings, StorageEndpoint
 from sidetier.storage.store_calls import RequestObserver, StoreCalls
+
+if TYPE_CHECKING:
+    from sidetier.storage.encryption_keys import Keyring
 
 _DRIVERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "hdfs": ("hdfs", ("hdfs_native",)),
@@ -41,7 +47,7 @@ def open_storage(
     stop: threading.Event | None = None,
     calls: StoreCalls | None = None,
 ) -> RemoteStorage:
-    """Open the store of an endpoint, with retries.
+    """Open the store of an endpoint, with encryption and retries.
 
     No request is made; the directory of a `file://` URL is created.
 
@@ -55,9 +61,8 @@ def open_storage(
         ConfigurationError: The URL or an option can never work, or the driver is not installed.
         StorageError: The directory of a `file://` URL cannot be created.
     """
-    inner = open_plain(endpoint)
     return RetryingStorage(
-        inner,
+        _encrypting(open_plain(endpoint), endpoint.encryption),
         endpoint.retry,
         observer=observer,
         stop=stop,
@@ -67,12 +72,46 @@ def open_storage(
 
 
 def open_plain(endpoint: StorageEndpoint) -> RemoteStorage:
-    """Open the store without retries: each request is tried once."""
+    """Open the store without encryption and retries: each request is tried once."""
     scheme = urlsplit(endpoint.url).scheme
     if scheme not in _OPENERS:
         known = ", ".join(f"{name}://" for name in _OPENERS)
         raise ConfigurationError(f"storage url {endpoint.url!r} must begin with one of {known}")
     return _OPENERS[scheme](endpoint)
+
+
+def check_encryption(settings: EncryptionSettings) -> None:
+    """Check that the key that encrypts can wrap and unwrap a data key; asks KMS twice.
+
+    Raises:
+        ConfigurationError: The package that encrypts is not installed.
+        StorageError: The key cannot be used, or KMS does not answer now.
+    """
+    _keyring(settings).check()
+
+
+def _encrypting(store: RemoteStorage, settings: EncryptionSettings | None) -> RemoteStorage:
+    if settings is None:
+        # Still needed: listings show the sizes of encrypted objects, and a read names their key.
+        return EncryptingStorage(store)
+    patterns = [re.compile(pattern) for pattern in settings.topics]
+
+    def selects(key: str) -> bool:
+        topic = topic_of_key(key)
+        return topic is not None and any(pattern.fullmatch(topic) for pattern in patterns)
+
+    return EncryptingStorage(store, _keyring(settings), selects)
+
+
+def _keyring(settings: EncryptionSettings) -> "Keyring":
+    if find_spec("cryptography") is None:
+        raise ConfigurationError(
+            "storage.encryption needs the package cryptography, which is not installed: "
+            "pip install 'sidetier[encryption]'"
+        )
+    from sidetier.storage.encryption_keys import Keyring  # noqa: PLC0415
+
+    return Keyring(settings)
 
 
 # The openers import their drivers: a sidecar uses one of them, and a driver takes megabytes.

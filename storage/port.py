@@ -301,10 +301,13 @@ class MultipartUploads(Protocol):
 class FileBackedStorage(Protocol):
     """A store whose objects are files of this host, which the kernel can send to a socket."""
 
-    def open_file(self, key: str, *, condition: IfMatch | None = None) -> int:
+    def open_file(self, key: str, *, condition: IfMatch | None = None) -> int | None:
         """Open an object's file for reading, and return its descriptor. The caller closes it.
 
         The descriptor keeps the version that was current when it was opened.
+
+        Returns:
+            None if the file is not the object's bytes: the object is encrypted.
 
         Raises:
             ObjectNotFoundError: There is no object.

@@ -127,7 +127,7 @@ def _read_response(
         began = clock()
         latest = min(began + response.seconds, response.latest)
         try:
-            while at < size and (count := _read_once(stream, response.buffer[at : at + _PIECE])):
+            while at < size and (count := read_once(stream, response.buffer[at : at + _PIECE])):
                 at += count
                 if clock() > latest:
                     break
@@ -141,8 +141,8 @@ def _read_response(
     return at, None
 
 
-def _read_once(stream: BinaryIO, buffer: memoryview) -> int:
-    """Read once into `buffer`, without a copy if the stream allows it."""
+def read_once(stream: BinaryIO, buffer: memoryview) -> int:
+    """Read once into `buffer`, without a copy if the stream allows it; 0 at the stream's end."""
     if isinstance(stream, io.BufferedReader):
         # One read of the socket at most, so that the deadline is checked between reads.
         return stream.readinto1(buffer)

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, cast
 
 import tenacity
 from tenacity.stop import stop_base
 
 from sidetier.segments.errors import PreconditionFailedError, TransientStorageError
 from sidetier.storage.attempt import Clock, monotonic
+from sidetier.storage.encrypting import EncryptingStorage
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
     Body,
@@ -256,7 +257,7 @@ def multipart_uploads(store: RemoteStorage) -> MultipartUploads | None:
 
     Its methods are called without retries.
     """
-    inner = store.inner if isinstance(store, RetryingStorage) else store
+    inner = _without_encryption(_without_retries(store))
     return inner if isinstance(inner, MultipartUploads) else None
 
 
@@ -265,5 +266,16 @@ def file_backed(store: RemoteStorage) -> FileBackedStorage | None:
 
     Its methods are called without retries: a local file system gains nothing from them.
     """
-    inner = store.inner if isinstance(store, RetryingStorage) else store
-    return inner if isinstance(inner, FileBackedStorage) else None
+    inner = _without_retries(store)
+    if not isinstance(_without_encryption(inner), FileBackedStorage):
+        return None
+    # An encrypting store has the method, too, and tells which files are encrypted.
+    return cast("FileBackedStorage", inner)
+
+
+def _without_retries(store: RemoteStorage) -> RemoteStorage:
+    return store.inner if isinstance(store, RetryingStorage) else store
+
+
+def _without_encryption(store: RemoteStorage) -> RemoteStorage:
+    return store.inner if isinstance(store, EncryptingStorage) else store

@@ -57,7 +57,7 @@ def send_body(sock: socket.socket, body: AttemptStream, clock: Clock = monotonic
 
 
 def _send_copied(sock: socket.socket, body: AttemptStream) -> None:
-    if not body.in_file:
+    if not body.fills:
         while data := body.read(SEND_PIECE):
             sock.sendall(data)
         return

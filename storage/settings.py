@@ -152,6 +152,37 @@ class HdfsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalKeySettings:
+    """A key of this configuration: 32 bytes."""
+
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KmsKeySettings:
+    """A key of AWS KMS."""
+
+    key_id: str
+    """ARN of the key, its id, or an alias (`alias/...`)."""
+    region: str | None = None
+    """Region; None for that of the AWS environment."""
+    endpoint_url: str | None = None
+    """Endpoint; None for that of AWS."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncryptionSettings:
+    """Encryption of `.log` objects before they are sent."""
+
+    keys: tuple[tuple[str, LocalKeySettings | KmsKeySettings], ...]
+    """The keys by name. Each decrypts the objects that it has encrypted."""
+    key: str | None = None
+    """Name of the key that encrypts; None to encrypt nothing."""
+    topics: tuple[str, ...] = ()
+    """Regular expressions that match the whole names of the topics to encrypt."""
+
+
+@dataclass(frozen=True, slots=True)
 class StorageEndpoint:
     """URL of a store and the options for it.
 
@@ -167,3 +198,4 @@ class StorageEndpoint:
     hdfs: HdfsSettings = field(default_factory=HdfsSettings)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     deadline: AttemptDeadline = field(default_factory=AttemptDeadline)
+    encryption: EncryptionSettings | None = None

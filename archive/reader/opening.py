@@ -190,6 +190,9 @@ class Opener:
         # A segment that is no longer part of the archive is no damage of the archive.
         if stuck.damage is None or not view.has(stuck.log):
             return self._gap(snapshot, view, stuck.offset)
+        # A task of Spark lists nothing, so without keys it may have read an encrypted segment as it
+        # is stored. The store knows by its metadata, read above, and names the key.
+        self.read(stuck.log.row, 0, 1)
         return Halted(snapshot, self._failed(stuck, view, noted))
 
     def _open(self, snapshot: ArchiveSnapshot, offset: Offset) -> Opening:

@@ -22,6 +22,8 @@ from sidetier.segments.epoch_history import EpochHistory, encode_runs
 from sidetier.segments.errors import (
     ChecksumMismatchError,
     DamagedSegmentError,
+    EncryptionError,
+    EncryptionKeyError,
     ObjectNotFoundError,
     PreconditionFailedError,
     SegmentError,
@@ -299,14 +301,20 @@ class _Check:
         """Read the `.log`, sum it up, and feed the walker. Return the error of the walker."""
         sums, size = _Sums(head), 0
         damage: str | None = None
-        for chunk in self._checker.chunks(log):
-            size += len(chunk)
-            sums.update(chunk)
-            if damage is None:
-                try:
-                    walker.feed(chunk)
-                except (DamagedSegmentError, UnsupportedFormatError) as error:
-                    damage = str(error)  # the rest is still read, for the checksum
+        try:
+            for chunk in self._checker.chunks(log):
+                size += len(chunk)
+                sums.update(chunk)
+                if damage is None:
+                    try:
+                        walker.feed(chunk)
+                    except (DamagedSegmentError, UnsupportedFormatError) as error:
+                        damage = str(error)  # the rest is still read, for the checksum
+        except EncryptionKeyError:
+            raise  # it says nothing about the segment
+        except EncryptionError as error:
+            self._size += size
+            return str(error)
         self._size += size
         difference = sums.difference()
         if size != log.size:

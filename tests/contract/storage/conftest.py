@@ -1,6 +1,7 @@
 """Each test of this folder runs against every store."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import pytest
 
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import S3Settings
+from tests.harness.encryption import AllLogs, encrypting
 from tests.harness.stores import (
     Subject,
     azure_subject,
@@ -31,6 +33,9 @@ STORES = [
     "memory",
     "moto",
     "gcs",
+    "encrypting-fake",
+    "encrypting-local",
+    pytest.param("encrypting-s3", marks=pytest.mark.integration),
     pytest.param("azure", marks=pytest.mark.integration),
     pytest.param("hdfs", marks=pytest.mark.integration),
     pytest.param("s3", marks=pytest.mark.integration),
@@ -70,7 +75,10 @@ def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
         "hdfs": lambda: hdfs_subject(request.getfixturevalue("hdfs_cluster")),
         "s3": lambda: _sandbox_subject(request.getfixturevalue("s3_bucket")),
     }
-    return makers[kind]()
+    plain = makers[kind.removeprefix("encrypting-")]()
+    if kind.startswith("encrypting-"):
+        return replace(plain, storage=AllLogs(encrypting(plain.storage)))
+    return plain
 
 
 def _sandbox_subject(bucket: "S3Bucket") -> Subject:

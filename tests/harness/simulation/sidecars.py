@@ -22,6 +22,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import RetryPolicy
 from sidetier.telemetry.metrics import Metrics
@@ -114,6 +115,7 @@ class Sidecar:
         world: World,
         disk: FaultyDisk,
         machine: Machine,
+        opened: Callable[[RemoteStorage], RemoteStorage] = lambda store: store,
     ) -> None:
         self.broker = broker
         self.machine = machine
@@ -126,7 +128,7 @@ class Sidecar:
         self.store = SteppedStore(store, starts, lambda key: marks[key].note_start_outrun())
         self.brokers = _Brokers(partitions, broker)
         policy = RetryPolicy(attempts=world.attempts, first_delay=0.0, max_delay=0.0)
-        place = place_of(RetryingStorage(self.store, policy, clock=now))
+        place = place_of(RetryingStorage(opened(self.store), policy, clock=now))
         pins = {
             "min_free_disk": FLOOR,
             "max_files": world.max_files,

@@ -16,6 +16,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.local import LocalStorage
 from tests.harness import broker_segments
 from tests.harness.broker_archive import store_broker_segments
+from tests.harness.encryption import encrypting, encryption
 from tests.harness.made_archive import MadeArchive, batches
 from tests.harness.served_archive import Served, expected_rows, read_to_end, row_of, serving
 from tests.harness.waiting import wait_for, wait_until
@@ -193,3 +194,22 @@ def test_probes_are_answered(served: Served, path: str) -> None:
         assert answer.status == 200
     with pytest.raises(HTTPError, match="404"):
         urlopen(f"http://127.0.0.1:{served.metrics_port}/api/partitions", timeout=10)
+
+
+def test_a_half_encrypted_topic_is_served_from_files_and_from_memory(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path / "store")
+    plain = MadeArchive(store, LAYOUT)
+    plain.segment(0, batches(0, 20))
+    MadeArchive(encrypting(store), LAYOUT).segment(20, batches(20, 40))
+    plain.mark(20, 40)
+    with serving(tmp_path, encryption=encryption(tmp_path)) as running:
+        consumer = running.consumer()
+        try:
+            consumer.assign([TopicPartition("orders", 0, 0)])
+            messages = read_to_end(consumer)
+        finally:
+            consumer.close()
+    assert [message.offset() for message in messages] == list(range(40))
+    assert [message.value() for message in messages] == [
+        f"value-{offset}".encode() for offset in range(40)
+    ]

@@ -10,9 +10,11 @@ import pytest
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.bodies import BytesBody
 from tests.harness import spark_jobs
 from tests.harness.arrow_reading import committed, expected
 from tests.harness.broker_segments import ROOT, closed_segments, directories
+from tests.harness.encryption import encrypting, write_key
 from tests.harness.made_archive import MadeArchive
 from tests.harness.spark import SparkCallError, SparkDriver
 from tests.integration.pipeline.conftest import LAYOUT, Archive, Face, NewArchive
@@ -207,3 +209,29 @@ def test_plans_and_logs_name_the_topics_and_show_no_secret(face: Face, archive: 
     assert "env:NAME or file:/path" in str(refused.value)
     for text in (plan, str(refused.value), face.driver.log()):
         assert archive.secret not in text
+
+
+def test_encrypted_segments_are_read_with_keys_that_each_task_resolves(
+    spark40: SparkDriver, new_archive: NewArchive, tmp_path: Path
+) -> None:
+    archive = new_archive("segms-0")
+    place = MadeArchive(archive.store, LAYOUT, TopicPartition("segms", 0))
+    encrypted = closed_segments_of("segms-0")[1:]
+    for segment in encrypted:
+        key = place.key(segment)
+        stored_log = archive.store.get_object(key)
+        archive.store.delete_object(key)
+        notes = dict(stored_log.head.metadata)
+        encrypting(archive.store).put_object(key, BytesBody(stored_log.data), metadata=notes)
+    options = archive.reading(subscribe="segms", includeHeaders="true", maxBytesPerSplit=SMALL)
+    keys = {"tiered.storage.encryption.keys": f"k1=file:{write_key(tmp_path / 'k1')}"}
+    rows = spark40.call(spark_jobs.rows, face="read", options={**options, **keys})
+    wanted = [without_epoch(row) for row in stored("segms-0", IsolationLevel.READ_UNCOMMITTED)]
+    assert [as_consumed(row) for row in rows] == wanted
+    with pytest.raises(SparkCallError, match="'k1', which is not configured"):
+        spark40.call(spark_jobs.rows, face="read", options=options)
+
+
+def closed_segments_of(name: str) -> list[int]:
+    """Base offsets of the closed segments of a fixture."""
+    return [segment.base for segment in closed_segments() if segment.directory.name == name]

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -37,6 +37,7 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
 from tests.harness.daemons import LAYOUT
 from tests.harness.simulation.disk import Fault, FaultyDisk, Machine, Trouble
 from tests.harness.simulation.laws import Laws
@@ -108,6 +109,14 @@ class Protocol(RuleBasedStateMachine):
     config: ClassVar = TopicConfig()
     worlds: ClassVar = WORLDS
 
+    def new_store(self, now_ms: Callable[[], int]) -> FakeStorage:
+        """Return the store of all sidecars, as the laws see it."""
+        return FakeStorage(now_ms=now_ms)
+
+    def opened(self, store: RemoteStorage) -> RemoteStorage:
+        """Return the store as a sidecar uses it."""
+        return store
+
     @initialize(seed=st.integers(0, 2**16), world=st.runner().flatmap(lambda self: self.worlds))
     def begin(self, seed: int, world: World = World()) -> None:  # noqa: B008 - it is frozen
         self.now = 0.0
@@ -115,7 +124,7 @@ class Protocol(RuleBasedStateMachine):
         self.world = world
         self.happened: set[str] = set()
         self.path = Path(tempfile.mkdtemp(prefix="sidetier-protocol-", dir=_IN_MEMORY))
-        self.store = FakeStorage(now_ms=self._store_ms)
+        self.store = self.new_store(self._store_ms)
         ticks = count()
         self.brokers = {
             number: Broker(self.path / f"broker-{number}", number, world.log_dirs, ticks)
@@ -146,7 +155,14 @@ class Protocol(RuleBasedStateMachine):
         clusters = [partition.cluster for partition in self.partitions]
         machine = self.machines[broker]
         return Sidecar(
-            clusters, broker, self.store, lambda: self.now, self.world, self.disk, machine
+            clusters,
+            broker,
+            self.store,
+            lambda: self.now,
+            self.world,
+            self.disk,
+            machine,
+            self.opened,
         )
 
     def _note_world(self) -> None:

@@ -7,6 +7,7 @@ Records that the cluster has discarded end in quarantine, and the archive contin
 leader's records. A new topic of the same name waits until the previous archive has been retired.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -17,9 +18,13 @@ from hypothesis.stateful import precondition, rule
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.encrypting import EncryptingStorage
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.quarantine.mover import MoveContext
 from sidetier.uploader.archive.quarantine.retirement import retire
 from tests.harness.daemons import LAYOUT, stored_logs, watermark_of
+from tests.harness.encryption import RING, DecryptedView
 from tests.harness.simulation.laws import batches_of
 from tests.harness.simulation.replicas import Replicated
 from tests.harness.simulation.world import WORLDS
@@ -132,7 +137,12 @@ class Disasters(Protocol):
             if cluster.tp in self.archived_before:
                 self._nothing_of_the_new_topic_has_come(cluster)
             mark = read_watermark(self.store, LAYOUT.watermark_key(cluster.tp))
-            retire(MoveContext(self.store, LAYOUT), cluster.tp, mark, "its topic is no more")
+            retire(
+                MoveContext(self.opened(self.store), LAYOUT),
+                cluster.tp,
+                mark,
+                "its topic is no more",
+            )
 
     def _go_on(self) -> None:
         for _ in range(_ROUNDS):
@@ -213,9 +223,21 @@ def test_epoch_that_began_in_a_gap_is_no_divergence() -> None:
     assert state.laws.gaps
 
 
+class Encrypted(Disasters):
+    """Every sidecar encrypts its segments."""
+
+    def new_store(self, now_ms: Callable[[], int]) -> FakeStorage:
+        return DecryptedView(now_ms)
+
+    def opened(self, store: RemoteStorage) -> RemoteStorage:
+        return EncryptingStorage(store, RING, lambda _: True)
+
+
 Disasters.TestCase.settings = examples(60)
+Encrypted.TestCase.settings = examples(10)
 Compacted.TestCase.settings = examples(8)
 TieredNatively.TestCase.settings = examples(8)
 TestDisasters = Disasters.TestCase
+TestEncrypted = Encrypted.TestCase
 TestCompacted = Compacted.TestCase
 TestTieredNatively = TieredNatively.TestCase

@@ -1,0 +1,423 @@
+"""A store that encrypts the `.log` objects of selected topics, and decrypts every encrypted `.log`.
+
+All other objects stay as they are: they have offsets, positions, timestamps and producer ids, and
+no records.
+
+Listings have the size of the plaintext, as every other call, although the store lists that of the
+ciphertext. An empty object beside the `.log`, its marker, tells that the `.log` is encrypted; its
+name ends with the size of the ciphertext (`00000000000000000000.log.encrypted-66576`). Listings
+leave markers out. Order of the durable steps, and what a kill right after each leaves:
+
+1. `put_object` stores the marker. A kill leaves it alone, or beside a `.log` of another writer. It
+   names another size than that `.log` has, so it changes nothing.
+2. `put_object` stores the `.log`, under the condition of the caller.
+3. `delete_object` and `delete_objects` delete the `.log`. A kill leaves its marker, as after 1.
+4. They delete its markers.
+
+A marker without its `.log` is empty, and is deleted with the next `.log` of that key.
+
+Until the first sign of encryption (keys in the settings, a marker, metadata of an encrypted
+object), this store makes no request of its own.
+"""
+
+import io
+import os
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from sidetier.segments.errors import (
+    DamagedCiphertextError,
+    EncryptionError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.checks import check_key, check_metadata, check_range
+from sidetier.storage.checksums import checksum_of_body
+from sidetier.storage.encrypted_format import (
+    CHUNK_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    SALT_BYTES,
+    SEALED_BYTES,
+    EncryptedHeader,
+    decode_header,
+    is_encrypted,
+    is_log,
+    marker_key,
+    markers_prefix,
+    may_be_marker,
+    missing_key,
+    parse_marker,
+    plain_size,
+    stored_size,
+)
+from sidetier.storage.port import (
+    Body,
+    Checksum,
+    ChecksumAlgorithm,
+    Condition,
+    FileBackedStorage,
+    IfMatch,
+    ObjectHead,
+    ObjectSummary,
+    RemoteStorage,
+    StorageCapabilities,
+    StoredObject,
+)
+
+if TYPE_CHECKING:
+    from sidetier.storage.encrypted_streams import ObjectCipher
+    from sidetier.storage.encryption_keys import Keyring
+
+ENCRYPTION_KEY: Final = "sidetier-encryption"
+"""Metadata of an encrypted object: version of the format, and checksum of the plaintext."""
+_NOTE: Final = re.compile(r"1 (CRC64NVME|CRC32C) ([0-9a-f]{8}|[0-9a-f]{16})")
+_MOST_CIPHERS: Final = 1024
+_MOST_MARKED: Final = 10_000
+"""Versions that are known to be encrypted."""
+_TRIES: Final = 3
+_Version = tuple[str, str]
+"""Key and etag."""
+
+
+class EncryptingStorage:
+    """Store that encrypts and decrypts `.log` objects of another store. Thread-safe.
+
+    Args:
+        inner: Store that makes the requests.
+        keys: The keys; None to refuse encrypted objects.
+        selects: Whether the `.log` of this key is to be encrypted. Needs keys.
+    """
+
+    def __init__(
+        self,
+        inner: RemoteStorage,
+        keys: "Keyring | None" = None,
+        selects: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._inner = inner
+        self._keys = keys
+        self._selects = selects
+        self._is_active = keys is not None
+        """Whether an object may be encrypted."""
+        self._guard = threading.Lock()
+        self._ciphers: OrderedDict[_Version, ObjectCipher | None] = OrderedDict()
+        """The cipher of each version that was read; None for one that is not encrypted."""
+        self._marked: OrderedDict[_Version, None] = OrderedDict()
+        """Versions that are encrypted by their marker or metadata."""
+
+    @property
+    def inner(self) -> RemoteStorage:
+        """The store that makes the requests."""
+        return self._inner
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        """Capabilities of the inner store."""
+        return self._inner.capabilities
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        """See `RemoteStorage`. The checksum is that of the plaintext."""
+        if not (is_log(key) and self._selects(key)):
+            return self._inner.put_object(
+                key, body, metadata=metadata, checksum=checksum, condition=condition
+            )
+        check_key(key)
+        notes = check_metadata(key, metadata)
+        algorithm = self._inner.capabilities.checksum or ChecksumAlgorithm.CRC64NVME
+        known = checksum or checksum_of_body(body, algorithm)
+        encrypted = self._encrypted(key, body, known)
+        # Here rather than in the driver: S3 needs it before the bytes, and a driver notes a given
+        # checksum with the object, also for a body that it sends in parts.
+        is_verified = self._inner.capabilities.checksum is not None
+        sealed = checksum_of_body(encrypted, algorithm) if is_verified else None
+        self._mark(key, encrypted.size)
+        return self._inner.put_object(
+            key,
+            encrypted,
+            metadata={**notes, ENCRYPTION_KEY: f"1 {known.algorithm} {known.value.hex()}"},
+            checksum=sealed,
+            condition=condition,
+        )
+
+    def get_object(self, key: str) -> StoredObject:
+        """See `RemoteStorage`."""
+        stored = self._inner.get_object(key)
+        if not (is_log(key) and is_encrypted(stored.data)):
+            return stored
+        self._is_active = True
+        data = decrypted(key, stored.data, self._cipher(stored.data, key))
+        return StoredObject(self._plain_head(stored.head), data)
+
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
+        """See `RemoteStorage`.
+
+        The first range of a version costs one small request more, for its header. Without a
+        condition, a request for the head comes before it, so that header and range are of one
+        version.
+
+        Raises:
+            EncryptionKeyError: The key of the object is not configured, or is another one.
+            DamagedCiphertextError: The stream's `read` raises it for changed bytes.
+        """
+        if not (self._is_active and is_log(key)):
+            return self._inner.get_object_input_stream(key, start, end, condition=condition)
+        check_range(key, start, end)
+        if condition is not None:
+            return self._stream(key, start, end, condition)
+        for _ in range(_TRIES):
+            current = IfMatch(self._inner.head_object(key).etag)
+            try:
+                return self._stream(key, start, end, current)
+            except PreconditionFailedError:
+                continue
+        raise StoreUnavailableError(f"{key} was replaced {_TRIES} times while it was read")
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
+        """See `RemoteStorage`. Sizes are those of the plaintext; markers are left out."""
+        held: ObjectSummary | None = None
+        for row in self._inner.list_objects(prefix, start_after=start_after):
+            key = row.key
+            if may_be_marker(key) and (marked := parse_marker(key)) is not None:
+                self._is_active = True
+                if held is not None and marked == (held.key, held.size):
+                    size = plain_size(held.size)
+                    if size is not None:
+                        self._note_encrypted(held.key, held.etag)
+                        held = replace(held, size=size)
+                    yield held
+                    held = None
+                continue
+            if held is not None:
+                yield held
+                held = None
+            # Its markers are the next rows.
+            if is_log(key):
+                held = row
+            else:
+                yield row
+        if held is not None:
+            yield held
+
+    def list_directories(self, prefix: str) -> list[str]:
+        """See `RemoteStorage`."""
+        return self._inner.list_directories(prefix)
+
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+        """See `RemoteStorage`. Size and checksum are those of the plaintext."""
+        return self._plain_head(self._inner.head_object(key, with_checksum=with_checksum))
+
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
+        """See `RemoteStorage`."""
+        if not (self._is_active and is_log(key)):
+            self._inner.delete_object(key, condition=condition)
+            return
+        check_key(key)
+        # Listed before the delete: a marker of a `.log` that is written right behind it stays.
+        markers = [row.key for row in self._inner.list_objects(markers_prefix(key))]
+        self._inner.delete_object(key, condition=condition)
+        if markers:
+            self._inner.delete_objects(markers)
+            self._mark_again(key)
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        """See `RemoteStorage`. Markers of `.log` objects cost a listing of the keys' range."""
+        logs = [key for key in keys if is_log(key)] if self._is_active else []
+        markers = self._markers(logs) if logs else []
+        self._inner.delete_objects(keys)
+        if markers:
+            self._inner.delete_objects(markers)
+
+    def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
+        """See `RemoteStorage`. The copy of an encrypted object is encrypted with the same key."""
+        if self._is_active and is_log(target):
+            head = self._inner.head_object(source)
+            if ENCRYPTION_KEY in head.metadata:
+                self._mark(target, head.size)
+        return self._inner.copy_object(source, target, condition=condition)
+
+    def close(self) -> None:
+        """See `RemoteStorage`. Closes the inner store as well."""
+        self._inner.close()
+
+    def open_file(self, key: str, *, condition: IfMatch | None = None) -> int | None:
+        """See `FileBackedStorage`. Only for an inner store that is one."""
+        handle = cast("FileBackedStorage", self._inner).open_file(key, condition=condition)
+        if handle is None or not is_encrypted(os.pread(handle, len(MAGIC), 0)):
+            return handle
+        os.close(handle)
+        self._is_active = True
+        return None
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def _encrypted(self, key: str, body: Body, checksum: Checksum) -> Body:
+        from sidetier.storage.encrypted_streams import (  # noqa: PLC0415 - needs cryptography
+            EncryptedBody,
+            ObjectCipher,
+        )
+
+        data_key = cast("Keyring", self._keys).data_key()
+        salt = secrets.token_bytes(SALT_BYTES)
+        header = EncryptedHeader(data_key.key_name, data_key.wrapped, salt, body.size)
+        return EncryptedBody(key, body, ObjectCipher(header, data_key.secret), checksum)
+
+    def _mark(self, key: str, size: int) -> None:
+        self._inner.put_object(marker_key(key, size), BytesBody(b""))
+
+    def _mark_again(self, key: str) -> None:
+        """Store the marker of a `.log` that another writer has stored since its delete.
+
+        Both may have the same marker, which was deleted.
+        """
+        try:
+            head = self._inner.head_object(key)
+        except ObjectNotFoundError:
+            return
+        if ENCRYPTION_KEY in head.metadata:
+            self._mark(key, head.size)
+
+    def _markers(self, logs: Sequence[str]) -> list[str]:
+        """List the markers of `.log` objects: one listing for each directory."""
+        by_directory: dict[str, list[str]] = {}
+        for key in logs:
+            by_directory.setdefault(key[: key.rfind("/") + 1], []).append(key)
+        markers = []
+        for directory, keys in by_directory.items():
+            wanted, last = set(keys), max(keys)
+            for row in self._inner.list_objects(directory, start_after=min(keys)):
+                if row.key > last and not row.key.startswith(last):
+                    break
+                marked = parse_marker(row.key)
+                if marked is not None and marked[0] in wanted:
+                    markers.append(row.key)
+        return markers
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _plain_head(self, head: ObjectHead) -> ObjectHead:
+        note = head.metadata.get(ENCRYPTION_KEY)
+        if note is None:
+            return head
+        self._note_encrypted(head.key, head.etag)
+        match, size = _NOTE.fullmatch(note), plain_size(head.size)
+        if match is None or size is None:
+            raise EncryptionError(
+                f"{head.key}: the metadata {ENCRYPTION_KEY}: {note!r} does not fit an object of "
+                f"{head.size} bytes"
+            )
+        # Both checksums were computed of the same bytes, so the verified one vouches for the other.
+        checksum = (
+            None
+            if head.checksum is None
+            else Checksum(ChecksumAlgorithm(match[1]), bytes.fromhex(match[2]))
+        )
+        notes = {name: value for name, value in head.metadata.items() if name != ENCRYPTION_KEY}
+        return replace(head, size=size, checksum=checksum, metadata=notes)
+
+    def _stream(self, key: str, start: int, end: int | None, version: IfMatch) -> BinaryIO:
+        cipher = self._cipher_of(key, version)
+        if cipher is None:
+            return self._inner.get_object_input_stream(key, start, end, condition=version)
+        from sidetier.storage.encrypted_streams import (  # noqa: PLC0415 - needs cryptography
+            DecryptingStream,
+        )
+
+        size = cipher.header.size
+        end = size if end is None else min(end, size)
+        is_empty = start >= end
+        if is_empty:
+            # The last chunk is read all the same: without it, a changed size would not be noticed.
+            start, end = (cipher.header.chunks - 1) * CHUNK_BYTES, size
+        source = self._inner.get_object_input_stream(
+            key,
+            HEADER_BYTES + start // CHUNK_BYTES * SEALED_BYTES,
+            HEADER_BYTES + max(1, -(-end // CHUNK_BYTES)) * SEALED_BYTES,
+            condition=version,
+        )
+        stream = DecryptingStream(key, source, cipher, start, end)
+        if is_empty:
+            with stream:
+                stream.check()
+            return io.BytesIO()
+        return io.BufferedReader(stream, CHUNK_BYTES)
+
+    def _cipher_of(self, key: str, version: IfMatch) -> "ObjectCipher | None":
+        """Return the cipher of a version; None if it is not encrypted. One request, if unknown."""
+        name = (key, version.etag)
+        with self._guard:
+            if name in self._ciphers:
+                self._ciphers.move_to_end(name)
+                return self._ciphers[name]
+            is_marked = name in self._marked
+        with self._inner.get_object_input_stream(key, 0, HEADER_BYTES, condition=version) as stream:
+            data = stream.read()
+        if is_marked and not is_encrypted(data):
+            raise DamagedCiphertextError(
+                f"{key} is encrypted according to its marker or metadata, but does not begin as an "
+                "encrypted object does"
+            )
+        cipher = self._cipher(data, key) if is_encrypted(data) else None
+        with self._guard:
+            self._ciphers[name] = cipher
+            while len(self._ciphers) > _MOST_CIPHERS:
+                self._ciphers.popitem(last=False)
+        return cipher
+
+    def _cipher(self, data: bytes, key: str) -> "ObjectCipher":
+        header = cast("EncryptedHeader", decode_header(data, key))
+        if self._keys is None:
+            raise missing_key(header.key_name, key)
+        from sidetier.storage.encrypted_streams import (  # noqa: PLC0415 - needs cryptography
+            ObjectCipher,
+        )
+
+        return ObjectCipher(header, self._keys.unwrap(header.key_name, header.wrapped_key, key))
+
+    def _note_encrypted(self, key: str, etag: str) -> None:
+        self._is_active = True
+        with self._guard:
+            self._marked[key, etag] = None
+            while len(self._marked) > _MOST_MARKED:
+                self._marked.popitem(last=False)
+
+
+def decrypted(key: str, data: bytes, cipher: "ObjectCipher") -> bytes:
+    """Return the plaintext of a whole object, all of which is checked."""
+    from sidetier.storage.encrypted_streams import (  # noqa: PLC0415 - needs cryptography
+        DecryptingStream,
+    )
+
+    header = cipher.header
+    if len(data) != stored_size(header.size):
+        raise DamagedCiphertextError(
+            f"{key}: the encrypted object has {len(data)} bytes, and by its header "
+            f"{stored_size(header.size)}"
+        )
+    source = io.BytesIO(data[HEADER_BYTES:])
+    with DecryptingStream(key, source, cipher, 0, header.size) as stream:
+        if not header.size:
+            stream.check()
+        return stream.readall()

@@ -1,0 +1,237 @@
+"""Commands over an archive that is encrypted in part."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+from confluent_kafka import TopicPartition as Place
+
+from sidetier.cli.main import run
+from sidetier.consumer.tiered_consumer import TieredConsumer
+from sidetier.mirror.hydrate.plan import read_plan
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.storage.encrypted_format import MAGIC, parse_marker
+from sidetier.storage.local import LocalStorage
+from tests.harness.command_line import CommandLine
+from tests.harness.encryption import FIRST, SECOND, encrypting, encryption, settings
+from tests.harness.log_dir import PartitionLog
+from tests.harness.made_archive import MadeArchive, batches
+
+LAYOUT = ArchiveLayout("prod-a", 3)
+ORDERS = TopicPartition("orders", 0)
+
+
+def log_key(base: int) -> str:
+    return LAYOUT.object_key(ORDERS, BaseOffset(base), FileKind.LOG)
+
+
+@pytest.fixture
+def half(cli: CommandLine) -> PartitionLog:
+    """An archive of orders-0: two plain segments of ten records, then two encrypted ones."""
+    log = cli.log_dir.create("orders", 0)
+    log.closed_segments(2)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0
+    cli.configure({"storage": {"encryption": encryption(cli.root)}})
+    log.closed_segments(2)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0
+    return log
+
+
+def consumed(cli: CommandLine, code: int = 0) -> list[int]:
+    assert cli.run("consume", "orders", "0") == code, cli.err
+    return [json.loads(line)["offset"] for line in cli.lines()]
+
+
+def encrypted_logs(cli: CommandLine) -> list[str]:
+    return sorted(key for key, data in cli.stored().items() if data.startswith(MAGIC))
+
+
+def test_a_half_encrypted_archive_is_read_as_one_log(cli: CommandLine, half: PartitionLog) -> None:
+    assert encrypted_logs(cli) == [log_key(20), log_key(30)]
+    assert consumed(cli) == list(range(40))
+    rows = cli.json("ls", "orders", "0")["segments"]
+    assert {row["base_offset"]: row["size_bytes"] for row in rows} == {
+        base: len(half.written[base]) for base in (0, 10, 20, 30)
+    }
+
+
+@pytest.mark.usefixtures("half")
+def test_a_consumer_takes_its_keys_from_its_options(cli: CommandLine) -> None:
+    options: dict[str, Any] = {
+        "tiered.storage.mode": "TIERED_STORAGE_ONLY",
+        "tiered.storage.url": f"file://{cli.store}",
+        "tiered.storage.cluster.name": "prod-a",
+        "tiered.storage.prefix.entropy.bits": 3,
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": True,
+    }
+    keys = {"tiered.storage.encryption.keys": f"k1=file:{cli.root / 'k1'}"}
+    offsets, error = _read(options | keys)
+    assert (offsets, error) == (list(range(40)), None)
+    offsets, error = _read(options)
+    assert offsets == list(range(20))
+    assert error is not None
+    assert f"{log_key(20)} is encrypted with the key 'k1', which is not configured" in error
+
+
+def _read(options: dict[str, Any]) -> tuple[list[int], str | None]:
+    """Return the offsets up to the end or to an error, and the error's text."""
+    consumer = TieredConsumer(options)
+    offsets: list[int] = []
+    try:
+        consumer.assign([Place("orders", 0, 0)])
+        for _ in range(1000):
+            message = consumer.poll(0.5)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                offsets.append(int(message.offset() or 0))
+            else:
+                is_end = error.code() == KafkaError._PARTITION_EOF
+                return offsets, None if is_end else error.str()
+        raise AssertionError(f"neither end nor error after {offsets}")
+    finally:
+        consumer.close()
+
+
+@pytest.mark.usefixtures("half")
+def test_a_missing_and_a_wrong_key_are_named(cli: CommandLine) -> None:
+    wrong = encryption(cli.root, k1=SECOND)
+    cli.configure({"storage": {"encryption": wrong}})
+    assert consumed(cli, 1) == list(range(20))
+    assert f"{log_key(20)}: the key 'k1' of storage.encryption.keys is not the key" in cli.err
+    cli.configure({"storage": {"encryption": {"keys": {"k1": None}}}})
+    cli.configure({"storage": {"encryption": None}})
+    assert consumed(cli, 1) == list(range(20))
+    assert f"{log_key(20)} is encrypted with the key 'k1', which is not configured" in cli.err
+    assert "damaged" not in cli.err
+
+
+def test_a_rotated_key_reads_old_and_new_segments(cli: CommandLine, half: PartitionLog) -> None:
+    before = {key: cli.stored()[key] for key in encrypted_logs(cli)}
+    rotated = encryption(cli.root, "k2", k1=FIRST, k2=SECOND)
+    cli.configure({"storage": {"encryption": rotated}})
+    half.closed_segments(1)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0
+    assert consumed(cli) == list(range(50))
+    stored = cli.stored()
+    assert {key: stored[key] for key in before} == before
+    assert b"k2" in stored[log_key(40)][:200]
+
+
+def test_encryption_that_is_turned_off_keeps_the_archive_readable(
+    cli: CommandLine, half: PartitionLog
+) -> None:
+    cli.configure({"storage": {"encryption": encryption(cli.root, topics=())}})
+    half.closed_segments(1)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0
+    assert encrypted_logs(cli) == [log_key(20), log_key(30)]
+    assert consumed(cli) == list(range(50))
+
+
+@pytest.mark.usefixtures("half")
+def test_verify_reads_encrypted_segments_and_finds_a_flipped_bit(cli: CommandLine) -> None:
+    found = cli.json("verify", "--deep", "--local")
+    assert (found["segments"], found["read_segments"], found["findings"]) == (4, 4, [])
+    path = cli.store / log_key(30)
+    data, times = bytearray(path.read_bytes()), path.stat()
+    data[1500] ^= 1
+    path.write_bytes(bytes(data))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (finding,) = cli.json("verify", "--deep", code=3)["findings"]
+    assert finding["key"] == log_key(30)
+    assert "cannot be decrypted" in finding["detail"]
+
+
+@pytest.mark.usefixtures("half")
+def test_light_verify_needs_no_key(cli: CommandLine) -> None:
+    cli.configure({"storage": {"encryption": None}})
+    assert cli.json("verify")["findings"] == []
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+@pytest.mark.usefixtures("half")
+def test_gc_deletes_markers_with_their_segments(cli: CommandLine, *, has_keys: bool) -> None:
+    if not has_keys:
+        cli.configure({"storage": {"encryption": None}})
+    cli.configure({"retention": {"store": [{"topics": ["orders"], "age": "1d"}]}})
+    assert len([key for key in cli.stored() if parse_marker(key)]) == 2
+    assert cli.run("gc", "--yes") == 0, cli.out + cli.err
+    stored = cli.stored()
+    logs = [key for key in stored if key.endswith(".log")]
+    assert logs == [log_key(30)]
+    markers = [parsed for key in stored if (parsed := parse_marker(key)) is not None]
+    assert markers == [(log_key(30), len(stored[log_key(30)]))]
+
+
+def test_hydrate_writes_the_plaintext(cli: CommandLine, tmp_path: Path) -> None:
+    store = encrypting(LocalStorage(cli.store), settings())
+    plain = MadeArchive(store.inner, LAYOUT)
+    plain.segment(0, batches(0, 20))
+    MadeArchive(store, LAYOUT).segment(20, batches(20, 40))
+    plain.mark(20, 40)
+    cli.configure({"storage": {"encryption": encryption(cli.root)}})
+    plan = tmp_path / "plan.json"
+    assert cli.run("hydrate", "plan", str(plan)) == 0, cli.err
+    assert read_plan(plan) is not None
+    (row,) = cli.json("hydrate", "plan", str(tmp_path / "second.json"))["partitions"]
+    assert (row["start"], row["end"], row["segments"]) == (0, 40, 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"key": "k9"}, "'k9' is not among keys: k1"),
+        ({"key": None}, "topics needs key"),
+        ({"keys": {"k1": {"file": "/a", "env": "B"}}}, "one of env, file and aws_kms"),
+        ({"keys": {"k1": {"env": "B", "region": "x"}}}, "belong to aws_kms"),
+        ({"keys": {"a b": {"env": "B"}}}, "storage.encryption.keys"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    cli: CommandLine, changed: dict[str, Any], text: str
+) -> None:
+    cli.configure({"storage": {"encryption": {**encryption(cli.root), **changed}}})
+    assert cli.run("backfill") == 2
+    assert text in cli.err
+
+
+@pytest.mark.parametrize("content", ["", "short", "c2hvcnQ=", "A" * 44 + "!"])
+def test_a_key_that_is_not_32_bytes_is_refused_and_not_shown(
+    cli: CommandLine, content: str
+) -> None:
+    cli.log_dir.create("orders", 0).closed_segments(1)
+    cli.log_dir.checkpoint_high_watermarks()
+    cli.configure({"storage": {"encryption": encryption(cli.root)}})
+    (cli.root / "k1").write_text(content)
+    assert cli.run("backfill") == 2
+    assert str(cli.root / "k1") in cli.err
+    assert not content or content not in cli.err
+    assert cli.stored() == {}
+
+
+def test_unfenced_stores_are_not_encrypted(cli: CommandLine) -> None:
+    cli.configure({"storage": {"fencing": "unfenced_acknowledged"}})
+    cli.configure({"storage": {"encryption": encryption(cli.root)}})
+    assert cli.run("backfill") == 2
+    assert "storage.encryption.topics" in cli.err
+
+
+def test_shown_settings_have_no_key(cli: CommandLine, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.configure({"storage": {"encryption": encryption(cli.root)}})
+    assert cli.run("ls") == 2  # writes the file; there is no store yet
+    assert run(["--config", str(cli.root / "sidetier.yaml"), "config", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert "storage.encryption.key" in shown
+    assert (cli.root / "k1").read_text().strip() not in shown

@@ -1,0 +1,474 @@
+"""The store that encrypts: markers, sizes, conditions, keys, kills, and what it costs."""
+
+import base64
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sidetier.segments.crc import crc64nvme
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    ChecksumMismatchError,
+    ConfigurationError,
+    DamagedCiphertextError,
+    EncryptionKeyError,
+    PreconditionFailedError,
+    StoreThrottledError,
+)
+from sidetier.segments.offsets import LeaderEpoch
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.checksums import checksum_of_bytes
+from sidetier.storage.encrypted_format import marker_key, stored_size
+from sidetier.storage.encrypting import ENCRYPTION_KEY, EncryptingStorage
+from sidetier.storage.encryption_keys import DATA_KEY_OBJECTS, DATA_KEY_SECONDS, Keyring
+from sidetier.storage.factory import check_encryption, open_storage
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.local import LocalStorage
+from sidetier.storage.port import (
+    Body,
+    Checksum,
+    ChecksumAlgorithm,
+    Condition,
+    IfAbsent,
+    IfMatch,
+    RemoteStorage,
+)
+from sidetier.storage.ranges import read_range
+from sidetier.storage.retrying import RetryingStorage, file_backed
+from sidetier.storage.settings import EncryptionSettings, LocalKeySettings, StorageEndpoint
+from sidetier.uploader.errors import StoredByAnotherError
+from sidetier.uploader.sending.conditional_put import FileToStore, store_file
+from tests.harness.bodies import ChangingBody
+from tests.harness.encryption import FIRST, SECOND, encrypting, settings, without_keys
+
+PREFIX = "cluster/orders-0/"
+LOG = f"{PREFIX}00000000000000000000.log"
+LATER = f"{PREFIX}00000000000000000100.log"
+INDEX = f"{PREFIX}00000000000000000000.index"
+DATA = b"records of a segment " * 10_000
+CRC64 = ChecksumAlgorithm.CRC64NVME
+
+
+def sizes(store: RemoteStorage, prefix: str = "") -> dict[str, int]:
+    return {row.key: row.size for row in store.list_objects(prefix)}
+
+
+def test_only_the_log_is_encrypted_and_no_record_is_stored_in_the_clear() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    store.put_object(LOG, BytesBody(DATA), metadata={"a": "1"})
+    store.put_object(INDEX, BytesBody(b"index"))
+    contents = inner.contents()
+    assert contents[INDEX] == b"index"
+    assert b"records" not in contents[LOG]
+    assert contents[marker_key(LOG, len(contents[LOG]))] == b""
+    assert store.get_object(LOG).data == DATA
+
+
+def test_every_call_tells_the_size_and_checksum_of_the_plaintext() -> None:
+    store = encrypting(FakeStorage())
+    etag = store.put_object(LOG, BytesBody(DATA), metadata={"a": "1"})
+    head = store.head_object(LOG)
+    assert (head.size, head.etag, head.metadata) == (len(DATA), etag, {"a": "1"})
+    assert head.checksum == checksum_of_bytes(DATA, CRC64)
+    assert store.get_object(LOG).head == head
+    assert sizes(store) == {LOG: len(DATA)}
+
+
+def test_a_checksum_is_not_reported_if_the_store_has_none_of_the_stored_bytes() -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    stored = inner.get_object(LOG)
+    inner._objects[LOG] = replace(stored, head=replace(stored.head, checksum=None))
+    assert encrypting(inner).head_object(LOG).checksum is None
+
+
+def test_listings_of_a_half_encrypted_archive_leave_markers_out() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    inner.put_object(LOG, BytesBody(DATA))
+    store.put_object(LATER, BytesBody(DATA))
+    store.put_object(INDEX, BytesBody(b"index"))
+    expected = {INDEX: 5, LOG: len(DATA), LATER: len(DATA)}
+    for reader in (store, encrypting(inner), without_keys(inner)):
+        assert list(sizes(reader).items()) == list(expected.items())
+        assert sizes(reader, LATER) == {LATER: len(DATA)}
+        rows = reader.list_objects(PREFIX, start_after=LATER)
+        assert list(rows) == []
+
+
+def test_a_listing_over_pages_shows_every_size() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    logs = [f"{PREFIX}{base:020d}.log" for base in range(700)]
+    for key in logs:
+        store.put_object(key, BytesBody(b"x"))
+    assert sizes(store) == dict.fromkeys(logs, 1)
+    assert sizes(RetryingStorage(store)) == dict.fromkeys(logs, 1)
+
+
+def test_a_kill_between_marker_and_log_changes_nothing() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    inner.fail("put", OSError("killed"), key=LOG)
+    with pytest.raises(OSError, match="killed"):
+        store.put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+    assert list(inner.contents()) == [marker_key(LOG, stored_size(len(DATA)))]
+    for reader in (encrypting(inner), without_keys(inner)):
+        assert sizes(reader) == {}
+    # Another sidecar, which does not encrypt, stores other bytes.
+    inner.put_object(LOG, BytesBody(b"other"), condition=IfAbsent())
+    for reader in (encrypting(inner), without_keys(inner)):
+        assert sizes(reader) == {LOG: 5}
+        assert reader.get_object(LOG).data == b"other"
+        with reader.get_object_input_stream(LOG, 1, 3) as stream:
+            assert stream.read() == b"th"
+    encrypting(inner).delete_object(LOG)
+    assert inner.contents() == {}
+
+
+def test_a_kill_between_the_deletes_of_log_and_marker_leaves_an_empty_object() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    store.put_object(LOG, BytesBody(DATA))
+    marker = marker_key(LOG, stored_size(len(DATA)))
+    inner.fail("delete", OSError("killed"), key=marker)
+    with pytest.raises(OSError, match="killed"):
+        store.delete_object(LOG)
+    assert inner.contents() == {marker: b""}
+    assert sizes(store) == {}
+
+
+def test_deletes_leave_no_marker() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    logs = [f"{PREFIX}{base:020d}.log" for base in range(5)]
+    other = "cluster/orders-1/00000000000000000000.log"
+    for key in (*logs, other):
+        store.put_object(key, BytesBody(DATA))
+    store.delete_object(logs[0])
+    store.delete_objects([*logs[1:3], other])
+    assert sizes(store) == dict.fromkeys(logs[3:], len(DATA))
+    without = without_keys(inner)
+    assert sizes(without) == dict.fromkeys(logs[3:], len(DATA))
+    without.delete_objects(logs[3:])
+    assert inner.contents() == {}
+
+
+def test_a_refused_delete_keeps_the_marker() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    store.put_object(LOG, BytesBody(DATA))
+    with pytest.raises(PreconditionFailedError):
+        store.delete_object(LOG, condition=IfMatch("another"))
+    assert sizes(store) == {LOG: len(DATA)}
+
+
+def test_a_log_that_is_stored_during_a_delete_keeps_its_marker() -> None:
+    inner = FakeStorage()
+
+    class Late(FakeStorage):
+        def delete_objects(self, keys: Sequence[str]) -> None:
+            encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+            inner.delete_objects(keys)
+
+    late = Late(contents=inner._stored)
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    encrypting(late).delete_object(LOG)
+    assert sizes(without_keys(inner)) == {LOG: len(DATA)}
+
+
+def test_copies_have_a_marker_wherever_they_are() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    store.put_object(LOG, BytesBody(DATA), metadata={"a": "1"})
+    target = f"_sidetier/cluster/quarantine/orders-0/x/{LOG.rpartition('/')[2]}"
+    store.copy_object(LOG, target, condition=IfAbsent())
+    store.delete_object(LOG)
+    reader = encrypting(inner)
+    assert sizes(reader) == {target: len(DATA)}
+    assert reader.get_object(target).data == DATA
+    assert reader.head_object(target).metadata == {"a": "1"}
+    reader.delete_object(target)
+    assert inner.contents() == {}
+
+
+def test_wrong_plaintext_is_refused_before_anything_but_the_marker_is_stored() -> None:
+    inner = FakeStorage()
+    wrong = Checksum(CRC64, bytes(8))
+    with pytest.raises(ChecksumMismatchError, match=LOG):
+        encrypting(inner).put_object(LOG, BytesBody(DATA), checksum=wrong)
+    assert LOG not in inner.contents()
+
+
+def test_a_body_that_changes_between_two_readings_is_refused() -> None:
+    """Two plaintexts under one nonce would reveal both: the second one is never sent."""
+
+    class TwoReadings(FakeStorage):
+        def put_object(
+            self,
+            key: str,
+            body: Body,
+            *,
+            metadata: Mapping[str, str] | None = None,
+            checksum: Checksum | None = None,
+            condition: Condition | None = None,
+        ) -> str:
+            with body.open() as first, body.open() as second:
+                assert first.read() == second.read()
+            return super().put_object(
+                key, body, metadata=metadata, checksum=checksum, condition=condition
+            )
+
+    inner = TwoReadings()
+    changed = DATA[:150_000] + b"!" + DATA[150_001:]
+    checksum = checksum_of_bytes(DATA, CRC64)
+    with pytest.raises(ChecksumMismatchError, match="changed between two readings"):
+        encrypting(inner).put_object(LOG, ChangingBody([DATA, changed]), checksum=checksum)
+    assert LOG not in inner.contents()
+    encrypting(inner).put_object(LOG, ChangingBody([DATA, DATA]), checksum=checksum)
+    assert encrypting(inner).get_object(LOG).data == DATA
+
+
+def test_each_object_has_a_key_of_its_own() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    store.put_object(LOG, BytesBody(DATA))
+    store.put_object(LATER, BytesBody(DATA))
+    contents = inner.contents()
+    assert contents[LOG][1024:] != contents[LATER][1024:]
+
+
+def test_an_archive_whose_key_was_rotated_reads_both_parts() -> None:
+    inner = FakeStorage()
+    encrypting(inner, settings("k1", k1=FIRST)).put_object(LOG, BytesBody(DATA))
+    rotated = encrypting(inner, settings("k2", k1=FIRST, k2=SECOND))
+    rotated.put_object(LATER, BytesBody(DATA))
+    assert rotated.get_object(LOG).data == rotated.get_object(LATER).data == DATA
+    only_new = encrypting(inner, settings("k2", k2=SECOND))
+    assert only_new.get_object(LATER).data == DATA
+    with pytest.raises(EncryptionKeyError, match=f"{LOG} is encrypted with the key 'k1'"):
+        only_new.get_object(LOG)
+
+
+def test_a_wrong_key_is_named_and_never_shown() -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    store = encrypting(inner, settings("k1", k1=SECOND))
+    with pytest.raises(EncryptionKeyError, match=f"{LOG}: the key 'k1'") as caught:
+        store.get_object_input_stream(LOG, 10, 20)
+    text = f"{caught.value!r} {settings()!r} {Keyring(settings()).data_key()!r}"
+    for secret in (FIRST.secret, SECOND.secret):
+        assert base64.b64encode(secret).decode() not in text
+        assert repr(secret)[2:-1] not in text
+
+
+@pytest.mark.parametrize("read", ["list", "head", "get"])
+def test_without_keys_an_encrypted_object_is_a_clear_error(read: str) -> None:
+    inner = FakeStorage()
+    etag = encrypting(inner).put_object(LOG, BytesBody(DATA))
+    store = without_keys(inner)
+    first: dict[str, Callable[[], object]] = {
+        "list": lambda: list(store.list_objects("")),
+        "head": lambda: store.head_object(LOG),
+        "get": lambda: None,
+    }
+    first[read]()
+    version = IfMatch(etag)
+    second: Callable[[], object] = (
+        partial(store.get_object, LOG)
+        if read == "get"
+        else partial(store.get_object_input_stream, LOG, 70_000, 80_000, condition=version)
+    )
+    with pytest.raises(EncryptionKeyError, match=r"key 'k1', which is not.*encryption\.keys"):
+        second()
+
+
+def test_without_encryption_no_request_is_added() -> None:
+    inner = FakeStorage()
+    store = without_keys(inner)
+    etag = store.put_object(LOG, BytesBody(DATA))
+    with store.get_object_input_stream(LOG, 10, 20, condition=IfMatch(etag)) as stream:
+        assert stream.read() == DATA[10:20]
+    with store.get_object_input_stream(LOG) as stream:
+        assert stream.read() == DATA
+    store.head_object(LOG)
+    list(store.list_objects(""))
+    store.copy_object(LOG, LATER)
+    store.delete_objects([LATER])
+    store.delete_object(LOG)
+    operations = [request.operation for request in inner.requests]
+    assert operations == ["put", "stream", "stream", "head", "list", "copy", "delete", "delete"]
+
+
+def test_a_version_costs_one_request_for_its_header() -> None:
+    inner = FakeStorage()
+    plain = inner.put_object(LATER, BytesBody(DATA))
+    etag = encrypting(inner).put_object(LOG, BytesBody(DATA))
+    store = encrypting(inner)
+    for key, version in ((LOG, etag), (LATER, plain)):
+        before = inner.count("stream", key)
+        for start in (0, 70_000, 140_000):
+            data = read_range(store, key, start, start + 1000, condition=IfMatch(version))
+            assert data == DATA[start : start + 1000]
+        assert inner.count("stream", key) - before == 4
+
+
+def test_a_read_without_condition_does_not_mix_two_versions() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    store.put_object(LOG, BytesBody(DATA))
+    with store.get_object_input_stream(LOG, 5, 10) as stream:
+        assert stream.read() == DATA[5:10]
+    store.put_object(LOG, BytesBody(b"0123456789"))
+    with store.get_object_input_stream(LOG, 5, 10) as stream:
+        assert stream.read() == b"56789"
+    inner.put_object(LOG, BytesBody(b"plain"))
+    with store.get_object_input_stream(LOG, 1, 3) as stream:
+        assert stream.read() == b"la"
+
+
+def test_an_object_that_is_marked_and_not_encrypted_is_a_clear_error() -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    size = len(inner.contents()[LOG])
+    etag = inner.put_object(LOG, BytesBody(b"x" * size))
+    for reader in (encrypting(inner), without_keys(inner)):
+        assert sizes(reader) == {LOG: len(DATA)}
+        with pytest.raises(DamagedCiphertextError, match=LOG):
+            reader.get_object_input_stream(LOG, condition=IfMatch(etag))
+
+
+def log_file(data: bytes, epoch: int = 1) -> FileToStore:
+    return FileToStore(LOG, BytesBody(data), crc64nvme(data), {}, LeaderEpoch(epoch))
+
+
+def second_key(inner: RemoteStorage) -> EncryptingStorage:
+    return encrypting(inner, settings("k2", k1=FIRST, k2=SECOND))
+
+
+Opened = Callable[[RemoteStorage], RemoteStorage]
+PAIRS: list[tuple[Opened, Opened]] = [
+    (encrypting, without_keys),
+    (without_keys, encrypting),
+    (encrypting, second_key),
+    (second_key, encrypting),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_two_sidecars_with_other_keys_store_one_log(first: Opened, second: Opened) -> None:
+    inner = FakeStorage()
+    assert store_file(first(inner), log_file(DATA), may_exist=False) == len(DATA)
+    before = inner.contents()[LOG]
+    # The same bytes count as stored, and other bytes are refused; the first `.log` stays.
+    assert store_file(second(inner), log_file(DATA, 2), may_exist=False) == 0
+    with pytest.raises((StoredByAnotherError, ArchiveConflictError)):
+        store_file(second(inner), log_file(DATA + b"!", 2), may_exist=True)
+    assert inner.contents()[LOG] == before
+    assert sizes(second_key(inner)) == sizes(without_keys(inner)) == {LOG: len(DATA)}
+    assert second_key(inner).get_object(LOG).data == DATA
+
+
+def test_a_lost_answer_is_recognized_as_the_own_write() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    inner.fail("put", ConnectionError("lost"), key=LOG, after=True)
+    with pytest.raises(ConnectionError):
+        store_file(store, log_file(DATA), may_exist=False)
+    assert store_file(store, log_file(DATA), may_exist=True) == 0
+
+
+def test_files_of_encrypted_segments_are_not_sent_as_they_are(tmp_path: Path) -> None:
+    inner = LocalStorage(tmp_path)
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    inner.put_object(LATER, BytesBody(DATA))
+    files = file_backed(without_keys(inner))
+    assert files is not None
+    assert files.open_file(LOG) is None
+    handle = files.open_file(LATER)
+    assert handle is not None
+    assert os.pread(handle, len(DATA), 0) == DATA
+    os.close(handle)
+    assert file_backed(encrypting(FakeStorage())) is None
+
+
+def test_topics_are_selected_by_their_names(tmp_path: Path) -> None:
+    chosen = EncryptionSettings(keys=(("k1", FIRST),), key="k1", topics=("orders", "pay.*"))
+    store = open_storage(StorageEndpoint(f"file://{tmp_path}", encryption=chosen))
+    name = "00000000000000000000.log"
+    encrypted = ["c/orders-0/", "0101/c/payments-12/", "_sidetier/c/retired/orders-3/abc/"]
+    plain = ["c/orders2-0/", "c/my-orders-0/", "_sidetier/c/quarantine/x-0/orders-1/"]
+    for folder in (*encrypted, *plain):
+        store.put_object(folder + name, BytesBody(b"data"))
+    inner = LocalStorage(tmp_path)
+    for folder in encrypted:
+        assert ENCRYPTION_KEY in inner.head_object(folder + name).metadata
+    for folder in plain:
+        assert inner.get_object(folder + name).data == b"data"
+
+
+class Counting:
+    """A wrapping key that counts."""
+
+    def __init__(self) -> None:
+        self.generated = self.unwrapped = 0
+        self.error: Exception | None = None
+
+    def generate(self) -> tuple[bytes, bytes]:
+        self.generated += 1
+        return bytes([self.generated]) * 32, bytes([self.generated])
+
+    def unwrap(self, wrapped: bytes) -> bytes:
+        if self.error is not None:
+            raise self.error
+        self.unwrapped += 1
+        return wrapped * 32
+
+
+def counting_ring(clock: Callable[[], float]) -> tuple[Keyring, Counting]:
+    ring, key = Keyring(settings(), clock), Counting()
+    ring._keys = {"k1": key}
+    return ring, key
+
+
+def test_a_data_key_is_used_for_an_hour_and_a_thousand_objects() -> None:
+    now = [0.0]
+    ring, key = counting_ring(lambda: now[0])
+    for _ in range(DATA_KEY_OBJECTS):
+        ring.data_key()
+    assert key.generated == 1
+    ring.data_key()
+    assert key.generated == 2
+    now[0] = DATA_KEY_SECONDS
+    ring.data_key()
+    assert key.generated == 3
+
+
+def test_a_data_key_is_unwrapped_once() -> None:
+    ring, key = counting_ring(lambda: 0.0)
+    assert ring.unwrap("k1", b"a", "x") == ring.unwrap("k1", b"a", "y") == b"a" * 32
+    ring.unwrap("k1", b"b", "x")
+    assert key.unwrapped == 2
+
+
+def test_a_key_service_that_is_throttled_is_asked_again() -> None:
+    ring, key = counting_ring(lambda: 0.0)
+    key.error = StoreThrottledError("slow down")
+    with pytest.raises(StoreThrottledError, match="the object: slow down") as caught:
+        ring.unwrap("k1", b"a", "the object")
+    assert caught.value.retry
+    key.error = None
+    assert ring.unwrap("k1", b"a", "the object") == b"a" * 32
+
+
+def test_the_active_key_is_checked() -> None:
+    check_encryption(settings())
+    check_encryption(EncryptionSettings(keys=(("k1", FIRST),)))
+    short = EncryptionSettings(keys=(("k1", LocalKeySettings(b"short")),), key="k1")
+    with pytest.raises((EncryptionKeyError, ConfigurationError, ValueError)):
+        check_encryption(short)
