@@ -6,8 +6,8 @@ runs callbacks, rebalances, and the check of `max.poll.interval.ms`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, islice, repeat, takewhile
-from operator import is_not, lt
+from itertools import groupby, islice
+from operator import lt
 from typing import Any, Final, Protocol
 
 import pyarrow.compute as pc
@@ -352,14 +352,8 @@ class Feed:
     def _records_before_error(self, most: int) -> list[Message]:
         """Remove messages from the front of the held ones, up to the first error. Return them."""
         ahead = list(islice(self._held, most))
-        errors = list(map(Message.error, ahead))
-        if any(map(is_not, errors, repeat(None))):
-            ahead = [
-                message
-                for message, _ in takewhile(
-                    lambda pair: pair[1] is None, zip(ahead, errors, strict=True)
-                )
-            ]
+        errors = enumerate(map(Message.error, ahead))
+        del ahead[next((at for at, error in errors if error is not None), most) :]
         for _ in ahead:
             self._held.popleft()
         return ahead
