@@ -195,10 +195,10 @@ def command(
     The command checks every partition with a replica on BROKER (a broker id). Archived records are
     safe, and so are records on another in-sync replica that is up. All other records would be lost.
     So would segments that brokers deleted before they were archived and that only this broker's
-    sidecar holds open. Records below the log start offset that only the store has (local retention)
-    do not depend on BROKER: a note has their number. The command asks that sidecar if BROKER is this host's broker, or with
-    --sidecar. Records above the high watermark (acks=0 or 1) are not counted. The answer is valid
-    for this moment: ask again right before you act.
+    sidecar holds open. The command asks that sidecar if BROKER is this host's broker, or with
+    --sidecar. Records below the log start offset that only the store has (local retention) do not
+    depend on BROKER: a note has their number. Records above the high watermark (acks=0 or 1) are
+    not counted. The answer is valid for this moment: ask again right before you act.
 
     It runs on any host that has the configuration. It sends one Metadata request, ListOffsets
     requests, and one request to the store for each partition. It changes nothing.

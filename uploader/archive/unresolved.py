@@ -78,6 +78,12 @@ def read_unresolved(
         start = _archive_start(store, layout, tp) if tp in led else Offset(0)
         if records := sum(max(0, gap.end - max(gap.start, start)) for gap in ranges):
             gap_records[tp] = records
+    return Unresolved(gap_records, _quarantines(store, layout, acknowledged), gaps)
+
+
+def _quarantines(
+    store: RemoteStorage, layout: ArchiveLayout, acknowledged: Collection[str]
+) -> Mapping[TopicPartition, int]:
     quarantines: Counter[TopicPartition] = Counter()
     for directory in store.list_directories(layout.quarantines_prefix()):
         tp = _partition_of(directory)
@@ -88,7 +94,7 @@ def read_unresolved(
             key = layout.acknowledgement_key(f"{quarantine.rstrip('/')}.json")
             if not is_of_takeover and key not in acknowledged:
                 quarantines[tp] += 1
-    return Unresolved(gap_records, quarantines, gaps)
+    return quarantines
 
 
 def _archive_start(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> Offset:
