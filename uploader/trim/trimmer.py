@@ -306,9 +306,11 @@ def _neighbours(checked: Iterable[_Checked]) -> Iterator[Sequence[_Checked]]:
 
 
 def _conclude(neighbours: Sequence[_Checked]) -> list[Trim]:
-    _, prefix = neighbours[0].neighbourhood
-    listing = SharedListing(neighbours[0].archive, prefix)
-    return [_concluded(one, listing if len(neighbours) > 1 else None) for one in neighbours]
+    listing = None
+    if sum(isinstance(one.result, CheckedSegments) for one in neighbours) > 1:
+        _, prefix = neighbours[0].neighbourhood
+        listing = SharedListing(neighbours[0].archive, prefix)
+    return [_concluded(one, listing) for one in neighbours]
 
 
 def _concluded(one: _Checked, listing: SharedListing | None) -> Trim:
