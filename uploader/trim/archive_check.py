@@ -9,7 +9,7 @@ objects that a lifecycle rule or a person has deleted since. So each check asks 
 4. Each `.log` has the checksum that the store compared when it was uploaded, and its metadata fits
    the log. A store that compares no checksum has to return the bytes: this sidecar compares them.
 5. The listing has these versions of the segments, with all of their files, and the version of
-   `offset.wm` of step 1. One listing serves many small partitions.
+   `offset.wm` of step 1.
 
 The listing comes last, because every change of an archive other than a commit begins with a write
 of `offset.wm`: if it has not changed until then, neither have the objects that were read before. A
@@ -20,10 +20,9 @@ again.
 Nothing is written.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final, NamedTuple
 
 from sidetier.archive.objects.gaps import recorded_gaps
@@ -119,43 +118,8 @@ VerifiedLogs = MutableMapping[tuple[str, LeaderEpoch], VerifiedLog]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedSegments:
-    """Segments that were checked but for the listing, which has to come last.
-
-    Attributes:
-        led: The partition.
-        asked: The trim to be bounded.
-        trim: The trim up to the archive end offset.
-        etag: Etag of the version of `offset.wm` that was checked.
-        bases: Base offsets of the segments that the trim needs, ascending; at least one.
-        logs: The checked `.log`s of the first of these segments.
-        held: Why the segments behind them do not count; None if all were checked.
-    """
-
-    led: LedPartition
-    asked: Trim
-    trim: Trim
-    etag: str
-    bases: Sequence[BaseOffset]
-    logs: Sequence[VerifiedLog]
-    held: Held | None
-
-
-class Listed(NamedTuple):
-    """The files of some segments in a listing, and the etag of `offset.wm`; None if it is
-    missing.
-    """
-
-    files: Mapping[BaseOffset, SegmentFiles]
-    etag: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class ArchiveCheck:
     """Checks archives on one store.
-
-    A check has two parts, `check` and `conclude`, so that one listing can serve many partitions
-    (`SharedListing`).
 
     Attributes:
         store: The store.
@@ -168,77 +132,52 @@ class ArchiveCheck:
     layout: ArchiveLayout
     verified: VerifiedLogs
 
-    def check(self, led: LedPartition, trim: Trim) -> Trim | CheckedSegments:
-        """Make the steps before the listing.
-
-        Returns:
-            The trim that the store is proven to have the records of, if it needs no listing.
+    def bound(self, led: LedPartition, trim: Trim) -> Trim:
+        """Return the part of a trim whose records the store is proven to have.
 
         Raises:
             StorageError: The store does not answer.
             MalformedObjectError: An object of the archive does not parse.
             SegmentError: The leader epochs of the log cannot be read.
         """
-        if led.watermark is not None and led.etag is not None:
-            checked = self._check_version(led, trim, led.watermark, led.etag)
-            if isinstance(checked, CheckedSegments):
-                return checked
-        return self._check_again(led, trim)
-
-    def conclude(self, checked: CheckedSegments, listed: Listed) -> Trim:
-        """Return the part of the trim whose records the store is proven to have.
-
-        Args:
-            checked: The result of `check`.
-            listed: From a listing that began after `check` had returned.
-
-        Raises:
-            SidetierError: As `check`, if `offset.wm` has been written since.
-        """
-        bounded = self._bounded_by_listing(checked, listed)
-        if listed.etag == checked.etag:
-            return bounded
-        return self._check_again(checked.led, checked.asked)
-
-    def _check_again(self, led: LedPartition, trim: Trim) -> Trim:
-        """Make all steps with `offset.wm` as it is now: `sidetier gc` may have moved the start."""
         key = self.layout.watermark_key(led.topic_partition)
+        if led.watermark is not None and led.etag is not None:
+            bounded, is_current = self._bound(led, trim, led.watermark, led.etag)
+            if is_current:
+                return bounded
+        # `sidetier gc` may have moved the start since.
         mark = read_watermark(self.store, key)
         if mark is None:
             return trim.none(Held(Hindrance.ARCHIVE_CHANGED, f"{key} is not stored"))
-        checked = self._check_version(led, trim, mark.watermark, mark.etag)
-        if isinstance(checked, Trim):
-            return checked
-        listed = self.listed(checked)
-        bounded = self._bounded_by_listing(checked, listed)
-        if listed.etag == checked.etag or bounded.end == bounded.start:
+        bounded, is_current = self._bound(led, trim, mark.watermark, mark.etag)
+        if is_current or bounded.end == bounded.start:
             return bounded
         return trim.none(Held(Hindrance.ARCHIVE_CHANGED, f"{key} was written while it was checked"))
 
-    def _check_version(
-        self, led: LedPartition, asked: Trim, watermark: Watermark, etag: str
-    ) -> Trim | CheckedSegments:
-        """Check against a version of `offset.wm`; return a trim if nothing is to be trimmed."""
+    def _bound(
+        self, led: LedPartition, trim: Trim, watermark: Watermark, etag: str
+    ) -> tuple[Trim, bool]:
+        """Return what a version of `offset.wm` allows, and whether it is still the stored one.
+
+        False also where nothing is to be trimmed before the store was asked for it.
+        """
         key = self.layout.watermark_key(led.topic_partition)
         held = watermark_hindrance(key, watermark, etag, led)
         if held is not None or watermark.next_offset is None:
             reason = held or Held(Hindrance.ARCHIVE_CHANGED, f"{key} has no end offset")
-            return asked.none(reason)
-        trim = bounded_by_archive(asked, watermark.next_offset)
+            return trim.none(reason), False
+        trim = bounded_by_archive(trim, watermark.next_offset)
         if trim.end == trim.start:
-            return trim
+            return trim, False
         local = led.local_epochs()
         stored = self._stored_epochs(led, watermark, local)
         held = epochs_hindrance(
             watermark, stored, local, trim.end, lambda: self._gaps(led.topic_partition)
         )
         if held is not None:
-            return trim.none(held)
-        bases = self._needed_segments(led.topic_partition, trim, watermark)
-        if isinstance(bases, Held):
-            return trim.none(bases)
-        logs, held = self._check_segments(led, bases, trim, local)
-        return CheckedSegments(led, asked, trim, etag, bases, logs, held)
+            return trim.none(held), False
+        trim, listed_etag = self._bounded_by_segments(led, trim, watermark, local)
+        return trim, listed_etag == etag
 
     def _etag_of(self, key: str) -> str | None:
         try:
@@ -259,10 +198,14 @@ class ArchiveCheck:
             return known
         return read_epoch_history(self.store, self.layout, led.topic_partition).epoch_history
 
-    def _needed_segments(
-        self, tp: TopicPartition, trim: Trim, watermark: Watermark
-    ) -> Sequence[BaseOffset] | Held:
-        """Return the base offsets of the stored segments that a trim needs: at least one."""
+    def _bounded_by_segments(
+        self, led: LedPartition, trim: Trim, watermark: Watermark, local: EpochHistory
+    ) -> tuple[Trim, str | None]:
+        """Return the trim up to the first segment that does not count, and `offset.wm`'s etag now.
+
+        The etag is None if `offset.wm` is missing, or was not looked for.
+        """
+        tp = led.topic_partition
         key = self.layout.metadata_key(tp)
         # A stored segment that `_metadata` does not name may be one that the cluster has discarded.
         bases = sorted(
@@ -277,43 +220,46 @@ class ArchiveCheck:
                     f"{bases[0]}: the records in between are not on the store (never archived, or "
                     "deleted by `sidetier gc`), and stay until retention.ms"
                 )
-            return Held(Hindrance.ARCHIVE_BEHIND, text)
-        return [base for base in bases[first : first + _MOST_SEGMENTS] if base < trim.end]
-
-    def _check_segments(
-        self, led: LedPartition, bases: Sequence[BaseOffset], trim: Trim, local: EpochHistory
-    ) -> tuple[Sequence[VerifiedLog], Held | None]:
-        """Return the `.log`s up to the first that does not count, and why it does not."""
-        position = trim.first_deleted
-        logs: list[VerifiedLog] = []
-        for base in bases:
+            return trim.none(Held(Hindrance.ARCHIVE_BEHIND, text)), None
+        wanted = [base for base in bases[first : first + _MOST_SEGMENTS] if base < trim.end]
+        position, held = trim.first_deleted, None
+        checked: list[tuple[BaseOffset, VerifiedLog]] = []
+        for base in wanted:
             if base > position:
-                text = f"the archive has a gap: no stored segment has offset {position}"
-                return logs, Held(Hindrance.ARCHIVE_BEHIND, text)
+                held = Held(
+                    Hindrance.ARCHIVE_BEHIND,
+                    f"the archive has a gap: no stored segment has offset {position}",
+                )
+                break
             answer = self._check(led, base, trim.segments, local)
             if isinstance(answer, Held):
-                return logs, answer
-            logs.append(answer)
+                held = answer
+                break
+            checked.append((base, answer))
             position = max(position, answer.end)
-        return logs, None
-
-    def _bounded_by_listing(self, checked: CheckedSegments, listed: Listed) -> Trim:
-        """Return the trim up to the first segment that does not count."""
-        position, held = checked.trim.first_deleted, checked.held
-        for base, log in zip(checked.bases, checked.logs, strict=False):
-            problem = self._missing(checked.led, base, log, listed.files.get(base))
+        rows, etag = self._listed(tp, wanted[0], wanted[-1])
+        position = trim.first_deleted
+        for base, log in checked:
+            problem = self._missing(led, base, log, rows.get(base))
             if problem is not None:
                 held = problem
                 break
             position = max(position, log.end)
-        text = f"the stored segments below {position} were checked"
-        return checked.trim.up_to(position, held or Held(Hindrance.ARCHIVE_BEHIND, text))
+        # `held` is None only if all of `wanted` was checked.
+        trim = trim.up_to(
+            position,
+            held
+            or Held(Hindrance.ARCHIVE_BEHIND, f"the stored segments below {position} were checked"),
+        )
+        return trim, etag
 
-    def listed(self, checked: CheckedSegments) -> Listed:
-        """List a partition from its first checked segment on. One request if it has few files."""
-        tp, last = checked.led.topic_partition, checked.bases[-1]
+    def _listed(
+        self, tp: TopicPartition, first: BaseOffset, last: BaseOffset
+    ) -> tuple[Mapping[BaseOffset, SegmentFiles], str | None]:
+        """Return the files of some segments, and the etag of `offset.wm`; None if it is missing."""
         prefix, mark = self.layout.partition_prefix(tp), self.layout.watermark_key(tp)
-        listing = self.store.list_objects(prefix, start_after=_just_before(prefix, checked))
+        # Shortened, the key sorts just before the files of the first segment.
+        listing = self.store.list_objects(prefix, start_after=f"{prefix}{first:020d}")
         rows: list[ObjectSummary] = []
         etag, is_behind = None, False
         for number, row in enumerate(listing, 1):
@@ -329,7 +275,7 @@ class ArchiveCheck:
             elif number % LISTED_AT_ONCE == 0:
                 etag = self._etag_of(mark)  # cheaper than the next page
                 break
-        return Listed(_by_base(rows, prefix), etag)
+        return {files.base_offset: files for files in segment_files(rows, prefix)}, etag
 
     def _missing(
         self, led: LedPartition, base: BaseOffset, log: VerifiedLog, files: SegmentFiles | None
@@ -388,60 +334,6 @@ class ArchiveCheck:
             while chunk := stream.read(_CHUNK_BYTES):
                 running.update(chunk)
         return None if running.result() == noted else "its bytes do not have the uploaded checksum"
-
-
-class SharedListing:
-    """Lists partitions whose keys share a prefix. A page often has the files of several of them.
-
-    Each partition is listed after all of them were checked. If a page has the files of one
-    partition only, the others are listed one by one: their own pages are smaller.
-
-    Args:
-        archive: The store and its keys.
-        prefix: The shared prefix. It ends with a slash.
-    """
-
-    def __init__(self, archive: ArchiveCheck, prefix: str) -> None:
-        self._archive = archive
-        self._prefix = prefix
-        self._rows: list[ObjectSummary] = []
-        self._keys: list[str] = []
-        self._partitions: int | None = None
-        """Partitions that the page has served; None before the first page."""
-
-    def of(self, checked: CheckedSegments) -> Listed:
-        """Return the files of a partition. Call it in the order of the partitions' prefixes.
-
-        Raises:
-            StorageError: The store does not answer. The next partition is listed on its own.
-        """
-        layout, tp = self._archive.layout, checked.led.topic_partition
-        prefix, mark = layout.partition_prefix(tp), layout.watermark_key(tp)
-        start = _just_before(prefix, checked)
-        if not self._reaches(mark) and self._partitions not in {0, 1}:
-            self._partitions = 0
-            listing = self._archive.store.list_objects(self._prefix, start_after=start)
-            self._rows = list(islice(listing, LISTED_AT_ONCE))
-            self._keys = [row.key for row in self._rows]
-        if not self._reaches(mark):
-            return self._archive.listed(checked)
-        self._partitions = (self._partitions or 0) + 1
-        keys, at = self._keys, bisect_left(self._keys, mark)
-        end = bisect_left(keys, f"{prefix}{checked.bases[-1] + 1:020d}")
-        etag = self._rows[at].etag if keys[at] == mark else None
-        return Listed(_by_base(self._rows[bisect_right(keys, start) : end], prefix), etag)
-
-    def _reaches(self, key: str) -> bool:
-        return bool(self._keys) and self._keys[-1] >= key
-
-
-def _just_before(prefix: str, checked: CheckedSegments) -> str:
-    """Return a text that sorts just before the files of the first checked segment."""
-    return f"{prefix}{checked.bases[0]:020d}"
-
-
-def _by_base(rows: Iterable[ObjectSummary], prefix: str) -> dict[BaseOffset, SegmentFiles]:
-    return {files.base_offset: files for files in segment_files(rows, prefix)}
 
 
 def watermark_hindrance(

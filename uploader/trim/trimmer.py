@@ -18,10 +18,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol
 
 from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import (
@@ -37,9 +36,7 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.trim.archive_check import (
     ArchiveCheck,
-    CheckedSegments,
     LedPartition,
-    SharedListing,
     VerifiedLog,
     VerifiedLogs,
 )
@@ -55,15 +52,12 @@ from sidetier.uploader.trim.decision import (
 )
 from sidetier.uploader.trim.local_log import local_segments, log_start_offsets
 
-_T = TypeVar("_T")
 AT_ONCE: Final = 500
 """Partitions of one DeleteRecords request. Their archives are verified right before it."""
 CHECK_THREADS: Final = 32
 """Concurrent checks of archives: each waits for the store most of the time. A check makes
 about four requests. If each takes 30 ms, 2,000 partitions take 8 s.
 """
-_LISTED_TOGETHER: Final = 16
-"""Partitions that one thread lists: by one request if they have few files."""
 _MOST_VERIFIED: Final = 100_000
 """`.log` objects that are remembered. Those of a finished trim are not needed again."""
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9_-]|\\\.)+")
@@ -241,22 +235,20 @@ class Trimmer:
         self, wanted: Sequence[tuple[LedPartition, Trim]]
     ) -> list[tuple[LedPartition, Trim]]:
         """Return the trims, each shortened to the records that the store is proven to have."""
-        with ExitStack() as stack:
-            each: Callable[..., Iterator[Any]] = map
-            if len(wanted) > 1 and self.threads > 1:
-                helpers = ThreadPoolExecutor(self.threads, "archive-check")
-                each = stack.enter_context(helpers).map
-            checked = list(each(self._check, wanted))
-            # A listing begins only after all objects are checked.
-            trims = [trim for trims in each(_conclude, _neighbours(checked)) for trim in trims]
-        by_partition = {trim.topic_partition: trim for trim in trims}
-        return [(led, by_partition[led.topic_partition]) for led, _ in wanted]
+        if len(wanted) == 1 or self.threads == 1:
+            return [(led, self._bound(led, trim)) for led, trim in wanted]
+        with ThreadPoolExecutor(self.threads, "archive-check") as helpers:
+            bounded = helpers.map(lambda one: self._bound(*one), wanted)
+            return [(led, trim) for (led, _), trim in zip(wanted, bounded, strict=True)]
 
-    def _check(self, one: tuple[LedPartition, Trim]) -> "_Checked":
-        led, trim = one
-        place = self.places(led.topic_partition.topic)
-        archive = ArchiveCheck(place.store, place.layout, self.verified)
-        return _Checked(archive, trim, _answer(trim, lambda: archive.check(led, trim)))
+    def _bound(self, led: LedPartition, trim: Trim) -> Trim:
+        try:
+            place = self.places(led.topic_partition.topic)
+            return ArchiveCheck(place.store, place.layout, self.verified).bound(led, trim)
+        except (SidetierError, OSError) as error:
+            return trim.none(Held(Hindrance.REQUEST_FAILED, str(error)))
+        except Exception as error:  # noqa: BLE001 - the other partitions are checked all the same
+            return trim.none(Held(Hindrance.REQUEST_FAILED, f"{type(error).__name__}: {error}"))
 
     def delete(self, verified: Sequence[tuple[LedPartition, Trim]]) -> list[Trim]:
         """Delete the records of verified trims. Returns the trims that the broker has made.
@@ -280,55 +272,6 @@ class Trimmer:
             else _done(trim, answers.get(trim.topic_partition), problem)
             for _, trim in verified
         ]
-
-
-class _Checked(NamedTuple):
-    """A partition whose archive was checked but for the listing, or what it has come to before."""
-
-    archive: ArchiveCheck
-    trim: Trim
-    result: CheckedSegments | Trim
-
-    @property
-    def neighbourhood(self) -> tuple[int, str]:
-        """The store, and the prefix of the partitions whose keys are next to each other."""
-        tp, layout = self.trim.topic_partition, self.archive.layout
-        return id(self.archive.store), layout.partition_prefix(tp).removesuffix(f"{tp}/")
-
-
-def _neighbours(checked: Iterable[_Checked]) -> Iterator[Sequence[_Checked]]:
-    """Yield partitions whose keys are next to each other, in the order of their prefixes."""
-    by_prefix = sorted(checked, key=lambda one: (one.neighbourhood, f"{one.trim.topic_partition}/"))
-    for _, group in groupby(by_prefix, key=lambda one: one.neighbourhood):
-        neighbours = list(group)
-        for start in range(0, len(neighbours), _LISTED_TOGETHER):
-            yield neighbours[start : start + _LISTED_TOGETHER]
-
-
-def _conclude(neighbours: Sequence[_Checked]) -> list[Trim]:
-    listing = None
-    if sum(isinstance(one.result, CheckedSegments) for one in neighbours) > 1:
-        _, prefix = neighbours[0].neighbourhood
-        listing = SharedListing(neighbours[0].archive, prefix)
-    return [_concluded(one, listing) for one in neighbours]
-
-
-def _concluded(one: _Checked, listing: SharedListing | None) -> Trim:
-    result, archive = one.result, one.archive
-    if isinstance(result, Trim):
-        return result
-    listed = archive.listed if listing is None else listing.of
-    return _answer(one.trim, lambda: archive.conclude(result, listed(result)))
-
-
-def _answer(trim: Trim, check: Callable[[], _T]) -> _T | Trim:
-    """Return the result of a check; after an error, a trim that deletes nothing."""
-    try:
-        return check()
-    except (SidetierError, OSError) as error:
-        return trim.none(Held(Hindrance.REQUEST_FAILED, str(error)))
-    except Exception as error:  # noqa: BLE001 - the other partitions are checked all the same
-        return trim.none(Held(Hindrance.REQUEST_FAILED, f"{type(error).__name__}: {error}"))
 
 
 def _done(trim: Trim, answer: Offset | SidetierError | None, problem: str) -> Trim:

@@ -172,6 +172,10 @@ def _unbounded_by(_: object, __: object, trim: Any, *___: object) -> Any:  # noq
     return trim
 
 
+def _all_segments(_: object, led: Any, trim: Any, *__: object) -> Any:  # noqa: ANN401
+    return trim, led.etag
+
+
 def _none(*_: object, **__: object) -> None:
     """Mutant: leave the check out."""
 
@@ -193,13 +197,14 @@ SCENARIOS: dict[str, tuple[Callable[[OnlyTrims], None], Patches, Patches]] = {
         {},
         {
             f"{TRIM}.decision.bounded_by_archive": _unbounded,
-            f"{TRIM}.archive_check.ArchiveCheck.check": _unbounded_by,
+            f"{TRIM}.archive_check.bounded_by_archive": _unbounded,
+            f"{TRIM}.archive_check.ArchiveCheck._bounded_by_segments": _all_segments,
         },
     ),
     "the archive on the store": (
         _the_archive_is_gone,
         {},
-        {f"{TRIM}.archive_check.ArchiveCheck.check": _unbounded_by},
+        {f"{TRIM}.archive_check.ArchiveCheck.bound": _unbounded_by},
     ),
     "the leader epochs": (
         _another_history,
