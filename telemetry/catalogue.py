@@ -267,7 +267,8 @@ PARTITION_STATE: Final = Metric(
 UNRESOLVED_GAPS: Final = Metric(
     _name("unresolved_gap_records"),
     Kind.GAUGE,
-    "Records in recorded gaps that no operator has acknowledged; read every 5 minutes.",
+    "Records in recorded gaps above the archive's start that no operator has acknowledged; read "
+    "every 5 minutes.",
     _PARTITION,
     Above.SUM,
 )

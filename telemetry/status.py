@@ -103,7 +103,9 @@ class PartitionStatus:
     watermark_base: BaseOffset | None = None
     """Base offset of the last archived segment."""
     archive_start: Offset | None = None
-    """The first archived offset; None where it is not known, as in an archive of Pinterest's."""
+    """The first archived offset as of the last commit: `sidetier gc` may have moved it up since.
+    None where it is not known, as in an archive of Pinterest's.
+    """
     next_offset: Offset | None = None
     """The archive end offset: the first offset that is not archived (exclusive end)."""
     log_end: Offset | None = None
@@ -136,8 +138,8 @@ class PartitionStatus:
     from the store every 5 minutes.
     """
     unresolved_gap_records: int | None = None
-    """Records in all recorded gaps that no operator has acknowledged; None before the sidecar has
-    read them.
+    """Records in all recorded gaps that no operator has acknowledged, and that are above the start
+    of the archive; None before the sidecar has read them.
     """
     unresolved_quarantines: int | None = None
     """Quarantines that no operator has acknowledged; None before the sidecar has read them."""

@@ -500,7 +500,7 @@ class Engine:
 
     def _keep_house(self) -> None:
         self._leads.release_parked()
-        self._unresolved.read_if_due(partition.topic_partition.topic for partition in self._leads)
+        self._unresolved.read_if_due(partition.topic_partition for partition in self._leads)
         self._cluster_snapshots.take_if_due()
         self._chapters.write_if_due()
         if self._local_retention is not None:

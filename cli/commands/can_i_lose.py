@@ -16,7 +16,7 @@ from sidetier.cli.inspect.facts import (
     gather_broker,
     with_local_logs,
 )
-from sidetier.cli.inspect.loss import Risk, risks_of
+from sidetier.cli.inspect.loss import Risk, only_on_store, risks_of
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option, range_text
 from sidetier.segments.errors import LeadershipUnavailableError
@@ -129,6 +129,13 @@ class LoseResult:
                 f"{moving} archives are being moved (quarantine or retirement): only the part that "
                 "stays counts as archived; ask again after the move"
             )
+        on_store = [offsets for p in partitions if (offsets := only_on_store(p)) is not None]
+        if on_store:
+            yield (
+                f"only the store has {sum(offsets.size for offsets in on_store)} records of "
+                f"{len(on_store)} partitions, below their log start offsets: they do not depend on "
+                "this broker, and would be lost with the store"
+            )
         replicas = [p.replicas for p in partitions if p.replicas is not None]
         short = sum(len(held.in_sync) < len(held.replicas) for held in replicas)
         if short:
@@ -138,6 +145,7 @@ class LoseResult:
 def _partition_json(partition: PartitionFacts, risks: Sequence[Risk]) -> dict[str, object]:
     replicas = partition.replicas or ReplicaSet(None)
     exclusion = partition.exclusion
+    on_store = only_on_store(partition)
     return {
         "topic": partition.topic_partition.topic,
         "partition": partition.topic_partition.partition,
@@ -146,8 +154,12 @@ def _partition_json(partition: PartitionFacts, risks: Sequence[Risk]) -> dict[st
         "in_sync": list(replicas.in_sync),
         "log_start_offset": partition.log_offsets.start,
         "high_watermark": partition.log_offsets.high_watermark,
+        "archived_from": partition.archived_from,
         "archived_to": partition.archived_up_to,
         "archive_moving_to": partition.archive_moving_to,
+        "only_on_store": None
+        if on_store is None
+        else {"start_offset": on_store.start, "end_offset": on_store.end},
         "not_archived": None if exclusion is None else exclusion.reason,
         "problem": partition.archive_problem or partition.log_offsets.problem,
         "at_risk": [
@@ -184,8 +196,9 @@ def command(
     safe, and so are records on another in-sync replica that is up. All other records would be lost.
     So would segments that brokers deleted before they were archived and that only this broker's
     sidecar holds open. The command asks that sidecar if BROKER is this host's broker, or with
-    --sidecar. Records above the high watermark (acks=0 or 1) are not counted. The answer is valid
-    for this moment: ask again right before you act.
+    --sidecar. Records below the log start offset that only the store has (local retention) do not
+    depend on BROKER: a note has their number. Records above the high watermark (acks=0 or 1) are
+    not counted. The answer is valid for this moment: ask again right before you act.
 
     It runs on any host that has the configuration. It sends one Metadata request, ListOffsets
     requests, and one request to the store for each partition. It changes nothing.

@@ -81,6 +81,7 @@ class PartitionFacts:
         sidecar: None if no sidecar has answered.
         archived_up_to: Archive end offset (exclusive); None if nothing is archived, or if it is not
             known because of `archive_problem`.
+        archived_from: First archived offset; None if nothing is archived, or if it is not known.
         archive_moving_to: Prefix to which the archive, or its end, is being moved.
             `archived_up_to` is then the end of the part that stays.
     """
@@ -92,6 +93,7 @@ class PartitionFacts:
     local: LocalLog | None = None
     sidecar: SidecarPartition | None = None
     archived_up_to: Offset | None = None
+    archived_from: Offset | None = None
     archive_problem: str | None = None
     archive_moving_to: str | None = None
 
@@ -419,11 +421,23 @@ def _with_archive_end(
     partition: PartitionFacts, end: ArchiveEnd, store: RemoteStorage
 ) -> PartitionFacts:
     problem = None if end.problem == NO_WATERMARK else end.problem
-    pending = end.watermark.pending if end.watermark is not None else None
+    mark = end.watermark
+    start = None if mark is None else mark.start_offset
+    pending = None if mark is None else mark.pending
     if pending is None:
-        return replace(partition, archived_up_to=end.next_offset, archive_problem=problem)
+        return replace(
+            partition,
+            archived_up_to=end.next_offset,
+            archived_from=start,
+            archive_problem=problem,
+        )
     staying = _staying_end(store, end, pending)
-    return replace(partition, archived_up_to=staying, archive_moving_to=pending)
+    return replace(
+        partition,
+        archived_up_to=staying,
+        archived_from=None if staying is None else start,
+        archive_moving_to=pending,
+    )
 
 
 def _staying_end(store: RemoteStorage, end: ArchiveEnd, pending: str) -> Offset | None:

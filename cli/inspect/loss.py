@@ -1,4 +1,4 @@
-"""Decide which offsets exist on one broker alone. Pure functions.
+"""Decide which offsets exist on one broker alone, or on the store alone. Pure functions.
 
 An offset is safe if the archive has it, or another in-sync replica that is up. Records above the
 high watermark are not acknowledged with acks=all, and are not counted.
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sidetier.cli.inspect.facts import BrokerFacts, PartitionFacts
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,20 @@ def risks_of(partition: PartitionFacts, broker: BrokerFacts) -> tuple[Risk, ...]
     return tuple(risks)
 
 
+def only_on_store(partition: PartitionFacts) -> OffsetRange | None:
+    """Return the archived offsets below the log start offset: no broker has them.
+
+    Returns:
+        None if there are none, or if start or end of either is not known.
+    """
+    log_start = partition.log_offsets.start
+    first, archived = partition.archived_from, partition.archived_up_to
+    if log_start is None or first is None or archived is None:
+        return None
+    end = min(archived, log_start)
+    return OffsetRange(first, end) if first < end else None
+
+
 def _has_other_in_sync(partition: PartitionFacts, broker: BrokerFacts) -> bool:
     """Return whether another broker that is up has an in-sync replica."""
     in_sync = () if partition.replicas is None else partition.replicas.in_sync
@@ -51,6 +65,7 @@ def _only_in_log(partition: PartitionFacts, broker: BrokerFacts) -> Iterator[Ris
     # offsets need not be the records of this log, so nothing of the log counts as archived.
     diverged = end is not None and archived is not None and archived > end
     if not diverged and archived is not None:
+        yield from _below_archive(partition, broker)
         start = archived if start is None else max(start, archived)
     if start is not None and end is not None and start >= end:
         return
@@ -59,6 +74,18 @@ def _only_in_log(partition: PartitionFacts, broker: BrokerFacts) -> Iterator[Ris
         problem = partition.log_offsets.problem
         why += "; the high watermark is not known" + ("" if problem is None else f" ({problem})")
     yield Risk(start, end, why, _size(partition, start, end))
+
+
+def _below_archive(partition: PartitionFacts, broker: BrokerFacts) -> Iterator[Risk]:
+    """Yield the offsets of the broker's log below the first archived one."""
+    start, first = partition.log_offsets.start, partition.archived_from
+    if start is None or first is None or start >= first:
+        return
+    why = (
+        f"the archive begins at {first}: never archived, or deleted by `sidetier gc`; "
+        f"{_why_no_replica(partition, broker)}"
+    )
+    yield Risk(start, first, why, _size(partition, start, first))
 
 
 def _why_not_archived(partition: PartitionFacts, *, diverged: bool) -> str:

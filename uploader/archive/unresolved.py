@@ -3,17 +3,19 @@ drill.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 
 from sidetier.archive.objects.drill_record import DrillRecord, read_drill
+from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.names import parse_partition_directory
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.stores import Place, PlaceOf
@@ -30,7 +32,8 @@ class Unresolved:
     """Gaps and quarantines that no operator has acknowledged.
 
     Attributes:
-        gap_records: Number of offsets in gaps, by partition.
+        gap_records: Number of offsets in gaps, by partition. Those that `sidetier gc` would have
+            deleted do not count.
         quarantines: Number of quarantines, by partition.
         gaps: The newest gaps of each partition (start inclusive, end exclusive), acknowledged or
             not.
@@ -41,16 +44,25 @@ class Unresolved:
     gaps: Mapping[TopicPartition, tuple[tuple[Offset, Offset], ...]] = field(default_factory=dict)
 
 
-def read_unresolved(store: RemoteStorage, layout: ArchiveLayout) -> Unresolved:
+def read_unresolved(
+    store: RemoteStorage, layout: ArchiveLayout, led: Collection[TopicPartition]
+) -> Unresolved:
     """Read the gaps and quarantines of the whole cluster.
 
-    Makes three listings, and one more for each partition with a quarantine.
+    Makes three listings, one more for each partition with a quarantine, and reads `offset.wm` of
+    each partition in `led` with a gap that is not acknowledged: the known one may be from before a
+    run of `sidetier gc`.
+
+    Args:
+        store: The store.
+        layout: The keys on it.
+        led: The led partitions. Gaps of other partitions count as a whole.
 
     Raises:
         StorageError: as the port says.
     """
     acknowledged = {row.key for row in store.list_objects(layout.acknowledged_prefix())}
-    gap_records: Counter[TopicPartition] = Counter()
+    unacknowledged: dict[TopicPartition, list[OffsetRange]] = {}
     gaps: dict[TopicPartition, tuple[tuple[Offset, Offset], ...]] = {}
     for row in store.list_objects(layout.gaps_prefix()):
         prefix = row.key[: row.key.rindex("/") + 1]
@@ -60,7 +72,18 @@ def read_unresolved(store: RemoteStorage, layout: ArchiveLayout) -> Unresolved:
         known = gaps.get(tp, ())
         gaps[tp] = (*known[1 - _MOST_GAPS :], (Offset(gap[0]), Offset(gap[1])))
         if layout.acknowledgement_key(row.key) not in acknowledged:
-            gap_records[tp] += gap[1] - gap[0]
+            unacknowledged.setdefault(tp, []).append(gap)
+    gap_records: dict[TopicPartition, int] = {}
+    for tp, ranges in unacknowledged.items():
+        start = _archive_start(store, layout, tp) if tp in led else Offset(0)
+        if records := sum(max(0, gap.end - max(gap.start, start)) for gap in ranges):
+            gap_records[tp] = records
+    return Unresolved(gap_records, _quarantines(store, layout, acknowledged), gaps)
+
+
+def _quarantines(
+    store: RemoteStorage, layout: ArchiveLayout, acknowledged: Collection[str]
+) -> Mapping[TopicPartition, int]:
     quarantines: Counter[TopicPartition] = Counter()
     for directory in store.list_directories(layout.quarantines_prefix()):
         tp = _partition_of(directory)
@@ -71,7 +94,16 @@ def read_unresolved(store: RemoteStorage, layout: ArchiveLayout) -> Unresolved:
             key = layout.acknowledgement_key(f"{quarantine.rstrip('/')}.json")
             if not is_of_takeover and key not in acknowledged:
                 quarantines[tp] += 1
-    return Unresolved(gap_records, quarantines, gaps)
+    return quarantines
+
+
+def _archive_start(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> Offset:
+    """Return the first archived offset now; 0 where it is not known."""
+    with suppress(MalformedObjectError):  # its partition is held, and the status has the error
+        mark = read_watermark(store, layout.watermark_key(tp))
+        if mark is not None and mark.watermark.start_offset is not None:
+            return mark.watermark.start_offset
+    return Offset(0)
 
 
 def _partition_of(prefix: str) -> TopicPartition | None:
@@ -127,17 +159,27 @@ class UnresolvedReader:
         self._metrics = metrics
         self._next = now() + FIRST_SECONDS
 
-    def read_if_due(self, topics: Iterable[str]) -> None:
-        """Start a reading if it is due. A failed one is repeated after the usual interval."""
+    def read_if_due(self, led: Iterable[TopicPartition]) -> None:
+        """Start a reading if it is due. A failed one is repeated after the usual interval.
+
+        Args:
+            led: The led partitions.
+        """
         if self._now() < self._next or not self._pool.free:
             return
-        places = {id(place.store): place for place in map(self._place_of, set(topics))}
-        if places:
+        by_topic: dict[str, set[TopicPartition]] = {}
+        for tp in led:
+            by_topic.setdefault(tp.topic, set()).add(tp)
+        readings: dict[int, tuple[Place, set[TopicPartition]]] = {}
+        for topic, tps in by_topic.items():
+            place = self._place_of(topic)
+            readings.setdefault(id(place.store), (place, set()))[1].update(tps)
+        if readings:
             self._next = self._now() + _AGAIN_SECONDS
             default = self._default_place
             self._pool.submit(
                 Task(
-                    lambda: StoreRecords(_read(places.values()), _last_drill(default)),
+                    lambda: StoreRecords(_read(readings.values()), _last_drill(default)),
                     StoreRecordsUnavailable,
                 )
             )
@@ -150,11 +192,12 @@ class UnresolvedReader:
         log.warning("unresolved.unavailable", error=str(error))
 
 
-def _read(places: Iterable[Place]) -> Unresolved:
-    results = [read_unresolved(place.store, place.layout) for place in places]
+def _read(readings: Iterable[tuple[Place, Collection[TopicPartition]]]) -> Unresolved:
+    results = [read_unresolved(place.store, place.layout, led) for place, led in readings]
     return Unresolved(
         {tp: records for result in results for tp, records in result.gap_records.items()},
         {tp: number for result in results for tp, number in result.quarantines.items()},
+        {tp: gaps for result in results for tp, gaps in result.gaps.items()},
     )
 
 

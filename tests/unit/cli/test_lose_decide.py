@@ -8,7 +8,7 @@ from sidetier.cli.commands.can_i_lose import LoseResult
 from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
 from sidetier.cli.inspect.facts import BrokerFacts, Exclusion, PartitionFacts
 from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
-from sidetier.cli.inspect.loss import risks_of
+from sidetier.cli.inspect.loss import only_on_store, risks_of
 from sidetier.cli.inspect.sidecar import SidecarPartition
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.status import PinnedRange
@@ -45,6 +45,11 @@ def ranges(
         (replace(SAFE, log_offsets=LogOffsets(problem="no answer")), []),
         (ALONE, [(200, 300)]),
         (replace(ALONE, archived_up_to=Offset(300)), []),
+        (replace(ALONE, archived_from=Offset(20)), [(200, 300)]),
+        (replace(ALONE, archived_from=Offset(130)), [(100, 130), (200, 300)]),
+        (replace(ALONE, archived_from=Offset(130), archived_up_to=Offset(300)), [(100, 130)]),
+        (replace(SAFE, archived_from=Offset(130)), []),
+        (replace(ALONE, archived_from=Offset(130), archived_up_to=Offset(301)), [(100, 300)]),
         (replace(ALONE, archived_up_to=None), [(100, 300)]),
         (replace(ALONE, archived_up_to=Offset(50)), [(100, 300)]),
         (replace(ALONE, archived_up_to=Offset(301)), [(100, 300)]),
@@ -66,6 +71,10 @@ def test_ranges_only_in_this_brokers_log_are_at_risk(
     ("partition", "words"),
     [
         (ALONE, "not archived yet; there is no other replica"),
+        (
+            replace(ALONE, archived_from=Offset(130), archived_up_to=Offset(300)),
+            "the archive begins at 130: never archived, or deleted by `sidetier gc`; there is no",
+        ),
         (replace(ALONE, archived_up_to=None), "nothing is archived"),
         (replace(ALONE, exclusion=COMPACTED, archived_up_to=None), "never archived: compacted"),
         (replace(ALONE, archive_problem="403"), "perhaps not archived: the archive cannot be read"),
@@ -113,6 +122,36 @@ def test_deleted_ranges_that_only_pins_hold_are_at_risk(
     partition: PartitionFacts, expected: list[tuple[int, int]]
 ) -> None:
     assert ranges(partition) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "archived", "log_start", "expected"),
+    [
+        (20, 200, 100, (20, 100)),
+        (20, 80, 100, (20, 80)),
+        (100, 200, 100, None),
+        (130, 200, 100, None),
+        (None, 200, 100, None),
+        (20, None, 100, None),
+        (20, 200, None, None),
+    ],
+)
+def test_archived_offsets_below_the_log_start_are_only_on_the_store(
+    first: int | None,
+    archived: int | None,
+    log_start: int | None,
+    expected: tuple[int, int] | None,
+) -> None:
+    def offset(number: int | None) -> Offset | None:
+        return None if number is None else Offset(number)
+
+    partition = replace(
+        ALONE,
+        archived_from=offset(first),
+        archived_up_to=offset(archived),
+        log_offsets=LogOffsets(offset(log_start), Offset(300)),
+    )
+    assert only_on_store(partition) == expected
 
 
 def test_verdict_is_yes_when_nothing_is_at_risk() -> None:

@@ -224,6 +224,37 @@ def test_records_that_only_pins_hold_are_at_risk(ground: Ground) -> None:
     assert "but was not asked (--sidecar)" in ground.cli.out
 
 
+def test_trimmed_records_are_lost_with_the_store_and_not_with_the_broker(ground: Ground) -> None:
+    line = ("can-i-lose", "1", "--sidecar", ground.sidecar)
+    ground.cluster.add(TP, 1, start=20, high_watermark=30)
+    told = ground.cli.json(*line)
+    assert told["can_be_lost"]
+    [partition] = told["partitions"]
+    assert (partition["archived_from"], partition["archived_to"]) == (0, 30)
+    assert partition["only_on_store"] == {"start_offset": 0, "end_offset": 20}
+    assert partition["at_risk"] == []
+    [note] = told["notes"]
+    assert note.startswith("only the store has 20 records of 1 partitions")
+    assert note.endswith("they do not depend on this broker, and would be lost with the store")
+    ground.cluster.add(TP, 1, start=0, high_watermark=30)
+    assert ground.cli.json(*line)["partitions"][0]["only_on_store"] is None
+
+
+def test_records_below_the_archive_are_lost_with_the_broker(ground: Ground) -> None:
+    """`sidetier gc` has moved the start of the archive above the log start offset."""
+    store = open_plain(StorageEndpoint(f"file://{ground.cli.store}"))
+    layout = ArchiveLayout("prod-a", 3)
+    mark = read_watermark(store, layout.watermark_key(TP))
+    assert mark is not None
+    Claim(store, layout, TP, mark.etag).write(replace(mark.watermark, start_offset=Offset(10)))
+    ground.cluster.add(TP, 1, start=0, high_watermark=30)
+    told = ground.cli.json("can-i-lose", "1", "--sidecar", ground.sidecar, code=3)
+    [risk] = told["partitions"][0]["at_risk"]
+    assert (risk["start_offset"], risk["end_offset"]) == (0, 10)
+    assert risk["bytes"] == len(ground.log.written[0])
+    assert "the archive begins at 10" in risk["why"]
+
+
 @pytest.mark.parametrize(
     ("kind", "archived", "at_risk"), [("quarantine", 20, 25), ("retire", None, 45)]
 )

@@ -2,8 +2,9 @@
 
 import pytest
 
+from sidetier.archive.objects.watermark import Watermark, write_watermark
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.unresolved import Unresolved, read_unresolved
@@ -45,21 +46,50 @@ UNRESOLVED = Unresolved(
 
 def test_gaps_and_quarantines_without_acknowledgement_are_unresolved(store: FakeStorage) -> None:
     """Objects quarantined by a takeover never belonged to the archive."""
-    assert read_unresolved(store, LAYOUT) == UNRESOLVED
+    assert read_unresolved(store, LAYOUT, ()) == UNRESOLVED
 
 
 def test_acknowledgement_resolves_one_gap_and_keeps_its_record(store: FakeStorage) -> None:
     put(store, "_sidetier/c/acknowledged/gaps/orders-3/" + gap_of(ORDERS, 10, 30)[-46:])
     put(store, LAYOUT.acknowledgement_key(gap_of(PAY, 0, 7)))
-    unresolved = read_unresolved(store, LAYOUT)
+    unresolved = read_unresolved(store, LAYOUT, ())
     assert unresolved.gap_records == {ORDERS: 5}
     assert unresolved.gaps == UNRESOLVED.gaps  # the records are missing all the same
+
+
+@pytest.mark.parametrize(
+    ("start", "left"), [(None, {ORDERS: 25}), (10, {ORDERS: 25}), (42, {ORDERS: 3}), (45, {})]
+)
+def test_records_that_gc_would_have_deleted_are_not_missing(
+    store: FakeStorage, start: int | None, left: dict[TopicPartition, int]
+) -> None:
+    """Only of a led partition is the archive's start read."""
+    first = None if start is None else Offset(start)
+    for tp in (ORDERS, PAY):
+        watermark = Watermark(BaseOffset(50), Offset(60), start_offset=first)
+        write_watermark(store, LAYOUT.watermark_key(tp), watermark, None)
+    store.requests.clear()
+
+    unresolved = read_unresolved(store, LAYOUT, {ORDERS})
+
+    assert unresolved.gap_records == {**left, PAY: 7}
+    assert unresolved.gaps == UNRESOLVED.gaps
+    assert store.count("get") == store.count("get", LAYOUT.watermark_key(ORDERS)) == 1
+
+
+@pytest.mark.parametrize("data", [None, b"damaged"])
+def test_all_gaps_count_while_the_start_is_not_known(
+    store: FakeStorage, data: bytes | None
+) -> None:
+    if data is not None:
+        store.put_object(LAYOUT.watermark_key(ORDERS), BytesBody(data))
+    assert read_unresolved(store, LAYOUT, {ORDERS}) == UNRESOLVED
 
 
 def test_newest_gaps_are_listed(store: FakeStorage) -> None:
     for start in range(100, 200, 2):
         put(store, gap_of(PAY, start, start + 1))
-    unresolved = read_unresolved(store, LAYOUT)
+    unresolved = read_unresolved(store, LAYOUT, ())
     assert unresolved.gap_records[PAY] == 57
     assert len(unresolved.gaps[PAY]) == 32
     assert unresolved.gaps[PAY][-1] == (198, 199)
@@ -67,10 +97,10 @@ def test_newest_gaps_are_listed(store: FakeStorage) -> None:
 
 def test_quarantine_is_resolved_by_its_acknowledgement_or_its_end(store: FakeStorage) -> None:
     put(store, "_sidetier/c/acknowledged/quarantine/orders-3/one.json")
-    assert read_unresolved(store, LAYOUT).quarantines == {ORDERS: 1}
+    assert read_unresolved(store, LAYOUT, ()).quarantines == {ORDERS: 1}
     for row in list(store.list_objects(f"{LAYOUT.quarantine_prefix(ORDERS)}two/")):
         store.delete_object(row.key)
-    assert read_unresolved(store, LAYOUT).quarantines == {}
+    assert read_unresolved(store, LAYOUT, ()).quarantines == {}
 
 
 def test_other_clusters_and_unknown_keys_do_not_count(store: FakeStorage) -> None:
@@ -79,4 +109,4 @@ def test_other_clusters_and_unknown_keys_do_not_count(store: FakeStorage) -> Non
     put(store, "_sidetier/c/gaps/readme.txt")
     put(store, "_sidetier/c/gaps/orders-3/half-a-name.json")
     put(store, "_sidetier/c/quarantine/readme/x/plan.json")
-    assert read_unresolved(store, LAYOUT) == UNRESOLVED
+    assert read_unresolved(store, LAYOUT, ()) == UNRESOLVED

@@ -444,18 +444,19 @@ def test_gaps_and_quarantines_are_reported_until_they_are_acknowledged(
     with site.running() as running:
         wait_for_next(running, store, log)
 
-        def told() -> tuple[int | None, int | None]:
+        def told() -> tuple[int | None, int | None, tuple[tuple[Offset, Offset], ...]]:
             status = running.status(log.tp)
             assert status is not None
-            return status.unresolved_gap_records, status.unresolved_quarantines
+            return status.unresolved_gap_records, status.unresolved_quarantines, status.gaps
 
-        assert told() == (None, None)
+        gaps = ((Offset(100), Offset(120)),)
+        assert told() == (None, None, ())
         ahead += 60
-        running.wait(lambda: told() == (20, 1), "the first reading")
+        running.wait(lambda: told() == (20, 1, gaps), "the first reading")
         for key in (gap, f"{quarantine.rstrip('/')}.json"):
             store.put_object(LAYOUT.acknowledgement_key(key), BytesBody(b"{}"))
         ahead += 600
-        running.wait(lambda: told() == (0, 0), "the acknowledgements")
+        running.wait(lambda: told() == (0, 0, gaps), "the acknowledgements")
 
 
 def test_last_drill_is_reported_as_recorded_in_the_store(

@@ -640,7 +640,7 @@ def test_empty_acknowledgement_of_earlier_versions_counts(archive: StoredArchive
     without_segment(archive, 60)
     without_entry(archive, 60)
     write_gap(archive.store, LAYOUT, TP, segment(60), BrokerId(1), LeaderEpoch(4))
-    assert read_unresolved(archive.store, LAYOUT).gap_records == {TP: 60}
+    assert read_unresolved(archive.store, LAYOUT, ()).gap_records == {TP: 60}
     key = LAYOUT.acknowledgement_key(LAYOUT.gap_key(TP, Offset(60), Offset(120)))
     archive.store.put_object(key, BytesBody(b""))
 
@@ -657,6 +657,6 @@ def test_acknowledged_gap_is_no_longer_counted_by_sidecars(archive: StoredArchiv
         acknowledge_gap(archive.store, LAYOUT, TP, segment(60), acknowledged)
 
     assert not acknowledge_gap(archive.store, LAYOUT, TP, segment(60), acknowledged)
-    assert read_unresolved(archive.store, LAYOUT).gap_records == {}
+    assert read_unresolved(archive.store, LAYOUT, ()).gap_records == {}
     [finding] = verify(archive, LIGHT).findings()
     assert finding.detail == "60 offsets, acknowledged by ann: INC-42"
