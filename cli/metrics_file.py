@@ -1,8 +1,10 @@
 """Metrics of a command that ends, as a file for the textfile collector of node exporter."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client.parser import text_string_to_metric_families
 
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.catalogue import Metric
@@ -11,6 +13,26 @@ from sidetier.telemetry.catalogue import Metric
 def gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
     """Return a new gauge with the name, help and labels of the metric."""
     return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def previous_value(path: Path, metric: Metric, labels: Mapping[str, str]) -> float | None:
+    """Return a sample of the file that an earlier run has written; None if it has none.
+
+    A file that cannot be read, or that is not in Prometheus' text format, has none.
+    """
+    try:
+        families = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, IndexError):  # the parser has no error of its own
+        return None
+    return next(
+        (
+            sample.value
+            for family in families
+            for sample in family.samples
+            if (sample.name, sample.labels) == (metric.name, labels)
+        ),
+        None,
+    )
 
 
 def write_metrics_file(path: Path, registry: CollectorRegistry) -> None:

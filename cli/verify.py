@@ -19,7 +19,7 @@ from sidetier.archive.verify.run import Options, Report, Totals, Verification
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import not_archived
 from sidetier.cli.arguments import age_text, most_lines, size_text
-from sidetier.cli.metrics_file import gauge, write_metrics_file
+from sidetier.cli.metrics_file import gauge, previous_value, write_metrics_file
 from sidetier.cli.output import OutputFormat, Table, emit, range_text
 from sidetier.cli.progress import Amount, shown
 from sidetier.cli.signals import handled_signals
@@ -164,8 +164,8 @@ def run_verify(config: "Config", request: Request, output: OutputFormat) -> int:
         *(other.url for other in config.storage.overrides if other.url),
     }:
         require_directory(url)
-    # Listings and metadata are read by several requests of each thread.
-    connections = max(16, request.options.threads * 4)
+    # A thread keeps a connection; parallel listings of long partitions need a few more.
+    connections = max(16, request.options.light_threads)
     with ExitStack() as stack:
         calls = stack.enter_context(told_waits())
         archive = stack.enter_context(open_archive(config, connections=connections, calls=calls))
@@ -315,6 +315,10 @@ def write_metrics(path: Path, result: VerifyResult) -> None:
     )
     for metric, value in values:
         gauge(metric, registry).labels(result.cluster).set(value)
+    completed = gauge(catalogue.COMPLETED, registry).labels(result.cluster)
     if not result.report.is_stopped:
-        gauge(catalogue.COMPLETED, registry).labels(result.cluster).set_to_current_time()
+        completed.set_to_current_time()
+    else:
+        # Without a sample, the alert for runs that are interrupted each night would never fire.
+        completed.set(previous_value(path, catalogue.COMPLETED, {"cluster": result.cluster}) or 0)
     write_metrics_file(path, registry)

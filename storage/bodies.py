@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast, runtime_checkable
 
+from sidetier.storage.port import Body
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -39,6 +41,20 @@ class FillingStream(Protocol):
         It blocks and raises as `read` does.
         """
         ...
+
+
+@runtime_checkable
+class CountedBody(Protocol):
+    """Optional interface of a body that counts the bytes read from its streams as sent."""
+
+    def open_for_checksum(self) -> BinaryIO:
+        """Open a new stream as `Body.open` does. Its bytes do not count as sent."""
+        ...
+
+
+def open_for_checksum(body: Body) -> BinaryIO:
+    """Open a stream to compute the body's checksum before it is sent."""
+    return body.open_for_checksum() if isinstance(body, CountedBody) else body.open()
 
 
 @dataclass(frozen=True, slots=True)

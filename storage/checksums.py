@@ -7,7 +7,7 @@ from typing import BinaryIO, Final
 from awscrt import checksums as crt  # type: ignore[import-untyped]  # it ships no types
 
 from sidetier.segments.errors import ChecksumMismatchError
-from sidetier.storage.bodies import FillingStream
+from sidetier.storage.bodies import FillingStream, open_for_checksum
 from sidetier.storage.port import Body, Checksum, ChecksumAlgorithm
 
 PIECE: Final = 256 * 1024
@@ -76,8 +76,8 @@ def checksum_of_stream(
 
 
 def checksum_of_body(body: Body, algorithm: ChecksumAlgorithm) -> Checksum:
-    """Return the checksum of a whole body. Reads its `size` bytes once."""
-    with body.open() as stream:
+    """Return the checksum of a whole body. Reads its `size` bytes once, uncounted."""
+    with open_for_checksum(body) as stream:
         return checksum_of_stream(stream, algorithm, body.size)
 
 

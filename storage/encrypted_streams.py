@@ -15,7 +15,7 @@ from sidetier.segments.errors import (
     DamagedCiphertextError,
     StoreUnavailableError,
 )
-from sidetier.storage.bodies import FileStream
+from sidetier.storage.bodies import FileStream, open_for_checksum
 from sidetier.storage.checksums import RunningChecksum, expect_checksum
 from sidetier.storage.encrypted_format import (
     CHUNK_BYTES,
@@ -100,7 +100,11 @@ class EncryptedBody:
         It raises the errors of the plaintext's stream, and ChecksumMismatchError for a plaintext
         that does not have the checksum or has changed since it was first read.
         """
-        return cast("BinaryIO", _EncryptingStream(self))
+        return cast("BinaryIO", _EncryptingStream(self, self.plain.open()))
+
+    def open_for_checksum(self) -> BinaryIO:
+        """See `CountedBody`. Raises as `open`."""
+        return cast("BinaryIO", _EncryptingStream(self, open_for_checksum(self.plain)))
 
     def seal(self, index: int, plain: memoryview, into: memoryview) -> None:
         """Encrypt a chunk. The first time, chunks come in ascending order."""
@@ -125,10 +129,10 @@ class EncryptedBody:
 class _EncryptingStream(io.RawIOBase):
     """Reads the plaintext, and returns header and ciphertext."""
 
-    def __init__(self, body: EncryptedBody) -> None:
+    def __init__(self, body: EncryptedBody, source: BinaryIO) -> None:
         super().__init__()
         self._body = body
-        self._source = body.plain.open()
+        self._source = source
         self._header = body.cipher.header.encode()
         self._position = 0
         self._index = 0

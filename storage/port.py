@@ -76,9 +76,9 @@ class Body(Protocol):
         The stream has `read(n)`, `seek`, `tell` and `close`. It may raise OSError or a
         SegmentError, which the adapter passes on unchanged. It may block to keep to a bandwidth
         limit; this time does not count against the deadline of an attempt. Adapters open it once
-        per attempt, and once before the first attempt if they have to compute the checksum. A
-        stream that ends before `size` bytes is reported as an OSError; adapters do not read bytes
-        after `size`.
+        per attempt, and once before the first attempt, with `bodies.open_for_checksum`, if they
+        have to compute the checksum. A stream that ends before `size` bytes is reported as an
+        OSError; adapters do not read bytes after `size`.
         """
         ...
 

@@ -37,7 +37,7 @@ DURATION: Final = Metric(
 COMPLETED: Final = Metric(
     _PREFIX + "last_completed_timestamp_seconds",
     Kind.GAUGE,
-    "End of the last run that was not interrupted, in seconds since 1970.",
+    "End of the last run that was not interrupted, in seconds since 1970; 0 if there was none.",
     _CLUSTER,
 )
 

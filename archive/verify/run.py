@@ -65,6 +65,11 @@ class Options:
     seed: int = 0
     threads: int = 4
 
+    @property
+    def light_threads(self) -> int:
+        """Maximum number of partitions that the light check reads at the same time."""
+        return self.threads * _PARTITIONS_PER_THREAD
+
     def takes(self, key: str) -> bool:
         """Return whether a segment is in the sample: always the same for one key and seed."""
         if self.sample >= 1:
@@ -173,7 +178,7 @@ class Verification:
 
     def light(self, partitions: Iterable[TopicPartition]) -> None:
         """Check partitions by their listings and small objects."""
-        at_once = self._options.threads * _PARTITIONS_PER_THREAD
+        at_once = self._options.light_threads
         with ThreadPoolExecutor(at_once, "verify") as pool:
             for _ in _bounded(pool, self._light, partitions, at_once):
                 pass

@@ -411,15 +411,15 @@ def local_retention(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def _never_trimmed(selected: Iterable[TopicFacts]) -> Iterator[Finding]:
-    reasons = {
-        topic.name: held.text
-        for topic in selected
-        if (held := topic_hindrance(topic.name, topic_config(topic.settings))) is not None
-    }
-    if reasons:
+    names: dict[str, list[str]] = {}
+    for topic in selected:
+        held = topic_hindrance(topic.name, topic_config(topic.settings))
+        if held is not None:
+            names.setdefault(held.text, []).append(topic.name)
+    for reason in sorted(names):
         yield advice(
             "local retention",
-            f"never deletes records of {first_names(reasons)}: {reasons[min(reasons)]}",
+            f"never deletes records of {first_names(names[reason])}: {reason}",
             "leave these topics out of retention.local.topics, or change them",
         )
 

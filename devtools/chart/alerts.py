@@ -81,6 +81,7 @@ _STATE: Final = f'{names.PARTITION_STATE.name}{{state="halted"}}'
 _OF_A_PARTITION: Final = '{topic!=""}'
 """Above `http.max_partition_series`, some series have no labels and others do not exist."""
 _MIRROR_GAPS: Final = mirror_names.GAP_RECORDS.name
+_NEWEST_VERIFIED: Final = f"max by (job, cluster) ({verify_names.COMPLETED.name})"
 _MIRROR_LAG: Final = mirror_names.LAG_SECONDS.name
 _MIRROR: Final = "{{ $labels.job }}, {{ $labels.instance }}"
 _MIRRORS: Final = f"last_over_time({mirror_names.REFUSED_TOPICS.name}[1d])"
@@ -283,9 +284,11 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SidetierVerifyIncomplete",
         # Without --metrics-file there is no series, and no alert. Runs on different hosts, as of a
-        # CronJob, have different instances: the newest complete run counts.
-        f"time() - max by (job, cluster) ({verify_names.COMPLETED.name}) > ${{ageSeconds}} "
-        f"or max by (job, cluster) ({verify_names.UNREAD.name}) > 0",
+        # CronJob, have different instances, and the file of each stays: the newest complete run
+        # counts.
+        f"time() - {_NEWEST_VERIFIED} > ${{ageSeconds}} or max by (job, cluster) ("
+        f"{verify_names.UNREAD.name} and on (job, instance, cluster) {verify_names.COMPLETED.name} "
+        f"== on (job, cluster) group_left {_NEWEST_VERIFIED}) > 0",
         "1h",
         "warning",
         "The archive of cluster {{ $labels.cluster }} is not verified as a whole",

@@ -6,7 +6,7 @@ import io
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO, Final, NamedTuple, cast
 
 from sidetier.storage.bodies import Extent
@@ -264,8 +264,7 @@ class SendProgress:
         now: Monotonic seconds.
 
     Attributes:
-        sent: Bytes of the present attempt. It falls when a part or the whole file is sent again,
-            and where the client first reads the file to compute its own checksum.
+        sent: Bytes of the present attempt. It falls when a part or the whole file is sent again.
     """
 
     __slots__ = ("_began", "_now", "_size", "sent")
@@ -280,11 +279,16 @@ class SendProgress:
         """Note that an attempt to send `size` bytes begins."""
         self.sent, self._size, self._began = 0, size, self._now()
 
+    def reset(self) -> None:
+        """Note that nothing is sent: the file is read again to compute its checksum."""
+        self.sent, self._began = 0, None
+
     def measure(self) -> "Sent | None":
-        """Return what is sent; None before the first attempt, while the segment is verified."""
-        if self._began is None:
+        """Return what is sent; None before an attempt, while the segment is verified."""
+        began = self._began
+        if began is None:
             return None
-        sent, seconds = self.sent, self._now() - self._began
+        sent, seconds = self.sent, self._now() - began
         if not sent or seconds <= 0:
             return Sent(sent, None, None)
         rate = sent / seconds
@@ -321,3 +325,9 @@ class FileBody:
         if self.progress is not None:
             self.progress.begin(self.size)
         return cast("BinaryIO", _Stream(self))
+
+    def open_for_checksum(self) -> BinaryIO:
+        """See `CountedBody`."""
+        if self.progress is not None:
+            self.progress.reset()
+        return cast("BinaryIO", _Stream(replace(self, progress=None)))

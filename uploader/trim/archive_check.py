@@ -13,7 +13,8 @@ objects that a lifecycle rule or a person has deleted since. So each check asks 
 
 The listing comes last, because every change of an archive other than a commit begins with a write
 of `offset.wm`: if it has not changed until then, neither have the objects that were read before. A
-nonce in `offset.wm` gives each write another etag. So step 1 takes the version that the sidecar
+nonce in `offset.wm` gives each write another etag, and `RemoteStorage` promises that a listing
+includes a write as soon as the write has returned. So step 1 takes the version that the sidecar
 knows, without a request; only if step 5 finds another one is `offset.wm` read, and the check made
 again.
 

@@ -185,16 +185,16 @@ def topic_hindrance(topic: str, config: TopicConfig | None) -> Held | None:
         config: Its configuration; None if the brokers have not reported it.
     """
     if topic in INTERNAL_TOPICS or topic.startswith(INTERNAL_PREFIX):
-        return Held(Hindrance.TOPIC_REFUSED, f"topic {topic} is internal")
+        return Held(Hindrance.TOPIC_REFUSED, "the topic is internal")
     if config is None:
         return Held(
             Hindrance.TOPIC_CONFIG_UNKNOWN,
-            f"the broker has not reported the configuration of topic {topic}",
+            "the broker has not reported the topic's configuration",
         )
     if config.native_tiering:
-        return Held(Hindrance.TOPIC_REFUSED, f"topic {topic} has remote.storage.enable=true")
+        return Held(Hindrance.TOPIC_REFUSED, "the topic has remote.storage.enable=true")
     if not config.only_deleted:
-        return Held(Hindrance.TOPIC_REFUSED, f"cleanup.policy of topic {topic} is not delete alone")
+        return Held(Hindrance.TOPIC_REFUSED, "the topic's cleanup.policy is not delete alone")
     return None
 
 

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import IfMatch, RemoteStorage
 
 TRICKY = ["a", "a-b/x", "a.b", "a0/x", "b/1", "b/1-1", "b/10/z", "b/2", "Z", "_x", "é", "😀"]
 """Keys whose order differs from the order of a directory walk."""
@@ -41,6 +41,21 @@ def test_write_and_delete_are_visible_at_once(store: RemoteStorage) -> None:
         assert [row.size for row in store.list_objects("d/")] == list(range(number + 1))
     store.delete_object("d/2")
     assert _keys(store, "d/") == ["d/0", "d/1", "d/3", "d/4"]
+
+
+def test_conditional_replacement_is_listed_at_once(store: RemoteStorage) -> None:
+    """Local retention relies on it: a listing shows that `offset.wm` has not changed."""
+    for key in ("d/1.log", "d/offset.wm", "d/z"):
+        store.put_object(key, BytesBody(b"nonce 0"))
+    etags = [store.head_object("d/offset.wm").etag]
+    for number in range(1, 6):
+        body = BytesBody(b"nonce %d" % number)
+        etag = store.put_object("d/offset.wm", body, condition=IfMatch(etags[-1]))
+        for after in ("", "d/1"):
+            rows = {row.key: row.etag for row in store.list_objects("d/", start_after=after)}
+            assert rows["d/offset.wm"] == etag
+        etags.append(etag)
+    assert len(set(etags)) == len(etags)
 
 
 def test_more_than_one_page_of_keys_is_listed(store: RemoteStorage) -> None:

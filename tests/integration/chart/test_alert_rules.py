@@ -34,6 +34,7 @@ DRILL = f"sidetier_last_successful_drill_timestamp_seconds{{{WHO}}}"
 NODE = 'job="node",instance="n1:9100",cluster="prod-a"'
 FINDING = f'sidetier_verify_findings{{{NODE},kind="damaged_log",severity='
 VERIFIED = f"sidetier_verify_last_completed_timestamp_seconds{{{NODE}}}"
+UNREAD = f"sidetier_verify_unread{{{NODE}}}"
 COPIES = 'job="mirror",instance="m1:9109"'
 MIRRORS = f"sidetier_mirror_refused_topics{{{COPIES}}}"
 BESIDE = 'job="sidetier",instance="m1:9109"'
@@ -167,13 +168,26 @@ CASES = (
     Case("SidetierVerifyFindings", {f'{FINDING}"warning"}}': "3x20"}, 8, fires=False),
     Case("SidetierVerifyIncomplete", {VERIFIED: "-172800x90"}, 70, fires=True),
     Case("SidetierVerifyIncomplete", {VERIFIED: "-170000x90",
-                                      f"sidetier_verify_unread{{{NODE}}}": "2x90"}, 70, fires=True),
+                                      UNREAD: "2x90"}, 70, fires=True),
     Case("SidetierVerifyIncomplete", {VERIFIED: "-160000x90",
-                                      f"sidetier_verify_unread{{{NODE}}}": "0x90"}, 70,
-         fires=False),
+                                      UNREAD: "0x90"}, 70, fires=False),
     # A CronJob ran on another node the last time.
     Case("SidetierVerifyIncomplete", {VERIFIED: "-172800x90",
                                       VERIFIED.replace("n1", "n2"): "-60x90"}, 70, fires=False),
+    Case("SidetierVerifyIncomplete", {VERIFIED: "-90000x90", UNREAD: "2x90",
+                                      VERIFIED.replace("n1", "n2"): "-60x90",
+                                      UNREAD.replace("n1", "n2"): "0x90"}, 70, fires=False),
+    # The newest run could not read everything, and that of another cluster on its node could.
+    Case("SidetierVerifyIncomplete", {VERIFIED: "-90000x90", UNREAD: "0x90",
+                                      VERIFIED.replace("n1", "n2"): "-60x90",
+                                      UNREAD.replace("n1", "n2"): "2x90",
+                                      VERIFIED.replace("prod-a", "prod-b"): "-30x90",
+                                      UNREAD.replace("prod-a", "prod-b"): "0x90"}, 70,
+         fires=True),
+    # The run on the other node was interrupted, and its last complete one is older.
+    Case("SidetierVerifyIncomplete", {VERIFIED: "-90000x90", UNREAD: "2x90",
+                                      VERIFIED.replace("n1", "n2"): "-99000x90",
+                                      UNREAD.replace("n1", "n2"): "0x90"}, 70, fires=True),
     Case("SidetierMirrorGap", {f"sidetier_mirror_gap_records_total{{{COPIES}}}": "0x10 7x20"}, 12,
          fires=True),
     Case("SidetierMirrorGap", {f"sidetier_mirror_gap_records_total{{{COPIES}}}": "_x10 7x20"}, 12,

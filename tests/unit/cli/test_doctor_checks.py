@@ -98,9 +98,11 @@ def with_store(**changes: object) -> DoctorFacts:
 
 
 def with_retention(
-    *topics: TopicFacts, without_topic_id: tuple[TopicPartition, ...] = ()
+    *topics: TopicFacts,
+    selected: str = "orders",
+    without_topic_id: tuple[TopicPartition, ...] = (),
 ) -> DoctorFacts:
-    local = {"topics": ["orders"], "bytes": 0}
+    local = {"topics": [selected], "bytes": 0}
     settings = config(retention={"local": local}, broker={"bootstrap_servers": "localhost:9092"})
     return replace(SOUND, config=settings, topics=topics, without_topic_id=without_topic_id)
 
@@ -122,7 +124,7 @@ MAY_DELETE = frozenset({"DESCRIBE", "DELETE"})
         (
             with_retention(replace(topic(cleanup_policy="compact"), operations=MAY_DELETE)),
             "advice",
-            "cleanup.policy of topic orders is not delete alone",
+            "of orders: the topic's cleanup.policy is not delete alone",
         ),
         (
             with_retention(replace(topic(remote_storage_enable="true"), operations=MAY_DELETE)),
@@ -143,6 +145,25 @@ MAY_DELETE = frozenset({"DESCRIBE", "DELETE"})
 def test_local_retention(facts: DoctorFacts, level: str, words: str) -> None:
     [finding] = [one for one in findings(facts) if one.check == "local retention"]
     assert (finding.level.value, words in finding.found) == (level, True), finding.found
+
+
+def test_topics_without_local_retention_are_grouped_by_reason() -> None:
+    topics = (
+        topic("compacted-1", cleanup_policy="compact"),
+        topic("compacted-2", cleanup_policy="compact,delete"),
+        topic("tiered", remote_storage_enable="true"),
+        topic("__internal"),
+    )
+    allowed = (replace(each, operations=MAY_DELETE) for each in topics)
+    facts = with_retention(*allowed, selected=".*")
+    assert [one.found for one in findings(facts) if one.check == "local retention"] == [
+        f"never deletes records of {reason}"
+        for reason in (
+            "tiered: the topic has remote.storage.enable=true",
+            "__internal: the topic is internal",
+            "compacted-1, compacted-2: the topic's cleanup.policy is not delete alone",
+        )
+    ]
 
 
 def test_correct_setup_has_no_findings() -> None:

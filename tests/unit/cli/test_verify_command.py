@@ -9,9 +9,15 @@ from sidetier.archive.verify import light
 from sidetier.archive.verify import run as verification
 from sidetier.archive.verify.deep import SegmentChecker
 from sidetier.archive.verify.progress_file import ProgressFile
+from sidetier.archive.verify.run import Options, Report
+from sidetier.cli import verify as command
+from sidetier.cli.stores import open_archive as open_the_archive
+from sidetier.cli.verify import VerifyResult, write_metrics
+from sidetier.config.model import Config
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.store_calls import StoreCalls
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import PartitionLog
 
@@ -186,6 +192,51 @@ def test_metrics_file(cli: CommandLine, tmp_path: Path) -> None:
     completed = 'sidetier_verify_last_completed_timestamp_seconds{cluster="prod-a"} 1'
     assert any(line.startswith(completed) for line in lines)
     assert cli.run("verify", "--metrics-file", str(tmp_path / "no" / "x")) == 2
+
+
+def completed(file: Path, *, is_stopped: bool, cluster: str = "prod-a") -> float:
+    """Write the metrics of a run, and return the time of the last complete run in them."""
+    report = Report()
+    report.is_stopped = is_stopped
+    write_metrics(file, VerifyResult(cluster, report, (), 1.0, show_all=False))
+    name = f'sidetier_verify_last_completed_timestamp_seconds{{cluster="{cluster}"}} '
+    [line] = [line for line in file.read_text().splitlines() if line.startswith(name)]
+    return float(line.removeprefix(name))
+
+
+def test_interrupted_run_keeps_the_time_of_the_last_complete_run(tmp_path: Path) -> None:
+    """A run that is interrupted each night must not end the alert."""
+    file = tmp_path / "verify.prom"
+    assert completed(file, is_stopped=True) == 0
+    time_of_run = completed(file, is_stopped=False)
+    assert time_of_run > 1e9
+    for _ in range(2):
+        assert completed(file, is_stopped=True) == time_of_run
+    assert completed(file, is_stopped=True, cluster="prod-b") == 0
+
+
+@pytest.mark.parametrize("content", [b"half of a l", b"\xff", b'a{cluster="p", ="y"} 1\n', b""])
+def test_metrics_file_that_does_not_parse_has_no_complete_run(
+    tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "verify.prom"
+    file.write_bytes(content)
+    assert completed(file, is_stopped=True) == 0
+
+
+@pytest.mark.usefixtures("orders")
+def test_each_reader_of_the_light_check_has_a_connection(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, opened = open_the_archive, list[int]()
+
+    def open_archive(config: Config, *, connections: int, calls: StoreCalls) -> object:
+        opened.append(connections)
+        return real(config, connections=connections, calls=calls)
+
+    monkeypatch.setattr(command, "open_archive", open_archive)
+    assert cli.run("verify", "--threads", "5") == 0
+    assert opened == [Options(threads=5).light_threads] == [40]
 
 
 @pytest.mark.usefixtures("orders")

@@ -300,8 +300,15 @@ def test_watermark_that_is_deleted_or_written_meanwhile(beside: Beside, *, is_kn
     assert not beside.broker.requests
 
 
-def test_log_with_another_history_is_not_trimmed(beside: Beside) -> None:
-    """After an unclean election, another epoch has written offsets that are archived."""
+@pytest.mark.parametrize("changes", [{}, {"epoch_history": None}], ids=["checksum", "no checksum"])
+def test_log_with_another_history_is_not_trimmed(
+    beside: Beside, changes: dict[str, object]
+) -> None:
+    """After an unclean election, another epoch has written offsets that are archived.
+
+    Without a checksum of the epochs in `offset.wm`, the stored epochs are read and compared.
+    """
+    beside.replace_watermark(**changes)
     beside.log._epochs = [(0, 0), (3, 25)]
     beside.log._write_epochs()
     beside.log.epoch = 3

@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import Body, ChecksumAlgorithm
 from sidetier.telemetry.status import PartitionState, SegmentStatus
 from sidetier.uploader.sending.reading import FileBody, SendProgress, Sent
 from tests.harness.daemons import RunningDaemon, Site
+from tests.harness.encryption import encrypting
 from tests.harness.intercepted_store import SlowStore
 from tests.harness.log_dir import LogDir
 
@@ -87,3 +90,40 @@ def test_rate_and_time_left_count_from_the_start_of_the_attempt(path: Path) -> N
             assert progress.measure() == Sent(800, 80, 0.0)
         with body.open():  # the whole file is sent again
             assert progress.measure() == Sent(0, None, None)
+
+
+def test_reading_for_a_checksum_does_not_count_as_sent(path: Path) -> None:
+    now = [50.0]
+    progress = SendProgress(lambda: now[0])
+    with path.open("rb") as file:
+        body = FileBody(file.fileno(), 800, lambda _: None, 100, progress)
+        checksum_of_body(body, ChecksumAlgorithm.CRC32C)
+        assert progress.measure() is None
+        with body.open() as stream:
+            stream.read(200)
+        checksum_of_body(body, ChecksumAlgorithm.CRC32C)  # of the next attempt
+        assert progress.measure() is None
+        now[0] = 60.0
+        with body.open() as stream:
+            now[0] = 62.0
+            stream.read(200)
+        assert progress.measure() == Sent(200, 100, 6.0)
+
+
+def test_checksums_of_an_encrypted_segment_do_not_count_as_sent(
+    path: Path, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = SendProgress(lambda: 50.0)
+    before: list[Sent | None] = []
+    real = store.put_object
+
+    def put_object(key: str, body: Body, **options: object) -> str:
+        before.append(progress.measure())
+        return real(key, body, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "put_object", put_object)
+    with path.open("rb") as file:
+        body = FileBody(file.fileno(), 800, lambda _: None, 100, progress)
+        encrypting(store).put_object("t-0/00000000000000000000.log", body)
+    assert before == [None, None], "of the mark of the encryption, and of the segment"
+    assert progress.measure() == Sent(800, None, None)
