@@ -464,8 +464,8 @@ class Connection:
         """Return `first`, of at most `SMALL_REQUEST` bytes, and the next `size` bytes."""
         received, size = bytearray(first), len(first) + size
         # No memory before the first bytes have arrived: 32 clients that announce 2 MiB and send
-        # nothing would otherwise take all of it. Then the whole rest at once: if connections took it
-        # in pieces, all of them could hold some and wait for more, and none could finish.
+        # nothing would otherwise take all of it. Then the whole rest at once: if connections took
+        # it in pieces, all of them could hold some and wait for more, and none could finish.
         allowed = min(size, SMALL_REQUEST)
         while len(received) < size:
             if len(received) == allowed:
@@ -479,7 +479,7 @@ class Connection:
         return received
 
     def _reserve(self, size: int, deadline: float, held: ExitStack) -> None:
-        """Take memory for the rest of a request; a connection that holds some must not ask again."""
+        """Take memory for the rest of a request, which holds none yet: see `_receive_all`."""
         memory = self._service.request_memory
         if not memory.acquire(size, self._left(deadline)):
             raise DropError("busy", f"no memory for {size} more bytes of a request in time")
