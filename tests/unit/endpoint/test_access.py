@@ -333,7 +333,7 @@ def test_a_cap_does_not_count_what_clients_ask_for_while_others_read() -> None:
         assert first.result(10) == 0
 
 
-def test_clients_that_ask_at_once_share_the_cap() -> None:
+def test_clients_that_ask_at_once_share_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them ask before the first of them knows how many bytes it reads."""
     now = [50.0]
     cap = TokenBucket(1000, lambda: now[0])
@@ -347,7 +347,7 @@ def test_clients_that_ask_at_once_share_the_cap() -> None:
             at_once.wait()
             return first_batch(*args)
 
-        parts.fetcher._first_batch = all_at_once  # type: ignore[method-assign]
+        monkeypatch.setattr(parts.fetcher, "_first_batch", all_at_once)
         asked = build_request(ApiKey.FETCH, 11, **fetch_of("orders", 0))
 
         def fetched(_number: int) -> tuple[bool, int]:
