@@ -244,14 +244,15 @@ class RetryConfig(Part):
 class DeadlineConfig(Part):
     """Deadline of one attempt: base + size / min_bytes_per_second.
 
-    A read whose responses break off and are resumed has twice that time.
+    Responses of a read that break off are resumed for twice that time, from the first response on.
     """
 
     base: Duration = Field(
         default=30.0,
         gt=0,
         description="Deadline of a request without a body. size / min_bytes_per_second is added "
-        "for a body. A read whose responses break off and are resumed has twice that time in all.",
+        "for a body. Responses of a read that break off are resumed for twice that time, from the "
+        "first response on.",
     )
     min_bytes_per_second: Size = Field(
         default=1024**2, gt=0, description="Minimum transfer rate; a slower request is cancelled."

@@ -204,6 +204,8 @@ class Connection:
         self._login = None if service.logins is None else Login(service.logins, session)
         self.answer_by = math.inf
         """Monotonic second until which the client must take the answer that is being sent."""
+        self._is_ended = False
+        """Whether `end_late_answer` has ended the connection."""
         self._behind = b""
         """Bytes that have arrived behind the last request."""
         self._idle_answers: IdleAnswers | None = None
@@ -220,6 +222,7 @@ class Connection:
         A timeout of the socket would not do: each byte that the client takes begins it anew.
         """
         if now >= self.answer_by:
+            self._is_ended = True
             shut_down(self._socket, socket.SHUT_RDWR)
 
     def serve_one(self) -> bool:
@@ -401,13 +404,13 @@ class Connection:
         seconds = self._settings.send
         if self._login is not None and not self._login.is_complete:
             seconds = min(seconds, self._settings.login)
-        deadline = self.answer_by = self._clock() + seconds
+        self.answer_by = self._clock() + seconds
         try:
             send_pieces(self._socket, pieces)
         except OSError:
-            if self._clock() < deadline:
+            # Other errors are not the client's: a slow disk, or a file that became shorter.
+            if not self._is_ended:
                 raise
-            # `end_late_answer` has ended the connection.
             size = sum(map(size_of, pieces))
             detail = f"did not take an answer of {size} bytes within {seconds:.0f} s"
             raise DropError(SLOW_READER, detail) from None
@@ -460,15 +463,15 @@ class Connection:
     ) -> bytearray:
         """Return `first`, of at most `SMALL_REQUEST` bytes, and the next `size` bytes."""
         received, size = bytearray(first), len(first) + size
-        # Memory is taken as the bytes arrive: 32 clients that announce 2 MiB and send nothing would
-        # otherwise take all of it.
-        allowed = SMALL_REQUEST
+        # No memory before the first bytes have arrived: 32 clients that announce 2 MiB and send
+        # nothing would otherwise take all of it. Then the whole rest at once: if connections took
+        # it in pieces, all of them could hold some and wait for more, and none could finish.
+        allowed = min(size, SMALL_REQUEST)
         while len(received) < size:
             if len(received) == allowed:
-                piece = min(size - allowed, _PIECE)
-                self._reserve(piece, deadline, held)
-                allowed += piece
-            wanted = min(size, allowed) - len(received)
+                self._reserve(size - allowed, deadline, held)
+                allowed = size
+            wanted = min(allowed - len(received), _PIECE)
             part = self._receive(wanted, self._left(deadline), reason)
             if not part:
                 raise ConnectionResetError(f"closed within a request, {len(received)} of {size}")
@@ -476,7 +479,7 @@ class Connection:
         return received
 
     def _reserve(self, size: int, deadline: float, held: ExitStack) -> None:
-        """Take memory for the next bytes of a request."""
+        """Take memory for the rest of a request, which holds none yet: see `_receive_all`."""
         memory = self._service.request_memory
         if not memory.acquire(size, self._left(deadline)):
             raise DropError("busy", f"no memory for {size} more bytes of a request in time")

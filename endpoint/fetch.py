@@ -216,7 +216,7 @@ class _Room:
         left: Bytes.
         caps: The caps on bytes per second.
         is_empty: Whether the response has no records yet.
-        taken: Bytes that were taken from the caps; 0 before the first partition with records.
+        taken: Bytes that were taken from the caps; 0 before the first batches are read.
     """
 
     left: int
@@ -224,22 +224,32 @@ class _Room:
     is_empty: bool = True
     taken: int = 0
 
-    def take(self) -> None:
-        """Take the bytes of the response from the caps, unless that was done.
+    def ask(self) -> None:
+        """Ask the caps, unless bytes were taken. Nothing is taken: few may be there to be sent.
 
         Raises:
-            _ThrottledError: The caps do not allow them now.
+            _ThrottledError: The caps allow no bytes now.
+        """
+        self.take(0)
+
+    def take(self, size: int) -> None:
+        """Take bytes from the caps, before they are read.
+
+        Only the first bytes of a response can be refused: all of them together are at most a burst.
+
+        Raises:
+            _ThrottledError: The caps allow no bytes now.
         """
         if self.taken:
-            return
-        delay = take_from_all(self.caps, self.left)
-        if delay:
+            for cap in self.caps:
+                cap.give_back(-size)
+        elif delay := take_from_all(self.caps, size):
             raise _ThrottledError(delay)
-        self.taken = self.left
+        self.taken += size
 
     def give_back(self, used: int) -> None:
         """Return to the caps what was taken and not used."""
-        for cap in self.caps if self.taken else ():
+        for cap in self.caps:
             cap.give_back(self.taken - used)
 
 
@@ -282,10 +292,12 @@ class Fetcher:
         with fewer bytes than `min_bytes` is not held back: a broker does not cross the end of a
         segment either, and its clients ask again at once.
 
-        The caps are asked before the first batch is read: a client that must wait for them would
-        otherwise cost requests to the store for records that it does not get. With a cap, a
-        response has at most the bytes of its burst, so that clients that share it are served in
-        turn.
+        The caps are asked before the first batch is found: a client that must wait for them would
+        otherwise cost requests to the store for records that it does not get. The bytes are taken
+        from the caps once their number is known, before they are read: clients that ask for much
+        and get little do not delay each other, and clients that ask at once get no more than the
+        caps allow. With a cap, a response has at most the bytes of its burst, so that clients that
+        share it are served in turn.
 
         Args:
             request: The decoded request.
@@ -426,7 +438,7 @@ class Fetcher:
             return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
         if offset >= limit:
             return data
-        room.take()
+        room.ask()
         try:
             batch = self._first_batch(partition, view, offset, limit)
         except _MissingOffsetError as missing:
@@ -510,6 +522,7 @@ class Fetcher:
         # The next segment overlaps this one, and has the records from `until` on.
         if partition.transactions.notes(stored).end > batch.until:
             end = min(end, self._positions.end_below(topic, stored, batch.until))
+        room.take(end - batch.start)
         # A response that holds memory already does not wait for more: two of them could wait for
         # each other. The client asks again, as after a full response.
         lease = self._bytes.lend(

@@ -1,9 +1,7 @@
 """Read byte ranges of stored objects, and resume responses that break off."""
 
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import BinaryIO, Final
 
 from sidetier.segments.errors import StoreTimeoutError, TransientStorageError
@@ -13,7 +11,7 @@ from sidetier.storage.settings import AttemptDeadline
 
 _PIECE: Final = 2 << 20
 _ATTEMPTS: Final = 2
-"""A read with all its resumed responses may take as long as this number of attempts."""
+"""Broken responses are resumed for as long as this number of attempts may take."""
 
 
 def read_range(  # noqa: PLR0913 - three parameters have a default
@@ -53,11 +51,11 @@ def read_into(  # noqa: PLR0913 - three parameters have a default
     bytes. A response without bytes raises its error; pauses and retries are the task of the
     store's own retry layer.
 
-    Each response must bring its bytes within `deadline` of their number. Without another bound, a
-    store that breaks off each response after some bytes would keep its reader for ever. So the
-    whole read has twice the deadline of all its bytes, from the first request on: no response
-    continues and no request begins after that. A request that has begun ends by the deadlines of
-    the store's retry layer.
+    Each response must bring its bytes within `deadline` of their number, from its own beginning on.
+    Without another bound, a store that breaks off each response after some bytes would keep its
+    reader for ever. So no request begins later than twice the deadline of all bytes after the
+    beginning of the first response. A request that has begun ends by the deadlines of the store's
+    retry layer, and its response is not given up for the time that these retries took.
 
     Returns:
         Number of bytes read: fewer than `buffer` has if the object ends before.
@@ -65,22 +63,23 @@ def read_into(  # noqa: PLR0913 - three parameters have a default
     Raises:
         ObjectNotFoundError: There is no object.
         PreconditionFailedError: The object has another etag than the condition.
-        StoreTimeoutError: The bytes did not arrive within the deadline of one attempt, or those of
-            all responses not within twice that time.
+        StoreTimeoutError: The bytes of a response did not arrive within their deadline, or
+            responses still broke off after twice the deadline of all bytes.
         StorageError: See `RemoteStorage`.
     """
     allowed = deadline or AttemptDeadline()
     seconds = _ATTEMPTS * allowed.seconds(len(buffer))
-    latest = clock() + seconds
+    latest: float | None = None
     at = 0
     while at < len(buffer):
         begin, end = start + at, start + len(buffer)
-        count, broken = _read_response(
-            # With the same condition: the rest must be of the same version as the beginning.
-            partial(store.get_object_input_stream, key, begin, end, condition=condition),
-            _Response(key, begin, buffer[at:], allowed.seconds(end - begin), latest),
-            clock,
-        )
+        # With the same condition: the rest must be of the same version as the beginning.
+        with store.get_object_input_stream(key, begin, end, condition=condition) as stream:
+            # After the answer has begun: the request itself has its own deadline.
+            began = clock()
+            latest = began + seconds if latest is None else latest
+            response = _Response(key, begin, buffer[at:], began, allowed.seconds(end - begin))
+            count, broken = _read_response(stream, response, clock)
         at += count
         if broken is None:
             break
@@ -103,40 +102,34 @@ class _Response:
         key: The object.
         start: First byte.
         buffer: Where its bytes go.
+        began: When it began, by the clock.
         seconds: Time limit of its bytes.
-        latest: When the whole read must end, by the clock.
     """
 
     key: str
     start: int
     buffer: memoryview
+    began: float
     seconds: float
-    latest: float
 
 
 def _read_response(
-    begin: Callable[[], BinaryIO], response: _Response, clock: Clock
+    stream: BinaryIO, response: _Response, clock: Clock
 ) -> tuple[int, TransientStorageError | None]:
-    """Read one response; return the number of bytes, and the error with which it broke off.
-
-    Raises the error if the request itself fails.
-    """
+    """Read one response; return the number of bytes, and the error with which it broke off."""
     at, size = 0, len(response.buffer)
-    with begin() as stream:
-        # After the answer has begun: the request itself has its own deadline.
-        began = clock()
-        latest = min(began + response.seconds, response.latest)
-        try:
-            while at < size and (count := read_once(stream, response.buffer[at : at + _PIECE])):
-                at += count
-                if clock() > latest:
-                    break
-        except TransientStorageError as error:
-            return at, error
+    latest = response.began + response.seconds
+    try:
+        while at < size and (count := read_once(stream, response.buffer[at : at + _PIECE])):
+            at += count
+            if clock() > latest:
+                break
+    except TransientStorageError as error:
+        return at, error
     if at < size and clock() > latest:
         raise StoreTimeoutError(
             f"{response.key}: bytes {response.start} to {response.start + size} did not arrive "
-            f"within {max(latest - began, 0.0):.0f} s"
+            f"within {response.seconds:.0f} s"
         )
     return at, None
 

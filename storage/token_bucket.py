@@ -23,6 +23,8 @@ class TokenBucket:
         self._lock = threading.Lock()
         self._paid_until = now()
         self._next_turn = self._paid_until
+        self._last_seconds = 0.0
+        """Time that the bytes of the last `take` need."""
 
     @property
     def burst(self) -> int:
@@ -42,19 +44,21 @@ class TokenBucket:
             return max(self._paid_until - now, 0.0)
 
     def take(self, size: int) -> float:
-        """Take `size` bytes if no earlier bytes are unpaid; return 0.
+        """Take `size` bytes if no earlier bytes are unpaid; return 0. A size of 0 only asks.
 
         Else take nothing, and return the seconds after which to ask again, at most 5. Nothing is
         reserved for a caller, so one that never asks again costs the others nothing. Callers get
-        different times, so that they do not all ask again at once.
+        different times, so that they do not all ask again at once: as far apart as if each of them
+        took as many bytes as the last one that got some.
         """
         with self._lock:
             now = self._now()
             seconds = size / self.bytes_per_second
             if self._paid_until <= now:
                 self._paid_until = max(self._paid_until, now - _BURST_SECONDS) + seconds
+                self._last_seconds = seconds or self._last_seconds
                 return 0.0
-            turn = max(self._next_turn + seconds, self._paid_until)
+            turn = max(self._next_turn + self._last_seconds, self._paid_until)
             self._next_turn = min(turn, now + _MOST_DELAY)
             return self._next_turn - now
 

@@ -236,12 +236,15 @@ class ClassicGroup:
         self._rebalance = _Rebalance(inf)
         self._tickets = count()
         self._answers: dict[int, JoinAnswer | SyncAnswer] = {}
+        self._owners: Counter[str] | None = None
+        """What `owners` has counted; None after an event that may add or remove members."""
 
     # Events
 
     def join(self, join: Join, now: float) -> int:
         """Handle JoinGroup, and return the ticket of its answer."""
         self.advance(now)
+        self._owners = None
         ticket = next(self._tickets)
         error = self._refusal(join)
         if error is not ErrorCode.none:
@@ -317,6 +320,7 @@ class ClassicGroup:
         An administrator removes a static member by its instance id alone, without a member id.
         """
         self.advance(now)
+        self._owners = None
         if member_id == "" and instance_id is not None:
             member_id = self._static.get(instance_id, "")
         if member_id in self._pending:
@@ -358,6 +362,7 @@ class ClassicGroup:
         self.members.clear()
         self._static.clear()
         self._pending.clear()
+        self._owners = None
         self._unsynced.clear()
         self._sync_deadline = self._rebalance.deadline = inf
         self.state = GroupState.DEAD
@@ -389,10 +394,14 @@ class ClassicGroup:
 
     @property
     def owners(self) -> Counter[str]:
-        """The number of members by owner; together they are `size`."""
-        owners = Counter(member.owner for member in self.members.values())
-        owners.update(pending.owner for pending in self._pending.values())
-        return owners
+        """The number of members by owner; together they are `size`.
+
+        The same object until members change; the caller must not change it.
+        """
+        if self._owners is None:
+            self._owners = Counter(member.owner for member in self.members.values())
+            self._owners.update(pending.owner for pending in self._pending.values())
+        return self._owners
 
     @property
     def memory(self) -> int:
@@ -645,6 +654,7 @@ class ClassicGroup:
 
     def _expire(self, due: float) -> None:
         """Handle one of the deadlines at `due`."""
+        self._owners = None
         if self._rebalance.deadline == due:
             self._end_join(due)
             return

@@ -360,7 +360,8 @@ class GroupCoordinator:
 
     def _recount(self, group: _Group, owners: Counter[str], memory: int) -> None:
         """Replace what is counted for a group; the caller holds the guard."""
-        if owners != group.owners:
+        # Not compared by value: that takes half a millisecond for 1,000 owners after each commit.
+        if owners is not group.owners:
             self._size += owners.total() - group.owners.total()
             for owner in owners.keys() | group.owners.keys():
                 self._owners[owner] += owners[owner] - group.owners[owner]

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from time import monotonic
 from typing import Any
@@ -304,6 +305,61 @@ def test_a_cap_counts_the_bytes_that_are_sent() -> None:
         assert fetched(0).throttle == 0
 
 
+def test_a_cap_does_not_count_what_clients_ask_for_while_others_read() -> None:
+    """A client that asked for 50 MiB would otherwise throttle all others during its read."""
+    now = [50.0]
+    cap = TokenBucket(50_000_000, lambda: now[0])
+    now[0] += 1
+    store = FakeStorage()
+    for number in range(20):
+        made = MadeArchive(store, tp=TopicPartition("orders", number))
+        made.segments(0, 20)
+    with endpoint_over(store) as parts, ThreadPoolExecutor(1) as pool:
+
+        def throttle(partition: int) -> float:
+            wanted = fetch_of(
+                "orders", 0, partition=partition, max_bytes=50 << 20, partition_max_bytes=50 << 20
+            )
+            asked = build_request(ApiKey.FETCH, 11, **wanted)
+            answer = parts.fetcher.fetch(asked, 11, caps=[cap])
+            answer.release()
+            return answer.throttle
+
+        key = MadeArchive(store, tp=TopicPartition("orders", 0)).key(0)
+        with store.hold("stream", key):
+            first = pool.submit(throttle, 0)
+            wait_until(lambda: store.count("stream", key) == 1, 5, "the read")
+            assert [throttle(number) for number in range(1, 20)] == [0] * 19
+        assert first.result(10) == 0
+
+
+def test_clients_that_ask_at_once_share_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them ask before the first of them knows how many bytes it reads."""
+    now = [50.0]
+    cap = TokenBucket(1000, lambda: now[0])
+    store = FakeStorage()
+    MadeArchive(store).segments(0, 20)
+    at_once = threading.Barrier(8, timeout=10)
+    with endpoint_over(store) as parts, ThreadPoolExecutor(8) as pool:
+        first_batch = parts.fetcher._first_batch
+
+        def all_at_once(*args: Any) -> Any:  # noqa: ANN401 - as the method
+            at_once.wait()
+            return first_batch(*args)
+
+        monkeypatch.setattr(parts.fetcher, "_first_batch", all_at_once)
+        asked = build_request(ApiKey.FETCH, 11, **fetch_of("orders", 0))
+
+        def fetched(_number: int) -> tuple[bool, int]:
+            answer = parts.fetcher.fetch(asked, 11, caps=[cap])
+            answer.release()
+            return answer.throttle > 0, len(answer.topics)
+
+        answers = list(pool.map(fetched, range(8)))
+    assert sorted(answers) == [(False, 1)] + [(True, 0)] * 7
+    assert not any(block.pins for block in parts.blocks._blocks.values())
+
+
 def test_clients_that_go_away_do_not_use_up_the_cap() -> None:
     """Nothing is reserved for them, so they do not delay the clients that stay."""
     service, _ = capped(2_000)
@@ -325,10 +381,13 @@ def test_clients_that_go_away_do_not_use_up_the_cap() -> None:
 def test_a_bucket_refuses_while_bytes_are_unpaid_and_reserves_nothing() -> None:
     now = [50.0]
     bucket = TokenBucket(1000, lambda: now[0])
+    assert bucket.take(0) == 0
     assert bucket.take(500) == 0
-    assert bucket.take(250) == pytest.approx(0.5)
-    # Each caller gets another time, and none a time that its client would not wait for.
-    assert bucket.take(250) == pytest.approx(0.75)
+    assert bucket.take(0) == pytest.approx(0.5)
+    # Each caller gets another time, as if all of them took 500 bytes, whatever they ask for; and
+    # none a time that its client would not wait for.
+    assert bucket.take(1_000_000) == pytest.approx(1.0)
+    assert bucket.take(0) == pytest.approx(1.5)
     assert max(bucket.take(250) for _ in range(1000)) == pytest.approx(5)
     now[0] += 0.5
     assert bucket.take(250) == 0

@@ -538,6 +538,7 @@ def test_any_order_of_events_ends_with_every_request_answered(
         clients.receive()
         assert not (group.state is GroupState.EMPTY and group.members)
         assert not group.members or group.leader in group.members
+        assert group.owners.total() == group.size
     clients.script.after(1000)
     clients.receive()
     assert clients.tickets == {}

@@ -423,6 +423,20 @@ def test_one_client_cannot_take_the_places_of_all_others(store: FakeStorage) -> 
     groups.close()
 
 
+def test_owners_are_counted_only_when_members_change(groups: LocalGroups) -> None:
+    """With 1,000 owners it takes half a millisecond, which all groups would wait for."""
+    member = joined(groups)
+    assert sync(groups, member, {member.member_id: b"all"}).error_code is NONE
+    (group,) = groups._coordinator._all()
+    counted = group.owners
+    assert counted.total() == 1
+    assert commit(groups, 5, member=member) is NONE
+    assert group.owners is counted is group.machine.owners
+    assert join(groups).error_code is ErrorCode.member_id_required
+    assert group.owners == {"/test": 2}
+    assert group.owners is not counted
+
+
 def test_assignments_and_offsets_are_bounded(store: FakeStorage) -> None:
     registry = CollectorRegistry()
     groups = local_groups(

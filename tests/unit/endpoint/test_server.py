@@ -7,7 +7,9 @@ import ssl
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -22,12 +24,14 @@ from sidetier.endpoint.blocks import FilePiece, OpenFile
 from sidetier.endpoint.connection import (
     REQUEST_MEMORY,
     SMALL_REQUEST,
+    Connection,
     ServerSettings,
     send_pieces,
 )
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
+from sidetier.endpoint.session import Session
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
@@ -169,7 +173,7 @@ def many_questions() -> bytes:
     return frame(ApiKey.LIST_OFFSETS, 1, replica_id=-1, topics=topics)
 
 
-@pytest.mark.parametrize("sent", [0, 1000, SMALL_REQUEST])
+@pytest.mark.parametrize("sent", [0, 1000, SMALL_REQUEST - 1])
 def test_requests_that_are_announced_and_not_sent_block_no_others(sent: int) -> None:
     with running() as endpoint, ExitStack() as clients:
         memory = endpoint.server._service.request_memory
@@ -180,18 +184,40 @@ def test_requests_that_are_announced_and_not_sent_block_no_others(sent: int) -> 
         further = clients.enter_context(RawClient(endpoint.address))
         further.socket.sendall(many_questions())
         assert len(further.receive()) > 9000 * 22
-        wait_until(lambda: memory.left >= REQUEST_MEMORY - 64 * sent, 5, "its memory")
+        wait_until(lambda: memory.left == REQUEST_MEMORY, 5, "its memory")
+
+
+def test_large_requests_that_arrive_slowly_do_not_block_each_other() -> None:
+    """If each connection took memory as its bytes arrive, all would hold some and wait for more."""
+    body = encode_header(ApiKey.API_VERSIONS, 0, 1, "raw")
+    sent = struct.pack(">i", 2 << 20) + body + bytes((2 << 20) - len(body))
+    pause = threading.Event()
+
+    def answered(address: tuple[str, int]) -> bool:
+        with RawClient(address) as client, suppress(ConnectionError):
+            for start in range(0, len(sent), 32 << 10):
+                client.socket.sendall(sent[start : start + (32 << 10)])
+                pause.wait(0.002)
+            return bool(client.receive())
+        return False
+
+    with running(frame=5.0) as endpoint, ThreadPoolExecutor(12) as clients:
+        memory = endpoint.server._service.request_memory
+        assert memory.acquire(60 << 20, 0.0)  # what is left is enough for two of them
+        assert list(clients.map(answered, [endpoint.address] * 12)) == [True] * 12
+        wait_until(lambda: memory.left == 4 << 20, 5, "the release")
 
 
 def test_memory_for_large_requests_is_bounded() -> None:
     """Without a login, each connection could otherwise hold 2 MiB of a request."""
     with running() as endpoint, ExitStack() as clients:
         memory = endpoint.server._service.request_memory
-        assert memory.acquire(60 << 20, 0.0)
+        whole = (2 << 20) - SMALL_REQUEST
+        assert memory.acquire(REQUEST_MEMORY - 2 * whole, 0.0)
         large = [clients.enter_context(RawClient(endpoint.address)) for _ in range(3)]
         for client in large:
             client.socket.sendall(struct.pack(">i", 2 << 20) + bytes((2 << 20) - 1))
-        # Each of two has all of its bytes but the last, and the first 64 KiB need no memory.
+        # Two of them hold it; the first 64 KiB need none.
         wait_until(lambda: memory.left == 0, 10, "all memory to be taken")
         further = clients.enter_context(RawClient(endpoint.address))
         further.socket.sendall(many_questions())
@@ -204,7 +230,7 @@ def test_memory_for_large_requests_is_bounded() -> None:
         for client in large:
             client.socket.close()
         assert len(further.receive()) > 9000 * 22  # an answer for each of them
-        wait_until(lambda: memory.left == 4 << 20, 10, "the release")
+        wait_until(lambda: memory.left == 2 * whole, 10, "the release")
 
 
 def test_a_long_poll_keeps_no_memory_for_its_request() -> None:
@@ -336,6 +362,28 @@ def test_a_reader_that_is_too_slow_is_dropped_and_its_memory_returned(
     (dropped,) = [row for row in logs if row["event"] == "endpoint.connection_dropped"]
     assert (dropped["reason"], dropped["connections"]) == ("slow_reader", 1)
     assert "did not take an answer of" in dropped["detail"]
+
+
+def test_a_late_error_that_is_not_the_clients_names_no_slow_reader(tmp_path: Path) -> None:
+    """The deadline has passed when a slow disk fails, but it has not ended the connection."""
+    path = tmp_path / "segment"
+    path.write_bytes(b"short")
+    times = count(0.0, 100.0)
+    one, other = socket.socketpair()
+    with running() as endpoint, one, other:
+        connection = Connection(
+            one,
+            Session("test:1"),
+            endpoint.server._service,
+            EndpointMetrics(CollectorRegistry(), lambda: 0),
+            ServerSettings(send=60.0),
+            login_by=0.0,
+            wait=lambda _seconds: None,
+            clock=lambda: next(times),
+        )
+        file = OpenFile(os.open(path, os.O_RDONLY))
+        with pytest.raises(ConnectionError, match="shorter than it was listed"):
+            connection._send_all([FilePiece(file, 0, 100)])
 
 
 def test_a_stop_ends_long_polls_and_idle_connections() -> None:

@@ -94,7 +94,7 @@ def test_slow_answer_is_given_up() -> None:
     store = OtherStreams(Trickle)
     ticks = iter(range(1000))
 
-    with pytest.raises(StoreTimeoutError, match="key: bytes 0 to 5000"):
+    with pytest.raises(StoreTimeoutError, match="key: bytes 0 to 5000 did not arrive within 20 s"):
         read_range(
             store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
         )
@@ -112,7 +112,42 @@ def test_answers_that_break_off_have_one_deadline_together() -> None:
     assert 1 < store.store.count("stream") < 10
 
 
-def test_a_resumed_answer_gets_what_is_left_of_the_deadline() -> None:
+class Busy(OtherStreams):
+    """Begins each answer after 75 s, as with the retries of a store that is busy."""
+
+    def __init__(self, stream: Callable[[bytes], io.BytesIO], now: list[float]) -> None:
+        super().__init__(stream)
+        self._now = now
+
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "stream":
+            self._now[0] += 75
+        return super().intercept(call)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_time_until_an_answer_begins_is_not_that_of_its_bytes(pieces: int) -> None:
+    """Neither for the first one nor for one that resumes it."""
+    now = [0.0]
+    after = -(-4900 // pieces)
+    store = Busy(lambda data: Breaking(data, after), now)
+
+    deadline = AttemptDeadline(base=20)
+    read = read_range(store, "key", 100, 5000, deadline=deadline, clock=lambda: now[0])
+    assert read == DATA[100:5000]
+    assert store.store.count("stream") == pieces
+
+
+def test_no_request_begins_after_the_deadline_of_all_answers() -> None:
+    now = [0.0]
+    store = Busy(lambda data: Breaking(data, 10), now)
+
+    with pytest.raises(StoreTimeoutError, match="within 40 s, in several responses"):
+        read_range(store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: now[0])
+    assert store.store.count("stream") == 2
+
+
+def test_a_resumed_answer_has_the_deadline_of_its_own_bytes() -> None:
     streams: Iterator[Callable[[bytes], io.BytesIO]]
     streams = iter([partial(Breaking, after=1000), Trickle])
 
@@ -120,10 +155,10 @@ def test_a_resumed_answer_gets_what_is_left_of_the_deadline() -> None:
         return next(streams)(data)
 
     store = OtherStreams(stream)
-    ticks = iter([0, 30, 30, 30, 32, *range(33, 100)])
+    ticks = iter([0, 10, 10, *range(32, 100)])
 
     with pytest.raises(
-        StoreTimeoutError, match="key: bytes 1000 to 5000 did not arrive within 8 s"
+        StoreTimeoutError, match="key: bytes 1000 to 5000 did not arrive within 20 s"
     ):
         read_range(
             store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
