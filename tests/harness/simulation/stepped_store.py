@@ -21,6 +21,7 @@ class SteppedStore(InterceptedStore):
         starts: Key of the record of the archive's start, by the key of its `offset.wm`.
         outran: Called with the key of a first `offset.wm` that was written although the record of
             the start has changed since this sidecar last read it.
+        deleted: Called with the key of each object that is deleted without a condition.
     """
 
     def __init__(
@@ -28,12 +29,14 @@ class SteppedStore(InterceptedStore):
         store: FakeStorage,
         starts: Mapping[str, str] = MappingProxyType({}),
         outran: Callable[[str], None] = lambda _: None,
+        deleted: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(store)
         self.sent_again: list[str] = []
         self._at_first = store.contents()
         self._starts = starts
         self._outran = outran
+        self._deleted = deleted
         self._seen: dict[str, bytes | None] = {}
 
     def intercept(self, call: StoreCall) -> object:
@@ -45,6 +48,8 @@ class SteppedStore(InterceptedStore):
     def _arrive(self, call: StoreCall) -> object:
         if call.operation == "get":
             self._seen[call.key] = self.store.contents().get(call.key)
+        if call.operation == "delete" and call.condition is None:
+            self._deleted(call.key)
         answer = call.effect(self.store)
         if call.operation == "put" and isinstance(call.condition, IfAbsent):
             self._check_start(call.key)

@@ -300,7 +300,7 @@ def test_interrupted_run_deletes_nothing_more() -> None:
     config = ReaderConfig.model_validate(settings)
     provider = PatternEndpointProvider(StorageEndpoint("file:///x"))
     with ThreadPoolExecutor(1) as pool:
-        session = GcSession(config, EveryStore(provider, {}), pool, deletes_per_second=1.0)
+        session = GcSession(config, EveryStore(provider, {}), pool, pool, deletes_per_second=1.0)
         session.stop()
         with pytest.raises(SidetierError, match="interrupted"):
             session._wait(1000)
