@@ -21,7 +21,8 @@ Order of the durable steps, and what a kill right after each leaves:
 
 The next collection finishes: it deletes all that is below the start, whether it has moved the start
 itself or not. `offset.wm`, `leader-epoch-checkpoint` and gap records are never deleted, nor is the
-segment that `offset.wm` names.
+segment that `offset.wm` names, nor one of a late sidecar with offsets of a recorded gap at or above
+the start, which may be their only copy.
 
 A sidecar whose conditional put is refused because of step 1 repeats it with the new start. If a
 sidecar writes first, the collection reads the archive again and decides anew.
@@ -49,9 +50,15 @@ are under way at that time, this remains:
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Final, TypeVar
 
-from sidetier.archive.gc.listing import list_archive
+from sidetier.archive.gc.listing import (
+    ListedArchive,
+    gaps_from,
+    has_offsets_of,
+    list_archive,
+)
 from sidetier.archive.gc.retention import Expired, Need, Retention, SegmentFacts, expired_segments
 from sidetier.archive.objects.chapters import (
     SEGMENTS,
@@ -65,9 +72,11 @@ from sidetier.archive.objects.pinterest_metadata import (
     read_metadata,
 )
 from sidetier.archive.objects.segment import (
+    SegmentFiles,
     StoredLog,
     noted_next_offset,
     noted_number,
+    segment_files,
 )
 from sidetier.archive.objects.watermark import (
     StoredWatermark,
@@ -83,7 +92,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
@@ -235,8 +244,7 @@ class PartitionCollector:
 
     def _survey(self) -> _Survey:
         listed = list_archive(self._store, self._layout, self._tp)
-        mark, view, rows = listed.mark, listed.view, listed.rows
-        prefix = self._layout.partition_prefix(self._tp)
+        mark, view = listed.mark, listed.view
         # Without a committed segment there is nothing that can be kept behind a new start.
         if not view.logs:
             nothing = Expired(0, view.start, "nothing is archived")
@@ -247,11 +255,32 @@ class PartitionCollector:
         lowest = view.logs[expired.segments].base_offset
         below = tuple(
             row
-            for row in rows
-            if (parsed := parse_object_key(row.key, prefix)) is not None and parsed[0] < lowest
+            for segment in self._deleted(listed, lowest, expired.start)
+            for row in segment.files.values()
         )
         has_old_entries = any(base < lowest for base in listed.named)
         return _Survey(mark, view, expired, lowest, below, has_old_entries)
+
+    def _deleted(
+        self, listed: ListedArchive, lowest: BaseOffset, start: Offset
+    ) -> list[SegmentFiles]:
+        """Return the segments below the first that is kept, except those with offsets of a gap."""
+        files = segment_files(listed.rows, self._layout.partition_prefix(self._tp))
+        below = list(takewhile(lambda segment: segment.base_offset < lowest, files))
+        members = {log.base_offset for log in listed.view.logs}
+        # Of a killed collection, or of a late sidecar. Usually there is none.
+        left = [
+            segment
+            for segment in below
+            if segment.base_offset not in members and FileKind.LOG in segment.files
+        ]
+        gaps = gaps_from(self._store, self._layout, self._tp, start) if left else []
+        kept = {
+            segment.base_offset
+            for segment in left
+            if gaps and has_offsets_of(self._store, segment.stored_log, gaps)
+        }
+        return [segment for segment in below if segment.base_offset not in kept]
 
     def _facts(self, view: ArchiveView) -> Callable[[StoredLog], SegmentFacts]:
         """Return a function that reads the metadata of a segment, many from chapters at once."""
