@@ -362,7 +362,8 @@ class Laws:
         and the leader's, which remembers what was deleted. Then the deleted records are in a gap
         below the archive's start. No sidecar can detect the case in which one writes the first
         `offset.wm` right after it has read the record of the start, and the other lowers that
-        record in between (ADR 13).
+        record in between, nor the one in which a record arrives after that from a sidecar that has
+        died meanwhile (ADR 13).
         """
         start, watermark = self.recorded_start(), watermark_of(self.store, self.tp)
         if self.world.offset_reset == "latest" or start is None or watermark is None or self.moves:
