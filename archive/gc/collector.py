@@ -40,8 +40,9 @@ are under way at that time, this remains:
   a delete, compare the version with a request just before: the time between the two requests
   remains.
 - `.index`, `.timeindex`: the delete has no condition, so that a thousand of them cost one request.
-  An index of the new segment can be deleted. Its records stay; readers of Sidetier that miss an
-  index read the `.log` from its first byte, and `sidetier repair` builds it again from the `.log`.
+  An index of the new segment can be deleted. Its records stay. Readers of Sidetier scan the
+  segment then, and Pinterest's consumer cannot read it without its `.index` until
+  `sidetier repair` builds the index again from the `.log`.
 - If the divergence is exactly at the end of a deleted segment, `offset.wm` names this segment after
   the quarantine, and the segment may be missing. No record is: the archive begins and ends at the
   divergence until the next commit.
