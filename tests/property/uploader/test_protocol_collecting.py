@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -33,7 +33,7 @@ from tests.harness.simulation.commands import Command
 from tests.harness.simulation.laws import Laws
 from tests.harness.simulation.network import Fate
 from tests.harness.simulation.replicas import Replicated
-from tests.harness.simulation.world import World
+from tests.harness.simulation.world import WORLDS, World
 from tests.property.uploader.test_protocol import BROKERS, PARTITIONS, SECONDS, examples
 from tests.property.uploader.test_protocol_disasters import Disasters
 
@@ -62,6 +62,10 @@ EVENTS = frozenset(
 
 class Collecting(Disasters):
     """All invariants hold while gcs run."""
+
+    worlds: ClassVar = WORLDS.map(
+        lambda world: replace(world, offset_reset="earliest", on_gap="step_over")
+    )
 
     def _note_world(self) -> None:
         super()._note_world()
