@@ -10,27 +10,56 @@ Order of the durable steps, and what a kill right after each leaves:
    skips segments without an entry, so it does not miss the objects that are deleted next. A kill
    leaves segments that no reader reads. A sidecar that is late with the commit of such a segment
    may add its entry again, and the next collection removes it.
-3. The `.log` objects below the start are deleted, oldest first. A kill leaves some of them, each
-   with its indexes, so no listing shows a `.log` without them.
-4. The other files of these segments are deleted. A kill leaves files without a `.log`, which no
-   reader regards as a segment.
-5. Chapters that end at or below the start are deleted. A kill leaves chapters of deleted segments;
+3. The `.log` objects below the start are deleted, oldest first, each only in the version that was
+   listed. A kill leaves some of them, each with its indexes, so no listing shows a `.log` without
+   them.
+4. The `.txnindex` and `.snapshot` objects of these segments are deleted in the same way.
+5. Their `.index` and `.timeindex` objects are deleted, many with one request. A kill at 4 or 5
+   leaves files without a `.log`, which no reader regards as a segment.
+6. Chapters that end at or below the start are deleted. A kill leaves chapters of deleted segments;
    readers look up segments in chapters, not the reverse.
 
 The next collection finishes: it deletes all that is below the start, whether it has moved the start
 itself or not. `offset.wm`, `leader-epoch-checkpoint` and gap records are never deleted, nor is the
-segment that `offset.wm` names.
+segment that `offset.wm` names, nor one of a late sidecar with offsets of a recorded gap at or above
+the start, which may be their only copy.
 
 A sidecar whose conditional put is refused because of step 1 repeats it with the new start. If a
 sidecar writes first, the collection reads the archive again and decides anew.
+
+A delete may take effect late, after a quarantine from below the new start, or a retirement, and
+after a sidecar has stored a new segment at the same base offset. Just before each batch of deletes,
+`offset.wm` still begins at or above the deleted segments, in the same topic id. For deletes that
+are under way at that time, this remains:
+
+- `.log`, `.txnindex`, `.snapshot`: a store that evaluates the condition together with the delete
+  (S3, HDFS, the file system) deletes no other version. On S3, equal bytes are the same version. A
+  `.log` of other records never has equal bytes; one with the same records has them only if a second
+  unclean election brings these records back. `.snapshot`s without producers can be equal; only
+  restores read them. Google Cloud Storage, Azure, and S3-compatible stores that ignore If-Match on
+  a delete, compare the version with a request just before: the time between the two requests
+  remains.
+- `.index`, `.timeindex`: the delete has no condition, so that a thousand of them cost one request.
+  An index of the new segment can be deleted. Its records stay. Readers of Sidetier scan the
+  segment then, and Pinterest's consumer cannot read it without its `.index` until
+  `sidetier repair` builds the index again from the `.log`.
+- If the divergence is exactly at the end of a deleted segment, `offset.wm` names this segment after
+  the quarantine, and the segment may be missing. No record is: the archive begins and ends at the
+  divergence until the next commit.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import takewhile
+from typing import Final, TypeVar
 
-from sidetier.archive.gc.listing import list_archive
+from sidetier.archive.gc.listing import (
+    ListedArchive,
+    gaps_from,
+    has_offsets_of,
+    list_archive,
+)
 from sidetier.archive.gc.retention import Expired, Need, Retention, SegmentFacts, expired_segments
 from sidetier.archive.objects.chapters import (
     SEGMENTS,
@@ -44,9 +73,11 @@ from sidetier.archive.objects.pinterest_metadata import (
     read_metadata,
 )
 from sidetier.archive.objects.segment import (
+    SegmentFiles,
     StoredLog,
     noted_next_offset,
     noted_number,
+    segment_files,
 )
 from sidetier.archive.objects.watermark import (
     StoredWatermark,
@@ -62,7 +93,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
@@ -70,6 +101,12 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import LISTED_AT_ONCE, IfMatch, ObjectSummary, RemoteStorage
 
 _TRIES: Final = 10
+_T = TypeVar("_T")
+_INDEXES: Final = (FileKind.INDEX.value, FileKind.TIMEINDEX.value)
+"""Files that `sidetier repair` builds again from the `.log`."""
+
+ForEach = Callable[[Callable[[ObjectSummary], None], Iterable[ObjectSummary]], Iterable[None]]
+"""`map`, or the `map` of an executor."""
 
 Wait = Callable[[int], None]
 """Waits before a number of objects is deleted, to keep to a rate."""
@@ -132,6 +169,8 @@ class PartitionCollector:
         retention: The limits.
         needs: What the consumers still need.
         wait: Called before each batch of deletes.
+        for_each: `map`, or the `map` of an executor, but not of the one on which `collect` runs:
+            sets how many conditional deletes are made at once.
         now_ms: Returns the present time in ms since 1970.
     """
 
@@ -144,6 +183,7 @@ class PartitionCollector:
         *,
         needs: Iterable[Need] = (),
         wait: Wait = lambda _: None,
+        for_each: ForEach = map,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._store = store
@@ -152,6 +192,7 @@ class PartitionCollector:
         self._retention = retention
         self._needs = tuple(needs)
         self._wait = wait
+        self._for_each = for_each
         self._now_ms = now_ms
 
     def survey(self) -> Collectable:
@@ -177,10 +218,13 @@ class PartitionCollector:
         # a missing `_metadata`, may have added entries of these segments since.
         if survey.has_old_entries or survey.below:
             self._forget_entries(survey)
-        logs = [row.key for row in survey.below if row.key.endswith(FileKind.LOG.value)]
-        files = [row.key for row in survey.below if not row.key.endswith(FileKind.LOG.value)]
-        self._delete(logs, survey)
-        self._delete(files, survey)
+        rows = survey.below
+        logs = [row for row in rows if row.key.endswith(FileKind.LOG.value)]
+        indexes = [row for row in rows if row.key.endswith(_INDEXES)]
+        others = [row for row in rows if not row.key.endswith((FileKind.LOG.value, *_INDEXES))]
+        self._delete_versions(logs, survey)
+        self._delete_versions(others, survey)
+        self._delete_indexes(indexes, survey)
         self._delete_chapters(survey)
         return survey.result
 
@@ -201,8 +245,7 @@ class PartitionCollector:
 
     def _survey(self) -> _Survey:
         listed = list_archive(self._store, self._layout, self._tp)
-        mark, view, rows = listed.mark, listed.view, listed.rows
-        prefix = self._layout.partition_prefix(self._tp)
+        mark, view = listed.mark, listed.view
         # Without a committed segment there is nothing that can be kept behind a new start.
         if not view.logs:
             nothing = Expired(0, view.start, "nothing is archived")
@@ -213,11 +256,32 @@ class PartitionCollector:
         lowest = view.logs[expired.segments].base_offset
         below = tuple(
             row
-            for row in rows
-            if (parsed := parse_object_key(row.key, prefix)) is not None and parsed[0] < lowest
+            for segment in self._deleted(listed, lowest, expired.start)
+            for row in segment.files.values()
         )
         has_old_entries = any(base < lowest for base in listed.named)
         return _Survey(mark, view, expired, lowest, below, has_old_entries)
+
+    def _deleted(
+        self, listed: ListedArchive, lowest: BaseOffset, start: Offset
+    ) -> list[SegmentFiles]:
+        """Return the segments below the first that is kept, except those with offsets of a gap."""
+        files = segment_files(listed.rows, self._layout.partition_prefix(self._tp))
+        below = list(takewhile(lambda segment: segment.base_offset < lowest, files))
+        members = {log.base_offset for log in listed.view.logs}
+        # Of a killed collection, or of a late sidecar. Usually there is none.
+        left = [
+            segment
+            for segment in below
+            if segment.base_offset not in members and FileKind.LOG in segment.files
+        ]
+        gaps = gaps_from(self._store, self._layout, self._tp, start) if left else []
+        kept = {
+            segment.base_offset
+            for segment in left
+            if gaps and has_offsets_of(self._store, segment.stored_log, gaps)
+        }
+        return [segment for segment in below if segment.base_offset not in kept]
 
     def _facts(self, view: ArchiveView) -> Callable[[StoredLog], SegmentFacts]:
         """Return a function that reads the metadata of a segment, many from chapters at once."""
@@ -280,27 +344,43 @@ class PartitionCollector:
             return
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
-    def _delete(self, keys: Sequence[str], survey: _Survey) -> None:
-        for batch in _batches(keys):
-            self._wait(len(batch))
-            # Deletes have no condition: a batch is one request, and few stores support a condition
-            # for each object in it. Just before each batch, `offset.wm` still tells that the
-            # archive has moved on from these keys. No sidecar replaces a `.log`; another object
-            # comes to such a key only after a retirement or a quarantine from below the new start.
-            # Both write `offset.wm` first, and end with a lower start or another topic id. What
-            # remains: the whole move and the upload of a new segment end while this batch is under
-            # way.
-            self._expect_unchanged(survey)
-            self._store.delete_objects(batch)
+    def _delete_versions(self, rows: Sequence[ObjectSummary], survey: _Survey) -> None:
+        """Delete objects in the versions that were listed."""
+        for batch in _batches(rows):
+            self._begin_batch(len(batch), survey)
+            try:
+                for _ in self._for_each(self._delete_version, batch):
+                    pass
+            except PreconditionFailedError as error:
+                raise self._replaced(survey) from error
+
+    def _delete_version(self, row: ObjectSummary) -> None:
+        self._store.delete_object(row.key, condition=IfMatch(row.etag))
+
+    def _delete_indexes(self, rows: Sequence[ObjectSummary], survey: _Survey) -> None:
+        for batch in _batches(rows):
+            self._begin_batch(len(batch), survey)
+            self._store.delete_objects([row.key for row in batch])
+
+    def _begin_batch(self, objects: int, survey: _Survey) -> None:
+        self._wait(objects)
+        # No sidecar replaces a `.log`: another object comes to such a key only after a retirement,
+        # or a quarantine from below the new start. Both write `offset.wm` first, and end with a
+        # lower start or another topic id. See the module for deletes that are under way meanwhile.
+        self._expect_unchanged(survey)
 
     def _expect_unchanged(self, survey: _Survey) -> None:
         key = self._layout.watermark_key(self._tp)
         now = read_watermark(self._store, key)
         if now is None or not _still_begins_at(now.watermark, survey):
-            raise ArchiveConflictError(
-                f"{key} was replaced while segments below offset {survey.expired.start} were being "
-                "deleted (a quarantine, or a retirement); no further object is deleted"
-            )
+            raise self._replaced(survey)
+
+    def _replaced(self, survey: _Survey) -> ArchiveConflictError:
+        return ArchiveConflictError(
+            f"{self._layout.partition_prefix(self._tp)}: the archive was replaced while segments "
+            f"below offset {survey.expired.start} were being deleted (a quarantine, or a "
+            "retirement); no further object is deleted"
+        )
 
     def _delete_chapters(self, survey: _Survey) -> None:
         topic_id = survey.mark.watermark.topic_id
@@ -310,8 +390,8 @@ class PartitionCollector:
             self._store.delete_objects(batch)
 
 
-def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (keys[at : at + LISTED_AT_ONCE] for at in range(0, len(keys), LISTED_AT_ONCE))
+def _batches(objects: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    return (objects[at : at + LISTED_AT_ONCE] for at in range(0, len(objects), LISTED_AT_ONCE))
 
 
 def _still_begins_at(now: Watermark, survey: _Survey) -> bool:

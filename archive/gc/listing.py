@@ -1,16 +1,19 @@
 """List an archive with all of its files, and refuse one from which nothing may be deleted."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.pinterest_metadata import read_metadata
 from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
 from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
 from sidetier.archive.orphan_segments import without_orphans
 from sidetier.archive.partition_listing import partition_rows
+from sidetier.archive.pinterest import Ends
 from sidetier.archive.view import ArchiveView, view_of_ours
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
 
@@ -64,6 +67,25 @@ def list_archive(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
     logs = without_orphans(committed, named, noted_end)
     view = view_of_ours(prefix, mark.watermark, mark.etag, logs)
     return ListedArchive(mark, view, rows, named)
+
+
+def gaps_from(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, start: Offset
+) -> list[OffsetRange]:
+    """List the recorded gaps at or above an offset. A gap around it begins there. One request."""
+    gaps = recorded_gaps(store, layout, [tp])[tp]
+    return [OffsetRange(max(gap.start, start), gap.end) for gap in gaps if gap.end > start]
+
+
+def has_offsets_of(store: RemoteStorage, log: StoredLog, gaps: Iterable[OffsetRange]) -> bool:
+    """Return whether a segment has offsets of a gap: it may be the only copy of their records.
+
+    One request, and some more if Pinterest's uploader has stored the segment.
+    """
+    end = noted_next_offset(store.head_object(log.key))
+    if end is None:
+        end = Ends(store)(log)
+    return any(log.base_offset < gap.end and end > gap.start for gap in gaps)
 
 
 def _collectable(mark: StoredWatermark | None, key: str) -> StoredWatermark:

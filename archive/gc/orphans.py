@@ -1,19 +1,18 @@
 """Objects that are not part of any archive: what kills, late writers and quarantines have left."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from typing import Final
 
-from sidetier.archive.gc.listing import list_archive
-from sidetier.archive.objects.gaps import recorded_gaps
-from sidetier.archive.objects.segment import SegmentFiles, noted_next_offset, segment_files
+from sidetier.archive.gc.listing import gaps_from, has_offsets_of, list_archive
+from sidetier.archive.objects.segment import segment_files
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.errors import MalformedObjectError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, parse_partition_directory
-from sidetier.segments.offsets import OffsetRange, TopicPartition
+from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
 
 
@@ -30,8 +29,8 @@ class OrphanKind(StrEnum):
     """Its segment is above the archive end. It may be the only copy of its records, and a sidecar
     may still adopt it."""
     IN_GAP = "in_gap"
-    """A late sidecar has stored its segment, which has offsets of a recorded gap: it may be the
-    only copy of their records."""
+    """A late sidecar has stored its segment, which has offsets of a recorded gap at or above the
+    start of the archive: it may be the only copy of their records."""
     QUARANTINED = "quarantined"
     """A record that the cluster has discarded in an unclean election, in the quarantine."""
 
@@ -61,7 +60,7 @@ def find_orphans(
     members = {log.base_offset for log in view.logs}
     lowest = min(members, default=view.end)
     last = view.watermark.base_offset
-    gaps = recorded_gaps(store, layout, [tp])[tp]
+    gaps = gaps_from(store, layout, tp, view.start)
     for segment in segment_files(listed.rows, layout.partition_prefix(tp)):
         base = segment.base_offset
         if base in members:
@@ -70,22 +69,12 @@ def find_orphans(
             kind = OrphanKind.ABOVE_END
         elif FileKind.LOG not in segment.files:
             kind = OrphanKind.WITHOUT_LOG
-        elif base < lowest:
-            kind = OrphanKind.BELOW_START
+        elif gaps and has_offsets_of(store, segment.stored_log, gaps):
+            kind = OrphanKind.IN_GAP
         else:
-            kind = OrphanKind.DUPLICATE
-            if gaps and _has_offsets_of(store, segment, gaps):
-                kind = OrphanKind.IN_GAP
+            kind = OrphanKind.BELOW_START if base < lowest else OrphanKind.DUPLICATE
         for row in segment.files.values():
             yield Orphan(tp, row, kind)
-
-
-def _has_offsets_of(
-    store: RemoteStorage, segment: SegmentFiles, gaps: Sequence[OffsetRange]
-) -> bool:
-    """Return whether a segment may have offsets of a gap. One request."""
-    end = noted_next_offset(store.head_object(segment.log.key))
-    return any(segment.base_offset < gap.end and (end is None or end > gap.start) for gap in gaps)
 
 
 def find_quarantined(

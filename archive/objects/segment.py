@@ -71,6 +71,16 @@ class SegmentFiles:
         return self.files[FileKind.LOG]
 
     @property
+    def stored_log(self) -> StoredLog:
+        """The `.log` with its indexes. Raises KeyError if the `.log` is not stored."""
+        return StoredLog(
+            self.base_offset,
+            self.log,
+            self.files.get(FileKind.INDEX),
+            self.files.get(FileKind.TIMEINDEX),
+        )
+
+    @property
     def missing(self) -> tuple[FileKind, ...]:
         """The files that every segment has, but that are not stored."""
         return tuple(kind for kind in REQUIRED_KINDS if kind not in self.files)
@@ -101,12 +111,7 @@ def segment_files(rows: Iterable[ObjectSummary], prefix: str) -> Iterator[Segmen
 def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, ...]:
     """Return the `.log`s among the rows of a listing, by ascending base offset."""
     return tuple(
-        StoredLog(
-            segment.base_offset,
-            segment.log,
-            segment.files.get(FileKind.INDEX),
-            segment.files.get(FileKind.TIMEINDEX),
-        )
+        segment.stored_log
         for segment in segment_files(rows, prefix)
         if FileKind.LOG in segment.files
     )

@@ -192,8 +192,11 @@ def _session(config: "Config", topics: Sequence[str], rate: float) -> Iterator["
     with ExitStack() as stack:
         stores = stack.enter_context(open_every_store(config, connections=AT_ONCE))
         pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gc")
-        session = GcSession(config, stores, pool, rate, topics)
-        # An interrupted command must not begin with the partitions that wait in the pool.
+        deletes = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gc-delete")
+        session = GcSession(config, stores, pool, deletes, rate, topics=topics)
+        # An interrupted command must not begin with what waits in the pools. Threads of the first
+        # pool wait for the second one, so that is ended before it.
         stack.callback(lambda: pool.shutdown(cancel_futures=True))
+        stack.callback(lambda: deletes.shutdown(cancel_futures=True))
         stack.callback(session.stop)
         yield session

@@ -44,23 +44,28 @@ class GcSession:
         config: The configuration.
         stores: All configured stores.
         pool: Runs the requests of several partitions at the same time.
+        deletes: Runs conditional deletes of these partitions. It is another pool, because threads
+            of the first one wait for it.
         deletes_per_second: Maximum number of objects that are deleted in a second.
         topics: Only these topics; empty for all.
         now_ms: Returns the present time in ms since 1970.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last two are optional
         self,
         config: "Config",
         stores: EveryStore,
         pool: ThreadPoolExecutor,
+        deletes: ThreadPoolExecutor,
         deletes_per_second: float,
+        *,
         topics: Sequence[str] = (),
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._config = config
         self._stores = stores
         self._pool = pool
+        self._deletes = deletes
         self._layout = layout_of(config)
         self._bucket = TokenBucket(deletes_per_second, time.monotonic)
         self._topics = tuple(topics)
@@ -146,6 +151,7 @@ class GcSession:
             Retention(rule.age, rule.bytes),
             needs=needs,
             wait=self._wait,
+            for_each=self._deletes.map,
             now_ms=self._now_ms,
         )
         try:

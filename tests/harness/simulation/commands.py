@@ -24,6 +24,7 @@ class Command:
         attempts: Number of attempts of a request.
         now: Returns the present time in seconds.
         work: What it does with the store. It runs until its first request.
+        deleted: Called with the key of each object that it deletes without a condition.
 
     Attributes:
         error: The error with which it has ended, as an operator sees it; None for a success.
@@ -36,11 +37,12 @@ class Command:
         attempts: int,
         now: Callable[[], float],
         work: Callable[[RemoteStorage], object],
+        deleted: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.error: SidetierError | None = None
         self.defect: Exception | None = None
         policy = RetryPolicy(attempts=attempts, first_delay=0.0, max_delay=0.0)
-        seen = RetryingStorage(SteppedStore(store), policy, clock=now)
+        seen = RetryingStorage(SteppedStore(store, deleted=deleted), policy, clock=now)
         self._run = Run()
         self._run.start(lambda: self._work(work, seen))
 
@@ -59,19 +61,7 @@ class Command:
         return self._run.request
 
     def go_on(self, fate: Fate = Fate.ARRIVES) -> None:
-        """Apply a fate to the request that waits, and run up to the next one.
-
-        Deletes follow the request before them at once: they have no condition, and `sidetier gc`
-        relies on this (see `PartitionCollector`).
-        """
-        self._answer(fate)
-        while self._deletes():
-            self._answer(Fate.ARRIVES)
-
-    def _deletes(self) -> bool:
-        return self.request is not None and self.request.operation == "delete"
-
-    def _answer(self, fate: Fate) -> None:
+        """Apply a fate to the request that waits, and run up to the next one."""
         if self._run.request is not None:
             self._run.go_on(*decided(self._run.request, fate))
 
@@ -88,10 +78,10 @@ class Command:
         With `deletes`, it lives until this number of its next deletes have arrived.
         """
         while deletes and self.request is not None:
-            deletes -= self._deletes()
-            self._answer(Fate.ARRIVES)
+            deletes -= self.request.operation == "delete"
+            self.go_on()
         request = self._run.request
         if request is None:
             return []
         self._run.go_on(None, KilledError())
-        return [] if request.operation == "delete" else [request]
+        return [request]

@@ -72,6 +72,10 @@ class Laws:
     """Quarantine plans by which the start has moved back."""
     last_start: int | None = None
     """Start in `offset.wm` at the last check."""
+    lost_indexes: set[str] = field(default_factory=set)
+    """Keys of indexes that gc has deleted and nobody has stored again. A late delete can be of a
+    new segment with the same base offset: `sidetier repair` builds its index again.
+    """
 
     @property
     def tp(self) -> TopicPartition:
@@ -88,6 +92,7 @@ class Laws:
         watermark = watermark_of(self.store, self.tp)
         self._nothing_disappears(logs, watermark)
         named = self._named(logs)
+        self.lost_indexes -= self.store.contents().keys()
         self._whole(self._without_late_ones(logs, named, watermark))
         self._gaps_are_none_of_the_leaders(recorded_gaps(self.store, self.tp))
         self._begins_where_recorded(logs, watermark)
@@ -97,6 +102,8 @@ class Laws:
             return  # no archive, or a move to quarantine is pending
         assert watermark.next_offset is not None
         below = {base: log for base, log in sorted(logs.items()) if base <= watermark.base_offset}
+        if self.needed is not None and (watermark.start_offset or 0) >= watermark.next_offset:
+            return  # a divergence below a start that gc has moved: nothing is archived
         assert watermark.base_offset in below, "the watermark names what is not stored"
         readable = {base: log for base, log in below.items() if base in named}
         if self.needed is not None:
@@ -269,7 +276,8 @@ class Laws:
         keys = self.store.contents().keys()
         for base in logs:
             for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
-                assert key_of(self.tp, base, kind) in keys, (
+                key = key_of(self.tp, base, kind)
+                assert key in keys or key in self.lost_indexes, (
                     f"{base}.log is there without its {kind}"
                 )
 
@@ -287,23 +295,34 @@ class Laws:
     def _indexes(self, base: int, log: bytes) -> None:
         contents = self.store.contents()
         starts = batch_positions(log)
-        index = parse_offset_index(
-            contents[key_of(self.tp, base, FileKind.INDEX)], BaseOffset(base)
-        )
-        for offset, position in index.entries:
-            first, end = starts.get(position, (0, 0))
-            assert first <= offset < end, f"the index of {base} is of another log"
-        times = parse_time_index(
-            contents[key_of(self.tp, base, FileKind.TIMEINDEX)], BaseOffset(base)
-        )
-        ends = next_offset_of(log, base)
-        assert all(base <= offset < ends for _, offset in times.entries)
+        key = key_of(self.tp, base, FileKind.INDEX)
+        if key not in self.lost_indexes:
+            for offset, position in parse_offset_index(contents[key], BaseOffset(base)).entries:
+                first, end = starts.get(position, (0, 0))
+                assert first <= offset < end, f"the index of {base} is of another log"
+        key = key_of(self.tp, base, FileKind.TIMEINDEX)
+        if key not in self.lost_indexes:
+            times = parse_time_index(contents[key], BaseOffset(base))
+            ends = next_offset_of(log, base)
+            assert all(base <= offset < ends for _, offset in times.entries)
+
+    def check_after_gc(self) -> None:
+        """Check that a gc that nobody has disturbed leaves no entry of a segment that is not
+        stored.
+        """
+        missing = self._entries().keys() - stored_logs(self.store, self.tp).keys()
+        assert not missing, f"_metadata names {missing}, and gc has ended"
+
+    def _entries(self) -> dict[int, int]:
+        """Return the timestamps in `_metadata`, by base offset, in its order."""
+        data = self.store.contents().get(LAYOUT.metadata_key(self.tp))
+        entries = decode_metadata(data, "_metadata").entries if data is not None else ()
+        return {int(entry.base_offset): entry.timestamp for entry in entries}
 
     def _named(self, logs: dict[int, bytes]) -> set[int]:
         """Return the segments in `_metadata`, which Pinterest's consumer reads; all are stored."""
-        data = self.store.contents().get(LAYOUT.metadata_key(self.tp))
-        entries = decode_metadata(data, "_metadata").entries if data is not None else ()
-        named = {int(entry.base_offset) for entry in entries}
+        entries = self._entries()
+        named = set(entries)
         missing = named - logs.keys()
         if self.needed is not None:
             # A late sidecar may add an entry again that gc has removed: the next gc removes it.
@@ -311,7 +330,7 @@ class Laws:
             start = 0 if watermark is None else watermark.start_offset or 0
             missing = {base for base in missing if base >= start}
         assert not missing, f"_metadata names {missing}, never stored"
-        times = [entry.timestamp for entry in entries]
+        times = list(entries.values())
         assert times == sorted(times), "timestamps in _metadata fall as bases rise"
         return named & logs.keys()
 
@@ -343,7 +362,8 @@ class Laws:
         and the leader's, which remembers what was deleted. Then the deleted records are in a gap
         below the archive's start. No sidecar can detect the case in which one writes the first
         `offset.wm` right after it has read the record of the start, and the other lowers that
-        record in between (ADR 13).
+        record in between, nor the one in which a record arrives after that from a sidecar that has
+        died meanwhile (ADR 13).
         """
         start, watermark = self.recorded_start(), watermark_of(self.store, self.tp)
         if self.world.offset_reset == "latest" or start is None or watermark is None or self.moves:

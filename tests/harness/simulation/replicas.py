@@ -249,7 +249,7 @@ class Replicated:
         self.before_trim: Callable[[Collection[Batch], int], None] = lambda _, __: None
         """Called with the batches that a sidecar's request is about to delete, and their end."""
         self.start_outrun = False
-        """Whether two sidecars have begun the archive within the same request."""
+        """Whether the archive has begun without the record of its start: see `SteppedStore`."""
         self._random = Random(f"{seed} {tp}")
 
     def note_start_outrun(self) -> None:

@@ -248,6 +248,7 @@ class Sidecar:
     def kill(self) -> list[Request]:
         """Kill the process, and return its requests in flight, which may still take effect."""
         in_flight = [request for pool in self._pools for request in pool.kill()]
+        self.store.is_dead = True
         self.engine.abandon()
         for partition in self._leads.with_parked():
             for tracked in partition.tracked.values():

@@ -14,13 +14,16 @@ class SteppedStore(InterceptedStore):
     """Passes requests to a store in memory when the simulated network delivers them.
 
     `sent_again` has the keys of segment files that were sent with the same bytes, although they had
-    been stored before this life of the sidecar began and had not changed since.
+    been stored before this life of the sidecar began and had not changed since. `is_dead` says
+    whether the sender of the requests is dead.
 
     Args:
         store: The store.
         starts: Key of the record of the archive's start, by the key of its `offset.wm`.
-        outran: Called with the key of a first `offset.wm` that was written although the record of
-            the start has changed since this sidecar last read it.
+        outran: Called with the key of an `offset.wm` whose archive has begun without the record of
+            the start: the first `offset.wm` was written although the record has changed since this
+            sidecar last read it, or a record arrives later from a sidecar that is dead.
+        deleted: Called with the key of each object that is deleted without a condition.
     """
 
     def __init__(
@@ -28,12 +31,15 @@ class SteppedStore(InterceptedStore):
         store: FakeStorage,
         starts: Mapping[str, str] = MappingProxyType({}),
         outran: Callable[[str], None] = lambda _: None,
+        deleted: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(store)
         self.sent_again: list[str] = []
+        self.is_dead = False
         self._at_first = store.contents()
         self._starts = starts
         self._outran = outran
+        self._deleted = deleted
         self._seen: dict[str, bytes | None] = {}
 
     def intercept(self, call: StoreCall) -> object:
@@ -45,9 +51,13 @@ class SteppedStore(InterceptedStore):
     def _arrive(self, call: StoreCall) -> object:
         if call.operation == "get":
             self._seen[call.key] = self.store.contents().get(call.key)
+        if call.operation == "delete" and call.condition is None:
+            self._deleted(call.key)
         answer = call.effect(self.store)
         if call.operation == "put" and isinstance(call.condition, IfAbsent):
             self._check_start(call.key)
+        if call.operation == "put" and self.is_dead:
+            self._check_late_start(call.key)
         return answer
 
     def _check_start(self, key: str) -> None:
@@ -56,6 +66,11 @@ class SteppedStore(InterceptedStore):
             start_record = self.store.contents().get(start)
             if start_record is not None and start_record is not self._seen.get(start):
                 self._outran(key)
+
+    def _check_late_start(self, key: str) -> None:
+        for watermark, start in self._starts.items():
+            if key == start and watermark in self.store.contents():
+                self._outran(watermark)
 
     def _note_repeated(self, key: str, sent: bytes) -> None:
         """Note a repeated upload of an unchanged object.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 from hypothesis import HealthCheck, currently_in_test_context, event, seed, settings
@@ -730,6 +730,50 @@ def test_answer_from_before_an_election_does_not_give_up_records() -> None:
     state.laws_hold()
     assert not state.laws.gaps
     state.teardown()
+
+
+@pytest.mark.parametrize("on_gap", ["step_over", "halt"])
+def test_start_that_is_recorded_after_the_first_watermark_is_too_late(
+    on_gap: Literal["step_over", "halt"],
+) -> None:
+    """Found by random runs. The only sidecar that knows of deleted records dies while it records
+    where the archive begins. The next one begins behind them, and then the record arrives.
+    """
+    state = Protocol()
+    state.begin(seed=1, world=World(on_gap=on_gap))
+    everyone = set(state.brokers)
+    state.a_backlog(records=1, rolls=everyone, segments=2)
+    for broker in everyone:
+        state.the_disk_is_healed(broker, full=False)  # lists the log, and pins its segments
+        state.retention(broker, segments=2, seen=True, unlink=True)
+        for full in (True, False):  # releases what only pins hold
+            state.the_disk_is_healed(broker, full=full)
+    state.a_backlog(records=1, rolls=everyone, segments=2)
+    sidecar, start = state.sidecars[1], ("put", LAYOUT.start_key(state.cluster.tp))
+    for _ in range(60):
+        if start in {(r.operation, r.key) for _, run in sidecar.waiting() if (r := run.request)}:
+            break
+        for pool, task in sidecar.waiting():
+            sidecar.go_on(pool, task, Fate.ARRIVES)
+        state.now += 1.0
+        sidecar.step()
+    else:
+        raise AssertionError(f"the start is not recorded: {sidecar}")
+    state.kill(1, late=True)
+    state.a_backlog(records=1, rolls=everyone, segments=2)
+    for _ in range(3):
+        state.now += 65.0
+        state.sidecars[1].work(10)
+    state.laws_hold()
+    begins = state.laws.last_start
+    assert begins, "the archive has not begun behind the deleted records"
+    while state.on_the_wire:
+        state.arrive_after_the_sender_is_dead(0)
+    state.laws_hold()
+    assert state.laws.recorded_start() == 0
+    state.teardown()
+    assert state.laws.last_start == begins
+    assert not state.laws.gaps
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5])

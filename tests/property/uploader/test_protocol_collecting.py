@@ -18,16 +18,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from sidetier.archive.gc.collector import PartitionCollector
+from sidetier.archive.gc.listing import NotCollectableError
 from sidetier.archive.gc.retention import Need, Retention, expired_segments
 from sidetier.archive.objects.watermark import encode_watermark
-from sidetier.archive.verify.light import read_partition
+from sidetier.archive.verify.light import check_partition, read_partition
+from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.repair import Repair, Repairer, carry_out
-from tests.harness.daemons import LAYOUT, stored_logs
+from sidetier.uploader.archive.repair import Repair, Repairer, carry_out, planned_repairs
+from tests.harness.daemons import LAYOUT, key_of, stored_logs
 from tests.harness.simulation.commands import Command
+from tests.harness.simulation.laws import Laws
 from tests.harness.simulation.network import Fate
+from tests.harness.simulation.replicas import Replicated
 from tests.harness.simulation.world import WORLDS, World
 from tests.property.uploader.test_protocol import BROKERS, PARTITIONS, SECONDS, examples
 from tests.property.uploader.test_protocol_disasters import Disasters
@@ -50,6 +55,7 @@ EVENTS = frozenset(
         "a retirement amid a gc",
         "a repair amid a gc",
         "a need limits a gc",
+        "a new segment where a gc deletes",
     }
 )
 
@@ -92,10 +98,19 @@ class Collecting(Disasters):
         self._forget_ended()
         if len(self.commands) == _MOST:
             self.commands.pop(0).run()
-        command = Command(self.store, self.world.attempts, lambda: self.now, work)
+        command = Command(
+            self.store, self.world.attempts, lambda: self.now, work, self._note_deleted
+        )
         HAPPENED["two gcs at once"] += bool(self.commands)
         self.commands.append(command)
         return command
+
+    def _note_deleted(self, key: str) -> None:
+        """Note an index that gc deletes: without a condition, so it can be of a new segment."""
+        if key.endswith((FileKind.INDEX.value, FileKind.TIMEINDEX.value)):
+            for partition in self.partitions:
+                if key.startswith(LAYOUT.partition_prefix(partition.cluster.tp)):
+                    partition.laws.lost_indexes.add(key)
 
     def _forget_ended(self) -> None:
         for command in self.commands:
@@ -176,6 +191,64 @@ class Collecting(Disasters):
         command.run()
         self._forget_ended()
 
+    @rule(
+        broker=BROKERS,
+        segments=st.integers(2, 4),
+        deletes=st.integers(0, 10),
+        worked=st.sampled_from([30, 30, 8, 0]),
+        at=PARTITIONS,
+    )
+    def an_unclean_election_below_a_new_start(
+        self, broker: int, segments: int, deletes: int, worked: int, at: int = 0
+    ) -> None:
+        """The elected replica lacks segments that a gc is about to delete. The next segments have
+        the same base offsets. The gc has made some of its deletes before.
+        """
+        cluster = self._at(at)
+        self._a_replica_lacks_segments(cluster, broker, segments)
+        self.consumer_reads(at, 1.0)
+        command = self._start_gc(at)
+        while command.request is not None and command.request.operation != "delete":
+            command.go_on()
+        command.run(deletes)
+        self._check()
+        self._elect_the_replica(cluster, broker, segments, worked)
+        HAPPENED["a new segment where a gc deletes"] += (
+            command.request is not None
+            and command.request.operation == "delete"
+            and command.request.key in self.store.contents()
+        )
+        command.run()
+        self._forget_ended()
+
+    def _a_replica_lacks_segments(self, cluster: Replicated, broker: int, segments: int) -> None:
+        self._fetch(cluster, set(cluster.replicas))
+        cluster.fall_behind(_another(cluster, broker))
+        for _ in range(segments):
+            cluster.append(1)
+            self._fetch(cluster, cluster.in_sync)
+            cluster.roll(cluster.leader)
+        self._fetch(cluster, cluster.in_sync)
+        self.sidecars[cluster.leader].work(60)
+        self._check()
+
+    def _elect_the_replica(
+        self, cluster: Replicated, broker: int, segments: int, worked: int
+    ) -> None:
+        cluster.elect_unclean(_another(cluster, broker))
+        self._pins_are_lost()
+        self._tell(cluster.replicas)
+        for _ in range(segments):
+            cluster.append(1)
+            self._fetch(cluster, set(cluster.replicas))
+            cluster.roll(cluster.leader)
+        self._fetch(cluster, set(cluster.replicas))
+        for _ in range(worked):
+            self.now += 1.0
+            for sidecar in self.sidecars.values():
+                sidecar.work(2)
+            self._check()
+
     @rule(steps=st.integers(1, 10), at=PARTITIONS)
     def a_repair(self, steps: int, at: int = 0) -> None:
         """A repair of `_metadata` reads the partition, and writes later or not at all."""
@@ -201,9 +274,23 @@ class Collecting(Disasters):
         super()._catch_up()
         self._end_commands()
         for partition in self.partitions:
+            self._rebuild_indexes(partition.laws)
             self.consumer_reads(partition.cluster.tp.partition, 1.0)
-            self._start_gc(partition.cluster.tp.partition)
-        self._end_commands()
+            command = self._start_gc(partition.cluster.tp.partition)
+            self._end_commands()
+            assert command.error is None or isinstance(command.error, NotCollectableError)
+            if command.error is None:
+                partition.laws.check_after_gc()
+
+    def _rebuild_indexes(self, laws: Laws) -> None:
+        """Repair the indexes that late deletes have removed; then none may be missing."""
+        objects, _ = read_partition(self.store, LAYOUT, laws.tp)
+        findings = check_partition(objects, LAYOUT, self._store_ms())
+        repairs = [repair for repair in planned_repairs(objects, findings, LAYOUT) if repair.kind]
+        carry_out(Repairer(self.store, LAYOUT, objects), repairs, lambda _: None)
+        laws.lost_indexes.clear()
+        laws.changes = -1
+        laws.check()
 
     def _end_commands(self) -> None:
         for command in self.commands:
@@ -226,6 +313,34 @@ def test_no_gc_breaks_an_archive() -> None:
     run_state_machine_as_test(Collecting, settings=examples(30))
     never = sorted(event for event in EVENTS if not HAPPENED[event])
     assert not never, f"{never} never happened"
+
+
+def _another(cluster: Replicated, broker: int) -> int:
+    """Return the broker, or the next one if it leads."""
+    return broker % len(cluster.replicas) + 1 if broker == cluster.leader else broker
+
+
+def test_new_segment_is_kept_and_the_gc_says_that_the_archive_was_replaced() -> None:
+    state = _archived()
+    command = _a_quarantine_from_below_meanwhile(state)
+    assert isinstance(command.error, ArchiveConflictError)
+    assert "no further object is deleted" in str(command.error)
+    state.laws_hold()
+    assert not state.laws.lost_indexes
+    state.teardown()
+
+
+@pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
+def test_index_of_a_new_segment_that_a_late_delete_removes_is_built_again(kind: FileKind) -> None:
+    """The deletes of indexes have no condition."""
+    state = _archived()
+    key = key_of(state.cluster.tp, state.laws.moved_to, kind)
+    _a_quarantine_from_below_meanwhile(state, kind)
+    state.laws_hold()
+    assert key in state.laws.lost_indexes
+    state._rebuild_indexes(state.laws)
+    assert key in state.store.contents()
+    state.teardown()
 
 
 # Each guard of gc is removed in turn, and a scripted run must detect it.
@@ -299,6 +414,22 @@ def _the_topic_is_recreated_meanwhile(state: Collecting) -> None:
     command.run()
 
 
+def _a_quarantine_from_below_meanwhile(state: Collecting, kind: FileKind = FileKind.LOG) -> Command:
+    """A segment is quarantined, and another one gets its key, before a gc deletes a file of it."""
+    cluster = state.cluster
+    divergence = state.laws.moved_to
+    state._a_replica_lacks_segments(cluster, 2, segments=3)
+    state.consumer_reads(0, 1.0)
+    command = state._start_gc(0)
+    before = state.store.contents()[key_of(cluster.tp, divergence)]
+    _until(command, "delete", key_of(cluster.tp, divergence, kind))
+    state._elect_the_replica(cluster, 2, segments=3, worked=60)
+    after = state.store.contents()[key_of(cluster.tp, divergence)]
+    assert after != before, "no new segment has the base offset"
+    command.run()
+    return command
+
+
 def _objects_first(self: Any) -> Any:
     """Mutant: delete the objects, and then move the start."""
     survey = self._survey()
@@ -319,12 +450,17 @@ def _without_a_condition(store: Any, key: str, watermark: Any, _: Any) -> str:
     return etag
 
 
+def _whatever_the_version(self: Any, row: Any) -> None:
+    """Mutant: delete an object without a condition."""
+    self._store.delete_object(row.key)
+
+
 def _nothing(*_: object) -> None:
     """Mutant: leave the check out."""
 
 
 COLLECTOR = "sidetier.archive.gc.collector"
-MUTANTS: dict[str, tuple[Callable[[Collecting], None], str, Callable[..., object]]] = {
+MUTANTS: dict[str, tuple[Callable[[Collecting], object], str, Callable[..., object]]] = {
     "objects are deleted before the start moves": (
         _killed_at_each_request,
         f"{COLLECTOR}.PartitionCollector.collect",
@@ -344,6 +480,11 @@ MUTANTS: dict[str, tuple[Callable[[Collecting], None], str, Callable[..., object
         _the_topic_is_recreated_meanwhile,
         f"{COLLECTOR}.PartitionCollector._expect_unchanged",
         _nothing,
+    ),
+    "another version is deleted": (
+        _a_quarantine_from_below_meanwhile,
+        f"{COLLECTOR}.PartitionCollector._delete_version",
+        _whatever_the_version,
     ),
 }
 

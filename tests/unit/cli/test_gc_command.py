@@ -26,8 +26,9 @@ from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, to_p
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
 from sidetier.storage.provider import PatternEndpointProvider
@@ -300,7 +301,7 @@ def test_interrupted_run_deletes_nothing_more() -> None:
     config = ReaderConfig.model_validate(settings)
     provider = PatternEndpointProvider(StorageEndpoint("file:///x"))
     with ThreadPoolExecutor(1) as pool:
-        session = GcSession(config, EveryStore(provider, {}), pool, deletes_per_second=1.0)
+        session = GcSession(config, EveryStore(provider, {}), pool, pool, deletes_per_second=1.0)
         session.stop()
         with pytest.raises(SidetierError, match="interrupted"):
             session._wait(1000)
@@ -387,6 +388,37 @@ def test_segment_in_a_gap_is_kept(stored: CommandLine) -> None:
     gap.write_bytes(b"{}")
     told = stored.json("gc", "--orphans", "--yes", "--older-than", "1ms")
     assert [(entry["kind"], entry["deleted"]) for entry in told["orphans"]] == [("in_gap", False)]
+
+
+@pytest.mark.parametrize("gap", [(20, 25), (5, 20), (5, 25), None])
+def test_segment_that_reaches_from_below_the_start_into_a_gap_is_kept(
+    stored: CommandLine, gap: tuple[int, int] | None
+) -> None:
+    """A late sidecar has stored the offsets 5 to 25, and the archive begins at 20 then. A gap below
+    the start is no reason to keep it.
+    """
+    layout, tp = ArchiveLayout("prod-a", 3), TopicPartition("orders", 0)
+    late = layout.object_key(tp, BaseOffset(5), FileKind.LOG)
+    with_rules(stored, AGE)
+    with closing(open_storage(StorageEndpoint(f"file://{stored.store}"))) as store:
+        key = layout.object_key(tp, BaseOffset(0), FileKind.LOG)
+        data, head = store.get_object(key).data, store.head_object(key)
+        stored.json("gc", "--yes")
+        store.put_object(late, BytesBody(data), metadata={**head.metadata, NEXT_OFFSET_KEY: "25"})
+    if gap is not None:
+        path = stored.store / layout.gap_key(tp, Offset(gap[0]), Offset(gap[1]))
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"{}")
+    is_kept = gap is not None and gap[1] > 20
+    stored.json("gc", "--yes")
+    assert (late in stored.stored()) == is_kept
+    assert logs(stored, "orders-0") == ([5, 20] if is_kept else [20])
+    with closing(open_storage(StorageEndpoint(f"file://{stored.store}"))) as store:
+        store.put_object(late, BytesBody(data), metadata={**head.metadata, NEXT_OFFSET_KEY: "25"})
+    told = stored.json("gc", "--orphans", "--yes", "--older-than", "1ms")
+    [orphan] = [entry for entry in told["orphans"] if entry["key"] == late]
+    assert orphan["kind"] == ("in_gap" if is_kept else "below_start")
+    assert (late in stored.stored()) == is_kept
 
 
 def test_unfinished_uploads_are_not_applicable_to_a_file_system(stored: CommandLine) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 
@@ -24,7 +25,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import Condition, IfMatch, RemoteStorage
 from tests.harness.archive_sound import check_archive
 from tests.harness.daemons import LAYOUT, Site, key_of, stored_logs, stored_next, watermark_of
 from tests.harness.intercepted_store import InterceptedStore, KilledError, MortalStore, StoreCall
@@ -135,6 +136,37 @@ def files_before(contents: dict[str, bytes], tp: TopicPartition, offset: int) ->
 def read_mark(contents: dict[str, bytes], tp: TopicPartition) -> Watermark:
     key = LAYOUT.watermark_key(tp)
     return decode_watermark(contents[key], key)
+
+
+def test_only_what_repair_builds_again_is_deleted_in_any_version(
+    store: FakeStorage, tp: TopicPartition
+) -> None:
+    """The conditional deletes are made by several threads, of `.log`s first."""
+    deletes: list[tuple[str, Condition | None]] = []
+
+    class Recording(InterceptedStore):
+        def intercept(self, call: StoreCall) -> object:
+            if call.operation == "delete":
+                deletes.append((call.key, call.condition))
+            return super().intercept(call)
+
+    etags = {row.key: row.etag for row in store.list_objects("")}
+    below = files_below(store, tp, 30)
+    with ThreadPoolExecutor(3) as pool:
+        PartitionCollector(
+            Recording(store),
+            LAYOUT,
+            tp,
+            Retention(age=AGE),
+            for_each=pool.map,
+            now_ms=lambda: past(30),
+        ).collect()
+    indexes = (FileKind.INDEX.value, FileKind.TIMEINDEX.value)
+    assert dict(deletes) == {
+        key: None if key.endswith(indexes) else IfMatch(etags[key]) for key in below
+    }
+    assert len(deletes) == len(below)
+    assert {key for key, _ in deletes[:3]} == {key_of(tp, base) for base in (0, 10, 20)}
 
 
 def test_a_second_collection_has_nothing_to_do(store: FakeStorage, tp: TopicPartition) -> None:
