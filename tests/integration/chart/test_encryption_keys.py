@@ -64,7 +64,7 @@ def test_documented_key_is_a_variable_of_each_container(
 ) -> None:
     values = documented()
     found = objects(mode, values, tmp_path)
-    assert components(found) >= {sidecar, "serve", "verify", "gc", "listing"}
+    assert components(found) >= {sidecar, "serve", "verify", "gc", "cron-listing"}
     (variable,) = values["extraEnv"]
     for container in sidetier_containers(found):
         assert variable in container["env"], container["name"]

@@ -20,6 +20,7 @@ from sidetier.storage.encryption_keys import KMS_CONTEXT, Keyring, KmsKey
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import KmsKeySettings, RetryPolicy
+from sidetier.storage.store_calls import error_kind
 from tests.harness.encryption import settings
 
 ARN = "arn:aws:kms:eu-central-1:111122223333:key/0a1b"
@@ -84,6 +85,16 @@ def test_each_refusal_has_an_error_that_names_operation_key_and_code(
         kms.key.unwrap(WRAPPED)
     assert type(caught.value) is kind
     assert caught.value.retry is (kind in {StoreThrottledError, StoreUnavailableError})
+    outcome = error_kind(caught.value)
+    assert (
+        outcome
+        == {
+            AccessDeniedError: "access_denied",
+            StoreThrottledError: "throttled",
+            StoreUnavailableError: "unavailable",
+            EncryptionKeyError: "encryption",
+        }[kind]
+    )
     text = str(caught.value)
     assert f"KMS Decrypt with key 'kms' ({ARN}): {status} {code}: about {code}" in text
     assert todo in text
