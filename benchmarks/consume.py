@@ -31,6 +31,10 @@ _WAYS = (
     ("store", "arrow"),
     ("endpoint", "poll"),
     ("endpoint", "consume"),
+    ("tiered-kafka", "poll"),
+    ("tiered-kafka", "consume"),
+    ("tiered-endpoint", "poll"),
+    ("tiered-endpoint", "consume"),
 )
 _NAMES = {"poll": "poll()", "consume": "consume(500)", "arrow": "consume_arrow(10_000)"}
 _SEEKS = 10
@@ -46,11 +50,12 @@ are from the first record to the last; the time to the first record is measured 
 consumer is created. confluent-kafka reads with its default settings, without CRC checks;
 `TieredConsumer` with TIERED_STORAGE_ONLY and its defaults, with CRC checks. "endpoint" is
 confluent-kafka that reads an endpoint of `sidetier serve` in its own process, over the same
-store. Broker, S3 server and reader share the machine's cores, and all files are in the page
-cache. MB and GiB are of values. CPU time and resident memory are those of the reader's process,
-with Python and all its libraries. Each seek is by a reader that knows the archive and has read
-nothing; requests are counted up to the range with the record, with one thread. {runs} runs in
-turns."""
+store. "tiered-kafka" and "tiered-endpoint" are `TieredConsumer` with KAFKA_ONLY on the same
+servers, the latter with CRC checks: the cost of a `TieredConsumer` that reads the store in this
+way. Broker, S3 server and reader share the machine's cores, and all files are in the page cache. MB
+and GiB are of values. CPU time and resident memory are those of the reader's process, with Python
+and all its libraries. Each seek is by a reader that knows the archive and has read nothing;
+requests are counted up to the range with the record, with one thread. {runs} runs in turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +99,14 @@ def measure(directory: Path, plan: Plan) -> Found:
             write(cluster, shape)
         ends = store(cluster, real, plan.shapes, directory / "sidecar")
         os.sync()
+        kafka, endpoint = _kafka(cluster.bootstrap_servers), _endpoint(real)
+        kafka_only = {"tiered.storage.mode": "KAFKA_ONLY"}
         configs = {
-            "kafka": _kafka(cluster.bootstrap_servers),
+            "kafka": kafka,
             "store": _store(real),
-            "endpoint": _endpoint(real),
+            "endpoint": endpoint,
+            "tiered-kafka": {**kafka, **kafka_only},
+            "tiered-endpoint": {**endpoint, **kafka_only, "check.crcs": True},
         }
         reads = {
             shape.topic: _reads(shape, ends[shape.topic], configs, real, plan.runs)

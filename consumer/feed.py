@@ -6,7 +6,9 @@ runs callbacks, rebalances, and the check of `max.poll.interval.ms`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from itertools import groupby, islice
+from operator import lt
+from typing import Any, Final, Protocol
 
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -183,10 +185,14 @@ class Feed:
         # `gather` must run: it reports errors, and calls Kafka's client for its callbacks.
         if self._state.router.errors or self._clock() >= self._serve_at:
             return None
-        if self._kafka_turn and self._held and self._buffer.given_back is None:
+        if self._buffer.given_back is not None:
+            return None
+        # Without items of the store, Kafka needs no turn: `gather` would call its client and store
+        # the position for each message.
+        if self._held and (self._kafka_turn or not self._stored):
             return self._next_of_kafka()
         piece = self._stored[0] if self._stored else None
-        if not isinstance(piece, StoreRecords) or self._buffer.given_back is not None:
+        if not isinstance(piece, StoreRecords):
             return None
         message = piece.next_message()
         self._delivery.count_message(Source.STORE, message)
@@ -296,9 +302,7 @@ class Feed:
             message = self._held[0]
             error = message.error()
             if error is None:
-                self._held.popleft()
-                if self._accepts(message):
-                    run.append(message)
+                run += self._accepted(self._records_before_error(most - len(run)))
             # librdkafka has `auto.offset.reset=error`, so that this error asks for another source.
             elif (
                 error.code() == KafkaError._AUTO_OFFSET_RESET
@@ -344,6 +348,41 @@ class Feed:
         if not self._held:
             self._kafka_turn = False
         return None
+
+    def _records_before_error(self, most: int) -> list[Message]:
+        """Remove messages from the front of the held ones, up to the first error. Return them."""
+        ahead = list(islice(self._held, most))
+        errors = enumerate(map(Message.error, ahead))
+        del ahead[next((at for at, error in errors if error is not None), most) :]
+        for _ in ahead:
+            self._held.popleft()
+        return ahead
+
+    def _accepted(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages that `_accepts` accepts, and advance the positions.
+
+        All messages of a partition that follow one another are checked together in C: a call of
+        `_accepts` for each of them would take longer than librdkafka takes to decode it.
+        """
+        accepted: list[Message] = []
+        start = 0
+        tps = zip(map(Message.topic, messages), map(Message.partition, messages), strict=True)
+        for tp, same in groupby(tps):
+            run = messages[start : start + len(list(same))]
+            start += len(run)
+            partition = self._state.partitions.get(tp)  # type: ignore[call-overload]  # see `_of`
+            offsets: list[Any] = list(map(Message.offset, run))
+            if (
+                partition is not None
+                and partition.source is Source.KAFKA
+                and (partition.position is None or offsets[0] >= partition.position)
+                and all(map(lt, offsets, offsets[1:]))
+            ):
+                partition.moved(offsets[-1] + 1, run[-1].leader_epoch())
+                accepted += run
+            else:
+                accepted += filter(self._accepts, run)
+        return accepted
 
     def _accepts(self, message: Message) -> bool:
         """Whether the message is the partition's next one. If so, advance the position."""

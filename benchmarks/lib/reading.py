@@ -33,10 +33,11 @@ _ROWS = 10_000
 class Reading:
     """The topic to read, and the method.
 
-    `side` is kafka (confluent-kafka reads the broker), store (`TieredConsumer` reads the archive)
-    or endpoint (confluent-kafka reads the archive through an endpoint in the same process);
-    `method` is poll, consume or arrow. `end` is one past the last offset that is read of partition
-    0. `config` has the consumer's properties; for an endpoint also `cluster` and `storage`.
+    `side` is kafka (the broker), store (the archive) or endpoint (an endpoint in the same process,
+    over the archive), read by confluent-kafka; with `tiered.storage.mode` in `config`, and as
+    tiered-kafka or tiered-endpoint, by `TieredConsumer`. `method` is poll, consume or arrow. `end`
+    is one past the last offset that is read of partition 0. `config` has the consumer's properties;
+    for an endpoint also `cluster` and `storage`.
     """
 
     side: str
@@ -86,15 +87,14 @@ def read(reading: Reading) -> Read:
 
 
 def _consumer(reading: Reading, stack: ExitStack) -> Any:  # noqa: ANN401 - one of two classes
-    if reading.side == "store":
-        return TieredConsumer(reading.config)
     config = dict(reading.config)
-    if reading.side == "endpoint":
+    if reading.side.endswith("endpoint"):
         storage = StorageConfig.model_validate(config.pop("storage"), strict=False)
         archive = stack.enter_context(open_archive(config.pop("cluster"), storage))
         served = stack.enter_context(serving(archive, EndpointSettings(("127.0.0.1", 0))))
         config["bootstrap.servers"] = "{}:{}".format(*served.address)
-    return confluent_kafka.Consumer(config)
+    is_tiered = "tiered.storage.mode" in config
+    return TieredConsumer(config) if is_tiered else confluent_kafka.Consumer(config)
 
 
 def _read(reading: Reading, consumer: Any, before: int, began: float) -> Read:  # noqa: ANN401

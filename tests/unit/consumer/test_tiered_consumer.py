@@ -586,6 +586,18 @@ def test_kafkas_client_is_polled_while_the_store_returns_records() -> None:
     assert it.kafka.served - before >= 50
 
 
+@pytest.mark.parametrize("mode", ["KAFKA_ONLY", "KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"])
+def test_kafkas_client_is_not_called_for_every_message_of_kafka(mode: str) -> None:
+    it = tiered(world_of(1000), mode)
+    it.kafka.ahead = 100
+    it.consumer.assign([at(0)])
+    assert it.read(10) == list(range(10))
+    before = it.kafka.served
+    assert it.read(390) == list(range(10, 400))
+    # Once for each 100 messages that the client has fetched ahead.
+    assert it.kafka.served - before <= 5
+
+
 def test_neither_source_starves_the_other() -> None:
     world = world_of(3000, store=(0, 3000))
     world.log(OTHER).produce(3000)
