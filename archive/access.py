@@ -21,6 +21,7 @@ from sidetier.config.storage import (
     StorageTarget,
 )
 from sidetier.config.types import SecretRef
+from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_storage
@@ -147,22 +148,30 @@ def _endpoint(storage: StorageConfig, target: StorageTarget, connections: int) -
         hdfs=HdfsSettings(target.hdfs.config_dir, tuple(sorted(target.hdfs.properties.items()))),
         retry=RetryPolicy(retry.attempts, retry.first_delay, retry.max_delay, retry.max_elapsed),
         deadline=AttemptDeadline(deadline.base, deadline.min_bytes_per_second, deadline.connect),
-        encryption=None if storage.encryption is None else _encryption(storage.encryption),
+        encryption=None if storage.encryption is None else encryption_settings(storage.encryption),
     )
 
 
-def _encryption(encryption: EncryptionConfig) -> EncryptionSettings:
+def encryption_settings(encryption: EncryptionConfig) -> EncryptionSettings:
+    """Read the keys of the configuration. KMS is not asked.
+
+    Raises:
+        ConfigurationError: A key cannot be read, or is not 32 bytes. The text names it.
+    """
     return EncryptionSettings(
-        keys=tuple((name, _key(key)) for name, key in sorted(encryption.keys.items())),
+        keys=tuple((name, _key(name, key)) for name, key in sorted(encryption.keys.items())),
         key=encryption.key,
         topics=encryption.topics,
     )
 
 
-def _key(key: EncryptionKeyConfig) -> LocalKeySettings | KmsKeySettings:
-    if key.aws_kms is None:
+def _key(name: str, key: EncryptionKeyConfig) -> LocalKeySettings | KmsKeySettings:
+    if key.aws_kms is not None:
+        return KmsKeySettings(key.aws_kms, key.region, key.endpoint_url)
+    try:
         return LocalKeySettings(key.resolve())
-    return KmsKeySettings(key.aws_kms, key.region, key.endpoint_url)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"storage.encryption.keys, key {name!r}: {error}") from None
 
 
 def _s3(s3: S3Config, connections: int, silence: float) -> S3Settings:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from sidetier.config.model import Config
 from sidetier.config.problems import SettingPath, dotted
 from sidetier.config.secrets import SECRET_PROPERTY
+from sidetier.config.storage import EncryptionKeyConfig
 from sidetier.config.types import Part, SecretRef
 from sidetier.config.units import format_duration, format_size
 
@@ -76,7 +77,7 @@ def required_below(path: SettingPath) -> list[SettingPath]:
 
 def replaces_whole(path: SettingPath) -> bool:
     """Whether a mapping here replaces an earlier one, because a secret has only one location."""
-    return holds_secret(path)
+    return holds_secret(path) or _bare(annotation_at(path)) is EncryptionKeyConfig
 
 
 def holds_secret(path: SettingPath) -> bool:

@@ -109,6 +109,7 @@ _DENIED: Final = frozenset(
         "UnrecognizedClientException",
     }
 )
+_OTHER_KEY: Final = frozenset({"IncorrectKeyException", "InvalidCiphertextException"})
 _LEAST_STATUS_OF_OUTAGE: Final = 500
 _ARN_REGION: Final = 3
 
@@ -207,6 +208,11 @@ def _refusal(where: str, error: Any) -> StorageError:  # noqa: ANN401 - a Client
         return StoreUnavailableError(text)
     if code in _DENIED:
         return AccessDeniedError(f"{text}: see the policy in docs/encryption.md")
+    if code in _OTHER_KEY:
+        return EncryptionKeyError(
+            f"{text}: this key has not encrypted it: give the key that had this name in "
+            "storage.encryption.keys then, or the object's header was changed"
+        )
     return EncryptionKeyError(f"{text}: see storage.encryption.keys")
 
 

@@ -24,6 +24,7 @@ _KINDS: Final[dict[type[errors.StorageError], str]] = {
     errors.ChecksumMismatchError: "checksum_mismatch",
     errors.StoreFullError: "store_full",
     errors.InvalidRequestError: "invalid_request",
+    errors.EncryptionError: "encryption",
 }
 OUTCOMES: Final = (OK, *_KINDS.values(), BODY)
 """All outcomes: a closed set, suitable for a metric label."""

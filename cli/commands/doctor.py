@@ -10,6 +10,7 @@ from sidetier.cli.arguments import sidecar_option
 from sidetier.cli.inspect.doctor import (
     Finding,
     Level,
+    check_encryption,
     check_host,
     check_sidecar,
     check_stores,
@@ -29,7 +30,7 @@ class DoctorResult:
     @classmethod
     def of(cls, facts: DoctorFacts) -> "DoctorResult":
         """Run all checks."""
-        checks = (check_topics, check_host, check_stores, check_sidecar)
+        checks = (check_topics, check_host, check_stores, check_encryption, check_sidecar)
         findings = (finding for check in checks for finding in check(facts))
         order = list(Level)
         return cls(tuple(sorted(findings, key=lambda finding: order.index(finding.level))))
@@ -91,8 +92,8 @@ def command(
     Checks the topics' settings (retention, segment and delete times, compaction, elections), this
     host (open files, inotify, disk, permissions, page cache), the store (reachable, layout, clock)
     and the running sidecar, and names the settings to change. With local retention it also checks
-    topic ids and the permission to delete records. Run it on the broker's host, as the sidecar's
-    user. It changes nothing.
+    topic ids and the permission to delete records; with encryption, each key and a few stored
+    segments. Run it on the broker's host, as the sidecar's user. It changes nothing.
 
     \b
     Example:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from sidetier.archive.objects.layout import check_note
 from sidetier.cli.arguments import age_text, first_of, size_text
 from sidetier.cli.inspect.cluster import number
+from sidetier.cli.inspect.encryption import KeyFacts
 from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts, roll_rules
 from sidetier.cli.inspect.host import LogDirFacts
 from sidetier.cli.inspect.sidecar import SidecarState
@@ -278,6 +279,54 @@ def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
         yield _layout(facts, store)
         yield _conditions(facts, store)
         yield from _clock(store)
+
+
+def check_encryption(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check each key of `storage.encryption`, and that the keys decrypt what is stored."""
+    if facts.config.storage.encryption is None:
+        return
+    failed = [key for key in facts.keys if key.error is not None]
+    yield from map(_failed_key, failed)
+    if facts.undecryptable:
+        yield problem(
+            "encryption",
+            f"stored segments cannot be decrypted: {'; '.join(facts.undecryptable)}",
+            "give each key the name that it had when it encrypted, and a new key a new name "
+            "(docs/encryption.md)",
+            "storage.encryption.keys",
+        )
+    if not failed and not facts.undecryptable:
+        active = facts.config.storage.encryption.key
+        use = "no key is set to encrypt" if active is None else f"{active!r} encrypts new segments"
+        names = ", ".join(repr(key.name) for key in facts.keys)
+        yield ok("encryption", f"each key can wrap and unwrap a data key: {names}; {use}")
+
+
+def _failed_key(key: KeyFacts) -> Finding:
+    found, setting = f"key {key.name!r}: {key.error}", f"storage.encryption.keys.{key.name}"
+    if isinstance(key.error, ConfigurationError):
+        return problem(
+            "encryption",
+            f"{found}. `sidetier run` does not start",
+            "correct the file, the variable or the reference; remove a key only if no stored "
+            "segment needs it",
+            setting,
+        )
+    if key.encrypts:
+        return problem(
+            "encryption",
+            f"{found}. New segments of storage.encryption.topics cannot be archived",
+            "make the key usable, or let another key encrypt (storage.encryption.key)",
+            setting,
+        )
+    return advice(
+        "encryption",
+        f"{found}. If it has encrypted stored segments, they may not be readable with this "
+        "configuration",
+        "make the key usable; a key that only decrypts needs kms:Decrypt only, and this check also "
+        "asks for kms:GenerateDataKey",
+        setting,
+    )
 
 
 def _layout(facts: DoctorFacts, store: StoreFacts) -> Finding:

@@ -24,6 +24,7 @@ from sidetier.cli.inspect.cluster import (
     number,
     open_cluster,
 )
+from sidetier.cli.inspect.encryption import KeyFacts, key_facts, undecryptable
 from sidetier.cli.inspect.host import HostFacts, host_facts
 from sidetier.cli.inspect.local_log import LocalLog, local_log, read_log
 from sidetier.cli.inspect.local_retention import PartitionRetention, gather_retention
@@ -531,6 +532,8 @@ class DoctorFacts:
         broker_settings: Configuration of this host's broker.
         partitions: Selected partitions in the log dirs.
         without_topic_id: Those with local retention whose log has no topic id.
+        keys: The keys of `storage.encryption`.
+        undecryptable: Stored segments that these keys do not decrypt: their keys, and why.
         problems: By source, why it does not answer.
     """
 
@@ -543,6 +546,8 @@ class DoctorFacts:
     sidecar: SidecarState | None = None
     partitions: tuple[TopicPartition, ...] = ()
     without_topic_id: tuple[TopicPartition, ...] = ()
+    keys: tuple[KeyFacts, ...] = ()
+    undecryptable: tuple[str, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -563,10 +568,17 @@ def gather_host(
     problems: dict[str, str] = {}
     stores: list[StoreFacts] = []
     try:
-        stores.extend(store_facts(config, try_conditions=try_conditions))
+        # Without keys, which have a check of their own.
+        stores.extend(store_facts(_without_encryption(config), try_conditions=try_conditions))
     except SidetierError as error:  # such as a missing directory or driver
         problems["store"] = str(error)
         stores.append(StoreFacts(config.storage.url, error=str(error)))
+    keys = tuple(key_facts(config))
+    stored: tuple[str, ...] = ()
+    if not any(key.error for key in keys):
+        # A store that does not answer has a finding.
+        with suppress(SidetierError):
+            stored = tuple(undecryptable(config, on_disk.directories))
     facts = DoctorFacts(
         config,
         host_facts(config, machine.identity, log_dir_problems),
@@ -577,6 +589,8 @@ def gather_host(
             for tp, directory in sorted(on_disk.directories.items())
             if config.retention.local.selects(tp.topic) and topic_id_in(directory) is None
         ),
+        keys=keys,
+        undecryptable=stored,
     )
     facts = _with_cluster(facts, machine.identity, problems)
     sidecar = None
@@ -586,6 +600,11 @@ def gather_host(
     except SidetierError as error:
         problems["sidecar"] = str(error)
     return replace(facts, sidecar=sidecar, problems=problems)
+
+
+def _without_encryption(config: Config) -> Config:
+    storage = config.storage.model_copy(update={"encryption": None})
+    return config.model_copy(update={"storage": storage})
 
 
 def _with_cluster(

@@ -24,6 +24,7 @@ from sidetier.storage.port import (
     StoredObject,
 )
 from sidetier.storage.settings import EncryptionSettings, KmsKeySettings, LocalKeySettings
+from tests.harness.archive_objects import Objects
 
 FIRST = LocalKeySettings(bytes(range(32)))
 SECOND = LocalKeySettings(bytes(range(1, 33)))
@@ -68,6 +69,13 @@ def encryption(
         name: {"file": str(write_key(directory / name, secret))} for name, secret in chosen.items()
     }
     return {"topics": list(topics), "key": key, "keys": places}
+
+
+def count_logs(objects: Objects) -> tuple[int, int]:
+    """Return how many `.log` objects are not encrypted, and how many are."""
+    logs = [objects.read(key) or b"" for key in objects.listing() if key.endswith(".log")]
+    encrypted = sum(map(is_encrypted, logs))
+    return len(logs) - encrypted, encrypted
 
 
 class DecryptedView(FakeStorage):

@@ -11,8 +11,9 @@ from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.clusters import KraftFactory, ZookeeperFactory
+from tests.harness.encryption import encrypting, encryption
 from tests.harness.hydrating import HydrateCommands
-from tests.harness.made_archive import MadeArchive
+from tests.harness.made_archive import MadeArchive, batches
 from tests.harness.topics import leader_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -24,21 +25,28 @@ PATIENT = REPLICATED | {"zookeeper.session.timeout.ms": 30_000}
 
 
 def archived(directory: Path) -> HydrateCommands:
-    """An archive of two topics: one with aborted and open transactions from a real broker, and one
-    with records of 1970 whose first segment begins below the log start.
+    """An archive of two topics: an encrypted one with aborted and open transactions from a real
+    broker, and one with records of 1970 whose first segment begins below the log start, and whose
+    second one is encrypted.
     """
     url = f"file://{directory}/store"
     store = open_plain(StorageEndpoint(url))
-    store_broker_segments(store, LAYOUT, "tx-0")
+    encrypted = encrypting(store)
+    store_broker_segments(encrypted, LAYOUT, "tx-0")
     orders = MadeArchive(store, LAYOUT)
-    orders.segments(0, 20, 40)
+    orders.segment(0, batches(0, 20))
+    MadeArchive(encrypted, LAYOUT).segment(20, batches(20, 40))
     orders.mark(20, 40, start_offset=7)
     (directory / "old-cluster.yaml").write_text(
         yaml.safe_dump(
             {
                 "cluster": {"name": LAYOUT.cluster},
                 "log_dirs": [str(directory / "kafka")],
-                "storage": {"url": url, "prefix_entropy_bits": LAYOUT.bits},
+                "storage": {
+                    "url": url,
+                    "prefix_entropy_bits": LAYOUT.bits,
+                    "encryption": encryption(directory, None, topics=()),
+                },
             }
         )
     )

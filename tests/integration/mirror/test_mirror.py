@@ -18,6 +18,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from devtools.sandbox.kafka import KraftCluster
 from tests.harness.archive_objects import file_store
+from tests.harness.encryption import count_logs, encryption
 from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import (
     WAIT,
@@ -27,7 +28,7 @@ from tests.harness.mirror_runs import (
     values_from,
     write_until,
 )
-from tests.harness.sidecar import beside
+from tests.harness.sidecar import beside, merged
 from tests.harness.topics import admin_of, create_topic
 from tests.harness.waiting import wait_until
 
@@ -211,20 +212,8 @@ def test_gap_is_never_silent(kraft43: KraftCluster, target: str, topic: str) -> 
     assert values == [b"%d" % number for number in (*range(20), *range(30, 40))]
 
 
-def test_records_that_the_brokers_have_deleted_come_from_the_archive(
-    kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
-) -> None:
-    """The first records are copied, the next ones deleted on the brokers; the mirror continues."""
-    source = kraft43.bootstrap_servers
-    create_topic(source, topic, partitions=2, configs=small_segments(size=10_000) | KEPT)
-    store = file_store(tmp_path / "store")
-    file = tmp_path / "sidetier.yaml"
-    file.write_text(yaml.safe_dump(beside(kraft43, store)))
-    line = command(topic, topic, source, target, "--config", str(file))
-    produce_in_transactions(source, topic, 4)
-    assert mirror(line, "--until-caught-up")[0] == 0
-    produce_in_transactions(source, topic, 60)
-    expected = consumed(source, topic)
+def backfill(file: Path, topic: str) -> dict[int, int]:
+    """Archive a topic with this configuration; return the archive end offset of each partition."""
     archived = subprocess.run(
         [
             *(sys.executable, "-m", "sidetier.cli", "--config", str(file)),
@@ -236,9 +225,33 @@ def test_records_that_the_brokers_have_deleted_come_from_the_archive(
         timeout=WAIT,
     )
     assert archived.returncode == 0, archived.stderr
-    ends = {
-        row["partition"]: row["next_offset"] for row in json.loads(archived.stdout)["partitions"]
-    }
+    rows = json.loads(archived.stdout)["partitions"]
+    return {row["partition"]: row["next_offset"] for row in rows}
+
+
+def test_records_that_the_brokers_have_deleted_come_from_the_archive(
+    kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
+) -> None:
+    """The first records are copied, the next ones deleted on the brokers; the mirror continues from
+    an archive whose second half is encrypted.
+    """
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, partitions=2, configs=small_segments(size=10_000) | KEPT)
+    store = file_store(tmp_path / "store")
+    file = tmp_path / "sidetier.yaml"
+    settings = beside(kraft43, store)
+    file.write_text(yaml.safe_dump(settings))
+    line = command(topic, topic, source, target, "--config", str(file))
+    produce_in_transactions(source, topic, 4)
+    assert mirror(line, "--until-caught-up")[0] == 0
+    produce_in_transactions(source, topic, 30)
+    backfill(file, topic)
+    encrypted = {"storage": {"encryption": encryption(tmp_path)}}
+    file.write_text(yaml.safe_dump(merged(settings, encrypted)))
+    produce_in_transactions(source, topic, 30)
+    ends = backfill(file, topic)
+    expected = consumed(source, topic)
+    assert min(count_logs(store.objects)) > 1
     assert min(ends.values()) > 300, "too little is archived for the test"
     below = [KafkaPartition(topic, number, end - 50) for number, end in ends.items()]
     admin = admin_of(source)  # kept while its futures are waited for

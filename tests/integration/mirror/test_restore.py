@@ -27,10 +27,11 @@ from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, Snaps
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from tests.harness.archive_objects import s3_store
+from tests.harness.encryption import count_logs, encryption
 from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import consumed_at
 from tests.harness.s3 import S3Bucket
-from tests.harness.sidecar import beside
+from tests.harness.sidecar import beside, merged
 from tests.harness.topics import admin_of, create_topic, delete_records
 from tests.harness.waiting import wait_until
 
@@ -150,12 +151,20 @@ def test_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archive 
 ) -> None:
     servers = kraft43.bootstrap_servers
     create_topic(servers, topic, partitions=2, configs=small_segments(size=10_000, retention_ms=-1))
-    write_transactions(servers, topic, 60)
+    write_transactions(servers, topic, 30)
     store = s3_store(s3_bucket)
     file = tmp_path / "sidetier.yaml"
-    file.write_text(yaml.safe_dump(beside(kraft43, store)))
+    settings = beside(kraft43, store)
+    file.write_text(yaml.safe_dump(settings))
     commands = Commands(file, {**os.environ, **store.environment})
     commands.run("backfill", "--topic", topic)
+    # The second half of the archive is encrypted.
+    write_transactions(servers, topic, 30)
+    encrypted = {"storage": {"encryption": encryption(tmp_path)}}
+    file.write_text(yaml.safe_dump(merged(settings, encrypted)))
+    commands.run("backfill", "--topic", topic)
+    plain_logs, encrypted_logs = count_logs(store.objects)
+    assert min(plain_logs, encrypted_logs) > 1
     source = consumed_at(servers, topic)
     # The archive may end within a transaction whose end the sidecar has not seen.
     restore = ("restore", "--topic", topic, "--open-transactions", "abort")

@@ -11,17 +11,20 @@ from sidetier.cli.commands.doctor import DoctorResult
 from sidetier.cli.inspect.doctor import (
     Finding,
     Level,
+    check_encryption,
     check_host,
     check_sidecar,
     check_stores,
     check_topics,
     first_names,
 )
+from sidetier.cli.inspect.encryption import KeyFacts
 from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts
 from sidetier.cli.inspect.host import HostFacts, LogDirFacts, SpoolFacts
 from sidetier.cli.inspect.sidecar import SidecarState
 from sidetier.cli.inspect.store import StoreFacts
 from sidetier.config.model import Config
+from sidetier.segments.errors import AccessDeniedError, ConfigurationError
 from sidetier.segments.offsets import TopicPartition
 
 GIB = 1024**3
@@ -77,7 +80,7 @@ SOUND = DoctorFacts(
 
 
 def findings(facts: DoctorFacts) -> Iterator[Finding]:
-    for check in (check_topics, check_host, check_stores, check_sidecar):
+    for check in (check_topics, check_host, check_stores, check_encryption, check_sidecar):
         yield from check(facts)
 
 
@@ -105,6 +108,49 @@ def with_retention(
     local = {"topics": [selected], "bytes": 0}
     settings = config(retention={"local": local}, broker={"bootstrap_servers": "localhost:9092"})
     return replace(SOUND, config=settings, topics=topics, without_topic_id=without_topic_id)
+
+
+def with_keys(*keys: KeyFacts, active: str | None = "k2", **changes: object) -> DoctorFacts:
+    places = {"k1": {"env": "A"}, "k2": {"env": "B"}}
+    encryption = {"topics": [".*"] if active else [], "key": active, "keys": places}
+    storage = {"url": "s3://bucket", "prefix_entropy_bits": 5, "encryption": encryption}
+    return replace(SOUND, config=config(storage=storage), keys=keys, **changes)  # type: ignore[arg-type]
+
+
+REFUSED = AccessDeniedError("KMS GenerateDataKey: AccessDeniedException")
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        (with_keys(KeyFacts("k1"), KeyFacts("k2")), "ok", "'k1', 'k2'; 'k2' encrypts new"),
+        (with_keys(KeyFacts("k1"), active=None), "ok", "no key is set to encrypt"),
+        (
+            with_keys(KeyFacts("k1", error=ConfigurationError("file /a is empty"))),
+            "problem",
+            "key 'k1': file /a is empty. `sidetier run` does not start",
+        ),
+        (
+            with_keys(KeyFacts("k2", encrypts=True, error=REFUSED)),
+            "problem",
+            "key 'k2': KMS GenerateDataKey: AccessDeniedException. New segments",
+        ),
+        (with_keys(KeyFacts("k1", error=REFUSED)), "advice", "may not be readable"),
+        (
+            with_keys(KeyFacts("k1"), undecryptable=("a.log: not the key", "b.log: same")),
+            "problem",
+            "cannot be decrypted: a.log: not the key; b.log: same",
+        ),
+    ],
+)
+def test_encryption(facts: DoctorFacts, level: str, words: str) -> None:
+    [finding] = [one for one in findings(facts) if one.check == "encryption"]
+    assert (finding.level.value, words in finding.found) == (level, True), finding.found
+    assert (finding.todo is None) == (level == "ok")
+
+
+def test_without_encryption_there_is_no_finding() -> None:
+    assert "encryption" not in {one.check for one in findings(SOUND)}
 
 
 MAY_DELETE = frozenset({"DESCRIBE", "DELETE"})

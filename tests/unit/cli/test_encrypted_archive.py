@@ -153,6 +153,38 @@ def test_verify_reads_encrypted_segments_and_finds_a_flipped_bit(cli: CommandLin
     assert "cannot be decrypted" in finding["detail"]
 
 
+def doctor(cli: CommandLine) -> list[tuple[str, str]]:
+    """Return level and text of the findings about encryption. There is no broker to ask."""
+    cli.run("doctor", "--sidecar", "http://127.0.0.1:1", "--output", "json")
+    rows = json.loads(cli.out)["findings"]
+    assert "ok" in {row["level"] for row in rows if row["check"] == "store"}
+    return [(row["level"], row["found"]) for row in rows if row["check"] == "encryption"]
+
+
+@pytest.mark.usefixtures("half")
+def test_doctor_checks_each_key_and_names_the_one_that_fails(cli: CommandLine) -> None:
+    [(level, found)] = doctor(cli)
+    assert (level, "'k1' encrypts new segments" in found) == ("ok", True)
+    cli.configure(
+        {"storage": {"encryption": encryption(cli.root, "k2", k1=FIRST, k2=SECOND, k3=FIRST)}}
+    )
+    (cli.root / "k1").unlink()
+    (cli.root / "k3").write_text("c2hvcnQ=\n")
+    first, third = doctor(cli)
+    assert first[0] == third[0] == "problem"
+    assert "key 'k1': " in first[1]
+    assert f"{cli.root / 'k1'} cannot be read" in first[1]
+    assert f"the encryption key in file {cli.root / 'k3'} must be 32 bytes" in third[1]
+
+
+@pytest.mark.usefixtures("half")
+def test_doctor_finds_a_key_that_was_given_the_name_of_another(cli: CommandLine) -> None:
+    cli.configure({"storage": {"encryption": encryption(cli.root, k1=SECOND)}})
+    [(level, found)] = doctor(cli)
+    assert level == "problem"
+    assert f"{log_key(30)}: the key 'k1' of storage.encryption.keys is not the key" in found
+
+
 @pytest.mark.usefixtures("half")
 def test_light_verify_needs_no_key(cli: CommandLine) -> None:
     cli.configure({"storage": {"encryption": None}})

@@ -72,6 +72,25 @@ class TestLayers:
         assert secret is not None
         assert (secret.env, secret.file) == (None, Path("/run/b"))
 
+    def test_encryption_key_is_replaced_as_a_whole(self, tmp_path: Path) -> None:
+        keys = "storage: {encryption: {keys: {%s}}}\n"
+        text = LEAST + "  encryption: {key: k1, keys: {k1: {env: A}, k2: {env: B}}}\n"
+        more = written(tmp_path, keys % "k2: {file: /run/b}, k3: {env: C}", "more.yaml")
+        first = written(tmp_path, text)
+        loaded = load([first, more], flags=["storage.encryption.keys.k1={file: /run/a}"])
+        encryption = loaded.config.storage.encryption
+        assert encryption is not None
+        places = {name: (key.env, key.file) for name, key in encryption.keys.items()}
+        assert places == {
+            "k1": (None, Path("/run/a")),
+            "k2": (None, Path("/run/b")),
+            "k3": ("C", None),
+        }
+        assert loaded.origin(("storage", "encryption", "keys", "k2", "file")) == f"{more}:1"
+        region = written(tmp_path, keys % "k1: {region: eu-west-1}", "region.yaml")
+        with pytest.raises(ConfigurationError, match=r"keys\.k1.*one of env, file and aws_kms"):
+            load([first, region])
+
     def test_empty_section_means_defaults(self, tmp_path: Path) -> None:
         assert load([written(tmp_path, LEAST + "uploader:\nhttp:\n")]).config.http.port == 9108
 

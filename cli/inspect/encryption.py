@@ -1,0 +1,81 @@
+"""Facts about the keys of `storage.encryption`: whether each works, and decrypts what is stored."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.archive.access import encryption_settings
+from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
+from sidetier.config.model import Config
+from sidetier.config.storage import EncryptionConfig
+from sidetier.config.types import matches_any
+from sidetier.segments.errors import EncryptionError, ObjectNotFoundError, SidetierError
+from sidetier.segments.listing import read_listing
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.factory import check_encryption
+from sidetier.uploader.watching.disk import list_names
+
+_MOST_PARTITIONS: Final = 5
+"""Partitions of which stored segments are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFacts:
+    """One key of `storage.encryption.keys`.
+
+    Attributes:
+        encrypts: Whether new segments are encrypted with it (`storage.encryption.key`).
+        error: Why it cannot wrap a data key and unwrap it.
+    """
+
+    name: str
+    encrypts: bool = False
+    error: SidetierError | None = None
+
+
+def key_facts(config: Config) -> Iterator[KeyFacts]:
+    """Wrap and unwrap a data key with each configured key. Two requests for each key of KMS."""
+    encryption = config.storage.encryption
+    if encryption is None:
+        return
+    for name, key in sorted(encryption.keys.items()):
+        error = None
+        try:
+            # Alone: a key that cannot be read must not hide the others.
+            check_encryption(encryption_settings(EncryptionConfig(keys={name: key}, key=name)))
+        except SidetierError as caught:
+            error = caught
+        yield KeyFacts(name, encrypts=name == encryption.key, error=error)
+
+
+def undecryptable(config: Config, directories: Mapping[TopicPartition, str]) -> Iterator[str]:
+    """Read a byte of stored segments of a few encrypted partitions; yield why one cannot be read.
+
+    The segments are the first and the last closed one on this host's disk. Segments that are not
+    stored yet are left out.
+
+    Args:
+        config: The store, and its keys.
+        directories: This host's partitions, and their directories.
+
+    Raises:
+        SidetierError: The store does not answer, or cannot be opened.
+    """
+    encryption = config.storage.encryption
+    if encryption is None:
+        return
+    layout = layout_of(config)
+    chosen = [tp for tp in sorted(directories) if matches_any(encryption.topics, tp.topic)]
+    with open_every_store(with_short_timeouts(config)) as stores:
+        for tp in chosen[:_MOST_PARTITIONS]:
+            closed = read_listing(list_names(directories[tp])).closed
+            for base in sorted({segment.base_offset for segment in (*closed[:1], *closed[-1:])}):
+                key = layout.object_key(tp, base, FileKind.LOG)
+                try:
+                    with stores.of_topic(tp.topic).get_object_input_stream(key, 0, 1) as stream:
+                        stream.read()
+                except ObjectNotFoundError:
+                    continue
+                except EncryptionError as error:
+                    yield str(error)
