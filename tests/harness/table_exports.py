@@ -16,6 +16,7 @@ from sidetier.pipeline.export.state import Exported
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
