@@ -1,17 +1,18 @@
 """`sidetier gc` beside a real broker and on a real S3 server."""
 
-from base64 import b64decode
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
-from confluent_kafka import TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
 from devtools.sandbox.kafka import KraftCluster
 from sidetier.mirror.topics.rules import Lineage, MirrorNames
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import CommittedOffset, commit_offsets
+from sidetier.wire.settings import ClientSettings
 from tests.harness.archive_check import ArchiveReader
 from tests.harness.archive_objects import s3_store
 from tests.harness.ledger import Ledger
@@ -56,14 +57,15 @@ def test_gc_keeps_what_groups_and_mirrors_need_and_deletes_the_rest_in_batches(
     admin = AdminClient({"bootstrap.servers": bootstrap})
     third, fifth = before.logs()[2], before.logs()[4]
     commit(admin, group, KafkaPartition(topic, 0, fifth))
-    described = admin.describe_topics(TopicCollection([topic]))[topic].result(30)
-    source_id = UUID(bytes=b64decode(f"{described.topic_id}=="))
-    noted = Lineage(topic, ("source",), source_id=str(source_id)).encoded()
-    commit(admin, MirrorNames(mirror).group, KafkaPartition(topic, 0, third, noted))
+    with Cluster(ClientSettings.from_properties({"bootstrap.servers": bootstrap})) as cluster:
+        source_id = cluster.metadata((topic,)).topics[topic].topic_id
+        noted = Lineage(topic, ("source",), source_id=str(source_id)).encoded()
+        progress = {TopicPartition(topic, 0): CommittedOffset(Offset(third), metadata=noted)}
+        commit_offsets(cluster, MirrorNames(mirror).group, progress)
 
     done = sidetier(tmp_path, settings, store, "gc", "--yes")
     [row] = done["partitions"]
-    assert (row["new_start_offset"], row["segments"]) == (third, 2)
+    assert (row["new_start_offset"], row["segments"]) == (third, 2), row
     assert row["reason"] == f"mirror {mirror} still needs offset {third}"
     [after] = [view for (name, _), view in reader.views().items() if name == topic]
     assert after.logs() == before.logs()[2:]
