@@ -79,6 +79,24 @@ class PartitionTransactions:
                 )
         return tuple(transactions)
 
+    def undecided_from(self, view: ArchiveView, log: StoredLog, end: Offset) -> Offset | None:
+        """Return the last stable offset, if a transaction that began below `end` is open at it.
+
+        Reads segments from `log` on, as long as such a transaction is open: as `aborted` does.
+
+        Returns:
+            The first offset of the oldest transaction that is open at the archive's end. None if
+            the transactions with records in `log` or a lower segment, below `end`, have ended.
+        """
+        following: StoredLog | None = log
+        still_open: OpenTransactions = {}
+        while following is not None:
+            still_open = self._read_transactions(view, following).still_open
+            if not any(first < end for first in still_open.values()):
+                return None
+            following = view.after(following.base_offset)
+        return Offset(min(still_open.values()))
+
     def open_behind(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
         """Return the transactions that are open at a segment's end."""
         return self._read_transactions(view, log).still_open

@@ -20,6 +20,7 @@ from sidetier.endpoint.blocks import Lease, Piece, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import first_error
+from sidetier.endpoint.transactions import OpenTransactionError
 from sidetier.endpoint.users import EVERYTHING, Access
 from sidetier.segments.errors import (
     BatchTooLargeError,
@@ -403,7 +404,7 @@ class Fetcher:
             self._report(partition, "endpoint.store_failed", error)
             return FetchedData(index, ErrorCode.kafka_storage_error)
 
-    def _data(  # noqa: PLR0911 - one answer for each state of the archive
+    def _data(
         self,
         partition: Partition,
         topic_id: UUID | None,
@@ -423,7 +424,33 @@ class Fetcher:
             start = Offset(0) if is_start else _NONE
             aborted = () if isolated and is_start else None
             return FetchedData(asked.partition, error, start, start, start, aborted)
+        if not view.start <= offset <= view.end:
+            self._report_missing(partition, view, offset)
+            return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
         stable = _last_stable_offset(partition, view, isolated=isolated)
+        try:
+            return self._records(partition, view, asked, room, stable, isolated=isolated)
+        except OpenTransactionError as error:
+            # Only the batches below that transaction are sent.
+            stable = error.last_stable
+            return self._records(partition, view, asked, room, stable, isolated=isolated)
+
+    def _records(
+        self,
+        partition: Partition,
+        view: ArchiveView,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        stable: Offset,
+        *,
+        isolated: bool,
+    ) -> FetchedData:
+        """Read one partition's records; below the last stable offset, if the client is isolated.
+
+        Raises:
+            OpenTransactionError: The last stable offset is lower than `stable`. Nothing is lent.
+        """
+        offset = Offset(asked.fetch_offset)
         data = FetchedData(
             asked.partition,
             high_watermark=view.end,
@@ -433,9 +460,6 @@ class Fetcher:
             state=state_of(view),
         )
         limit = stable if isolated else view.end
-        if not view.start <= offset <= view.end:
-            self._report_missing(partition, view, offset)
-            return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
         if offset >= limit:
             return data
         room.ask()
@@ -446,9 +470,14 @@ class Fetcher:
             return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
         if batch is None:
             return data
+        left, is_empty = room.left, room.is_empty
         data.lease = self._lease(partition, batch, asked.partition_max_bytes, room)
         if isolated and data.lease.pieces:
-            data.aborted = self._aborted(partition, view, batch, offset, data.lease)
+            try:
+                data.aborted = self._aborted(partition, view, batch, offset, data.lease)
+            except OpenTransactionError:
+                room.left, room.is_empty = left, is_empty
+                raise
         return data
 
     def _first_batch(

@@ -32,6 +32,18 @@ class SegmentNotes(NamedTuple):
     is_plain: bool
 
 
+class OpenTransactionError(Exception):
+    """The batches reach beyond the last stable offset.
+
+    Attributes:
+        last_stable: The last stable offset.
+    """
+
+    def __init__(self, last_stable: Offset) -> None:
+        super().__init__(last_stable)
+        self.last_stable = last_stable
+
+
 class ServedTransactions:
     """The transactions of one partition. Thread-safe.
 
@@ -74,17 +86,18 @@ class ServedTransactions:
         """Return the first offset of the oldest open transaction; the archive end if none is open.
 
         In an archive of Pinterest's uploader nothing shows which transactions are open, without
-        reading it from the beginning. There it is always the archive end.
+        reading it from the beginning. There it is the archive end until `aborted` finds an open
+        transaction.
 
         Raises:
             DamagedSegmentError: The last segment cannot be read.
             StorageError: As `RemoteStorage` says.
         """
-        if not view.logs or view.is_pinterest:
-            return view.end
         known = self._last_stable
         if known is not None and known[:2] == (view.etag, view.end):
             return known[2]
+        if not view.logs or view.is_pinterest:
+            return view.end
         still_open = self._transactions.open_behind(view, view.logs[-1])
         offset = min(view.end, Offset(min(still_open.values(), default=view.end)))
         self._last_stable = view.etag, view.end, offset
@@ -106,8 +119,15 @@ class ServedTransactions:
             end: An offset above all of these batches; at most the last stable offset.
 
         Raises:
+            OpenTransactionError: A transaction in these batches is open at the archive end. Only in
+                archives of Pinterest's uploader.
             DamagedSegmentError, StorageError: As `last_stable_offset`.
         """
         if self.notes(log).is_plain:
             return ()
+        if view.is_pinterest:
+            undecided = self._transactions.undecided_from(view, log, end)
+            if undecided is not None:
+                self._last_stable = view.etag, view.end, undecided
+                raise OpenTransactionError(undecided)
         return self._transactions.aborted(view, log, start, end)

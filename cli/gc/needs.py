@@ -2,12 +2,18 @@
 
 Committed offsets are those of the brokers at the time of the request. If an open transaction
 commits later ones, they do not count yet.
+
+An offset of a deleted topic has no meaning in a topic of the same name that was created later. So
+the topic id beside an offset must be the one of the archive. Consumer groups need no such check:
+Kafka deletes their offsets together with the topic.
 """
 
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
 
 from sidetier.archive.access import endpoint_provider
 from sidetier.archive.gc.retention import Need
@@ -16,8 +22,8 @@ from sidetier.cli.extras import from_extra
 from sidetier.cli.stores import EveryStore, layout_of, require_directory
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.groups.stored_offsets import parse_group
-from sidetier.leadership.cluster import as_texts
-from sidetier.mirror.topics.rules import MirrorNames
+from sidetier.leadership.cluster import as_texts, kafka_text
+from sidetier.mirror.topics.rules import MirrorNames, decode_lineage
 from sidetier.segments.errors import (
     BrokerError,
     ConfigurationError,
@@ -29,7 +35,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.factory import open_storage
 from sidetier.storage.port import RemoteStorage
 from sidetier.wire.cluster import Cluster
-from sidetier.wire.requests import committed_offsets
+from sidetier.wire.requests import CommittedOffset, committed_offsets
 from sidetier.wire.settings import ClientSettings
 
 if TYPE_CHECKING:
@@ -40,12 +46,25 @@ if TYPE_CHECKING:
         RetainedTable,
         StoreRetention,
     )
+    from sidetier.pipeline.export.state import Exported
 
 _TIMEOUT_SECONDS: Final = 15.0
 _BOOTSTRAP: Final = "bootstrap.servers"
 _FORMATS: Final = {"hudi": "Hudi", "iceberg": "Iceberg"}
 
 NeedsByPartition = Mapping[TopicPartition, list[Need]]
+
+
+class _NextOffset(NamedTuple):
+    """The first offset that a consumer has not read, and the id of the topic that it has read.
+
+    Attributes:
+        offset: The offset.
+        topic_id: Id of the topic, as Kafka writes ids; None if the consumer does not know it.
+    """
+
+    offset: Offset
+    topic_id: str | None
 
 
 class UnknownProgressError(SidetierError):
@@ -87,21 +106,28 @@ def read_needs(
     keep_for = rule.keep_for
     for group in keep_for.groups:
         consumer = f"consumer group {group}"
-        offsets = _of_group(_brokers(config), group, partitions, consumer)
+        committed = _of_group(_brokers(config), group, partitions, consumer)
+        offsets = {tp: answer.offset for tp, answer in committed.items()}
         _add(needs, partitions, offsets, consumer)
+    reached: dict[str, Mapping[TopicPartition, _NextOffset]] = {}
     for mirror in keep_for.mirrors:
         consumer = f"mirror {mirror.name}"
-        _add(needs, partitions, _of_mirror(mirror, partitions, consumer), consumer)
+        reached[consumer] = _of_mirror(mirror, partitions, consumer)
     for export in keep_for.exports:
         consumer = f"export to {export.into}"
-        _add(needs, partitions, _of_export(config, export, partitions, consumer), consumer)
+        reached[consumer] = _of_export(config, export, partitions, consumer)
     for table in keep_for.tables:
         consumer = f"export to the {_FORMATS[table.format]} table {table.location}"
-        _add(needs, partitions, _of_table(config, table, consumer), consumer)
+        reached[consumer] = _of_table(config, table, consumer)
     for group in keep_for.local_groups:
         consumer = f"local group {group}"
-        offsets = _of_local_group(layout_of(config), stores, group, partitions, consumer)
+        reached[consumer] = _of_local_group(layout_of(config), stores, group, consumer)
+    archived_ids = _archived_ids(layout_of(config), stores, partitions) if reached else {}
+    for consumer, next_offsets in reached.items():
+        offsets = {tp: next_offset.offset for tp, next_offset in next_offsets.items()}
         _add(needs, partitions, offsets, consumer)
+        for tp in partitions:
+            _require_same_topic(tp, next_offsets[tp].topic_id, archived_ids[tp], consumer)
     return needs
 
 
@@ -117,6 +143,51 @@ def _add(
         needs[tp].append(Need(offsets[tp], consumer))
 
 
+def _archived_ids(
+    layout: ArchiveLayout, stores: EveryStore, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, str | None]:
+    """Return the topic id in `offset.wm` of each partition; None if it has none."""
+    ids: dict[TopicPartition, str | None] = {}
+    for tp in partitions:
+        try:
+            mark = read_watermark(stores.of_topic(tp.topic), layout.watermark_key(tp))
+        except SidetierError as error:
+            raise UnknownProgressError(
+                f"{tp}: its topic id in the archive is unknown: {error}"
+            ) from error
+        ids[tp] = None if mark is None else mark.watermark.topic_id
+    return ids
+
+
+def _require_same_topic(
+    tp: TopicPartition, reached_id: str | None, archived_id: str | None, consumer: str
+) -> None:
+    """Check that a consumer has read the topic that the archive has.
+
+    Both sides lack an id if the archive is of Pinterest's uploader, or of brokers before 2.8.
+
+    Raises:
+        UnknownProgressError: The topic ids differ, or only one side has one.
+    """
+    if reached_id == archived_id:
+        return
+    if reached_id is None:
+        raise UnknownProgressError(
+            f"{consumer}: it has no topic id with its offset in {tp}, and the archive has "
+            f"{archived_id}: the offset may be of a deleted topic of the same name, until it "
+            "continues and stores the id"
+        )
+    if archived_id is None:
+        raise UnknownProgressError(
+            f"{consumer}: its offset in {tp} is of topic id {reached_id}, and the archive has no "
+            "topic id: the offset may be of a deleted topic of the same name"
+        )
+    raise UnknownProgressError(
+        f"{consumer}: its offset in {tp} is of a deleted topic of the same name: topic id "
+        f"{reached_id}, and the archive has {archived_id}"
+    )
+
+
 def _brokers(config: "Config") -> dict[str, str]:
     if config.broker.bootstrap_servers is None:
         raise ConfigurationError(
@@ -130,25 +201,26 @@ def _of_group(
     group: str,
     partitions: Collection[TopicPartition],
     consumer: str,
-) -> dict[TopicPartition, Offset]:
+) -> dict[TopicPartition, CommittedOffset]:
     """Return the committed offsets of a consumer group. A missing group has none."""
     # Not librdkafka's client: it crashes the process if the coordinator has just started.
     try:
         with Cluster(ClientSettings.from_properties(properties)) as cluster:
-            committed = committed_offsets(
+            return committed_offsets(
                 cluster, group, partitions, require_stable=False, timeout=_TIMEOUT_SECONDS
             )
     except (BrokerError, ConfigurationError) as error:
         raise UnknownProgressError(
             f"{consumer}: {properties[_BOOTSTRAP]} does not tell its committed offsets: {error}"
         ) from error
-    return {tp: answer.offset for tp, answer in committed.items()}
 
 
 def _of_mirror(
     mirror: "RetainedMirror", partitions: Collection[TopicPartition], consumer: str
-) -> dict[TopicPartition, Offset]:
-    """Return the progress of a mirror: source offsets that its group on the target commits."""
+) -> dict[TopicPartition, _NextOffset]:
+    """Return the progress of a mirror: source offsets that its group on the target commits, with
+    the id of the source topic in their metadata.
+    """
     try:
         properties = read_properties(mirror.target_config, f"{consumer}: target_config")
     except ConfigurationError as error:
@@ -160,7 +232,25 @@ def _of_mirror(
     }
     group = MirrorNames(mirror.name).group
     committed = _of_group(properties, group, copies, consumer)
-    return {copies[tp]: offset for tp, offset in committed.items() if tp in copies}
+    return {
+        copies[tp]: _NextOffset(answer.offset, _source_topic_id(answer.metadata, tp, consumer))
+        for tp, answer in committed.items()
+        if tp in copies
+    }
+
+
+def _source_topic_id(metadata: str, tp: TopicPartition, consumer: str) -> str | None:
+    lineage = decode_lineage(metadata)
+    if lineage is None or lineage.source_id is None:
+        return None
+    try:
+        # The mirror has the form of RFC 9562, the archive the one of Kafka.
+        return kafka_text(b64encode(UUID(lineage.source_id).bytes).decode())
+    except (AttributeError, TypeError, ValueError):
+        raise UnknownProgressError(
+            f"{consumer}: the source_id beside its offset in {tp} is {lineage.source_id!r}, which "
+            "is not a topic id"
+        ) from None
 
 
 def _manifests() -> Any:  # noqa: ANN401 - a module
@@ -195,7 +285,7 @@ def _of_export(
     export: "RetainedExport",
     partitions: Collection[TopicPartition],
     consumer: str,
-) -> dict[TopicPartition, Offset]:
+) -> dict[TopicPartition, _NextOffset]:
     """Return the next offsets in the manifest of an export to files."""
     manifests = _manifests()
     [topic] = {tp.topic for tp in partitions}
@@ -216,7 +306,7 @@ def _of_export(
             "tell what it still reads"
         )
     return {
-        TopicPartition(topic, partition): Offset(offset)
+        TopicPartition(topic, partition): _NextOffset(Offset(offset), manifest.topic_id)
         for partition, offset in manifest.next_offsets.items()
     }
 
@@ -232,22 +322,25 @@ def _stored_progress() -> Any:  # noqa: ANN401 - a module
 
 def _of_table(
     config: "Config", table: "RetainedTable", consumer: str
-) -> Mapping[TopicPartition, Offset]:
+) -> dict[TopicPartition, _NextOffset]:
     """Return the next offsets in the commits of a table."""
     module = _stored_progress()
-    read = module.hudi_offsets if table.format == "hudi" else module.iceberg_offsets
+    read = module.hudi_progress if table.format == "hudi" else module.iceberg_progress
     with _output(config, table.location, consumer) as store:
-        offsets: Mapping[TopicPartition, Offset] = read(store, config.cluster.name)
-        return offsets
+        exported: Exported = read(store, config.cluster.name)
+    topic_ids = exported.tail.topic_ids
+    return {
+        tp: _NextOffset(offset, topic_ids.get(tp.topic))
+        for tp, offset in exported.next_offsets.items()
+    }
 
 
 def _of_local_group(
     layout: ArchiveLayout,
     stores: EveryStore,
     group: str,
-    partitions: Collection[TopicPartition],
     consumer: str,
-) -> dict[TopicPartition, Offset]:
+) -> dict[TopicPartition, _NextOffset]:
     """Return the committed offsets of a group of `sidetier serve --groups local`."""
     key = layout.group_key(group)
     if key is None:
@@ -255,28 +348,10 @@ def _of_local_group(
     try:
         stored = stores.by_endpoint[stores.provider.default].get_object(key)
         committed = parse_group(stored.data, key).offsets
-        for tp in partitions:
-            if tp in committed:
-                mark = read_watermark(stores.of_topic(tp.topic), layout.watermark_key(tp))
-                archived_id = None if mark is None else mark.watermark.topic_id
-                _require_same_topic(tp, committed[tp].topic_id, archived_id, consumer)
     except ObjectNotFoundError as error:
         raise UnknownProgressError(
             f"{consumer}: {key} does not exist, so it has committed no offset yet"
         ) from error
-    except UnknownProgressError:
-        raise
     except SidetierError as error:
         raise UnknownProgressError(f"{consumer}: {error}") from error
-    return {tp: offset.offset for tp, offset in committed.items()}
-
-
-def _require_same_topic(
-    tp: TopicPartition, committed_id: str | None, archived_id: str | None, consumer: str
-) -> None:
-    """Raise UnknownProgressError if an offset was committed in another topic of the same name."""
-    if None not in {committed_id, archived_id} and committed_id != archived_id:
-        raise UnknownProgressError(
-            f"{consumer}: its offset in {tp} is of a deleted topic of the same name: topic id "
-            f"{committed_id}, and the archive has {archived_id}"
-        )
+    return {tp: _NextOffset(offset.offset, offset.topic_id) for tp, offset in committed.items()}

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from sidetier.brokers.jars import Distribution
+from sidetier.pipeline.export.state import Exported
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
@@ -112,13 +113,13 @@ def ends_of(rows: list[Row]) -> Offsets:
 
 
 def stored_offsets(
-    read: Callable[[RemoteStorage, str], Mapping[TopicPartition, int]], endpoint: StorageEndpoint
+    read: Callable[[RemoteStorage, str], Exported], endpoint: StorageEndpoint
 ) -> Offsets:
     """Return the offsets that `sidetier gc` reads from a table."""
     with closing(open_plain(endpoint)) as store:
-        found = read(store, LAYOUT.cluster)
+        exported = read(store, LAYOUT.cluster)
     offsets: Offsets = {}
-    for tp, offset in found.items():
+    for tp, offset in exported.next_offsets.items():
         offsets.setdefault(tp.topic, {})[str(tp.partition)] = int(offset)
     return offsets
 

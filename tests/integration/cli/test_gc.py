@@ -8,7 +8,11 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
 from devtools.sandbox.kafka import KraftCluster
-from sidetier.mirror.topics.rules import MirrorNames
+from sidetier.mirror.topics.rules import Lineage, MirrorNames
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import CommittedOffset, commit_offsets
+from sidetier.wire.settings import ClientSettings
 from tests.harness.archive_check import ArchiveReader
 from tests.harness.archive_objects import s3_store
 from tests.harness.ledger import Ledger
@@ -53,11 +57,15 @@ def test_gc_keeps_what_groups_and_mirrors_need_and_deletes_the_rest_in_batches(
     admin = AdminClient({"bootstrap.servers": bootstrap})
     third, fifth = before.logs()[2], before.logs()[4]
     commit(admin, group, KafkaPartition(topic, 0, fifth))
-    commit(admin, MirrorNames(mirror).group, KafkaPartition(topic, 0, third))
+    with Cluster(ClientSettings.from_properties({"bootstrap.servers": bootstrap})) as cluster:
+        source_id = cluster.metadata((topic,)).topics[topic].topic_id
+        noted = Lineage(topic, ("source",), source_id=str(source_id)).encoded()
+        progress = {TopicPartition(topic, 0): CommittedOffset(Offset(third), metadata=noted)}
+        commit_offsets(cluster, MirrorNames(mirror).group, progress)
 
     done = sidetier(tmp_path, settings, store, "gc", "--yes")
     [row] = done["partitions"]
-    assert (row["new_start_offset"], row["segments"]) == (third, 2)
+    assert (row["new_start_offset"], row["segments"]) == (third, 2), row
     assert row["reason"] == f"mirror {mirror} still needs offset {third}"
     [after] = [view for (name, _), view in reader.views().items() if name == topic]
     assert after.logs() == before.logs()[2:]

@@ -12,7 +12,7 @@ import pytest
 from devtools.sandbox.spark_jars import HUDI_3_5
 from sidetier.cli.export.table_session import HUDI_SESSION
 from sidetier.pipeline.export.sinks.tables.lease import Lease
-from sidetier.pipeline.export.sinks.tables.stored_progress import hudi_offsets
+from sidetier.pipeline.export.sinks.tables.stored_progress import hudi_progress
 from sidetier.storage.local import LocalStorage
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness import table_jobs
@@ -93,7 +93,7 @@ class Export:
 
     def stored_offsets(self, table: str = "orders") -> Offsets:
         """Return the offsets that `sidetier gc` reads from the table, without Spark."""
-        return stored_offsets(hudi_offsets, StorageEndpoint(self.path(table)))
+        return stored_offsets(hudi_progress, StorageEndpoint(self.path(table)))
 
     def assert_whole(self, rows: list[Row]) -> None:
         assert rows == consumed(self.archive, ends_of(rows))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox.spark_jars import ICEBERG_4_0
-from sidetier.pipeline.export.sinks.tables.stored_progress import iceberg_offsets
+from sidetier.pipeline.export.sinks.tables.stored_progress import iceberg_progress
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
@@ -48,7 +48,7 @@ class Export(IcebergExport):
         """Also that `sidetier gc` reads the same offsets, without Spark."""
         super().assert_whole()
         directory = StorageEndpoint(f"file://{self.root}/warehouse/db/orders")
-        assert stored_offsets(iceberg_offsets, directory) == self.offsets()
+        assert stored_offsets(iceberg_progress, directory) == self.offsets()
 
 
 @pytest.fixture(scope="module")

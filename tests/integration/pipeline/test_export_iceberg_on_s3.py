@@ -7,7 +7,7 @@ import pytest
 
 from devtools.sandbox.s3server import S3Server
 from devtools.sandbox.spark_jars import ICEBERG_4_0, ICEBERG_ON_S3
-from sidetier.pipeline.export.sinks.tables.stored_progress import iceberg_offsets
+from sidetier.pipeline.export.sinks.tables.stored_progress import iceberg_progress
 from sidetier.storage.settings import Credentials, S3Settings, StorageEndpoint
 from tests.harness.iceberg_exports import IcebergExport, catalog_on_s3
 from tests.harness.lake import at_nth_put, kill_after
@@ -51,7 +51,7 @@ class Export(IcebergExport):
         credentials = Credentials(server.access_key, server.secret_key)
         settings = S3Settings(server.endpoint_url, server.region, True, credentials=credentials)  # noqa: FBT003 -- path_style
         url = f"s3://{self.bucket.name}/warehouse/db/orders"
-        return stored_offsets(iceberg_offsets, StorageEndpoint(url, s3=settings))
+        return stored_offsets(iceberg_progress, StorageEndpoint(url, s3=settings))
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
 import time
+from base64 import urlsafe_b64decode
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -22,7 +26,9 @@ from sidetier.cli.gc.session import GcSession
 from sidetier.cli.stores import EveryStore
 from sidetier.config.model import ReaderConfig
 from sidetier.endpoint.groups.stored_offsets import StoredGroup, StoredOffset, encode_group
+from sidetier.mirror.topics.rules import Lineage
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, to_properties
+from sidetier.pipeline.export.state import Tail
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
@@ -33,7 +39,9 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
 from sidetier.storage.provider import PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
+from sidetier.wire.requests import CommittedOffset
 from tests.harness.command_line import CommandLine
+from tests.harness.log_dir import TOPIC_ID
 
 AGE: dict[str, Any] = {"topics": ["orders"], "age": "1d"}
 """The records of the tests are of 2023."""
@@ -142,7 +150,10 @@ def test_ls_and_consume_show_the_rest_of_the_archive(stored: CommandLine) -> Non
 
 def group_at(monkeypatch: pytest.MonkeyPatch, offsets: dict[int, int]) -> None:
     """Set the committed offsets of every consumer group in orders."""
-    answer = {TopicPartition("orders", number): Offset(at) for number, at in offsets.items()}
+    answer = {
+        TopicPartition("orders", number): CommittedOffset(Offset(at))
+        for number, at in offsets.items()
+    }
     monkeypatch.setattr(needs, "_of_group", lambda *_: answer)
 
 
@@ -206,6 +217,18 @@ def test_export_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path:
     assert "export to file://" in told["partitions"][0]["reason"]
 
 
+def store_table(
+    location: Path, offsets: Mapping[TopicPartition, Offset], topic_id: str | None
+) -> None:
+    """Store the metadata of an Iceberg table whose export has reached these offsets of orders."""
+    tail = Tail(topic_ids={} if topic_id is None else {"orders": topic_id})
+    progress = Progress("prod-a", IsolationLevel.READ_COMMITTED, offsets, {}, "a", tail)
+    snapshot = {"snapshot-id": 1, "summary": to_properties(progress)}
+    document = {"current-snapshot-id": 1, "snapshots": [snapshot]}
+    (location / "metadata").mkdir(parents=True, exist_ok=True)
+    (location / "metadata/v1.metadata.json").write_text(json.dumps(document))
+
+
 def test_table_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path: Path) -> None:
     location = tmp_path / "lake/db/orders"
     table = {"format": "iceberg", "location": f"file://{location}"}
@@ -221,10 +244,7 @@ def test_table_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path: 
     assert logs(stored, "orders-0") == [0, 10, 20]
 
     def exported(offsets: dict[TopicPartition, Offset]) -> None:
-        progress = Progress("prod-a", IsolationLevel.READ_COMMITTED, offsets, {}, "a")
-        snapshot = {"snapshot-id": 1, "summary": to_properties(progress)}
-        document = {"current-snapshot-id": 1, "snapshots": [snapshot]}
-        (location / "metadata/v1.metadata.json").write_text(json.dumps(document))
+        store_table(location, offsets, TOPIC_ID)
 
     exported({TopicPartition("orders", 0): Offset(10)})
     told = stored.json("gc", "--yes", code=3)
@@ -234,6 +254,114 @@ def test_table_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path: 
     told = stored.json("gc", "--yes")
     assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]
     assert "still needs offset 10" in told["partitions"][0]["reason"]
+
+
+NEW_ID = "AAAAAAAAAAAAAAAAAAAAAw"
+
+
+def recreate(cli: CommandLine) -> None:
+    """Retire the archive of orders, and archive a new topic of the same name."""
+    assert cli.run("retire", "orders", "--offline") == 0, cli.err
+    for partition in (0, 1):
+        shutil.rmtree(cli.log_dir.path / f"orders-{partition}")
+        cli.log_dir.create("orders", partition, topic_id=NEW_ID).closed_segments(3)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0, cli.err
+    assert logs(cli, "orders-0") == [0, 10, 20]
+
+
+def blocked_by(cli: CommandLine) -> str:
+    """Run gc; return why it has deleted nothing of orders."""
+    [reason] = {row["reason"] for row in cli.json("gc", "--yes", code=3)["partitions"]}
+    assert logs(cli, "orders-0") == logs(cli, "orders-1") == [0, 10, 20]
+    return str(reason)
+
+
+def test_export_of_a_deleted_topic_protects_the_new_one(
+    stored: CommandLine, tmp_path: Path
+) -> None:
+    """The export halts at the new topic, so it has read none of its records."""
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    export = ("export", "files", "orders", "--into", f"file://{lake}", "--flush-size", "10")
+    assert stored.run(*export) == 0, stored.err
+    recreate(stored)
+    assert stored.run(*export) != 0
+    with_rules(stored, {**AGE, "keep_for": {"exports": [{"into": f"file://{lake}"}]}})
+    assert blocked_by(stored) == (
+        f"export to file://{lake}: its offset in orders-0 is of a deleted topic of the same name: "
+        f"topic id {TOPIC_ID}, and the archive has {NEW_ID}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "reason"),
+    [(TOPIC_ID, f"topic id {TOPIC_ID}, and the archive has {NEW_ID}"), (None, "has no topic id")],
+)
+def test_table_of_a_deleted_topic_protects_the_new_one(
+    stored: CommandLine, tmp_path: Path, topic_id: str | None, reason: str
+) -> None:
+    location = tmp_path / "lake/orders"
+    offsets = {TopicPartition("orders", number): Offset(1000) for number in (0, 1)}
+    store_table(location, offsets, topic_id)
+    recreate(stored)
+    table = {"format": "iceberg", "location": f"file://{location}"}
+    with_rules(stored, {**AGE, "keep_for": {"tables": [table]}})
+    assert reason in blocked_by(stored)
+
+
+@pytest.mark.parametrize("topic_id", [None, TOPIC_ID])
+def test_archive_without_a_topic_id_needs_progress_without_one(
+    stored: CommandLine, tmp_path: Path, topic_id: str | None
+) -> None:
+    """As after Pinterest's uploader, and of brokers before 2.8."""
+    with closing(open_storage(StorageEndpoint(f"file://{stored.store}"))) as store:
+        for key in stored.stored():
+            if key.endswith("/offset.wm") and "/orders-" in key:
+                mark = read_watermark(store, key)
+                assert mark is not None
+                write_watermark(store, key, replace(mark.watermark, topic_id=None), mark.etag)
+    location = tmp_path / "lake/orders"
+    offsets = {TopicPartition("orders", number): Offset(10) for number in (0, 1)}
+    store_table(location, offsets, topic_id)
+    table = {"format": "iceberg", "location": f"file://{location}"}
+    with_rules(stored, {**AGE, "keep_for": {"tables": [table]}})
+    if topic_id is None:
+        stored.json("gc", "--yes")
+        assert logs(stored, "orders-0") == [10, 20]
+    else:
+        assert "the archive has no topic id" in blocked_by(stored)
+
+
+def test_mirror_of_a_deleted_topic_protects_the_new_one(
+    stored: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = tmp_path / "target.properties"
+    target.write_text("bootstrap.servers=127.0.0.1:1\n")
+    mirrors = [{"name": "dr", "target_config": str(target)}]
+    with_rules(stored, {**AGE, "keep_for": {"mirrors": mirrors}})
+
+    def mirrored(metadata: str) -> None:
+        answer = {
+            TopicPartition("orders", number): CommittedOffset(Offset(10), metadata=metadata)
+            for number in (0, 1)
+        }
+        monkeypatch.setattr(needs, "_of_group", lambda *_: answer)
+
+    def lineage(source_id: str) -> str:
+        return Lineage("orders", ("source",), source_id=source_id).encoded()
+
+    same = str(UUID(bytes=urlsafe_b64decode(f"{TOPIC_ID}==")))
+    other = str(UUID(bytes=urlsafe_b64decode(f"{NEW_ID}==")))
+    mirrored(lineage(other))
+    assert f"topic id {NEW_ID}, and the archive has {TOPIC_ID}" in blocked_by(stored)
+    mirrored("")
+    assert "mirror dr: it has no topic id" in blocked_by(stored)
+    mirrored(lineage("x"))
+    assert "is 'x', which is not a topic id" in blocked_by(stored)
+    mirrored(lineage(same))
+    stored.json("gc", "--yes")
+    assert logs(stored, "orders-0") == [10, 20]
 
 
 def test_damaged_hudi_table_keeps_everything(stored: CommandLine, tmp_path: Path) -> None:
@@ -267,7 +395,7 @@ def test_segments_that_a_local_group_needs_are_kept(stored: CommandLine) -> None
     with_rules(stored, {**AGE, "keep_for": {"local_groups": ["billing"]}})
     told = stored.json("gc", "--yes", code=3)
     assert "has committed no offset yet" in told["partitions"][0]["reason"]
-    local_group(stored, {0: 15})
+    local_group(stored, {0: 15}, TOPIC_ID)
     told = stored.json("gc", "--yes", code=3)
     assert told["partitions"][0]["reason"] == (
         "local group billing: its progress in orders-1 is unknown"
@@ -280,6 +408,9 @@ def test_segments_that_a_local_group_needs_are_kept(stored: CommandLine) -> None
     assert "of a deleted topic of the same name" in told["partitions"][0]["reason"]
     assert logs(stored, "orders-0") == logs(stored, "orders-1") == [0, 10, 20]
     local_group(stored, {0: 15, 1: 20})
+    told = stored.json("gc", "--yes", code=3)
+    assert "it has no topic id with its offset in orders-0" in told["partitions"][0]["reason"]
+    local_group(stored, {0: 15, 1: 20}, TOPIC_ID)
     told = stored.json("gc", "--yes")
     assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]
     assert told["partitions"][0]["reason"] == "local group billing still needs offset 15"

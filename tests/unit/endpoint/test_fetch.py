@@ -476,6 +476,53 @@ def test_transactions_in_archives_of_pinterest_are_read_from_markers() -> None:
         assert parts.read(4, isolation=1).aborted_transactions == ()
 
 
+def test_open_transactions_in_archives_of_pinterest_are_held_back() -> None:
+    """No record of a transaction is skipped whose marker is archived later."""
+    log = TransactionalLog()
+    log.write(7, 3)  # 0 to 2
+    log.mark(7, commit=False)  # 3
+    log.write(8, 2)  # 4 to 5, open at the end
+    log.write(9, 1, transactional=False)  # 6
+    archive = MadeArchive(FakeStorage(), is_pinterest=True)
+    archive.segment(0, log.batches)
+    archive.mark(0, 7)
+    with endpoint_over(archive.store) as parts:
+        data = parts.read(0, isolation=1)
+        assert (data.last_stable_offset, data.high_watermark) == (4, 7)
+        assert bases(data.records) == [0, 3]
+        assert [(a.producer_id, a.first_offset) for a in data.aborted_transactions] == [(7, 0)]
+        for offset in (4, 5):
+            data = parts.read(offset, isolation=1)
+            assert (int(data.error_code), data.records or b"") == (0, b"")
+        assert bases(parts.read(4).records) == [4, 6]
+        grown, first = log.next_offset, len(log.batches)
+        log.mark(8, commit=True)  # 7
+        archive.segment(grown, log.batches[first:])
+        archive.mark(grown, log.next_offset)
+        data = parts.read(4, isolation=1)
+        assert (bases(data.records), data.aborted_transactions) == ([4, 6], ())
+        assert data.last_stable_offset == 8
+
+
+def test_open_transaction_of_pinterests_archive_leaves_its_room_to_other_partitions() -> None:
+    store, log = FakeStorage(), TransactionalLog()
+    log.write(8, 2)  # 0 to 1, open at the end
+    archive = MadeArchive(store, is_pinterest=True)
+    archive.segment(0, log.batches)
+    archive.mark(0, 2)
+    other = MadeArchive(store, tp=TopicPartition("orders", 1), is_pinterest=True)
+    other.segment(0, batches(0, 5))
+    other.mark(0, 5)
+    wanted = fetch_of("orders", 1, isolation=1, max_bytes=1)
+    fields = fetch_of("orders", 0, partition=1)["topics"][0]["partitions"]
+    wanted["topics"][0]["partitions"] += fields
+    with endpoint_over(store) as parts:
+        first, second = parts.fetch(**wanted).responses[0].partitions
+        assert (int(first.error_code), first.records or b"") == (0, b"")
+        assert (first.last_stable_offset, first.high_watermark) == (0, 2)
+        assert bases(second.records) == [0]
+
+
 def test_segments_without_index_are_read(store: RemoteStorage) -> None:
     archive = MadeArchive(store)
     archive.segments(0, 2000)

@@ -12,6 +12,9 @@ keeps the name of the current file to itself. Its files begin with a number that
 increases by one. A commit that was refused, or whose writer was killed, can leave a file with the
 next number. So the current file has the highest number or the one before it. The lowest offsets in
 all of these files are at or below those of the current one.
+
+A table that was dropped without its files leaves metadata files with higher numbers than those of a
+table that is then created in the same location. They are older, so the newest file tells.
 """
 
 import gzip
@@ -32,7 +35,7 @@ from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     from_properties,
     last_progress,
 )
-from sidetier.pipeline.export.state import Offsets
+from sidetier.pipeline.export.state import NO_TAIL, Exported, Tail
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.storage.port import RemoteStorage
 
@@ -46,8 +49,8 @@ _METADATA: Final = "metadata/"
 _METADATA_FILE: Final = re.compile(r"(v?)(\d+)(?:-[^/]+?)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
 
 
-def hudi_offsets(store: RemoteStorage, cluster: str) -> Offsets:
-    """Return the next offset of each partition that was exported to a Hudi table.
+def hudi_progress(store: RemoteStorage, cluster: str) -> Exported:
+    """Return the next offset of each partition that was exported to a Hudi table, and topic ids.
 
     Args:
         store: a store whose root is the table's base path.
@@ -106,37 +109,55 @@ def _extra_metadata(data: bytes, key: str) -> Mapping[str, str]:
         raise MalformedObjectError(f"{key}: not the metadata of a commit: {error!r}") from error
 
 
-def iceberg_offsets(store: RemoteStorage, cluster: str) -> Offsets:
+def iceberg_progress(store: RemoteStorage, cluster: str) -> Exported:
     """Return the next offset of each partition that was exported to an Iceberg table, or a lower
-    one: see the module.
+    one: see the module. The topic ids are those in which the files that were read agree.
 
     Args:
         store: a store whose root is the table's location.
         cluster: name of the cluster that must have been exported.
 
     Raises:
-        As `hudi_offsets`.
+        As `hudi_progress`.
     """
-    offsets: Offsets | None = None
+    exported: Exported | None = None
     for key in _metadata_files(store):
-        progress = _iceberg_progress(_table_metadata(store, key), key)
+        progress = _last_progress(_table_metadata(store, key), key)
         of_file = _checked(progress, cluster, f"none of the snapshots in {key}")
-        if offsets is None:
-            offsets = of_file
-        else:
-            both = offsets.keys() & of_file.keys()
-            offsets = {tp: min(offsets[tp], of_file[tp]) for tp in both}
-    return offsets or {}
+        exported = of_file if exported is None else _lower(exported, of_file)
+    return exported or Exported({}, NO_TAIL)
+
+
+def _lower(one: Exported, other: Exported) -> Exported:
+    """Return the lower offset of each partition that both have, and the topic ids of both.
+
+    Raises:
+        LostProgressError: a topic has two ids.
+    """
+    offsets = {
+        tp: min(one.next_offsets[tp], other.next_offsets[tp])
+        for tp in one.next_offsets.keys() & other.next_offsets.keys()
+    }
+    ids, other_ids = one.tail.topic_ids, other.tail.topic_ids
+    for topic in ids.keys() & other_ids.keys():
+        if ids[topic] != other_ids[topic]:
+            raise LostProgressError(
+                f"its newest metadata files have two ids of topic {topic}, {ids[topic]} and "
+                f"{other_ids[topic]}, so it is unknown which of the two topics it has"
+            )
+    return Exported(offsets, Tail(topic_ids=dict(ids.items() & other_ids.items())))
 
 
 def _metadata_files(store: RemoteStorage) -> list[str]:
-    """Return the keys of the metadata files of which one is current, newest first."""
+    """Return the keys of the metadata files of which one is current, highest number first."""
     files: dict[str, list[tuple[int, str]]] = {}
+    modified_ms: dict[str, int] = {}
     for row in store.list_objects(_METADATA):
         name = row.key.removeprefix(_METADATA)
         match = _METADATA_FILE.fullmatch(name)
         if match is not None:
             files.setdefault(match[1], []).append((int(match[2]), row.key))
+            modified_ms[row.key] = row.modified_ms
         elif name.endswith((".metadata.json", ".metadata.json.gz")):
             raise LostProgressError(
                 f"the name of {row.key} has no number, so it is unknown which metadata file is the "
@@ -150,9 +171,18 @@ def _metadata_files(store: RemoteStorage) -> list[str]:
             "<number>-<id>.metadata.json, so it is unknown which of them is the newest"
         )
     [(kind, numbered)] = files.items()
-    newest = max(number for number, _ in numbered)
-    lowest = newest if kind else newest - 1
-    return [key for number, key in sorted(numbered, reverse=True) if number >= lowest]
+    highest = max(number for number, _ in numbered)
+    lowest = highest if kind else highest - 1
+    candidates = [key for number, key in sorted(numbered, reverse=True) if number >= lowest]
+    newest = max(modified_ms, key=modified_ms.__getitem__)
+    # Stores have times in full seconds, so several files may be the newest.
+    if max(modified_ms[key] for key in candidates) < modified_ms[newest]:
+        raise LostProgressError(
+            f"{newest} is newer than {candidates[0]}, which has a higher number: the table was "
+            "created again in the location of a dropped one, or its catalog was pointed to an "
+            "older file, so it is unknown which of them is current"
+        )
+    return candidates
 
 
 def _table_metadata(store: RemoteStorage, key: str) -> Mapping[str, Any]:
@@ -167,7 +197,7 @@ def _table_metadata(store: RemoteStorage, key: str) -> Mapping[str, Any]:
     return metadata
 
 
-def _iceberg_progress(metadata: Mapping[str, Any], key: str) -> Progress | None:
+def _last_progress(metadata: Mapping[str, Any], key: str) -> Progress | None:
     try:
         version = metadata.get("format-version", 1)
         if version > _NEWEST_ICEBERG:
@@ -198,9 +228,9 @@ def _iceberg_progress(metadata: Mapping[str, Any], key: str) -> Progress | None:
         raise MalformedObjectError(f"{key}: not the metadata of a table: {error!r}") from error
 
 
-def _checked(progress: Progress | None, cluster: str, nothing: str) -> Offsets:
+def _checked(progress: Progress | None, cluster: str, nothing: str) -> Exported:
     if progress is None:
         raise LostProgressError(f"{nothing} is of an export of Sidetier")
     if progress.cluster != cluster:
         raise LostProgressError(f"it has records of cluster {progress.cluster}, not of {cluster}")
-    return progress.offsets
+    return progress.exported

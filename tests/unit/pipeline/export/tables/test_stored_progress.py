@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,8 +17,8 @@ from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     WholeState,
     to_properties,
 )
-from sidetier.pipeline.export.sinks.tables.stored_progress import hudi_offsets, iceberg_offsets
-from sidetier.pipeline.export.state import NO_TAIL, Offsets
+from sidetier.pipeline.export.sinks.tables.stored_progress import hudi_progress, iceberg_progress
+from sidetier.pipeline.export.state import NO_TAIL, Offsets, Tail
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -40,7 +41,11 @@ Properties = Mapping[str, str]
 
 
 def at(
-    offset: int, commit: str = "a", cluster: str = CLUSTER, previous: str | None = None
+    offset: int,
+    commit: str = "a",
+    cluster: str = CLUSTER,
+    previous: str | None = None,
+    topic_id: str | None = None,
 ) -> Properties:
     """The properties of a commit that has exported up to an offset."""
     return to_properties(
@@ -50,6 +55,7 @@ def at(
             {TP: Offset(offset), OTHER: Offset(7)},
             {},
             commit,
+            tail=NO_TAIL if topic_id is None else Tail(topic_ids={"orders": topic_id}),
             previous=previous,
         )
     )
@@ -103,26 +109,26 @@ def test_last_completed_commit_of_an_export_counts(version: int) -> None:
     table.commit(20260104000000000, None, action="clean")
     table.commit(20260105000000000, at(90, "c"), state=".inflight")
     put(table.store, ".hoodie/metadata/.hoodie/timeline/20260106_20260107.deltacommit", b"x")
-    assert hudi_offsets(table.store, CLUSTER) == {TP: 20, OTHER: 7}
+    assert hudi_progress(table.store, CLUSTER).next_offsets == {TP: 20, OTHER: 7}
 
 
 def test_commits_with_changes_only_are_completed_from_an_earlier_one() -> None:
     table = HudiTable()
     table.commit(20260101000000000, at(0))
     table.commit(20260102000000000, changed(30, whole="a"), action="deltacommit")
-    assert hudi_offsets(table.store, CLUSTER) == {TP: 30, OTHER: 7}
+    assert hudi_progress(table.store, CLUSTER).next_offsets == {TP: 30, OTHER: 7}
 
 
 def test_hudi_table_without_an_export_is_refused() -> None:
     with pytest.raises(LostProgressError, match=r"hoodie\.properties is missing"):
-        hudi_offsets(FakeStorage(), CLUSTER)
+        hudi_progress(FakeStorage(), CLUSTER)
     table = HudiTable()
     table.commit(20260101000000000, {"other": "x"})
     with pytest.raises(LostProgressError, match=r"none of the 1 commits in \.hoodie/timeline/"):
-        hudi_offsets(table.store, CLUSTER)
+        hudi_progress(table.store, CLUSTER)
     table.commit(20260102000000000, at(10, cluster="prod-b"))
     with pytest.raises(LostProgressError, match="cluster prod-b"):
-        hudi_offsets(table.store, CLUSTER)
+        hudi_progress(table.store, CLUSTER)
 
 
 @pytest.mark.parametrize("data", [b"", b"Obj\x01\x00", b"{", b"[1]", b'{"extraMetadata": 5}'])
@@ -132,7 +138,7 @@ def test_damaged_hudi_commit_is_an_error(data: bytes) -> None:
     key = ".hoodie/timeline/20260102000000000_20260102000000005.commit"
     put(table.store, key, data)
     with pytest.raises(MalformedObjectError, match=key):
-        hudi_offsets(table.store, CLUSTER)
+        hudi_progress(table.store, CLUSTER)
 
 
 def metadata(*snapshots: Properties, staged: int = 0, tag: int | None = None) -> str:
@@ -153,8 +159,10 @@ def metadata(*snapshots: Properties, staged: int = 0, tag: int | None = None) ->
     )
 
 
-def table_of(files: Mapping[str, str | bytes]) -> FakeStorage:
-    store = FakeStorage()
+def table_of(files: Mapping[str, str | bytes], seconds: int = 0) -> FakeStorage:
+    """A table whose metadata files were stored in this order, with some seconds between them."""
+    now = itertools.count(1_700_000_000_000, seconds * 1000)
+    store = FakeStorage(now_ms=lambda: next(now))
     for name, data in files.items():
         put(store, f"metadata/{name}", data)
     put(store, "metadata/version-hint.text", "1")
@@ -169,12 +177,12 @@ def test_highest_number_of_a_hadoop_catalog_is_current() -> None:
             "v10.metadata.json": metadata(at(10), {}, at(20, "b", previous="a"), {}, {}),
         }
     )
-    assert iceberg_offsets(store, CLUSTER) == {TP: 20, OTHER: 7}
+    assert iceberg_progress(store, CLUSTER).next_offsets == {TP: 20, OTHER: 7}
 
 
 def test_staged_snapshot_does_not_count() -> None:
     store = table_of({"v1.metadata.json": metadata(at(10), at(20, "b", previous="a"), staged=1)})
-    assert iceberg_offsets(store, CLUSTER) == {TP: 10, OTHER: 7}
+    assert iceberg_progress(store, CLUSTER).next_offsets == {TP: 10, OTHER: 7}
 
 
 @pytest.mark.parametrize(
@@ -191,22 +199,59 @@ def test_lowest_offsets_of_the_files_that_may_be_current_count(
         metadata(at(30, "c")),
     )
     files = {f"00001-x{suffix}": encode(first), f"00002-y{suffix}": encode(second)}
-    assert iceberg_offsets(table_of(files), CLUSTER) == {TP: 10, OTHER: 7}
+    assert iceberg_progress(table_of(files), CLUSTER).next_offsets == {TP: 10, OTHER: 7}
     files[f"00003-z{suffix}"] = encode(third)
-    assert iceberg_offsets(table_of(files), CLUSTER) == {TP: 20, OTHER: 7}
+    assert iceberg_progress(table_of(files), CLUSTER).next_offsets == {TP: 20, OTHER: 7}
     files[f"00002-refused{suffix}"] = encode(metadata(at(15, "d")))
-    assert iceberg_offsets(table_of(files), CLUSTER) == {TP: 15, OTHER: 7}
+    assert iceberg_progress(table_of(files), CLUSTER).next_offsets == {TP: 15, OTHER: 7}
+
+
+@pytest.mark.parametrize("name", ["{:05d}-{}", "v{}"])
+def test_table_that_was_created_again_in_the_location_of_a_dropped_one_is_refused(
+    name: str,
+) -> None:
+    """A drop without PURGE leaves the files of the dropped table, which have higher numbers."""
+    files = {
+        f"{name.format(number, uuid)}.metadata.json": metadata(at(offset))
+        for number, uuid, offset in (
+            (11, "dropped", 900_000),
+            (12, "dropped", 1_000_000),
+            (1, "new", 50),
+            (2, "new", 100),
+        )
+    }
+    with pytest.raises(LostProgressError, match=r"2.* is newer than .*12.*, which has a higher"):
+        iceberg_progress(table_of(files, seconds=1), CLUSTER)
+
+
+def test_metadata_files_of_the_same_second_are_told_by_their_numbers() -> None:
+    files = {f"{number:05d}-x.metadata.json": metadata(at(number * 10)) for number in (3, 2, 1)}
+    assert iceberg_progress(table_of(files), CLUSTER).next_offsets == {TP: 20, OTHER: 7}
+
+
+def test_topic_ids_are_those_of_every_file_that_was_read() -> None:
+    old, new = metadata(at(10, topic_id="old")), metadata(at(10, "b", topic_id="new"))
+    files = {"00001-x.metadata.json": old, "00002-y.metadata.json": old}
+    assert iceberg_progress(table_of(files), CLUSTER).tail.topic_ids == {"orders": "old"}
+    files["00001-x.metadata.json"] = metadata(at(10))
+    assert iceberg_progress(table_of(files), CLUSTER).tail.topic_ids == {}
+    files["00001-x.metadata.json"] = new
+    with pytest.raises(LostProgressError, match="two ids of topic orders, old and new"):
+        iceberg_progress(table_of(files), CLUSTER)
+    table = HudiTable()
+    table.commit(20260101000000000, at(10, topic_id="old"))
+    assert hudi_progress(table.store, CLUSTER).tail.topic_ids == {"orders": "old"}
 
 
 def test_tagged_snapshot_has_the_whole_state_although_others_have_expired() -> None:
     document = json.loads(metadata(at(0), {}, changed(30, whole="a"), tag=1))
     del document["snapshots"][1]
     store = table_of({"v1.metadata.json": json.dumps(document)})
-    assert iceberg_offsets(store, CLUSTER) == {TP: 30, OTHER: 7}
+    assert iceberg_progress(store, CLUSTER).next_offsets == {TP: 30, OTHER: 7}
     del document["refs"][STATE_TAG]
     store = table_of({"v1.metadata.json": json.dumps(document)})
     with pytest.raises(LostProgressError, match="has expired"):
-        iceberg_offsets(store, CLUSTER)
+        iceberg_progress(store, CLUSTER)
 
 
 @pytest.mark.parametrize(
@@ -222,25 +267,25 @@ def test_table_whose_current_metadata_is_unknown_is_refused(
 ) -> None:
     store = table_of(dict.fromkeys(names, metadata(at(10))))
     with pytest.raises(LostProgressError, match=reason):
-        iceberg_offsets(store, CLUSTER)
+        iceberg_progress(store, CLUSTER)
 
 
 def test_iceberg_table_without_an_export_is_refused() -> None:
     with pytest.raises(LostProgressError, match="none of the snapshots in metadata/v1"):
-        iceberg_offsets(table_of({"v1.metadata.json": metadata({})}), CLUSTER)
+        iceberg_progress(table_of({"v1.metadata.json": metadata({})}), CLUSTER)
     with pytest.raises(LostProgressError, match="cluster prod-b"):
-        iceberg_offsets(table_of({"v1.metadata.json": metadata(at(1, cluster="prod-b"))}), CLUSTER)
+        iceberg_progress(table_of({"v1.metadata.json": metadata(at(1, cluster="prod-b"))}), CLUSTER)
 
 
 @pytest.mark.parametrize("data", ["", "{", "[]", "{}", '{"snapshots": 5}', b"\x1f\x8bx"])
 def test_damaged_iceberg_metadata_is_an_error(data: str | bytes) -> None:
     with pytest.raises(MalformedObjectError, match=r"metadata/v1\.metadata\.json"):
-        iceberg_offsets(table_of({"v1.metadata.json": data}), CLUSTER)
+        iceberg_progress(table_of({"v1.metadata.json": data}), CLUSTER)
 
 
 def test_tables_of_later_versions_are_refused() -> None:
     with pytest.raises(NewerStateError, match=r"hoodie\.table\.version is 10"):
-        hudi_offsets(HudiTable(10).store, CLUSTER)
+        hudi_progress(HudiTable(10).store, CLUSTER)
     later = metadata(at(10)).replace("{", '{"format-version": 4, ', 1)
     with pytest.raises(NewerStateError, match="format-version is 4"):
-        iceberg_offsets(table_of({"v1.metadata.json": later}), CLUSTER)
+        iceberg_progress(table_of({"v1.metadata.json": later}), CLUSTER)
