@@ -291,7 +291,10 @@ def _store_calls(config: Config) -> StoreCalls:
     deadline, uploader = config.storage.deadline, config.uploader
     slowest: float = deadline.min_bytes_per_second
     if uploader.max_bytes_per_second is not None:
-        slowest = min(slowest, uploader.max_bytes_per_second / uploader.threads)
+        encryption = config.storage.encryption
+        # A body that is encrypted is read twice, and the cap counts both readings.
+        readings = 2 if encryption is not None and encryption.topics else 1
+        slowest = min(slowest, uploader.max_bytes_per_second / uploader.threads / readings)
     return StoreCalls(max(deadline.hung_after, deadline.base), slowest)
 
 
