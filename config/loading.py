@@ -80,6 +80,8 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
     for detail, path in zip(details, paths, strict=True):
         if detail["type"] == "missing":
             problems += [Problem(needed, "is required") for needed in required_below(path)]
+        elif path[: len(_KEYS)] == _KEYS and detail["type"] not in _VALUE_NOT_SHOWN:
+            problems.append(_key_problem(detail, path))
         elif path not in refused_below:
             problems.append(_problem(detail, path, values))
     return problems
@@ -101,8 +103,6 @@ def _path(loc: tuple[str | int, ...], values: Any) -> SettingPath:  # noqa: ANN4
 
 def _problem(detail: ErrorDetails, path: SettingPath, values: Mapping[str, Any]) -> Problem:
     kind = detail["type"]
-    if path[: len(_KEYS)] == _KEYS and kind != "too_short":
-        return _key_problem(detail, path)
     if kind == "extra_forbidden":
         return Problem(path, f"no setting has this name{_near(path)}")
     if kind == "value_error":
