@@ -9,6 +9,10 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.key_fingerprints import (
+    check_stored_fingerprints,
+    write_or_check_fingerprint,
+)
 from sidetier.archive.objects.layout import LayoutNote, check_stored_note, write_or_check_note
 from sidetier.cli.lean_structlog import structlog
 from sidetier.cli.stores import open_archive, require_fencing
@@ -116,7 +120,8 @@ class _Places:
     """The place of each topic, created on first use without a request.
 
     `seen` has the layout note that each store had at the start; None for a store without one. A
-    store that did not answer has no entry.
+    store that did not answer has no entry. `admitted` has the stores that had a note and the
+    fingerprint of the key that encrypts.
     """
 
     config: Config
@@ -126,6 +131,7 @@ class _Places:
     long_archives: LongArchives
     known: dict[int, Place] = field(default_factory=dict)
     seen: dict[StorageEndpoint, LayoutNote | None] = field(default_factory=dict)
+    admitted: set[StorageEndpoint] = field(default_factory=set)
     unplaced: dict[str, Place] = field(default_factory=dict)
 
     def of(self, topic: str) -> Place:
@@ -157,8 +163,8 @@ class _Places:
     def _at(self, endpoint: StorageEndpoint) -> Place:
         store = self.archive.stores.at(endpoint)
         if id(store) not in self.known:
-            # A note that existed at the start was compared at the start.
-            admitted = self.seen.get(endpoint) is not None
+            # What existed at the start was compared at the start.
+            admitted = endpoint in self.admitted
             admit = _Admission(lambda: self.check(store, endpoint), admitted=admitted)
             archive_writer = ArchiveWriter(
                 store, self.archive.layout, self.cache, admit, self.long_archives
@@ -169,8 +175,11 @@ class _Places:
     def check(self, store: RemoteStorage, endpoint: StorageEndpoint) -> None:
         """Check a store before the first write to it."""
         require_fencing(self.config, store, endpoint.url)
-        layout, known_missing = self.archive.layout, endpoint in self.seen
-        write_or_check_note(store, layout, self.kafka_cluster_id, known_missing=known_missing)
+        layout = self.archive.layout
+        if self.seen.get(endpoint) is None:
+            known_missing = endpoint in self.seen
+            write_or_check_note(store, layout, self.kafka_cluster_id, known_missing=known_missing)
+        write_or_check_fingerprint(store, layout, endpoint.encryption)
 
     def check_all(self) -> None:
         """Check each store once at the start, without writing.
@@ -191,8 +200,12 @@ class _Places:
             store = open_plain(endpoint)
             try:
                 require_fencing(self.config, store, endpoint.url)
-                note = check_stored_note(store, self.archive.layout, self.kafka_cluster_id)
+                layout = self.archive.layout
+                note = check_stored_note(store, layout, self.kafka_cluster_id)
                 self.seen[endpoint] = note
+                is_complete = check_stored_fingerprints(store, layout, endpoint.encryption)
+                if note is not None and is_complete:
+                    self.admitted.add(endpoint)
             except TransientStorageError as error:
                 structlog.get_logger().warning(
                     "store.unreachable", url=endpoint.url, error=str(error)
@@ -291,7 +304,10 @@ def _store_calls(config: Config) -> StoreCalls:
     deadline, uploader = config.storage.deadline, config.uploader
     slowest: float = deadline.min_bytes_per_second
     if uploader.max_bytes_per_second is not None:
-        slowest = min(slowest, uploader.max_bytes_per_second / uploader.threads)
+        encryption = config.storage.encryption
+        # A body that is encrypted is read twice, and the cap counts both readings.
+        readings = 2 if encryption is not None and encryption.topics else 1
+        slowest = min(slowest, uploader.max_bytes_per_second / uploader.threads / readings)
     return StoreCalls(max(deadline.hung_after, deadline.base), slowest)
 
 

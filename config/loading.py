@@ -30,10 +30,16 @@ from sidetier.config.sources import (
     read_config_text,
     yaml_layer,
 )
+from sidetier.config.storage import KEY_NAME
 from sidetier.segments.errors import ConfigurationError
 
 _BY_REFERENCE: Final = (
     "must be {env: NAME} or {file: /path}: the secret itself does not belong in the configuration"
+)
+_KEYS: Final[SettingPath] = ("storage", "encryption", "keys")
+_KEY_BY_REFERENCE: Final = (
+    "must be {env: NAME}, {file: /path} or {aws_kms: ARN}: the key itself does not belong in the "
+    "configuration"
 )
 _CHOICE: Final = "must be text, a number, true or false, or {env: NAME} or {file: /path}"
 _WORDS: Final[Mapping[str, str]] = {
@@ -74,6 +80,8 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
     for detail, path in zip(details, paths, strict=True):
         if detail["type"] == "missing":
             problems += [Problem(needed, "is required") for needed in required_below(path)]
+        elif path[: len(_KEYS)] == _KEYS and detail["type"] not in _VALUE_NOT_SHOWN:
+            problems.append(_key_problem(detail, path))
         elif path not in refused_below:
             problems.append(_problem(detail, path, values))
     return problems
@@ -108,6 +116,20 @@ def _problem(detail: ErrorDetails, path: SettingPath, values: Mapping[str, Any])
     if kind in _VALUE_NOT_SHOWN:
         return Problem(path, words)
     return Problem(path, f"{words}, not {_shown(_value_at(path, values))}")
+
+
+def _key_problem(detail: ErrorDetails, path: SettingPath) -> Problem:
+    """Return the problem of an encryption key, without any value: each may be the key itself."""
+    if detail["type"] == "value_error":
+        # The texts of the models have no values.
+        return Problem(path, str(detail["ctx"]["error"]))
+    if len(detail["loc"]) > len(path):
+        return Problem(_KEYS, f"the name of a key must match {KEY_NAME}")
+    if len(path) <= len(_KEYS) + 1 or annotation_at(path) is None:
+        # An unknown name in the mapping of a key may be the key itself, too.
+        return Problem(path[: len(_KEYS) + 1], _KEY_BY_REFERENCE)
+    words = _WORDS.get(detail["type"], detail["msg"])
+    return Problem(path, words.format(**detail.get("ctx", {})))
 
 
 def _near(path: SettingPath) -> str:

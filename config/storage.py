@@ -286,9 +286,10 @@ class EncryptionKeyConfig(Part):
     AWS KMS.
     """
 
+    # The pattern refuses a key that is given in place of a name: its base64 ends with "=".
     env: str | None = Field(
         default=None,
-        min_length=1,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="Name of an environment variable with 32 bytes in base64.",
     )
     file: AbsolutePath | None = Field(

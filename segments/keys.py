@@ -87,6 +87,10 @@ class ArchiveLayout:
         """
         return f"{OWN_ROOT}/{self.cluster}/layout.json"
 
+    def key_fingerprint_key(self, name: str) -> str:
+        """Return the key of the fingerprint of the encryption key with this name."""
+        return f"{OWN_ROOT}/{self.cluster}/keys/{name}.json"
+
     def gap_prefix(self, tp: TopicPartition) -> str:
         """Return the prefix of the keys of a partition's gap records. It ends with a slash."""
         return f"{OWN_ROOT}/{self.cluster}/gaps/{tp}/"

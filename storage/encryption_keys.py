@@ -23,6 +23,7 @@ from sidetier.segments.errors import (
     StorageError,
     StoreThrottledError,
     StoreUnavailableError,
+    TransientStorageError,
 )
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.encrypted_format import MOST_WRAPPED, missing_key
@@ -32,6 +33,12 @@ DATA_KEY_BYTES: Final = 32
 DATA_KEY_SECONDS: Final = 3600.0
 DATA_KEY_OBJECTS: Final = 1000
 """A process uses a data key for so long, and for so many objects: AWS KMS is asked rarely."""
+OLD_DATA_KEY_SECONDS: Final = 24 * 3600.0
+"""Age up to which a data key is used while KMS does not answer. Not a weakness of the objects: each
+derives its own key from the data key and a salt.
+"""
+_PAUSE_SECONDS: Final = 1.0
+"""KMS is not asked for another data key so soon after it has failed."""
 _MOST_UNWRAPPED: Final = 1000
 """Unwrapped data keys that a process keeps."""
 KMS_CONTEXT: Final[Mapping[str, str]] = {"sidetier": "segment"}
@@ -229,24 +236,62 @@ class Keyring:
         self._keys = {name: _key(name, key) for name, key in settings.keys}
         self._clock = clock
         self._guard = threading.Lock()
+        """Never held during a request."""
+        self._answered = threading.Condition(self._guard)
+        self._is_asking = False
+        """Whether a thread asks for a data key."""
+        self._failure: StorageError | None = None
+        """Why the last request for a data key failed; None if it did not."""
+        self._failed_at = 0.0
         self._data_key: DataKey | None = None
-        self._end = 0.0
+        self._made_at = 0.0
         self._uses = 0
         self._unwrapped: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
 
     def data_key(self) -> DataKey:
         """Return the data key for a new object.
 
+        One thread asks KMS. Meanwhile, the others use the old data key, or wait for the answer if
+        there is none. While KMS does not answer, the old data key is used up to an age of 24 hours.
+
         Raises:
-            StorageError: KMS refuses or does not answer.
+            StorageError: KMS refuses or does not answer. Other calls fail with the same error for
+                one second, without a request.
         """
         with self._guard:
-            is_old = self._uses >= DATA_KEY_OBJECTS or self._clock() >= self._end
-            if self._data_key is None or is_old:
-                self._data_key = self._generate()
-                self._end, self._uses = self._clock() + DATA_KEY_SECONDS, 0
-            self._uses += 1
-            return self._data_key
+            while True:
+                now = self._clock()
+                current, age = self._data_key, now - self._made_at
+                is_fresh = age < DATA_KEY_SECONDS and self._uses < DATA_KEY_OBJECTS
+                failed = self._failure if now < self._failed_at + _PAUSE_SECONDS else None
+                is_usable = age < OLD_DATA_KEY_SECONDS and (
+                    self._is_asking or isinstance(failed, TransientStorageError)
+                )
+                if current is not None and (is_fresh or is_usable):
+                    self._uses += 1
+                    return current
+                if self._is_asking:
+                    self._answered.wait()
+                elif failed is not None:
+                    raise type(failed)(str(failed)) from failed
+                else:
+                    self._is_asking = True
+                    break
+        made: DataKey | None = None
+        failure: StorageError | None = None
+        try:
+            made = self._generate()
+        except StorageError as error:
+            failure = error
+        finally:
+            with self._guard:
+                self._is_asking = False
+                self._failure, self._failed_at = failure, self._clock()
+                if made is not None:
+                    self._data_key, self._made_at, self._uses = made, self._clock(), 0
+                self._answered.notify_all()
+        # Takes the new data key, or the old one, or raises the failure.
+        return self.data_key()
 
     def unwrap(self, key_name: str, wrapped: bytes, where: str) -> bytes:
         """Return the data key of an object.

@@ -1,5 +1,6 @@
 """Commands over an archive that is encrypted in part."""
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from confluent_kafka import TopicPartition as Place
 from sidetier.cli.main import run
 from sidetier.consumer.tiered_consumer import TieredConsumer
 from sidetier.mirror.hydrate.plan import read_plan
+from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
@@ -267,3 +269,30 @@ def test_shown_settings_have_no_key(cli: CommandLine, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert "storage.encryption.key" in shown
     assert (cli.root / "k1").read_text().strip() not in shown
+
+
+@pytest.mark.parametrize("reference", ["", "file:", "env:", "aws_kms"])
+def test_a_key_in_the_options_of_a_reader_is_refused_and_not_shown(reference: str) -> None:
+    secret = base64.b64encode(FIRST.secret).decode()
+    options = {
+        "tiered.storage.mode": "TIERED_STORAGE_ONLY",
+        "tiered.storage.url": "memory://archive",
+        "tiered.storage.cluster.name": "prod-a",
+        "tiered.storage.encryption.keys": f"k1={reference}{secret}",
+    }
+    with pytest.raises(ConfigurationError, match=r"tiered\.storage\.encryption\.keys: ") as caught:
+        TieredConsumer(options)
+    assert secret[:12] not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", [("backfill",), ("config", "show"), ("config", "check")])
+def test_a_key_in_the_configuration_is_refused_and_not_shown(
+    cli: CommandLine, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    secret = base64.b64encode(FIRST.secret).decode()
+    cli.configure({"storage": {"encryption": {"keys": {"k1": secret}}}})
+    assert cli.run("ls") == 2  # writes the file
+    assert run(["--config", str(cli.root / "sidetier.yaml"), *command]) == 2
+    shown = "".join(capsys.readouterr())
+    assert "storage.encryption.keys.k1 (" in shown
+    assert secret[:12] not in shown + cli.out + cli.err

@@ -282,3 +282,33 @@ def test_commands_that_only_read_the_store_need_no_log_dirs(tmp_path: Path) -> N
     assert load([file], needs_log_dirs=False).config.log_dirs == ()
     with pytest.raises(ConfigurationError, match="log_dirs: is required"):
         load([file])
+
+
+SECRET = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2U="
+
+
+@pytest.mark.parametrize(
+    ("keys", "setting", "text"),
+    [
+        (SECRET, "", "the key itself does not belong in the configuration"),
+        (f"[{SECRET}]", "", "the key itself does not belong in the configuration"),
+        (f"{{{SECRET}: {{env: KEY}}}}", "", "the name of a key must match"),
+        (f"{{k1: {SECRET}}}", ".k1", "the key itself does not belong in the configuration"),
+        (f"{{k1: [{SECRET}]}}", ".k1", "the key itself does not belong in the configuration"),
+        (f"{{k1: {{{SECRET}: x}}}}", ".k1", "the key itself does not belong in the configuration"),
+        (f"{{k1: {{env: {SECRET}}}}}", ".k1.env", "must match ^[A-Za-z_][A-Za-z0-9_]*$"),
+        (f"{{k1: {{env: [{SECRET}]}}}}", ".k1.env", "must be text"),
+        (f"{{k1: {{file: {SECRET}}}}}", ".k1.file", "must be an absolute path"),
+        (f"{{k1: {{aws_kms: [{SECRET}]}}}}", ".k1.aws_kms", "must be text"),
+        (f"{{k1: {{aws_kms: alias/k, region: [{SECRET}]}}}}", ".k1.region", "must be text"),
+        (f"{{k1: {{aws_kms: alias/k, endpoint_url: {SECRET}}}}}", ".k1.endpoint_url", "must"),
+    ],
+)
+def test_no_value_below_encryption_keys_is_shown(
+    tmp_path: Path, keys: str, setting: str, text: str
+) -> None:
+    path = written(tmp_path, f"{LEAST}  encryption: {{keys: {keys}}}\n")
+    lines = problems([path])
+    assert any(line.startswith(f"storage.encryption.keys{setting} (") for line in lines), lines
+    assert text in "\n".join(lines)
+    assert SECRET[:12] not in "\n".join(lines)

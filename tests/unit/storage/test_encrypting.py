@@ -2,7 +2,9 @@
 
 import base64
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,20 +13,27 @@ import pytest
 
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
+    AccessDeniedError,
     ArchiveConflictError,
     ChecksumMismatchError,
-    ConfigurationError,
     DamagedCiphertextError,
     EncryptionKeyError,
     PreconditionFailedError,
+    StorageError,
     StoreThrottledError,
+    StoreUnavailableError,
 )
 from sidetier.segments.offsets import LeaderEpoch
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checksums import checksum_of_bytes
 from sidetier.storage.encrypted_format import marker_key, stored_size
 from sidetier.storage.encrypting import ENCRYPTION_KEY, EncryptingStorage
-from sidetier.storage.encryption_keys import DATA_KEY_OBJECTS, DATA_KEY_SECONDS, Keyring
+from sidetier.storage.encryption_keys import (
+    DATA_KEY_OBJECTS,
+    DATA_KEY_SECONDS,
+    OLD_DATA_KEY_SECONDS,
+    Keyring,
+)
 from sidetier.storage.factory import check_encryption, open_storage
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
@@ -470,5 +479,96 @@ def test_the_active_key_is_checked() -> None:
     check_encryption(settings())
     check_encryption(EncryptionSettings(keys=(("k1", FIRST),)))
     short = EncryptionSettings(keys=(("k1", LocalKeySettings(b"short")),), key="k1")
-    with pytest.raises((EncryptionKeyError, ConfigurationError, ValueError)):
+    with pytest.raises(ValueError, match="valid AES key length"):
         check_encryption(short)
+
+
+class SlowKeyService(Counting):
+    """A key service whose answer to `generate` waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+        self.refusal: StorageError | None = None
+
+    def generate(self) -> tuple[bytes, bytes]:
+        answer = super().generate()
+        self.asked.set()
+        assert self.may_answer.wait(30)
+        if self.refusal is not None:
+            raise self.refusal
+        return answer
+
+
+def slow_ring(clock: Callable[[], float]) -> tuple[Keyring, SlowKeyService]:
+    ring, key = Keyring(settings(), clock), SlowKeyService()
+    ring._keys = {"k1": key}
+    return ring, key
+
+
+def test_uploads_that_wait_for_the_same_data_key_fail_with_one_request() -> None:
+    ring, key = slow_ring(lambda: 0.0)
+    key.refusal = StoreUnavailableError("no answer")
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(ring.data_key) for _ in range(4)]
+        assert key.asked.wait(30)
+        # A data key that is known needs no request, and does not wait for the other one.
+        assert ring.unwrap("k1", b"a", "x") == b"a" * 32
+        key.may_answer.set()
+        for call in asked:
+            with pytest.raises(StoreUnavailableError, match="no answer"):
+                call.result(30)
+    assert key.generated == 1
+
+
+def test_a_failed_request_for_a_data_key_is_repeated_after_a_second() -> None:
+    now = [0.0]
+    ring, key = slow_ring(lambda: now[0])
+    key.may_answer.set()
+    key.refusal = StoreThrottledError("slow down")
+    for now[0] in (0.0, 0.9, 1.0):
+        with pytest.raises(StoreThrottledError, match="slow down"):
+            ring.data_key()
+    assert key.generated == 2
+    key.refusal, now[0] = None, 2.0
+    assert ring.data_key().secret == bytes([3]) * 32
+
+
+def test_an_old_data_key_is_used_while_another_is_asked_for() -> None:
+    now = [0.0]
+    ring, key = slow_ring(lambda: now[0])
+    key.may_answer.set()
+    old = ring.data_key()
+    key.may_answer.clear()
+    key.asked.clear()
+    now[0] = DATA_KEY_SECONDS
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(ring.data_key)
+        assert key.asked.wait(30)
+        assert ring.data_key() == old
+        key.may_answer.set()
+        assert asked.result(30) != old
+
+
+def test_an_old_data_key_is_used_for_a_day_while_kms_does_not_answer() -> None:
+    now = [0.0]
+    ring, key = slow_ring(lambda: now[0])
+    key.may_answer.set()
+    old = ring.data_key()
+    key.refusal = StoreUnavailableError("no answer")
+    for now[0] in (DATA_KEY_SECONDS, OLD_DATA_KEY_SECONDS - 1):
+        assert ring.data_key() == old
+    assert key.generated == 3
+    now[0] = OLD_DATA_KEY_SECONDS
+    with pytest.raises(StoreUnavailableError, match="no answer"):
+        ring.data_key()
+
+
+def test_an_old_data_key_is_not_used_when_kms_refuses() -> None:
+    now = [0.0]
+    ring, key = slow_ring(lambda: now[0])
+    key.may_answer.set()
+    ring.data_key()
+    key.refusal, now[0] = AccessDeniedError("disabled"), DATA_KEY_SECONDS
+    with pytest.raises(AccessDeniedError, match="disabled"):
+        ring.data_key()

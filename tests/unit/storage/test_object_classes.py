@@ -32,6 +32,7 @@ def test_metadata_never_has_the_class_of_segments(bits: int) -> None:
         layout.metadata_key(TP),
         layout.epoch_checkpoint_key(TP),
         layout.layout_key(),
+        layout.key_fingerprint_key("k1"),
         layout.start_key(TP),
         layout.gap_key(TP, Offset(0), Offset(5)),
         layout.chapter_key(TP, "id", Offset(0), Offset(5)),

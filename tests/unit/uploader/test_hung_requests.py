@@ -8,6 +8,8 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
+from sidetier.cli.wiring import _store_calls
+from sidetier.config.loading import load
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.store_calls import StoreCalls
@@ -176,3 +178,22 @@ class TestStoreCalls:
             assert [found.operation for found in calls.hung()] == ["get"]
             assert (call.attempt, calls.seconds(call)) == (2, 16.0)
         assert calls.under_way() == []
+
+    @pytest.mark.parametrize(("topics", "limit"), [("[]", 10_120), ("[.*]", 20_120)])
+    def test_bandwidth_cap_counts_an_encrypted_body_twice(self, topics: str, limit: int) -> None:
+        flags = [
+            "cluster.name=a",
+            "log_dirs=[/data]",
+            "storage.url=memory://archive",
+            f"storage.encryption={{topics: {topics}, key: k1, keys: {{k1: {{file: /k1}}}}}}",
+            "uploader.max_bytes_per_second=1000",
+            "uploader.threads=2",
+        ]
+        calls = _store_calls(load(flags=flags).config)
+        now = 0.0
+        calls._clock = lambda: now
+        with calls.begun("put", "a.log", "", size=5_000_000):
+            now = limit
+            assert calls.hung() == []
+            now = limit + 1
+            assert [call.operation for call in calls.hung()] == ["put"]

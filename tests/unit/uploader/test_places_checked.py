@@ -1,31 +1,38 @@
 """Stores at process start: unavailable, refused, of another cluster; and one of two stores."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sidetier.archive.objects.key_fingerprints import write_or_check_fingerprint
 from sidetier.archive.objects.layout import write_or_check_note
 from sidetier.cli.wiring import daemon
 from sidetier.config.model import Config
 from sidetier.segments.errors import (
     AccessDeniedError,
     ConfigurationError,
+    MalformedObjectError,
     SidetierError,
     StoreUnavailableError,
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage import factory
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FULL, FakeStorage
-from sidetier.storage.port import StorageCapabilities
+from sidetier.storage.port import Body, Checksum, Condition, StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.state import segment as segment_state
 from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_next
+from tests.harness.encryption import FIRST as KEY
+from tests.harness.encryption import SECOND as OTHER_KEY
+from tests.harness.encryption import encryption, settings
 from tests.harness.log_dir import CLUSTER_ID, LogDir, PartitionLog
 
 FIRST, SECOND = "file:///first", "file:///second"
@@ -57,7 +64,7 @@ class Process:
         return self.stores[SECOND]
 
     @contextmanager
-    def running(self) -> Iterator[RunningDaemon]:
+    def running(self, encryption: dict[str, object] | None = None) -> Iterator[RunningDaemon]:
         """Run the daemon as the leader of every existing partition."""
         settings: dict[str, Any] = {
             "cluster": {"name": LAYOUT.cluster},
@@ -68,6 +75,7 @@ class Process:
                 "prefix_entropy_bits": LAYOUT.bits,
                 "overrides": [{"topics": "second.*", "url": SECOND}],
                 "retry": {"attempts": 1},
+                "encryption": encryption,
             },
             "uploader": {"threads": 2, "pins": {"min_free_disk": "0"}, "shutdown_grace": 5},
         }
@@ -235,3 +243,80 @@ def test_store_that_was_away_is_checked_before_the_first_write(
             "the reason",
         )
     assert process.first.contents() == before
+
+
+FINGERPRINT = LAYOUT.key_fingerprint_key("k1")
+
+
+def test_a_broker_with_another_key_of_the_same_name_does_not_start(
+    process: Process, log: PartitionLog, tmp_path: Path
+) -> None:
+    """Also when encryption is turned on for an archive that has its note already."""
+    for until, chosen in ((10, None), (20, encryption(tmp_path))):
+        log.closed_segments(1)
+        process.log_dir.checkpoint_high_watermarks()
+        with process.running(chosen) as running:
+            running.wait(partial(_reaches, process.first, log, until), "the upload")
+    written = process.first.contents()[FINGERPRINT]
+    with (
+        pytest.raises(ConfigurationError, match=r"give all brokers the same file") as caught,
+        process.running(encryption(tmp_path, k1=OTHER_KEY)),
+    ):
+        pass
+    assert FINGERPRINT in str(caught.value)
+    assert KEY.secret not in written
+    # An old key is compared, too.
+    rotated = encryption(tmp_path, "k2", k1=OTHER_KEY, k2=KEY)
+    with pytest.raises(ConfigurationError, match="the key 'k1'"), process.running(rotated):
+        pass
+    with process.running(encryption(tmp_path, "k2", k1=KEY, k2=OTHER_KEY)) as running:
+        log.closed_segments(1)
+        process.log_dir.checkpoint_high_watermarks()
+        running.wait(partial(_reaches, process.first, log, 30), "the upload with a new key")
+    assert process.first.contents()[FINGERPRINT] == written
+    assert LAYOUT.key_fingerprint_key("k2") in process.first.contents()
+
+
+def test_keys_are_compared_when_the_store_is_back(
+    process: Process, log: PartitionLog, tmp_path: Path
+) -> None:
+    log.closed_segments(1)
+    process.log_dir.checkpoint_high_watermarks()
+    write_or_check_fingerprint(process.first, LAYOUT, settings(k1=OTHER_KEY))
+    with ExitStack() as away:
+        away.enter_context(process.first.away())
+        running = away.enter_context(process.running(encryption(tmp_path)))
+        running.wait(lambda: holds(running, log, 1), "the segment to be held")
+        process.first.heal()
+        asked = process.first.count("get", FINGERPRINT)
+        running.wait(lambda: process.first.count("get", FINGERPRINT) > asked + 1, "two checks")
+    assert stored_logs(process.first, log.tp) == {}
+
+
+def test_of_two_first_brokers_the_later_one_is_refused() -> None:
+    store = FakeStorage()
+
+    class Late(FakeStorage):
+        def put_object(
+            self,
+            key: str,
+            body: Body,
+            *,
+            metadata: Mapping[str, str] | None = None,
+            checksum: Checksum | None = None,
+            condition: Condition | None = None,
+        ) -> str:
+            write_or_check_fingerprint(store, LAYOUT, settings(k1=OTHER_KEY))
+            return super().put_object(
+                key, body, metadata=metadata, checksum=checksum, condition=condition
+            )
+
+    with pytest.raises(ConfigurationError, match="the key 'k1' of this broker"):
+        write_or_check_fingerprint(Late(contents=store._stored), LAYOUT, settings())
+
+
+def test_a_fingerprint_that_does_not_parse_is_named() -> None:
+    store = FakeStorage()
+    store.put_object(FINGERPRINT, BytesBody(b"[]"))
+    with pytest.raises(MalformedObjectError, match=FINGERPRINT):
+        write_or_check_fingerprint(store, LAYOUT, settings())
