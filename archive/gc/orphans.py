@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Final
 
-from sidetier.archive.gc.listing import list_archive
+from sidetier.archive.gc.listing import AbsentArchiveError, ListedArchive, list_archive
 from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.segment import SegmentFiles, noted_next_offset, segment_files
 from sidetier.archive.objects.watermark import read_watermark
@@ -15,6 +15,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, parse_partition_directory
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
+from sidetier.storage.retrying import unused_markers
 
 
 class OrphanKind(StrEnum):
@@ -32,6 +33,8 @@ class OrphanKind(StrEnum):
     IN_GAP = "in_gap"
     """A late sidecar has stored its segment, which has offsets of a recorded gap: it may be the
     only copy of their records."""
+    MARKER = "marker"
+    """Marker of an encrypted `.log` that is not stored, or that has another size."""
     QUARANTINED = "quarantined"
     """A record that the cluster has discarded in an unclean election, in the quarantine."""
 
@@ -51,12 +54,24 @@ class Orphan:
 def find_orphans(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
 ) -> Iterator[Orphan]:
-    """Yield the orphans among the files of a partition's segments, in the order of their keys.
+    """Yield the orphans among the files of a partition's segments, then those among the markers.
 
     Raises:
-        As `list_archive`.
+        As `list_archive`, but not AbsentArchiveError.
     """
-    listed = list_archive(store, layout, tp)
+    try:
+        listed = list_archive(store, layout, tp)
+    except AbsentArchiveError:
+        pass
+    else:
+        yield from _orphans_of_segments(store, layout, tp, listed)
+    for row in unused_markers(store, layout.partition_prefix(tp)):
+        yield Orphan(tp, row, OrphanKind.MARKER)
+
+
+def _orphans_of_segments(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, listed: ListedArchive
+) -> Iterator[Orphan]:
     view = listed.view
     members = {log.base_offset for log in view.logs}
     lowest = min(members, default=view.end)

@@ -2,7 +2,8 @@
 
 import base64
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -472,3 +473,99 @@ def test_the_active_key_is_checked() -> None:
     short = EncryptionSettings(keys=(("k1", LocalKeySettings(b"short")),), key="k1")
     with pytest.raises((EncryptionKeyError, ConfigurationError, ValueError)):
         check_encryption(short)
+
+
+class Racing(FakeStorage):
+    """A store on which another process acts once, right before a request for a key."""
+
+    def __init__(
+        self, inner: FakeStorage, operation: str, key: str, act: Callable[[], object]
+    ) -> None:
+        super().__init__(contents=inner._stored)
+        self._moment = (operation, key)
+        self._acts = [act]
+
+    @contextmanager
+    def _request(self, operation: str, key: str) -> Iterator[None]:
+        if (operation, key) == self._moment and self._acts:
+            self._acts.pop()()
+        with super()._request(operation, key):
+            yield
+
+
+MARKER = marker_key(LOG, stored_size(len(DATA)))
+
+
+def test_a_put_during_a_delete_of_its_key_keeps_its_marker() -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    racing = Racing(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
+    encrypting(racing).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+    assert sizes(without_keys(inner)) == {LOG: len(DATA)}
+    assert MARKER in inner.contents()
+
+
+def test_a_copy_during_a_delete_of_its_target_keeps_its_marker() -> None:
+    inner = FakeStorage()
+    for key in (LOG, LATER):
+        encrypting(inner).put_object(key, BytesBody(DATA))
+    racing = Racing(inner, "copy", LATER, lambda: encrypting(inner).delete_object(LATER))
+    encrypting(racing).copy_object(LOG, LATER, condition=IfAbsent())
+    assert sizes(without_keys(inner)) == {LOG: len(DATA), LATER: len(DATA)}
+
+
+@pytest.mark.parametrize("deleted", [[LOG], [LOG, LATER, INDEX]])
+def test_a_log_that_is_stored_during_a_delete_of_many_keeps_its_marker(deleted: list[str]) -> None:
+    inner = FakeStorage()
+    for key in (LOG, LATER):
+        encrypting(inner).put_object(key, BytesBody(DATA))
+
+    def store_again() -> None:
+        encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+
+    encrypting(Racing(inner, "delete", MARKER, store_again)).delete_objects(deleted)
+    left = {LOG, LATER} - (set(deleted) - {LOG})
+    assert sizes(without_keys(inner)) == dict.fromkeys(sorted(left), len(DATA))
+
+
+def test_kills_that_lose_a_marker_are_healed_by_the_next_put_of_the_segment() -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    racing = Racing(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
+    racing.fail("head", OSError("killed"), key=MARKER)
+    with pytest.raises(OSError, match="killed"):
+        store_file(encrypting(racing), log_file(DATA), may_exist=False)
+    assert sizes(without_keys(inner)) == {LOG: stored_size(len(DATA))}
+    assert store_file(encrypting(inner), log_file(DATA), may_exist=True) == 0
+    assert sizes(without_keys(inner)) == {LOG: len(DATA)}
+
+
+def test_a_killed_delete_can_lose_the_marker_of_a_new_log() -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+
+    def store_again() -> None:
+        encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+
+    racing = Racing(inner, "delete", MARKER, store_again)
+    racing.fail("head", OSError("killed"), key=LOG)
+    with pytest.raises(OSError, match="killed"):
+        encrypting(racing).delete_object(LOG)
+    assert sizes(without_keys(inner)) == {LOG: stored_size(len(DATA))}
+
+
+def test_unused_markers_are_those_that_mark_no_stored_log() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    store.put_object(LOG, BytesBody(DATA))
+    store.put_object(INDEX, BytesBody(b"index"))
+    unused = [marker_key(LOG, 5000), marker_key(LATER, stored_size(len(DATA)))]
+    for key in unused:
+        inner.put_object(key, BytesBody(b""))
+    assert [row.key for row in store.unused_markers(PREFIX)] == unused
+    # A `.log` that was stored since the listing keeps its marker.
+    store.put_object(LATER, BytesBody(DATA))
+    for key in unused:
+        store.delete_object(key)
+    assert sizes(store) == {INDEX: 5, LOG: len(DATA), LATER: len(DATA)}
+    assert set(inner.contents()) == {INDEX, LOG, LATER, MARKER, unused[1]}
