@@ -20,10 +20,10 @@ Order of the durable steps, and what a kill right after each leaves:
    a kill leaves that `.log` without its marker.
 6. They store the marker of such a `.log` again.
 
-`copy_object` takes the steps 1 to 3. Only the kills after 2 and 5, each together with a race, lose
-the marker of a `.log`. Listings then show the size of the ciphertext, and readers report the end of
-the segment as damaged. The next `put_object` of the same segment stores the marker again;
-`sidetier verify` finds the loss, and `sidetier repair` stores the marker again.
+`copy_object` takes the steps 1 to 3. Only a kill after 2 or 5 together with such a race loses the
+marker of a `.log`. Listings then show the size of the ciphertext, and readers report the end of the
+segment as damaged. `sidetier verify` finds the loss, and `sidetier repair` stores the marker again.
+A failed request is not a kill: the retry of a put begins at 1, also if its `.log` is stored.
 
 A marker without its `.log` is empty, and is deleted with the next `.log` of that key, or by
 `sidetier gc --orphans`.

@@ -200,9 +200,8 @@ def test_a_marker_alone_is_no_partition_for_gc(cli: CommandLine) -> None:
     marker = cli.store / marker_key(key, 5000)
     marker.parent.mkdir(parents=True)
     marker.write_bytes(b"")
-    cli.configure({"retention": {"store": [{"topics": ["gone", "orders"], "age": "1000d"}]}})
-    partitions = cli.json("gc", "--yes")["partitions"]
-    assert [row["topic"] for row in partitions] == ["orders"]
+    cli.configure({"retention": {"store": [{"topics": ["gone"], "age": "1d"}]}})
+    assert cli.json("gc", "--yes")["partitions"] == []
     found = cli.json("gc", "--orphans", "--yes")
     assert [(entry["kind"], entry["deleted"]) for entry in found["orphans"]] == [("marker", False)]
     os.utime(marker, (1e9, 1e9))

@@ -19,6 +19,7 @@ from sidetier.segments.errors import (
     EncryptionKeyError,
     PreconditionFailedError,
     StoreThrottledError,
+    StoreUnavailableError,
 )
 from sidetier.segments.offsets import LeaderEpoch
 from sidetier.storage.bodies import BytesBody
@@ -40,7 +41,12 @@ from sidetier.storage.port import (
 )
 from sidetier.storage.ranges import read_range
 from sidetier.storage.retrying import RetryingStorage, file_backed
-from sidetier.storage.settings import EncryptionSettings, LocalKeySettings, StorageEndpoint
+from sidetier.storage.settings import (
+    EncryptionSettings,
+    LocalKeySettings,
+    RetryPolicy,
+    StorageEndpoint,
+)
 from sidetier.uploader.errors import StoredByAnotherError
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
 from tests.harness.bodies import ChangingBody
@@ -528,15 +534,25 @@ def test_a_log_that_is_stored_during_a_delete_of_many_keeps_its_marker(deleted: 
     assert sizes(without_keys(inner)) == dict.fromkeys(sorted(left), len(DATA))
 
 
-def test_kills_that_lose_a_marker_are_healed_by_the_next_put_of_the_segment() -> None:
+def test_a_killed_put_can_lose_its_marker_to_a_delete() -> None:
     inner = FakeStorage()
     encrypting(inner).put_object(LOG, BytesBody(DATA))
     racing = Racing(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
     racing.fail("head", OSError("killed"), key=MARKER)
     with pytest.raises(OSError, match="killed"):
-        store_file(encrypting(racing), log_file(DATA), may_exist=False)
+        encrypting(racing).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
     assert sizes(without_keys(inner)) == {LOG: stored_size(len(DATA))}
-    assert store_file(encrypting(inner), log_file(DATA), may_exist=True) == 0
+
+
+def test_a_retried_put_stores_its_marker_again() -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    racing = Racing(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
+    racing.fail("head", StoreUnavailableError("away"), key=MARKER)
+    store = RetryingStorage(encrypting(racing), RetryPolicy(first_delay=0.001))
+    with pytest.raises(PreconditionFailedError):  # by the `.log` of the first attempt
+        store.put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+    assert racing.count("head", MARKER) == 1
     assert sizes(without_keys(inner)) == {LOG: len(DATA)}
 
 
