@@ -159,6 +159,17 @@ def parse_marker(key: str) -> tuple[str, int] | None:
     return None if match is None else (key[: match.start()] + _LOG, int(match[1]))
 
 
+def missing_marker(key: str, listed: int, size: int) -> str | None:
+    """Return the key of the marker that an encrypted `.log` has lost; None if it has lost none.
+
+    Args:
+        key: The key of the `.log`.
+        listed: Its size in a listing.
+        size: Its size by its metadata: that of the plaintext, in the same version of the object.
+    """
+    return marker_key(key, listed) if listed == stored_size(size) else None
+
+
 def missing_key(key_name: str, where: str, known: Iterable[str] = ()) -> EncryptionKeyError:
     """Return the error for an object whose key is not configured."""
     names = ", ".join(sorted(known))

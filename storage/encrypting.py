@@ -3,18 +3,30 @@
 All other objects stay as they are: they have offsets, positions, timestamps and producer ids, and
 no records.
 
-Listings have the size of the plaintext, as every other call, although the store lists that of the
-ciphertext. An empty object beside the `.log`, its marker, tells that the `.log` is encrypted; its
-name ends with the size of the ciphertext (`00000000000000000000.log.encrypted-66576`). Listings
-leave markers out. Order of the durable steps, and what a kill right after each leaves:
+All calls, listings included, report the plaintext's size; the store itself lists the ciphertext's
+size. For a listing, an empty object beside each encrypted `.log`, its marker, has the size of the
+ciphertext in its name (`00000000000000000000.log.encrypted-66576`). A listed `.log` is encrypted if
+it has a marker of its size. Listings leave markers out.
+
+Order of the durable steps, and what a kill right after each leaves:
 
 1. `put_object` stores the marker. A kill leaves it alone, or beside a `.log` of another writer. It
    names another size than that `.log` has, so it changes nothing.
-2. `put_object` stores the `.log`, under the condition of the caller.
-3. `delete_object` and `delete_objects` delete the `.log`. A kill leaves its marker, as after 1.
-4. They delete its markers.
+2. `put_object` stores the `.log`, under the condition of the caller. A kill leaves both. If another
+   process has deleted this key between 1 and 2, the kill leaves the `.log` without its marker.
+3. `put_object` stores the marker again if it is gone.
+4. `delete_object` and `delete_objects` delete the `.log`. A kill leaves its marker, as after 1.
+5. They delete its markers. If another process has stored a `.log` of the same size between 4 and 5,
+   a kill leaves that `.log` without its marker.
+6. They store the marker of such a `.log` again.
 
-A marker without its `.log` is empty, and is deleted with the next `.log` of that key.
+`copy_object` takes the steps 1 to 3. Only a kill after 2 or 5 together with such a race loses the
+marker of a `.log`. Listings then show the size of the ciphertext, and readers report the end of the
+segment as damaged. `sidetier verify` finds the loss, and `sidetier repair` stores the marker again.
+A failed request is not a kill: the retry of a put begins at 1, also if its `.log` is stored.
+
+A marker without its `.log` is empty, and is deleted with the next `.log` of that key, or by
+`sidetier gc --orphans`.
 
 Until the first sign of encryption (keys in the settings, a marker, metadata of an encrypted
 object), this store makes no request of its own.
@@ -26,7 +38,7 @@ import re
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
@@ -78,10 +90,9 @@ if TYPE_CHECKING:
 
 ENCRYPTION_KEY: Final = "sidetier-encryption"
 """Metadata of an encrypted object: version of the format, and checksum of the plaintext."""
-_NOTE: Final = re.compile(r"1 (CRC64NVME|CRC32C) ([0-9a-f]{8}|[0-9a-f]{16})")
+_ENCRYPTION_METADATA: Final = re.compile(r"1 (CRC64NVME|CRC32C) ([0-9a-f]{8}|[0-9a-f]{16})")
 _MOST_CIPHERS: Final = 1024
-_MOST_MARKED: Final = 10_000
-"""Versions that are known to be encrypted."""
+_MOST_ENCRYPTED_VERSIONS: Final = 10_000
 _TRIES: Final = 3
 _Version = tuple[str, str]
 """Key and etag."""
@@ -110,7 +121,7 @@ class EncryptingStorage:
         self._guard = threading.Lock()
         self._ciphers: OrderedDict[_Version, ObjectCipher | None] = OrderedDict()
         """The cipher of each version that was read; None for one that is not encrypted."""
-        self._marked: OrderedDict[_Version, None] = OrderedDict()
+        self._encrypted_versions: OrderedDict[_Version, None] = OrderedDict()
         """Versions that are encrypted by their marker or metadata."""
 
     @property
@@ -146,14 +157,16 @@ class EncryptingStorage:
         # checksum with the object, also for a body that it sends in parts.
         is_verified = self._inner.capabilities.checksum is not None
         sealed = checksum_of_body(encrypted, algorithm) if is_verified else None
-        self._mark(key, encrypted.size)
-        return self._inner.put_object(
+        self._put_marker(key, encrypted.size)
+        etag = self._inner.put_object(
             key,
             encrypted,
             metadata={**notes, ENCRYPTION_KEY: f"1 {known.algorithm} {known.value.hex()}"},
             checksum=sealed,
             condition=condition,
         )
+        self._ensure_marker(key, encrypted.size)
+        return etag
 
     def get_object(self, key: str) -> StoredObject:
         """See `RemoteStorage`."""
@@ -221,6 +234,16 @@ class EncryptingStorage:
         if held is not None:
             yield held
 
+    def unused_markers(self, prefix: str) -> Iterator[ObjectSummary]:
+        """Yield the markers below a prefix whose `.log` is not stored, or has another size."""
+        log: ObjectSummary | None = None
+        for row in self._inner.list_objects(prefix):
+            marked = parse_marker(row.key)
+            if marked is None:
+                log = row if is_log(row.key) else None
+            elif log is None or marked != (log.key, log.size):
+                yield row
+
     def list_directories(self, prefix: str) -> list[str]:
         """See `RemoteStorage`."""
         return self._inner.list_directories(prefix)
@@ -230,9 +253,12 @@ class EncryptingStorage:
         return self._plain_head(self._inner.head_object(key, with_checksum=with_checksum))
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See `RemoteStorage`."""
-        if not (self._is_active and is_log(key)):
+        """See `RemoteStorage`. The marker of a `.log` that is stored is stored again."""
+        marked = parse_marker(key) if may_be_marker(key) else None
+        if marked is not None or not (self._is_active and is_log(key)):
             self._inner.delete_object(key, condition=condition)
+            if marked is not None:
+                self._restore_marker(marked[0])
             return
         check_key(key)
         # Listed before the delete: a marker of a `.log` that is written right behind it stays.
@@ -240,23 +266,37 @@ class EncryptingStorage:
         self._inner.delete_object(key, condition=condition)
         if markers:
             self._inner.delete_objects(markers)
-            self._mark_again(key)
+            self._restore_marker(key)
 
     def delete_objects(self, keys: Sequence[str]) -> None:
-        """See `RemoteStorage`. Markers of `.log` objects cost a listing of the keys' range."""
+        """See `RemoteStorage`. Markers of `.log` objects cost two listings of the keys' range."""
         logs = [key for key in keys if is_log(key)] if self._is_active else []
-        markers = self._markers(logs) if logs else []
+        markers, marked_logs, deleted = [], set(), set(logs)
+        for row in self._rows_beside(logs):
+            marked = parse_marker(row.key)
+            if marked is not None and marked[0] in deleted:
+                markers.append(row.key)
+                marked_logs.add(marked[0])
         self._inner.delete_objects(keys)
         if markers:
             self._inner.delete_objects(markers)
+            # A listing costs less than a request for each `.log`, and almost never shows one.
+            for row in self._rows_beside(marked_logs):
+                if row.key in marked_logs:
+                    self._restore_marker(row.key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See `RemoteStorage`. The copy of an encrypted object is encrypted with the same key."""
+        size: int | None = None
         if self._is_active and is_log(target):
             head = self._inner.head_object(source)
             if ENCRYPTION_KEY in head.metadata:
-                self._mark(target, head.size)
-        return self._inner.copy_object(source, target, condition=condition)
+                size = head.size
+                self._put_marker(target, size)
+        etag = self._inner.copy_object(source, target, condition=condition)
+        if size is not None:
+            self._ensure_marker(target, size)
+        return etag
 
     def close(self) -> None:
         """See `RemoteStorage`. Closes the inner store as well."""
@@ -284,36 +324,38 @@ class EncryptingStorage:
         header = EncryptedHeader(data_key.key_name, data_key.wrapped, salt, body.size)
         return EncryptedBody(key, body, ObjectCipher(header, data_key.secret), checksum)
 
-    def _mark(self, key: str, size: int) -> None:
+    def _put_marker(self, key: str, size: int) -> None:
         self._inner.put_object(marker_key(key, size), BytesBody(b""))
 
-    def _mark_again(self, key: str) -> None:
-        """Store the marker of a `.log` that another writer has stored since its delete.
+    def _ensure_marker(self, key: str, size: int) -> None:
+        """Store the marker of a new `.log` again if a deletion of the key has removed it."""
+        try:
+            self._inner.head_object(marker_key(key, size))
+        except ObjectNotFoundError:
+            self._put_marker(key, size)
 
-        Both may have the same marker, which was deleted.
+    def _restore_marker(self, key: str) -> None:
+        """Store the marker of a `.log` that another writer has stored while its key's markers were
+        deleted. Both may have the same marker.
         """
         try:
             head = self._inner.head_object(key)
         except ObjectNotFoundError:
             return
         if ENCRYPTION_KEY in head.metadata:
-            self._mark(key, head.size)
+            self._put_marker(key, head.size)
 
-    def _markers(self, logs: Sequence[str]) -> list[str]:
-        """List the markers of `.log` objects: one listing for each directory."""
+    def _rows_beside(self, logs: Iterable[str]) -> Iterator[ObjectSummary]:
+        """List the keys from the first `.log` of each directory to the markers of the last one."""
         by_directory: dict[str, list[str]] = {}
         for key in logs:
             by_directory.setdefault(key[: key.rfind("/") + 1], []).append(key)
-        markers = []
         for directory, keys in by_directory.items():
-            wanted, last = set(keys), max(keys)
-            for row in self._inner.list_objects(directory, start_after=min(keys)):
+            last, before_first = max(keys), min(keys)[:-1]
+            for row in self._inner.list_objects(directory, start_after=before_first):
                 if row.key > last and not row.key.startswith(last):
                     break
-                marked = parse_marker(row.key)
-                if marked is not None and marked[0] in wanted:
-                    markers.append(row.key)
-        return markers
+                yield row
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -322,7 +364,7 @@ class EncryptingStorage:
         if note is None:
             return head
         self._note_encrypted(head.key, head.etag)
-        match, size = _NOTE.fullmatch(note), plain_size(head.size)
+        match, size = _ENCRYPTION_METADATA.fullmatch(note), plain_size(head.size)
         if match is None or size is None:
             raise EncryptionError(
                 f"{head.key}: the metadata {ENCRYPTION_KEY}: {note!r} does not fit an object of "
@@ -371,7 +413,7 @@ class EncryptingStorage:
             if name in self._ciphers:
                 self._ciphers.move_to_end(name)
                 return self._ciphers[name]
-            is_marked = name in self._marked
+            is_marked = name in self._encrypted_versions
         with self._inner.get_object_input_stream(key, 0, HEADER_BYTES, condition=version) as stream:
             data = stream.read()
         if is_marked and not is_encrypted(data):
@@ -399,9 +441,9 @@ class EncryptingStorage:
     def _note_encrypted(self, key: str, etag: str) -> None:
         self._is_active = True
         with self._guard:
-            self._marked[key, etag] = None
-            while len(self._marked) > _MOST_MARKED:
-                self._marked.popitem(last=False)
+            self._encrypted_versions[key, etag] = None
+            while len(self._encrypted_versions) > _MOST_ENCRYPTED_VERSIONS:
+                self._encrypted_versions.popitem(last=False)
 
 
 def decrypted(key: str, data: bytes, cipher: "ObjectCipher") -> bytes:

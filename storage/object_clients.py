@@ -11,7 +11,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage.object_classes import with_class_tag
+from sidetier.storage.object_classes import keeps_default_class, with_class_tag
 from sidetier.storage.port import ChecksumAlgorithm
 from sidetier.storage.s3_chain import BucketAddress, ChainCredentials, bucket_address
 from sidetier.storage.settings import (
@@ -83,8 +83,9 @@ class ObjectClients:
 
     def creation(self, key: str) -> dict[str, str]:
         """Return the obstore attributes of a new object besides its metadata."""
-        own = key.rpartition("/")[2] not in self.default_class_names
-        return {"Storage-Class": self.storage_class} if self.storage_class and own else {}
+        if not self.storage_class or keeps_default_class(key, self.default_class_names):
+            return {}
+        return {"Storage-Class": self.storage_class}
 
 
 def gcs_clients(url: str, settings: GcsSettings, deadline: AttemptDeadline) -> ObjectClients:

@@ -261,6 +261,16 @@ def multipart_uploads(store: RemoteStorage) -> MultipartUploads | None:
     return inner if isinstance(inner, MultipartUploads) else None
 
 
+def unused_markers(store: RemoteStorage, prefix: str) -> Iterator[ObjectSummary]:
+    """Yield the markers below a prefix that mark no `.log`, see `EncryptingStorage`.
+
+    The listing is made without retries.
+    """
+    encrypting = _without_retries(store)
+    if isinstance(encrypting, EncryptingStorage):
+        yield from encrypting.unused_markers(prefix)
+
+
 def file_backed(store: RemoteStorage) -> FileBackedStorage | None:
     """Return the store below the retries if its objects are files of this host, else None.
 

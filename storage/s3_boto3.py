@@ -31,7 +31,7 @@ from sidetier.storage.checksums import (
     from_base64,
     to_base64,
 )
-from sidetier.storage.object_classes import with_class_tag
+from sidetier.storage.object_classes import keeps_default_class, with_class_tag
 from sidetier.storage.object_errors import BY_CODE, by_status
 from sidetier.storage.object_store import bare_etag, quoted_etag
 from sidetier.storage.port import (
@@ -404,7 +404,7 @@ class Boto3Requests:
         """Return the parameters of a new object: encryption, storage class, tags, metadata."""
         settings = self._settings
         tags = with_class_tag(dict(settings.tags), key, tagged=settings.class_tag)
-        has_class = key.rpartition("/")[2] not in settings.default_class_names
+        has_class = not keeps_default_class(key, settings.default_class_names)
         params = {
             "Metadata": dict(metadata) or None,
             "ServerSideEncryption": settings.sse,

@@ -21,6 +21,10 @@ class NotCollectableError(ArchiveError):
     """The archive of a partition is in a state in which nothing may be deleted. Says why."""
 
 
+class AbsentArchiveError(NotCollectableError):
+    """Nothing of the partition is stored. Markers without a `.log` can keep its directory."""
+
+
 @dataclass(frozen=True, slots=True)
 class ListedArchive:
     """An archive as it was read.
@@ -42,12 +46,16 @@ def list_archive(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
     """Read `offset.wm` and `_metadata`, and list all objects.
 
     Raises:
+        AbsentArchiveError: Nothing is stored.
         NotCollectableError: Nothing may be deleted.
         MalformedObjectError: `offset.wm` or `_metadata` does not parse.
         StorageError: As `RemoteStorage` says.
     """
-    mark = _collectable(read_watermark(store, layout.watermark_key(tp)), layout.watermark_key(tp))
     prefix = layout.partition_prefix(tp)
+    stored = read_watermark(store, layout.watermark_key(tp))
+    if stored is None and next(iter(store.list_objects(prefix)), None) is None:
+        raise AbsentArchiveError(f"nothing is stored below {prefix}")
+    mark = _collectable(stored, layout.watermark_key(tp))
     last = mark.watermark.base_offset
     rows = partition_rows(store, prefix, last)
     metadata = read_metadata(store, layout.metadata_key(tp))

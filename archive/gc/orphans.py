@@ -6,7 +6,13 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Final
 
-from sidetier.archive.gc.listing import gaps_from, has_offsets_of, list_archive
+from sidetier.archive.gc.listing import (
+    AbsentArchiveError,
+    ListedArchive,
+    gaps_from,
+    has_offsets_of,
+    list_archive,
+)
 from sidetier.archive.objects.segment import segment_files
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.errors import MalformedObjectError, PreconditionFailedError
@@ -14,6 +20,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
+from sidetier.storage.retrying import unused_markers
 
 
 class OrphanKind(StrEnum):
@@ -31,6 +38,8 @@ class OrphanKind(StrEnum):
     IN_GAP = "in_gap"
     """A late sidecar has stored its segment, which has offsets of a recorded gap at or above the
     start of the archive: it may be the only copy of their records."""
+    MARKER = "marker"
+    """Marker of an encrypted `.log` that is not stored, or that has another size."""
     QUARANTINED = "quarantined"
     """A record that the cluster has discarded in an unclean election, in the quarantine."""
 
@@ -50,12 +59,24 @@ class Orphan:
 def find_orphans(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
 ) -> Iterator[Orphan]:
-    """Yield the orphans among the files of a partition's segments, in the order of their keys.
+    """Yield the orphans among the files of a partition's segments, then those among the markers.
 
     Raises:
-        As `list_archive`.
+        As `list_archive`, but not AbsentArchiveError.
     """
-    listed = list_archive(store, layout, tp)
+    try:
+        listed = list_archive(store, layout, tp)
+    except AbsentArchiveError:
+        pass
+    else:
+        yield from _orphans_of_segments(store, layout, tp, listed)
+    for row in unused_markers(store, layout.partition_prefix(tp)):
+        yield Orphan(tp, row, OrphanKind.MARKER)
+
+
+def _orphans_of_segments(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, listed: ListedArchive
+) -> Iterator[Orphan]:
     view = listed.view
     members = {log.base_offset for log in view.logs}
     lowest = min(members, default=view.end)

@@ -6,7 +6,7 @@ Each file is read in the version that was listed. If it has changed meanwhile, a
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sidetier.archive.objects.segment import (
@@ -45,6 +45,7 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.segments.producer_snapshot import check_snapshot
 from sidetier.segments.txn_index import WHOLE_ABORTED_TXNS_BYTES, read_txn_index
 from sidetier.segments.walker import BatchWalker, SegmentFacts
+from sidetier.storage.encrypted_format import missing_marker
 from sidetier.storage.port import (
     ChecksumAlgorithm,
     IfMatch,
@@ -249,6 +250,12 @@ class _Check:
         log = self._segment.log
         head = self._checker.head(log)
         self._end = noted_next_offset(head)
+        marker = missing_marker(log.key, log.size, head.size)
+        if marker is not None:
+            self._add(
+                FindingKind.MISSING_MARKER, marker, f"{log.key} is listed with {log.size} bytes"
+            )
+            log = replace(log, size=head.size)
         kinds = (kind for kind in _INDEXES if kind in self._segment.files)
         indexes = {kind: self._small(kind) for kind in kinds}
         facts = self._walk(log, head, indexes)

@@ -28,6 +28,7 @@ class FindingKind(StrEnum):
     DAMAGED_LOG = "damaged_log"
     CHECKSUM_MISMATCH = "checksum_mismatch"
     WRONG_NEXT_OFFSET = "wrong_next_offset"
+    MISSING_MARKER = "missing_marker"
     MISSING_WATERMARK = "missing_watermark"
     DAMAGED_WATERMARK = "damaged_watermark"
     WRONG_WATERMARK = "wrong_watermark"
@@ -100,6 +101,12 @@ KINDS: Final[Mapping[FindingKind, KindFacts]] = {
         Severity.ERROR,
         "The next offset in the metadata of the `.log` is not the end of its last batch.",
         _COPY,
+    ),
+    FindingKind.MISSING_MARKER: KindFacts(
+        Severity.ERROR,
+        "The `.log` is encrypted and its marker is not stored, so listings show the size of the "
+        "ciphertext. Readers fail at the end of the segment. All of its records are stored.",
+        "Run `sidetier repair --heads`.",
     ),
     FindingKind.MISSING_WATERMARK: KindFacts(
         Severity.ERROR,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.archive.objects.acknowledgements import (
     Acknowledgement,
@@ -42,6 +42,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
+from sidetier.storage.encrypted_format import missing_marker
 from sidetier.storage.port import RemoteStorage
 
 _READINGS: Final = 3
@@ -79,6 +80,7 @@ class PartitionObjects:
         gaps: Recorded gaps.
         acknowledged: The acknowledgements of these gaps.
         ends: Next offset of each segment, as far as it is known.
+        missing_markers: Keys of the lost markers of encrypted segments, as far as they are known.
         damaged: Small objects that do not parse.
     """
 
@@ -90,7 +92,18 @@ class PartitionObjects:
     gaps: tuple[OffsetRange, ...]
     acknowledged: Mapping[OffsetRange, Acknowledgement]
     ends: Mapping[BaseOffset, Offset] = field(default_factory=dict)
+    missing_markers: Mapping[BaseOffset, str] = field(default_factory=dict)
     damaged: tuple[Finding, ...] = ()
+
+    def with_noted(self, noted: Iterable["NotedSegment"]) -> "PartitionObjects":
+        """Return the objects with what is known from the metadata of these segments."""
+        ends, markers = dict(self.ends), dict(self.missing_markers)
+        for segment in noted:
+            if segment.next_offset is not None:
+                ends[segment.base_offset] = segment.next_offset
+            if segment.missing_marker is not None:
+                markers[segment.base_offset] = segment.missing_marker
+        return replace(self, ends=ends, missing_markers=markers)
 
     @cached_property
     def names(self) -> frozenset[BaseOffset]:
@@ -136,6 +149,20 @@ class PartitionObjects:
             elif segment.base_offset < reached:
                 continue
             yield segment
+
+
+class NotedSegment(NamedTuple):
+    """What the metadata of a `.log`, or a chapter, tells about a segment.
+
+    Attributes:
+        base_offset: Its base offset.
+        next_offset: The offset after its last; None if it is not noted.
+        missing_marker: Key of the marker that it has lost; None if it has lost none.
+    """
+
+    base_offset: BaseOffset
+    next_offset: Offset | None
+    missing_marker: str | None
 
 
 def _index_of_start(segments: Sequence[SegmentFiles], start: Offset) -> int:
@@ -236,39 +263,36 @@ def _read_once(
     objects = PartitionObjects(
         tp, before, segments, metadata, epochs, gaps, acknowledged, damaged=tuple(damaged)
     )
-    ends = _chapter_ends(store, layout, tp, before, segments)
-    objects = replace(objects, ends=ends)
-    return replace(objects, ends={**ends, **_deciding_ends(store, objects)})
+    objects = objects.with_noted(_chapter_entries(store, layout, tp, before, segments))
+    return objects.with_noted(_deciding_heads(store, objects))
 
 
-def _chapter_ends(
+def _chapter_entries(
     store: RemoteStorage,
     layout: ArchiveLayout,
     tp: TopicPartition,
     before: StoredWatermark | None,
     segments: Sequence[SegmentFiles],
-) -> dict[BaseOffset, Offset]:
-    """Return the ends of segments that chapters repeat, if they name the listed versions."""
+) -> Iterator[NotedSegment]:
+    """Yield what chapters repeat about segments, if they name the listed versions."""
     if before is None:
-        return {}
-    etags = {
-        segment.base_offset: segment.log.etag
-        for segment in segments
-        if FileKind.LOG in segment.files
+        return
+    logs = {
+        segment.base_offset: segment.log for segment in segments if FileKind.LOG in segment.files
     }
-    ends = {}
     for chapter in stored_chapters(store, layout, tp, before.watermark.topic_id):
         try:
             entries = read_chapter(store, chapter)
         except _DAMAGED_OBJECT:
             continue  # readers work without chapters, too
         for entry in entries:
-            if etags.get(entry.base_offset) == entry.etag:
-                ends[entry.base_offset] = entry.next_offset
-    return ends
+            log = logs.get(entry.base_offset)
+            if log is not None and log.etag == entry.etag:
+                marker = missing_marker(log.key, log.size, entry.size)
+                yield NotedSegment(entry.base_offset, entry.next_offset, marker)
 
 
-def _deciding_ends(store: RemoteStorage, objects: PartitionObjects) -> dict[BaseOffset, Offset]:
+def _deciding_heads(store: RemoteStorage, objects: PartitionObjects) -> list[NotedSegment]:
     """Read the ends of the last segment, and of segments before a gap or a missing segment."""
     logs = [segment for segment in objects.judged if FileKind.LOG in segment.files]
     wanted = [logs[-1]] if logs else []
@@ -282,32 +306,31 @@ def _deciding_ends(store: RemoteStorage, objects: PartitionObjects) -> dict[Base
         unnamed = bool(objects.names) and following.base_offset not in objects.names
         if lost or unnamed or following.base_offset in gap_ends:
             wanted.append(log)
-    return read_ends(store, [s for s in wanted if s.base_offset not in objects.ends][:_MOST_HEADS])
+    return read_heads(store, [s for s in wanted if s.base_offset not in objects.ends][:_MOST_HEADS])
 
 
-def read_ends(store: RemoteStorage, segments: Sequence[SegmentFiles]) -> dict[BaseOffset, Offset]:
-    """Return the next offsets in the metadata of segments, one request each, several at once.
+def read_heads(store: RemoteStorage, segments: Sequence[SegmentFiles]) -> list[NotedSegment]:
+    """Return what the metadata of segments tells, one request each, several at once.
 
-    Segments of Pinterest's uploader, which have none, and segments that are no longer stored are
-    left out.
+    Segments of Pinterest's uploader, which have none, and segments that are no longer stored have
+    no next offset.
     """
 
-    def end_of(segment: SegmentFiles) -> Offset | None:
+    def noted(segment: SegmentFiles) -> NotedSegment:
+        log = segment.log
         try:
-            return noted_next_offset(store.head_object(segment.log.key))
+            head = store.head_object(log.key)
         except ObjectNotFoundError:
-            return None
+            return NotedSegment(segment.base_offset, None, None)
+        # The listed size of another version proves nothing.
+        is_listed = head.etag == log.etag
+        marker = missing_marker(log.key, log.size, head.size) if is_listed else None
+        return NotedSegment(segment.base_offset, noted_next_offset(head), marker)
 
     if len(segments) < _HEADS_AT_ONCE:
-        ends = [end_of(segment) for segment in segments]
-    else:
-        with ThreadPoolExecutor(_HEADS_AT_ONCE, "verify-heads") as helpers:
-            ends = list(helpers.map(end_of, segments))
-    return {
-        segment.base_offset: end
-        for segment, end in zip(segments, ends, strict=True)
-        if end is not None
-    }
+        return [noted(segment) for segment in segments]
+    with ThreadPoolExecutor(_HEADS_AT_ONCE, "verify-heads") as helpers:
+        return list(helpers.map(noted, segments))
 
 
 def check_partition(objects: PartitionObjects, layout: ArchiveLayout, now_ms: int) -> list[Finding]:
@@ -404,6 +427,10 @@ class _Checks:
                 continue
             if segment.log.size == 0:
                 yield self._of(FindingKind.EMPTY_LOG, segment.log.key, offsets)
+            marker = self.objects.missing_markers.get(segment.base_offset)
+            if marker is not None:
+                detail = f"{segment.log.key} is listed with {segment.log.size} bytes"
+                yield self._of(FindingKind.MISSING_MARKER, marker, offsets, detail)
             for kind, entry in _ENTRY_BYTES.items():
                 row = segment.files.get(kind)
                 if row is None:

@@ -21,7 +21,7 @@ from sidetier.archive.verify.findings import Finding, FindingKind, Severity, Unr
 from sidetier.archive.verify.light import (
     PartitionObjects,
     check_partition,
-    read_ends,
+    read_heads,
     read_partition,
 )
 from sidetier.archive.verify.local import closed_local_segments, compare_with_local
@@ -33,6 +33,7 @@ from sidetier.segments.offsets import BaseOffset, TopicPartition
 T = TypeVar("T")
 R = TypeVar("R")
 
+_NOT_OF_VERSION: Final = {FindingKind.WRONG_EPOCHS, FindingKind.MISSING_MARKER}
 _READINGS: Final = 3
 """Readings of a partition whose segments move while they are checked."""
 _PARTITIONS_PER_THREAD: Final = 8
@@ -252,7 +253,7 @@ class Verification:
                 for segment in objects.judged
                 if FileKind.LOG in segment.files and segment.base_offset not in objects.ends
             ]
-            objects = replace(objects, ends={**objects.ends, **read_ends(store, unknown)})
+            objects = objects.with_noted(read_heads(store, unknown))
         return objects, list(findings)
 
     def _segments_of(self, pool: ThreadPoolExecutor, tp: TopicPartition) -> None:
@@ -336,9 +337,9 @@ class Verification:
     ) -> FinishedSegment:
         key = segment.log.key
         known = self._progress_file.finished(key, version) if self._progress_file else None
-        # The version of a segment does not include the stored leader epochs, which may have been
-        # repaired since. So a segment that did not fit them is read again.
-        if known and all(f.kind is not FindingKind.WRONG_EPOCHS for f in known.findings):
+        # The version of a segment includes neither the stored leader epochs nor markers, which may
+        # have been repaired since. So a segment with such a finding is read again.
+        if known and not any(f.kind in _NOT_OF_VERSION for f in known.findings):
             return known
         epochs = None if objects.epochs is None else objects.epochs.epoch_history
         if epochs is not None and not epochs.entries:

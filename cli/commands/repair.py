@@ -15,6 +15,7 @@ from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_
 if TYPE_CHECKING:
     from sidetier.archive.access import ArchiveAccess
     from sidetier.archive.verify.findings import Finding, Unread
+    from sidetier.archive.verify.run import Options
     from sidetier.config.model import Config
     from sidetier.segments.offsets import TopicPartition
     from sidetier.uploader.archive.repair import RepairOutcome
@@ -94,24 +95,32 @@ def _outcome_text(outcome: "RepairOutcome") -> str:
     is_flag=True,
     help="Read every segment first, to find indexes whose entries are wrong.",
 )
+@click.option(
+    "--heads",
+    is_flag=True,
+    help="Read the metadata of every segment first (one request each), to find lost markers of "
+    "encrypted segments.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be rebuilt; write nothing.")
 @configuration_options
 @output_option
 @click.pass_context
-def command(
+def command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     *,
     topics: tuple[str, ...],
     partitions: tuple[int, ...],
     deep: bool,
+    heads: bool,
     dry_run: bool,
     output: OutputFormat,
 ) -> None:
     """Rebuild damaged indexes, _metadata and leader epochs from the stored segments.
 
     Verifies the partitions, as `sidetier verify` does, and rebuilds: a missing or damaged .index or
-    .timeindex, entries that _metadata lacks, and leader-epoch-checkpoint. Each object is written
-    only if it has not changed meanwhile, so sidecars may run. No .log and no offset.wm is written.
+    .timeindex, lost markers of encrypted segments, entries that _metadata lacks, and
+    leader-epoch-checkpoint. Each object is written only if it has not changed meanwhile, so
+    sidecars may run. No .log and no offset.wm is written.
 
     \b
     Example:
@@ -121,7 +130,10 @@ def command(
     argument is wrong; 3 something cannot be repaired or, with --dry-run, would be.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = invocation(context).load(needs_log_dirs=False).config
-    result = run_repair(config, topics, frozenset(partitions), deep=deep, dry_run=dry_run)
+    from sidetier.archive.verify.run import Options  # noqa: PLC0415 -- `--help` must not load it
+
+    options = Options(deep=deep, heads=heads)
+    result = run_repair(config, topics, frozenset(partitions), options, dry_run=dry_run)
     emit(result, output)
     if result.unread:
         context.exit(exits.FAILED)
@@ -132,16 +144,15 @@ def run_repair(
     config: "Config",
     topics: tuple[str, ...],
     partitions: frozenset[int],
+    options: "Options",
     *,
-    deep: bool,
     dry_run: bool,
 ) -> RepairResult:
     """Verify the selected partitions, and repair them one after the other."""
-    from sidetier.archive.verify.run import Options, Verification  # noqa: PLC0415 -- `--help` must not load it
+    from sidetier.archive.verify.run import Verification  # noqa: PLC0415 -- `--help` must not load it
     from sidetier.cli.stores import open_archive, require_fencing, told_waits  # noqa: PLC0415 -- as above
     from sidetier.cli.verify import Request, selected_partitions  # noqa: PLC0415 -- as above
 
-    options = Options(deep=deep)
     result = RepairResult(dry_run)
     with told_waits() as calls, open_archive(config, calls=calls) as archive:
         chosen = selected_partitions(archive, Request(topics, partitions, options))
@@ -149,7 +160,7 @@ def run_repair(
             require_fencing(config, archive.store(topic), archive.url(topic))
         run = Verification(archive, options, lambda: time.time_ns() // 1_000_000)
         run.light(chosen)
-        if deep:
+        if options.deep:
             run.segments(chosen)
         result.unread = list(run.report.unread.values())
         by_partition: dict[TopicPartition, list[Finding]] = {}

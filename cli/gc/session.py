@@ -8,7 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Final
 
 from sidetier.archive.gc.collector import PartitionCollector
-from sidetier.archive.gc.listing import NotCollectableError
+from sidetier.archive.gc.listing import AbsentArchiveError, NotCollectableError
 from sidetier.archive.gc.orphans import (
     NEVER_DELETED,
     Orphan,
@@ -136,14 +136,14 @@ class GcSession:
                 GcRow(tp.topic, tp.partition, reason=str(error), blocked=True) for tp in partitions
             ]
 
-        def row(tp: TopicPartition) -> GcRow:
+        def row(tp: TopicPartition) -> GcRow | None:
             return self._partition(tp, rule, needs.get(tp, []), dry_run=dry_run)
 
-        return self._pool.map(row, partitions)
+        return [row for row in self._pool.map(row, partitions) if row is not None]
 
     def _partition(
         self, tp: TopicPartition, rule: "StoreRetention", needs: Sequence[Need], *, dry_run: bool
-    ) -> GcRow:
+    ) -> GcRow | None:
         collector = PartitionCollector(
             self._stores.of_topic(tp.topic),
             self._layout,
@@ -156,6 +156,8 @@ class GcSession:
         )
         try:
             done = collector.survey() if dry_run else collector.collect()
+        except AbsentArchiveError:
+            return None
         except NotCollectableError as error:
             return GcRow(*tp, reason=str(error), blocked=True)
         except SidetierError as error:

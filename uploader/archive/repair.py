@@ -1,12 +1,13 @@
 """Rebuild what can be rebuilt from stored `.log` objects, while sidecars may be running.
 
 Only indexes, `_metadata` and `leader-epoch-checkpoint` of committed segments are written, each with
-the condition that it has not changed since it was read. No `.log` and no `offset.wm` is written. A
-kill leaves each object old or new; a second run finds what is left.
+the condition that it has not changed since it was read, and markers of encrypted segments, which
+are empty. No `.log` and no `offset.wm` is written. A kill leaves each object old or new; a second
+run finds what is left.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -19,7 +20,7 @@ from sidetier.archive.objects.pinterest_metadata import (
 from sidetier.archive.objects.segment import SegmentFiles, rebuilt_indexes
 from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.verify.findings import Finding, FindingKind
-from sidetier.archive.verify.light import PartitionObjects, is_same_archive, read_ends
+from sidetier.archive.verify.light import PartitionObjects, is_same_archive, read_heads
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import (
     NO_EPOCHS,
@@ -43,10 +44,12 @@ from sidetier.segments.notes import CHECKSUM_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.walker import BatchWalker
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.encrypted_format import marker_key, stored_size
 from sidetier.storage.port import (
     Checksum,
     ChecksumAlgorithm,
     IfMatch,
+    ObjectSummary,
     RemoteStorage,
     unchanged,
 )
@@ -71,7 +74,7 @@ _METADATA: Final = frozenset(
 _EPOCHS: Final = frozenset(
     {FindingKind.MISSING_EPOCHS, FindingKind.DAMAGED_EPOCHS, FindingKind.WRONG_EPOCHS}
 )
-REPAIRABLE: Final = frozenset({*_INDEXES, *_METADATA, *_EPOCHS})
+REPAIRABLE: Final = frozenset({FindingKind.MISSING_MARKER, *_INDEXES, *_METADATA, *_EPOCHS})
 """Kinds of findings whose objects are rebuilt."""
 
 
@@ -82,8 +85,8 @@ class Repair:
     Attributes:
         topic_partition: The partition.
         key: The object.
-        segment: The segment of an index; None for an object of the whole partition.
-        kind: The kind of index; None for an object of the whole partition.
+        segment: The segment of a marker or an index; None for an object of the whole partition.
+        kind: The kind of index; None for another object.
     """
 
     topic_partition: TopicPartition
@@ -99,7 +102,7 @@ class UnrepairableError(ArchiveError):
 def planned_repairs(
     objects: PartitionObjects, findings: Iterable[Finding], layout: ArchiveLayout
 ) -> list[Repair]:
-    """Return what to rebuild: indexes first, then `_metadata`, then the leader epochs. Pure.
+    """Return what to rebuild: markers, indexes, `_metadata` and leader epochs, in this order. Pure.
 
     Args:
         objects: The partition, as it was read.
@@ -111,21 +114,34 @@ def planned_repairs(
         return []  # nothing is committed, or segments are moving
     tp, kinds = objects.topic_partition, set()
     segments = {segment.base_offset: segment for segment in objects.judged}
-    indexes: dict[str, Repair] = {}
+    of_segments: dict[str, Repair] = {}
     for finding in findings:
         kinds.add(finding.kind)
-        kind = _INDEXES.get(finding.kind)
-        if kind is not None and finding.offsets is not None:
-            segment = segments.get(BaseOffset(finding.offsets.start))
-            if segment is not None and FileKind.LOG in segment.files:
-                key = layout.object_key(tp, segment.base_offset, kind)
-                indexes[key] = Repair(tp, key, segment, kind)
-    repairs = list(indexes.values())
+        start = None if finding.offsets is None else BaseOffset(finding.offsets.start)
+        segment = None if start is None else segments.get(start)
+        if segment is not None and FileKind.LOG in segment.files:
+            repair = _repair_of_segment(finding, segment, layout)
+            if repair is not None:
+                of_segments[repair.key] = repair
+    # Markers first: an index is rebuilt from the whole `.log`, the size of which they tell.
+    repairs = sorted(of_segments.values(), key=lambda repair: repair.kind is not None)
     if kinds & _METADATA:
         repairs.append(Repair(tp, layout.metadata_key(tp)))
     if kinds & _EPOCHS:
         repairs.append(Repair(tp, layout.epoch_checkpoint_key(tp)))
     return repairs
+
+
+def _repair_of_segment(
+    finding: Finding, segment: SegmentFiles, layout: ArchiveLayout
+) -> Repair | None:
+    tp = finding.topic_partition
+    if finding.kind is FindingKind.MISSING_MARKER:
+        return Repair(tp, finding.key, segment)
+    kind = _INDEXES.get(finding.kind)
+    if kind is None:
+        return None
+    return Repair(tp, layout.object_key(tp, segment.base_offset, kind), segment, kind)
 
 
 class Repairer:
@@ -144,6 +160,8 @@ class Repairer:
         self._layout = layout
         self._objects = objects
         self._tp = objects.topic_partition
+        self._sizes: dict[str, int] = {}
+        """Size of each `.log` whose marker was missing when the partition was listed."""
 
     def run(self, repair: Repair) -> str:
         """Rebuild an object, and return what was written, in words.
@@ -154,14 +172,26 @@ class Repairer:
             SegmentError: The `.log` is damaged.
             StorageError: As `RemoteStorage` says.
         """
-        if repair.segment is not None and repair.kind is not None:
+        if repair.segment is not None:
+            if repair.kind is None:
+                return self._marker(repair.key, repair.segment.log)
             return self._index(repair.key, repair.segment, repair.kind)
         if repair.key == self._layout.metadata_key(self._tp):
             return self._metadata(repair.key)
         return self._epochs(repair.key)
 
+    def _marker(self, key: str, log: ObjectSummary) -> str:
+        head = self._store.head_object(log.key)
+        if head.etag != log.etag or key != marker_key(log.key, stored_size(head.size)):
+            raise ArchiveConflictError(f"{log.key} was replaced meanwhile; repeat the command")
+        # No condition: a marker has no contents, and its name tells what it marks.
+        self._store.put_object(key, BytesBody(b""))
+        self._sizes[log.key] = head.size
+        return f"marker of an encrypted segment of {head.size} bytes"
+
     def _index(self, key: str, segment: SegmentFiles, kind: FileKind) -> str:
         log = segment.log
+        log = replace(log, size=self._sizes.get(log.key, log.size))
         rebuilt = rebuilt_indexes(self._store, log)
         data = rebuilt.index if kind is FileKind.INDEX else rebuilt.timeindex
         head = self._store.head_object(log.key)
@@ -246,7 +276,7 @@ class Repairer:
         """Raise if two segments overlap: without entries, nothing tells which is the orphan."""
         logs = [s for s in self._objects.judged if FileKind.LOG in s.files]
         unknown = [s for s in logs if s.base_offset not in self._objects.ends]
-        ends = {**self._objects.ends, **read_ends(self._store, unknown)}
+        ends = self._objects.with_noted(read_heads(self._store, unknown)).ends
         for segment, following in pairwise(logs):
             end = ends.get(segment.base_offset)
             if end is not None and end > following.base_offset:

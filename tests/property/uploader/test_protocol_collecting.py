@@ -52,7 +52,6 @@ EVENTS = frozenset(
         "killed amid its requests",
         "two gcs at once",
         "an unclean election amid a gc",
-        "a retirement amid a gc",
         "a repair amid a gc",
         "a need limits a gc",
         "a new segment where a gc deletes",
@@ -265,7 +264,6 @@ class Collecting(Disasters):
 
     def _retire_what_was_before(self) -> None:
         """Retire the old archive while gcs are under way, which end during the new one."""
-        HAPPENED["a retirement amid a gc"] += bool(self.commands)
         super()._retire_what_was_before()
         self._go_on()
         self._end_commands()

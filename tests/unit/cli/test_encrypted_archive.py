@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as Place
 
+from sidetier.archive.verify.progress_file import ProgressFile
 from sidetier.cli.main import run
 from sidetier.consumer.tiered_consumer import TieredConsumer
 from sidetier.mirror.hydrate.plan import read_plan
@@ -17,7 +18,7 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
-from sidetier.storage.encrypted_format import MAGIC, parse_marker
+from sidetier.storage.encrypted_format import MAGIC, marker_key, parse_marker
 from sidetier.storage.local import LocalStorage
 from tests.harness.command_line import CommandLine
 from tests.harness.encryption import FIRST, SECOND, encrypting, encryption, settings
@@ -185,6 +186,65 @@ def test_doctor_finds_a_key_that_was_given_the_name_of_another(cli: CommandLine)
     [(level, found)] = doctor(cli)
     assert level == "problem"
     assert f"{log_key(30)}: the key 'k1' of storage.encryption.keys is not the key" in found
+
+
+@pytest.mark.parametrize("check", ["light", "heads", "deep"])
+@pytest.mark.usefixtures("half")
+def test_a_lost_marker_is_found_and_repaired(cli: CommandLine, check: str) -> None:
+    base = 30 if check == "light" else 20  # it reads the metadata of the newest segment only
+    (marker,) = (key for key in cli.stored() if key.startswith(f"{log_key(base)}.encrypted-"))
+    (cli.store / marker).unlink()
+    index = log_key(base).replace(".log", ".index")
+    (cli.store / index).unlink()
+    verify = ["verify", *([] if check == "light" else [f"--{check}"])]
+    found = {finding["kind"]: finding for finding in cli.json(*verify, code=3)["findings"]}
+    assert sorted(found) == ["missing_index", "missing_marker"]
+    finding = found["missing_marker"]
+    assert (finding["key"], finding["severity"]) == (marker, "error")
+    assert (finding["start_offset"], finding["end_offset"]) == (base, base + 10)
+    assert "sidetier repair" in finding["remedy"]
+    line = ["repair", *verify[1:]]
+    planned = cli.json(*line, "--dry-run", code=3)
+    assert [entry["key"] for entry in planned["repairs"]] == [marker, index]
+    assert cli.run(*line) == 0, cli.out + cli.err
+    assert cli.stored()[marker] == b""
+    assert cli.json("verify", "--deep")["findings"] == []
+    assert consumed(cli) == list(range(40))
+
+
+@pytest.mark.usefixtures("half")
+def test_a_resumed_verification_looks_for_a_lost_marker_again(
+    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was killed, and the marker was repaired before it was resumed."""
+    (marker,) = (key for key in cli.stored() if key.startswith(f"{log_key(20)}.encrypted-"))
+    (cli.store / marker).unlink()
+    line = ("verify", "--deep", "--resume", str(tmp_path / "verify.state"))
+    with monkeypatch.context() as patched:
+        patched.setattr(ProgressFile, "remove", ProgressFile.close)
+        kinds = [finding["kind"] for finding in cli.json(*line, code=3)["findings"]]
+    assert kinds == ["missing_marker"]
+    (cli.store / marker).write_bytes(b"")
+    assert cli.json(*line)["findings"] == []
+
+
+@pytest.mark.usefixtures("half")
+def test_a_marker_alone_is_no_partition_for_gc(cli: CommandLine) -> None:
+    key = LAYOUT.object_key(TopicPartition("gone", 0), BaseOffset(0), FileKind.LOG)
+    marker = cli.store / marker_key(key, 5000)
+    marker.parent.mkdir(parents=True)
+    marker.write_bytes(b"")
+    cli.configure({"retention": {"store": [{"topics": ["gone"], "age": "1d"}]}})
+    assert cli.json("gc", "--yes")["partitions"] == []
+    found = cli.json("gc", "--orphans", "--yes")
+    assert [(entry["kind"], entry["deleted"]) for entry in found["orphans"]] == [("marker", False)]
+    os.utime(marker, (1e9, 1e9))
+    found = cli.json("gc", "--orphans", "--yes")
+    assert [(entry["key"], entry["deleted"]) for entry in found["orphans"]] == [
+        (marker_key(key, 5000), True)
+    ]
+    assert not marker.exists()
+    assert consumed(cli) == list(range(40))
 
 
 @pytest.mark.usefixtures("half")

@@ -11,11 +11,12 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.object_classes import ObjectClass, object_class
+from sidetier.storage.encrypted_format import marker_key
+from sidetier.storage.object_classes import ObjectClass, keeps_default_class, object_class
 from sidetier.storage.port import IfAbsent, UnfinishedUpload
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.s3_client import make_client
-from sidetier.storage.settings import MIB, AttemptDeadline, S3Settings
+from sidetier.storage.settings import MIB, REWRITTEN, AttemptDeadline, S3Settings
 from tests.harness.stores import moto_server
 
 TP = TopicPartition("orders", 3)
@@ -39,7 +40,17 @@ def test_metadata_never_has_the_class_of_segments(bits: int) -> None:
     ]
     assert {object_class(key) for key in never_expired} == {ObjectClass.METADATA}
     for prefix in (layout.quarantine_prefix(TP), layout.retired_prefix(TP)):
-        assert object_class(f"{prefix}x/{0:020d}.log") is ObjectClass.QUARANTINE
+        moved = f"{prefix}x/{0:020d}.log"
+        assert object_class(moved) is ObjectClass.QUARANTINE
+        assert object_class(marker_key(moved, 5000)) is ObjectClass.QUARANTINE
+
+
+def test_a_marker_has_the_class_of_its_log_and_the_default_storage_class() -> None:
+    log = LAYOUT.object_key(TP, BaseOffset(0), FileKind.LOG)
+    assert object_class(marker_key(log, 5000)) is ObjectClass.SEGMENT
+    mark = LAYOUT.watermark_key(TP)
+    kept = {key: keeps_default_class(key, REWRITTEN) for key in (log, marker_key(log, 5000), mark)}
+    assert list(kept.values()) == [False, True, True]
 
 
 def test_class_tag_leaves_room_for_nine_tags() -> None:

@@ -216,12 +216,13 @@ def test_configuration_opens_the_store(
         ),
     )
     with open_archive("c", config) as archive:
-        for key in ("t-0/0.log", "t-0/offset.wm"):
+        for key in ("t-0/0.log", "t-0/0.log.encrypted-5000", "t-0/offset.wm"):
             archive.default_store.put_object(key, BytesBody(b"x"), condition=IfAbsent())
         assert archive.default_store.capabilities.conditional_writes
     stored = gcs_bucket.server.objects(gcs_bucket.name)
     assert {key: one.headers.get("x-goog-storage-class") for key, one in stored.items()} == {
         "root/t-0/0.log": "NEARLINE",
+        "root/t-0/0.log.encrypted-5000": None,
         "root/t-0/offset.wm": None,
     }
 
