@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import boto3
 import pytest
@@ -45,7 +46,9 @@ class Kms:
 
     def store(self, inner: FakeStorage, attempts: int = 3) -> RetryingStorage:
         """Return a store with retries that encrypts with this key."""
-        ring = Keyring(settings("kms", kms=KmsKeySettings(ARN)))
+        # After a failure the ring asks again after one second. Half a second passes between two
+        # looks at this clock, so each attempt asks once.
+        ring = Keyring(settings("kms", kms=KmsKeySettings(ARN)), count(step=0.5).__next__)
         ring._keys = {"kms": self.key}
         policy = RetryPolicy(attempts, first_delay=0.001, max_delay=0.001)
         return RetryingStorage(EncryptingStorage(inner, ring, lambda _: True), policy)
