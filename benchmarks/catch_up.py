@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from lib.clock import stopwatch
@@ -51,8 +52,22 @@ class Run:
 
 
 def sidecar_run(directory: Path, store: RealStore, log_dir: LogDir, size: int) -> Run:
-    """Measure one catch-up of the sidecar."""
-    setup = Setup(directory, [log_dir.path], store.storage, environment=store.environment)
+    """Measure one catch-up of the sidecar, and check what is stored."""
+    run = timed_catch_up(directory, store, log_dir, size)
+    store.check_objects(log_dir)
+    return run
+
+
+def timed_catch_up(
+    directory: Path,
+    store: RealStore,
+    log_dir: LogDir,
+    size: int,
+    more: Mapping[str, Any] | None = None,
+) -> Run:
+    """Measure one catch-up of the sidecar. `more` extends its setting `storage`."""
+    storage = {**store.storage, **(more or {})}
+    setup = Setup(directory, [log_dir.path], storage, environment=store.environment)
     sidecar = Sidecar(setup)
     with stopwatch() as watch, sidecar:
         sidecar.wait_until(store.holds_any_segment, _TIMEOUT, "the first object", 0.005)
@@ -60,7 +75,6 @@ def sidecar_run(directory: Path, store: RealStore, log_dir: LogDir, size: int) -
         sidecar.wait_until(lambda: store.holds_all_of(log_dir), _TIMEOUT, "the catch-up")
         cpu = sidecar.cpu_seconds
         watch.stop()
-    store.check_objects(log_dir)
     return Run(cpu, watch.seconds, size, first)
 
 

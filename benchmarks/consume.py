@@ -18,7 +18,7 @@ from lib.reading import Read
 from lib.results import Report, Spread, Target
 from lib.seeking import Seek
 from lib.sidecar import CLUSTER
-from lib.stores import LAYOUT, RealStore, real_store
+from lib.stores import RealStore, real_store
 from lib.topics import Shape, mean_batch, store, write
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -103,7 +103,7 @@ def measure(directory: Path, plan: Plan) -> Found:
         kafka_only = {"tiered.storage.mode": "KAFKA_ONLY"}
         configs = {
             "kafka": kafka,
-            "store": _store(real),
+            "store": {"tiered.storage.mode": "TIERED_STORAGE_ONLY", **real.reader_options},
             "endpoint": endpoint,
             "tiered-kafka": {**kafka, **kafka_only},
             "tiered-endpoint": {**endpoint, **kafka_only, "check.crcs": True},
@@ -158,22 +158,6 @@ def _kafka(servers: str) -> dict[str, Any]:
 
 def _endpoint(real: RealStore) -> dict[str, Any]:
     return {**_kafka(""), "cluster": CLUSTER, "storage": real.storage, "fetch.queue.backoff.ms": 5}
-
-
-def _store(real: RealStore) -> dict[str, Any]:
-    s3 = real.storage["s3"]
-    prefix = "tiered.storage."
-    return {
-        f"{prefix}mode": "TIERED_STORAGE_ONLY",
-        f"{prefix}url": real.storage["url"],
-        f"{prefix}cluster.name": CLUSTER,
-        f"{prefix}prefix.entropy.bits": LAYOUT.bits,
-        f"{prefix}s3.endpoint.url": s3["endpoint_url"],
-        f"{prefix}s3.region": s3["region"],
-        f"{prefix}s3.path.style": True,
-        f"{prefix}s3.access.key.id": "env:BENCH_ACCESS_KEY",
-        f"{prefix}s3.secret.access.key": "env:BENCH_SECRET_KEY",
-    }
 
 
 def report_on(report: Report, plan: Plan, found: Found) -> None:

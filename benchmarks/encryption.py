@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from catch_up import Run
+from catch_up import Run, timed_catch_up
 from lib import reading
-from lib.clock import stopwatch
 from lib.log_dirs import LogDir, Shape, cached_log_dir
 from lib.options import benchmark_options, work_directory
 from lib.programs import run_program
 from lib.reading import Read
 from lib.results import Report, Spread, Target
-from lib.sidecar import CLUSTER, Setup, Sidecar
-from lib.stores import LAYOUT, RealStore, real_store
+from lib.stores import RealStore, real_store
 
 _TIMEOUT = 300.0
 _GIB = 1 << 30
@@ -63,43 +61,21 @@ def measure(directory: Path, log_dir: LogDir, runs: int) -> list[dict[str, Measu
 def _measured(
     directory: Path, store: RealStore, log_dir: LogDir, size: int, more: Mapping[str, Any]
 ) -> Measured:
-    setup = Setup(
-        directory, [log_dir.path], {**store.storage, **more}, environment=store.environment
-    )
-    sidecar = Sidecar(setup)
-    with stopwatch() as watch, sidecar:
-        sidecar.wait_until(store.holds_any_segment, _TIMEOUT, "the first object", 0.005)
-        first = watch.seconds
-        sidecar.wait_until(lambda: store.holds_all_of(log_dir), _TIMEOUT, "the catch-up")
-        cpu = sidecar.cpu_seconds
-        watch.stop()
+    upload = timed_catch_up(directory, store, log_dir, size, more)
     tp = next(log_dir.shape.topic_partitions())
     parameters = {
         "side": "store",
         "method": "arrow",
         "topic": tp.topic,
         "end": log_dir.shape.next_offset,
-        "config": _consumer(store, directory),
+        "config": {
+            "tiered.storage.mode": "TIERED_STORAGE_ONLY",
+            "tiered.storage.encryption.keys": f"k1=file:{directory / 'key'}",
+            **store.reader_options,
+        },
     }
     read = Read(**run_program(reading.__file__, parameters, store.environment))
-    return Measured(Run(cpu, watch.seconds, size, first), read)
-
-
-def _consumer(store: RealStore, directory: Path) -> dict[str, Any]:
-    s3 = store.storage["s3"]
-    prefix = "tiered.storage."
-    return {
-        f"{prefix}mode": "TIERED_STORAGE_ONLY",
-        f"{prefix}url": store.storage["url"],
-        f"{prefix}cluster.name": CLUSTER,
-        f"{prefix}prefix.entropy.bits": LAYOUT.bits,
-        f"{prefix}encryption.keys": f"k1=file:{directory / 'key'}",
-        f"{prefix}s3.endpoint.url": s3["endpoint_url"],
-        f"{prefix}s3.region": s3["region"],
-        f"{prefix}s3.path.style": True,
-        f"{prefix}s3.access.key.id": "env:BENCH_ACCESS_KEY",
-        f"{prefix}s3.secret.access.key": "env:BENCH_SECRET_KEY",
-    }
+    return Measured(upload, read)
 
 
 def report_on(report: Report, pairs: list[dict[str, Measured]]) -> None:

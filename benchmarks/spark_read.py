@@ -12,9 +12,8 @@ import click
 from lib.backlog import broker
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
-from lib.sidecar import CLUSTER
 from lib.spark_runs import SparkRead, run_spark_reads, spark_session
-from lib.stores import LAYOUT, FileStore, RealStore, real_store
+from lib.stores import FileStore, real_store
 from lib.topics import Shape, store, write
 
 _MIB = 1 << 20
@@ -110,7 +109,7 @@ def measure(directory: Path, plan: Plan) -> Found:
             "sinks_of": {shape.topic: _sinks_of(shape) for shape in plan.shapes},
             "sides": ["kafka", "s3 format", "s3 read", "file read"],
             "servers": {"kafka": cluster.bootstrap_servers},
-            "stores": {"s3": _s3(real), "file": _place(files.storage)},
+            "stores": {"s3": real.reader_options, "file": files.reader_options},
             "output": str(directory / "parquet"),
         }
         reads = {
@@ -124,28 +123,6 @@ def measure(directory: Path, plan: Plan) -> Found:
 
 def _sinks_of(shape: Shape) -> list[str]:
     return [*_SINKS] if shape.codec == "none" else ["noop"]
-
-
-def _place(storage: Mapping[str, Any]) -> dict[str, str]:
-    prefix = "tiered.storage."
-    return {
-        f"{prefix}url": storage["url"],
-        f"{prefix}cluster.name": CLUSTER,
-        f"{prefix}prefix.entropy.bits": str(LAYOUT.bits),
-    }
-
-
-def _s3(real: RealStore) -> dict[str, str]:
-    s3 = real.storage["s3"]
-    prefix = "tiered.storage.s3."
-    return {
-        **_place(real.storage),
-        f"{prefix}endpoint.url": s3["endpoint_url"],
-        f"{prefix}region": s3["region"],
-        f"{prefix}path.style": "true",
-        f"{prefix}access.key.id": "env:BENCH_ACCESS_KEY",
-        f"{prefix}secret.access.key": "env:BENCH_SECRET_KEY",
-    }
 
 
 def report_on(report: Report, plan: Plan, found: Found) -> None:

@@ -32,7 +32,9 @@ from sidetier.storage.settings import EncryptionSettings, KmsKeySettings, LocalK
 DATA_KEY_BYTES: Final = 32
 DATA_KEY_SECONDS: Final = 3600.0
 DATA_KEY_OBJECTS: Final = 1000
-"""A process uses a data key for so long, and for so many objects: AWS KMS is asked rarely."""
+"""A process uses a data key for at most this time and this number of objects, whichever ends first:
+AWS KMS is asked rarely.
+"""
 OLD_DATA_KEY_SECONDS: Final = 24 * 3600.0
 """Age up to which a data key is used while KMS does not answer. Not a weakness of the objects: each
 derives its own key from the data key and a salt.

@@ -68,15 +68,13 @@ def write_or_check_fingerprint(
     """
     if encryption is None or check_stored_fingerprints(store, layout, encryption):
         return
-    for name, key in _local_keys(encryption):
-        if name != encryption.key:
-            continue
-        note = {"version": 1, "hmac_sha256": fingerprint(key)}
-        body = BytesBody(json.dumps(note, sort_keys=True).encode())
-        try:
-            store.put_object(layout.key_fingerprint_key(name), body, condition=unchanged(None))
-        except PreconditionFailedError:  # another broker's sidecar wrote it first
-            check_stored_fingerprints(store, layout, encryption)
+    [(name, key)] = (entry for entry in _local_keys(encryption) if entry[0] == encryption.key)
+    note = {"version": 1, "hmac_sha256": fingerprint(key)}
+    body = BytesBody(json.dumps(note, sort_keys=True).encode())
+    try:
+        store.put_object(layout.key_fingerprint_key(name), body, condition=unchanged(None))
+    except PreconditionFailedError:  # another broker's sidecar wrote it first
+        check_stored_fingerprints(store, layout, encryption)
 
 
 def _local_keys(encryption: EncryptionSettings | None) -> list[tuple[str, LocalKeySettings]]:

@@ -25,7 +25,7 @@ class SparkRead:
 
 
 def spark_session(slots: int, directory: Path) -> dict[str, Any]:
-    """Return master and configuration of a local session with so many task slots."""
+    """Return master and configuration of a local session with this number of task slots."""
     conf = {
         "spark.jars": spark_jars(KAFKA_4_0),
         "spark.driver.memory": "2g",

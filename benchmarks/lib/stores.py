@@ -4,7 +4,7 @@ import http.client
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,19 @@ class RealStore:
         if self.authority is not None:
             options["ca_bundle"] = str(self.authority)
         return {"url": f"s3://{BUCKET}", "s3": options}
+
+    @property
+    def reader_options(self) -> dict[str, str]:
+        """Options `tiered.storage.*` of `TieredConsumer` and of Spark."""
+        s3 = "tiered.storage.s3."
+        return {
+            **_location(self.storage),
+            f"{s3}endpoint.url": self.server.endpoint_url,
+            f"{s3}region": self.server.region,
+            f"{s3}path.style": "true",
+            f"{s3}access.key.id": "env:BENCH_ACCESS_KEY",
+            f"{s3}secret.access.key": "env:BENCH_SECRET_KEY",
+        }
 
     @property
     def environment(self) -> dict[str, str]:
@@ -123,9 +136,22 @@ class FileStore:
         """Environment variables: none."""
         return {}
 
+    @property
+    def reader_options(self) -> dict[str, str]:
+        """Options `tiered.storage.*` like `RealStore.reader_options`."""
+        return _location(self.storage)
+
     def stored_up_to(self, tp: TopicPartition) -> Offset:
         """Return the archive end offset like `RealStore.stored_up_to`."""
         return _stored_up_to(self.directory, tp)
+
+
+def _location(storage: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "tiered.storage.url": storage["url"],
+        "tiered.storage.cluster.name": CLUSTER,
+        "tiered.storage.prefix.entropy.bits": str(LAYOUT.bits),
+    }
 
 
 def _stored_up_to(directory: Path, tp: TopicPartition) -> Offset:

@@ -8,7 +8,6 @@ the topic id beside an offset must be the one of the archive. Consumer groups ne
 Kafka deletes their offsets together with the topic.
 """
 
-from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,8 @@ from sidetier.cli.extras import from_extra
 from sidetier.cli.stores import EveryStore, layout_of, require_directory
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.groups.stored_offsets import parse_group
-from sidetier.leadership.cluster import as_texts, kafka_text
+from sidetier.leadership.cluster import as_texts
+from sidetier.leadership.kraft.image import print_uuid
 from sidetier.mirror.topics.rules import MirrorNames, decode_lineage
 from sidetier.segments.errors import (
     BrokerError,
@@ -244,8 +244,8 @@ def _source_topic_id(metadata: str, tp: TopicPartition, consumer: str) -> str | 
     if lineage is None or lineage.source_id is None:
         return None
     try:
-        # The mirror has the form of RFC 9562, the archive the one of Kafka.
-        return kafka_text(b64encode(UUID(lineage.source_id).bytes).decode())
+        # The mirror writes the id as RFC 9562 does, the archive as Kafka does.
+        return print_uuid(UUID(lineage.source_id).bytes)
     except (AttributeError, TypeError, ValueError):
         raise UnknownProgressError(
             f"{consumer}: the source_id beside its offset in {tp} is {lineage.source_id!r}, which "

@@ -102,10 +102,8 @@ def gather_retention(config: Config, tp: TopicPartition) -> PartitionRetention |
     # Loads the client that reads committed offsets: only where a topic has local retention.
     from sidetier.cli.wiring import identify, record_deleter, topic_config_source  # noqa: PLC0415
 
-    deleter, topic_configs = (
-        record_deleter(config, identify(config).broker_id),
-        topic_config_source(config),
-    )
+    deleter = record_deleter(config, identify(config).broker_id)
+    topic_configs = topic_config_source(config)
     if deleter is None or topic_configs is None:  # the configuration's check has refused this
         raise ConfigurationError("broker.bootstrap_servers is not set")
     with open_every_store(with_short_timeouts(config)) as stores:

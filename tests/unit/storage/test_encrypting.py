@@ -3,9 +3,8 @@
 import base64
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +58,7 @@ from sidetier.uploader.errors import StoredByAnotherError
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
 from tests.harness.bodies import ChangingBody
 from tests.harness.encryption import FIRST, SECOND, encrypting, settings, without_keys
+from tests.harness.intercepted_store import RacingStore
 
 PREFIX = "cluster/orders-0/"
 LOG = f"{PREFIX}00000000000000000000.log"
@@ -580,31 +580,13 @@ def test_an_old_data_key_is_not_used_when_kms_refuses() -> None:
         ring.data_key()
 
 
-class Racing(FakeStorage):
-    """A store on which another process acts once, right before a request for a key."""
-
-    def __init__(
-        self, inner: FakeStorage, operation: str, key: str, act: Callable[[], object]
-    ) -> None:
-        super().__init__(contents=inner._stored)
-        self._moment = (operation, key)
-        self._acts = [act]
-
-    @contextmanager
-    def _request(self, operation: str, key: str) -> Iterator[None]:
-        if (operation, key) == self._moment and self._acts:
-            self._acts.pop()()
-        with super()._request(operation, key):
-            yield
-
-
 MARKER = marker_key(LOG, stored_size(len(DATA)))
 
 
 def test_a_put_during_a_delete_of_its_key_keeps_its_marker() -> None:
     inner = FakeStorage()
     encrypting(inner).put_object(LOG, BytesBody(DATA))
-    racing = Racing(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
+    racing = RacingStore(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
     encrypting(racing).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
     assert sizes(without_keys(inner)) == {LOG: len(DATA)}
     assert MARKER in inner.contents()
@@ -614,7 +596,7 @@ def test_a_copy_during_a_delete_of_its_target_keeps_its_marker() -> None:
     inner = FakeStorage()
     for key in (LOG, LATER):
         encrypting(inner).put_object(key, BytesBody(DATA))
-    racing = Racing(inner, "copy", LATER, lambda: encrypting(inner).delete_object(LATER))
+    racing = RacingStore(inner, "copy", LATER, lambda: encrypting(inner).delete_object(LATER))
     encrypting(racing).copy_object(LOG, LATER, condition=IfAbsent())
     assert sizes(without_keys(inner)) == {LOG: len(DATA), LATER: len(DATA)}
 
@@ -628,7 +610,7 @@ def test_a_log_that_is_stored_during_a_delete_of_many_keeps_its_marker(deleted: 
     def store_again() -> None:
         encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
 
-    encrypting(Racing(inner, "delete", MARKER, store_again)).delete_objects(deleted)
+    encrypting(RacingStore(inner, "delete", MARKER, store_again)).delete_objects(deleted)
     left = {LOG, LATER} - (set(deleted) - {LOG})
     assert sizes(without_keys(inner)) == dict.fromkeys(sorted(left), len(DATA))
 
@@ -636,8 +618,8 @@ def test_a_log_that_is_stored_during_a_delete_of_many_keeps_its_marker(deleted: 
 def test_a_killed_put_can_lose_its_marker_to_a_delete() -> None:
     inner = FakeStorage()
     encrypting(inner).put_object(LOG, BytesBody(DATA))
-    racing = Racing(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
-    racing.fail("head", OSError("killed"), key=MARKER)
+    racing = RacingStore(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
+    inner.fail("head", OSError("killed"), key=MARKER)
     with pytest.raises(OSError, match="killed"):
         encrypting(racing).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
     assert sizes(without_keys(inner)) == {LOG: stored_size(len(DATA))}
@@ -646,12 +628,13 @@ def test_a_killed_put_can_lose_its_marker_to_a_delete() -> None:
 def test_a_retried_put_stores_its_marker_again() -> None:
     inner = FakeStorage()
     encrypting(inner).put_object(LOG, BytesBody(DATA))
-    racing = Racing(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
-    racing.fail("head", StoreUnavailableError("away"), key=MARKER)
+    racing = RacingStore(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
+    inner.fail("head", StoreUnavailableError("away"), key=MARKER)
+    before = inner.count("head", MARKER)
     store = RetryingStorage(encrypting(racing), RetryPolicy(first_delay=0.001))
     with pytest.raises(PreconditionFailedError):  # by the `.log` of the first attempt
         store.put_object(LOG, BytesBody(DATA), condition=IfAbsent())
-    assert racing.count("head", MARKER) == 1
+    assert inner.count("head", MARKER) - before == 1
     assert sizes(without_keys(inner)) == {LOG: len(DATA)}
 
 
@@ -662,8 +645,8 @@ def test_a_killed_delete_can_lose_the_marker_of_a_new_log() -> None:
     def store_again() -> None:
         encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
 
-    racing = Racing(inner, "delete", MARKER, store_again)
-    racing.fail("head", OSError("killed"), key=LOG)
+    racing = RacingStore(inner, "delete", MARKER, store_again)
+    inner.fail("head", OSError("killed"), key=LOG)
     with pytest.raises(OSError, match="killed"):
         encrypting(racing).delete_object(LOG)
     assert sizes(without_keys(inner)) == {LOG: stored_size(len(DATA))}

@@ -1,6 +1,6 @@
 """Stores at process start: unavailable, refused, of another cluster; and one of two stores."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage import factory
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FULL, FakeStorage
-from sidetier.storage.port import Body, Checksum, Condition, StorageCapabilities
+from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.state import segment as segment_state
@@ -33,6 +33,7 @@ from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_nex
 from tests.harness.encryption import FIRST as KEY
 from tests.harness.encryption import SECOND as OTHER_KEY
 from tests.harness.encryption import encryption, settings
+from tests.harness.intercepted_store import RacingStore
 from tests.harness.log_dir import CLUSTER_ID, LogDir, PartitionLog
 
 FIRST, SECOND = "file:///first", "file:///second"
@@ -296,23 +297,14 @@ def test_keys_are_compared_when_the_store_is_back(
 def test_of_two_first_brokers_the_later_one_is_refused() -> None:
     store = FakeStorage()
 
-    class Late(FakeStorage):
-        def put_object(
-            self,
-            key: str,
-            body: Body,
-            *,
-            metadata: Mapping[str, str] | None = None,
-            checksum: Checksum | None = None,
-            condition: Condition | None = None,
-        ) -> str:
-            write_or_check_fingerprint(store, LAYOUT, settings(k1=OTHER_KEY))
-            return super().put_object(
-                key, body, metadata=metadata, checksum=checksum, condition=condition
-            )
-
+    late = RacingStore(
+        store,
+        "put",
+        FINGERPRINT,
+        lambda: write_or_check_fingerprint(store, LAYOUT, settings(k1=OTHER_KEY)),
+    )
     with pytest.raises(ConfigurationError, match="the key 'k1' of this broker"):
-        write_or_check_fingerprint(Late(contents=store._stored), LAYOUT, settings())
+        write_or_check_fingerprint(late, LAYOUT, settings())
 
 
 def test_a_fingerprint_that_does_not_parse_is_named() -> None:

@@ -22,6 +22,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any, Final
 
 import fastavro
@@ -35,7 +36,7 @@ from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     from_properties,
     last_progress,
 )
-from sidetier.pipeline.export.state import NO_TAIL, Exported, Tail
+from sidetier.pipeline.export.state import Exported, Tail
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.storage.port import RemoteStorage
 
@@ -120,12 +121,12 @@ def iceberg_progress(store: RemoteStorage, cluster: str) -> Exported:
     Raises:
         As `hudi_progress`.
     """
-    exported: Exported | None = None
-    for key in _metadata_files(store):
+
+    def of_file(key: str) -> Exported:
         progress = _last_progress(_table_metadata(store, key), key)
-        of_file = _checked(progress, cluster, f"none of the snapshots in {key}")
-        exported = of_file if exported is None else _lower(exported, of_file)
-    return exported or Exported({}, NO_TAIL)
+        return _checked(progress, cluster, f"none of the snapshots in {key}")
+
+    return reduce(_lower, map(of_file, _metadata_files(store)))
 
 
 def _lower(one: Exported, other: Exported) -> Exported:
@@ -149,7 +150,9 @@ def _lower(one: Exported, other: Exported) -> Exported:
 
 
 def _metadata_files(store: RemoteStorage) -> list[str]:
-    """Return the keys of the metadata files of which one is current, highest number first."""
+    """Return the keys of the metadata files of which one is current, highest number first; never
+    empty.
+    """
     files: dict[str, list[tuple[int, str]]] = {}
     modified_ms: dict[str, int] = {}
     for row in store.list_objects(_METADATA):
