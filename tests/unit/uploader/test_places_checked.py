@@ -33,7 +33,7 @@ from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_nex
 from tests.harness.encryption import FIRST as KEY
 from tests.harness.encryption import SECOND as OTHER_KEY
 from tests.harness.encryption import encryption, settings
-from tests.harness.intercepted_store import RacingStore
+from tests.harness.intercepted_store import KilledError, MortalStore, RacingStore
 from tests.harness.log_dir import CLUSTER_ID, LogDir, PartitionLog
 
 FIRST, SECOND = "file:///first", "file:///second"
@@ -305,6 +305,18 @@ def test_of_two_first_brokers_the_later_one_is_refused() -> None:
     )
     with pytest.raises(ConfigurationError, match="the key 'k1' of this broker"):
         write_or_check_fingerprint(late, LAYOUT, settings())
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_the_fingerprint_leaves_none_or_the_whole_one(*, after: bool) -> None:
+    store = FakeStorage()
+    # The first request reads, the second one writes.
+    with pytest.raises(KilledError):
+        write_or_check_fingerprint(MortalStore(store, 1, after=after), LAYOUT, settings())
+    assert (FINGERPRINT in store.contents()) == after
+    write_or_check_fingerprint(store, LAYOUT, settings())
+    with pytest.raises(ConfigurationError, match="the key 'k1' of this broker"):
+        write_or_check_fingerprint(store, LAYOUT, settings(k1=OTHER_KEY))
 
 
 def test_a_fingerprint_that_does_not_parse_is_named() -> None:
