@@ -268,7 +268,7 @@ def test_gc_deletes_markers_with_their_segments(cli: CommandLine, *, has_keys: b
     assert markers == [(log_key(30), len(stored[log_key(30)]))]
 
 
-def test_hydrate_writes_the_plaintext(cli: CommandLine, tmp_path: Path) -> None:
+def test_a_plan_of_hydrate_covers_encrypted_segments(cli: CommandLine, tmp_path: Path) -> None:
     store = encrypting(LocalStorage(cli.store), settings())
     plain = MadeArchive(store.inner, LAYOUT)
     plain.segment(0, batches(0, 20))
