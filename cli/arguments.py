@@ -214,6 +214,6 @@ MAX_BATCH_BYTES: Final = click.option(
     default=f"{DEFAULT_MAX_BATCH_BYTES >> 20}MiB",
     show_default=True,
     callback=_batch_bytes,
-    help="Most bytes of one compressed record batch, decompressed. Protects memory against "
-    "decompression bombs: a larger batch is an error and is never skipped.",
+    help="Maximum decompressed size of one record batch. Protects memory against decompression "
+    "bombs: a larger batch is an error and is never skipped.",
 )

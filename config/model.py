@@ -55,8 +55,8 @@ class BrokerConfig(Part):
     bootstrap_servers: str | None = Field(
         default=None,
         min_length=1,
-        description="Address of the sidecar's own broker, host:port. Without it leadership and "
-        "high watermarks are read from the disk alone.",
+        description="Address of the sidecar's own broker, host:port. Without it, the sidecar reads "
+        "leadership and high watermarks only from the disk.",
     )
     client: Annotated[Mapping[str, ClientValue], AfterValidator(_secrets_by_reference)] = Field(
         default_factory=dict,
@@ -105,12 +105,12 @@ class TopicsConfig(Part):
     )
     internal: bool = Field(
         default=False,
-        description="Archive the broker's internal topics too (__consumer_offsets and the like).",
+        description="Also archive the broker's internal topics, such as __consumer_offsets.",
     )
     compacted: Literal["refuse", "as_closed"] = Field(
         default="refuse",
-        description="What to do with a compacted topic: refuse it with a clear error, or archive "
-        "each segment as it closes, before compaction.",
+        description="Treatment of compacted topics: refuse halts their partitions with an error; "
+        "as_closed archives each segment after it closes, before compaction.",
     )
 
     def selects(self, topic: str) -> bool:
@@ -256,7 +256,7 @@ class HttpConfig(Part):
     runbook_url: Annotated[str, AfterValidator(_runbook_url)] = Field(
         default="",
         description="Address of docs/runbook of the repository, for links of the status page: "
-        "<runbook_url>/SidetierGapFound.md. Without it, the page names the runbook page only.",
+        "<runbook_url>/SidetierGapFound.md. Without it, the page shows only the pages' names.",
     )
 
 

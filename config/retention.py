@@ -24,8 +24,8 @@ class LocalRetentionConfig(Part):
     topics: NamePatterns = Field(
         default=(),
         description="Regular expressions of topics with local retention. They match the whole "
-        "name. Only topics with cleanup.policy=delete are trimmed, never internal topics, and "
-        "never topics with remote.storage.enable.",
+        "name. Records are deleted only of topics with cleanup.policy=delete, without "
+        "remote.storage.enable, and never of internal topics.",
     )
     age: Duration | None = Field(
         default=None,
@@ -73,15 +73,16 @@ class RetainedExport(Part):
     """An output of `sidetier export files`."""
 
     into: StorageUrl = Field(
-        description="Its --into. Credentials and options are those of the archive's store."
+        description="--into of the export. Credentials and options are those of the archive's "
+        "store."
     )
-    topics_dir: str = Field(default="topics", description="Its --topics-dir.")
+    topics_dir: str = Field(default="topics", description="--topics-dir of the export.")
 
 
 class RetainedMirror(Part):
     """A mirror of `sidetier mirror`."""
 
-    name: str = Field(min_length=1, description="Its --name.")
+    name: str = Field(min_length=1, description="--name of the mirror.")
     target_config: AbsolutePath = Field(
         description="Properties file of the target cluster's client, as --target-config."
     )

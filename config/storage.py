@@ -74,8 +74,8 @@ class S3Config(Part):
     storage_class: str | None = Field(
         default=None,
         pattern=r"^[A-Z0-9_]+$",
-        description="Storage class, such as STANDARD_IA; default: that of the store, which "
-        "offset.wm and _metadata always have.",
+        description="Storage class of segments, such as STANDARD_IA; default: that of the store. "
+        "offset.wm and _metadata always have the default.",
     )
     tags: Mapping[str, str] = Field(
         default_factory=dict, max_length=10, description="Object tags, at most ten."
@@ -341,8 +341,8 @@ class EncryptionConfig(Part):
 
     topics: NamePatterns = Field(
         default=(),
-        description="Regular expressions that match whole names of the topics of which new "
-        "segments are encrypted; needs key.",
+        description="Regular expressions that match whole topic names. New segments of these "
+        "topics are encrypted; needs key.",
     )
     key: str | None = Field(
         default=None, description="Name of the key, among keys, that encrypts new segments."

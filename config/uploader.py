@@ -126,7 +126,7 @@ class UploaderConfig(Part):
 
     threads: int = Field(default=8, ge=1, le=256, description="Concurrent segment uploads.")
     request_threads: int = Field(
-        default=32, ge=1, le=256, description="Concurrent small requests: watermarks and metadata."
+        default=32, ge=1, le=256, description="Concurrent small requests to the store."
     )
     offset_reset: Literal["earliest", "latest"] = Field(
         default="earliest",
@@ -184,12 +184,14 @@ class UploaderConfig(Part):
     )
     local_delete_delay: Duration = Field(
         default=60.0,
-        description="The broker's file.delete.delay.ms, which determines the urgency of an upload.",
+        description="The broker's file.delete.delay.ms, for the urgency of uploads without "
+        "broker.bootstrap_servers.",
     )
     local_retention: Duration | None = Field(
         default=None,
         gt=0,
-        description="Shortest local retention of the topics, as a hint for the urgency of uploads.",
+        description="Shortest retention.ms of the topics, as a hint for the urgency of uploads "
+        "without broker.bootstrap_servers.",
     )
     shutdown_grace: Duration = Field(
         default=25.0, description="Time after SIGTERM in which running uploads can finish."
@@ -198,8 +200,7 @@ class UploaderConfig(Part):
         default=10,
         ge=0,
         le=19,
-        description="CPU niceness of the sidecar beside the broker, as of nice(1); 0 for the same "
-        "priority.",
+        description="CPU niceness of the sidecar, as of nice(1); 0 for the priority of the broker.",
     )
     page_cache: Literal["give_back_cold", "leave"] = Field(
         default="give_back_cold",

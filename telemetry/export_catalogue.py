@@ -1,4 +1,4 @@
-"""All metrics of an export by name. `--metrics-file` writes them after each round."""
+"""All metrics of an export by name. `--metrics-file` writes them after each run."""
 
 from typing import Final
 
@@ -28,7 +28,7 @@ FAILED_TOPICS: Final = Metric(
 LAST_ROUND: Final = Metric(
     _PREFIX + "last_round_timestamp_seconds",
     Kind.GAUGE,
-    "End of the last round of the export, in seconds since 1970.",
+    "End of the last run of the export, in seconds since 1970.",
 )
 
 EXPORT_METRICS: Final[tuple[Metric, ...]] = tuple(

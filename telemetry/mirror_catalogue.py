@@ -73,12 +73,12 @@ LAG_SECONDS: Final = Metric(
 GROUPS_TRANSLATED: Final = Metric(
     _PREFIX + "translated_groups",
     Kind.GAUGE,
-    "Consumer groups whose offsets were set on the target in the last turn.",
+    "Consumer groups whose offsets were set on the target in the last pass of --translate-groups.",
 )
 GROUPS_WITH_MEMBERS: Final = Metric(
     _PREFIX + "translated_groups_with_members",
     Kind.GAUGE,
-    "Consumer groups that were skipped in the last turn, because they have members on the target.",
+    "Consumer groups that were skipped in the last pass, because they have members on the target.",
 )
 GROUP_OFFSETS_SET: Final = Metric(
     _PREFIX + "group_offsets_set_total",
@@ -93,12 +93,12 @@ MAPS_STORED: Final = Metric(
 OFFSET_SYNC_FAILURES: Final = Metric(
     _PREFIX + "offset_sync_failures_total",
     Kind.COUNTER,
-    "Turns in which groups could not be set, or the offset map could not be read or stored.",
+    "Passes in which groups could not be set, or the offset map could not be read or stored.",
 )
 OFFSETS_SYNCED: Final = Metric(
     _PREFIX + "last_offset_sync_timestamp_seconds",
     Kind.GAUGE,
-    "End of the last turn that set group offsets and stored the offset map, in seconds since "
+    "End of the last pass that set group offsets and stored the offset map, in seconds since "
     "1970; 0 before the first.",
 )
 

@@ -123,7 +123,7 @@ KINDS: Final[Mapping[FindingKind, KindFacts]] = {
     FindingKind.WRONG_WATERMARK: KindFacts(
         Severity.ERROR,
         "`offset.wm` names a segment that is not stored, or its next offset is not the end of the "
-        "last segment or of the gap behind it.",
+        "last segment or of the gap after it.",
         "Restore the missing segment, or `offset.wm` from an earlier version of the bucket.",
     ),
     FindingKind.LOCAL_DIFFERENCE: KindFacts(

@@ -77,7 +77,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
 ) -> None:
     """Accept a recorded gap: records that were deleted before they could be archived.
 
-    START is the first missing offset, END the first offset behind the gap, as `sidetier verify` and
+    START is the first missing offset, END the first offset after the gap, as `sidetier verify` and
     the log event gap.recorded show them. The gap record stays, because readers need it. The metric
     sidetier_unresolved_gap_records and the alert SidetierGapFound no longer count the gap: the
     sidecar reads the acknowledgement within 5 minutes. `sidetier verify` shows it with severity

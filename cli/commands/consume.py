@@ -85,7 +85,7 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     type=click.Choice(["error", "skip"]),
     default="error",
     show_default=True,
-    help="Action at a gap: end with an error, or report the gap and continue behind it.",
+    help="Action at a gap: end with an error, or report the gap and continue after it.",
 )
 @click.option(
     "-o",

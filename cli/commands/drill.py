@@ -268,8 +268,8 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     `sidetier hydrate`. Then it consumes them at both isolation levels. It compares counts, offsets
     and a checksum over keys, values, headers and timestamps with the archive, and with the live
     brokers where they still hold the records. It removes the broker and its files at the end. It
-    needs Java 17 or newer, the jars of Kafka (downloaded once), and free disk space of twice
-    --max-bytes.
+    needs Java 17 or newer, the jars of Kafka (downloaded once), and free disk space for the sample
+    and up to 1 GiB more.
 
     With --bootstrap-server it copies the sample into topics of that cluster instead, with the steps
     of `sidetier restore`, and deletes these topics at the end.
@@ -279,9 +279,8 @@ def command(  # noqa: PLR0913 -- one parameter for each option
       sidetier drill --topic 'orders.*' --max-bytes 5GiB
       sidetier drill --max-bytes 50GiB --bootstrap-server test-cluster:9092
 
-    Exit codes: 0 everything is equal; 1 the drill could not be carried out (the store, a broker,
-    Java); 2 a setting is wrong, or nothing is archived; 3 something could not be restored or
-    differs.
+    Exit codes: 0 everything is equal; 1 the drill could not run (the store, a broker, Java); 2 a
+    setting is wrong, or nothing is archived; 3 something could not be restored or differs.
     """  # noqa: D301 -- \b is click's marker and must be one character
     run = from_extra(
         lambda: importlib.import_module("sidetier.cli.drill.run"),

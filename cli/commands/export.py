@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from sidetier.config.model import Config
 
 KINDS: Final[Mapping[str, str]] = {
-    "files": "Parquet, JSON, Avro or raw files, laid out as Confluent's S3 sink does.",
-    "hudi": "A Hudi table; promises what Hudi's Kafka Connect sink does.",
+    "files": "Parquet, JSON, Avro or raw files, in the layout of Confluent's S3 sink.",
+    "hudi": "A Hudi table; the offsets are in its commits.",
     "iceberg": "An Iceberg table; the offsets are in its snapshots.",
 }
 """Help text of each kind. `sidetier.cli.commands.export_<kind>.command` is imported on use."""

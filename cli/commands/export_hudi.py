@@ -80,7 +80,8 @@ def command(
           --option hoodie.datasource.write.recordkey.field=id
 
     Exit codes: 0 everything was exported; 3 as 0, but offsets are missing or still on the brokers
-    alone, or records did not fit the schema; 1 the export failed; 2 a setting or an argument is
+    alone, records did not fit the schema, or a partition is held back (its archive ends below what
+    was exported, or a transaction hangs in it); 1 the export failed; 2 a setting or an argument is
     wrong.
     """  # noqa: D301 - \b is click's mark, and must be one character
 

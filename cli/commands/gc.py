@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, min_open=True),
     default=1000,
     show_default=True,
-    help="Most objects that are deleted in a second, over all topics.",
+    help="Maximum number of objects deleted per second, over all topics.",
 )
 @click.option(
     "--metrics-file",

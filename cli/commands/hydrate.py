@@ -37,7 +37,7 @@ def command() -> None:
       sidetier hydrate place plan.json     on each host, beside the stopped broker
       (start the brokers)
       sidetier hydrate replicate plan.json abort open transactions, raise the replication factor
-      sidetier hydrate verify plan.json    consume everything and compare
+      sidetier hydrate verify plan.json    compare everything with the archive
       sidetier hydrate finish plan.json    configuration of the topics, group offsets, ACLs, quotas
 
     cluster.name is the name of the archived cluster. broker.bootstrap_servers is the new cluster.

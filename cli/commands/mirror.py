@@ -124,7 +124,7 @@ from sidetier.cli.output import OutputFormat, output_option
     type=click.IntRange(256),
     default=1024,
     show_default=True,
-    help="Most entries of each partition in the offset map. The newest half is exact; older "
+    help="Maximum entries of each partition in the offset map. The newest half is exact; older "
     "entries are thinned out. Each transaction adds one entry.",
 )
 @output_option
@@ -217,7 +217,7 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
     default=1_000_000,
     show_default=True,
     metavar="OFFSETS",
-    help="Source offsets to search behind the committed one.",
+    help="Source offsets to search after the committed one.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the progress, and write none.")
 @output_option
@@ -228,9 +228,9 @@ def adopt_command(context: click.Context, /, output: OutputFormat, **given: Any)
 
     For MirrorMaker 1, or a program that consumes and produces. Stop it first. The command searches
     the source for the last records of each target partition, by timestamp, key and value, and sets
-    the new mirror's progress behind the last one that was copied: nothing is lost or copied twice,
-    even if the old mirror has produced more than it has committed, or less. If it does not find
-    them, the committed offset counts, and the result shows how many records may be copied twice.
+    the new mirror's progress after the last one that was copied: nothing is lost or copied twice,
+    even if the committed offset does not match the copied records. If it does not find them, it
+    uses the committed offset, and the result shows how many records may be copied twice.
 
     The command writes the progress on the target in one transaction. It never changes progress that
     exists, so you can repeat it.

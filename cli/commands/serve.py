@@ -124,7 +124,7 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     "--advertise",
     metavar="HOST:PORT",
     callback=_address,
-    help="Address that clients are told to connect to; an IPv6 address in brackets.  "
+    help="Address at which clients reach the endpoint; an IPv6 address in brackets.  "
     "[default: that of --listen]",
 )
 @click.option(
@@ -141,8 +141,8 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     type=click.IntRange(1),
     default=1000,
     show_default=True,
-    help="Most open connections; further ones are closed at once. The hard limit of open files "
-    "must be 400 higher.",
+    help="Maximum number of open connections; others are closed at once. The hard limit of open "
+    "files must be 400 higher.",
 )
 @click.option(
     "--max-connections-per-host",
@@ -153,7 +153,7 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     "--max-bytes-per-second",
     metavar="SIZE",
     callback=_rate,
-    help="Most bytes of records that are sent per second to all clients together, such as 50MB. "
+    help="Maximum bytes of records per second to all clients together, such as 50MB. "
     "The users file can have a cap for each user.  [default: no cap]",
 )
 @click.option(
@@ -162,7 +162,7 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     default="60s",
     show_default=True,
     callback=_send_timeout,
-    help="Time in which a client must take an answer; a client that is slower is disconnected.",
+    help="Time in which a client must take an answer; a slower client is disconnected.",
 )
 @click.option(
     "--tls-certificate",
@@ -194,8 +194,8 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Allow what is safe in a trusted network only: a --listen address that other hosts can "
-    "reach without both TLS and logins (--users or --tls-client-ca), and logins without TLS.",
+    help="Allow what is safe only in a trusted network: a --listen address that other hosts can "
+    "reach without TLS and logins (--users or --tls-client-ca), and logins without TLS.",
 )
 @click.option(
     "--groups",
@@ -203,10 +203,10 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     default="none",
     show_default=True,
     callback=_groups,
-    help="Coordinator of consumer groups. none: there is none, and clients assign partitions "
-    "themselves. local: this endpoint, for the classic protocol; it writes committed offsets to "
-    "the store, and must be the only endpoint of the archive that does. "
-    "relay=HOST:PORT[,HOST:PORT]: a live cluster, to which the endpoint passes the requests on.",
+    help="Coordinator of consumer groups. none: no groups; clients assign partitions themselves. "
+    "local: this endpoint, for the classic protocol; it writes committed offsets to the store, and "
+    "must be the only such endpoint of the archive. "
+    "relay=HOST:PORT[,HOST:PORT]: a live cluster, to which the endpoint relays the requests.",
 )
 @click.option(
     "--groups-properties",
@@ -218,7 +218,7 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
 @click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
-    help="Serve Prometheus metrics on this port.  [default: none]",
+    help="Serve Prometheus metrics, /healthz and /readyz on this port.  [default: none]",
 )
 @configuration_options
 @click.pass_context

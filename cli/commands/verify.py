@@ -1,4 +1,4 @@
-"""`sidetier verify`: check the archive against what must hold."""
+"""`sidetier verify`: check that the archive is complete and undamaged."""
 
 from pathlib import Path
 
@@ -59,9 +59,7 @@ def _checked_time(context: click.Context, option: click.Parameter, given: str | 
     default=1.0,
     help="Share of the segments to read, such as 0.01.  [default: all]",
 )
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Samples other segments per number."
-)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample.")
 @click.option(
     "--rate",
     metavar="SIZE",
@@ -74,13 +72,13 @@ def _checked_time(context: click.Context, option: click.Parameter, given: str | 
     default=4,
     show_default=True,
     help="Segments that are read at the same time, with 8 MiB of memory each. The light check "
-    "reads as many partitions of more than 1,000 objects, and eight times as many smaller ones.",
+    "reads eight partitions for each thread, but one if it has more than 1,000 objects.",
 )
 @click.option(
     "--resume",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Record the finished segments of --deep in this file, and leave out those that it has. "
+    help="Record the finished segments of --deep in this file, and skip those that it has. "
     "Deleted at the end of a complete run.",
 )
 @click.option(
@@ -112,22 +110,22 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     show_all: bool,
     output: OutputFormat,
 ) -> None:
-    """Check the archive against what must hold. Sidecars may upload meanwhile.
+    """Check that the archive is complete and undamaged. Sidecars may upload meanwhile.
 
-    Without --deep, one listing of each partition and its small objects are read: all files of each
-    segment are there, sizes fit, and `offset.wm`, `_metadata` and `leader-epoch-checkpoint` agree
-    with them. With --deep, every object is read and compared with its checksum: the CRC of each
-    batch, each index entry, offsets, timestamps and leader epochs. docs/verify.md explains each
-    finding.
+    Without --deep, the command lists each partition and reads its small objects: it checks that all
+    files of each segment exist with the right sizes, and that `offset.wm`, `_metadata` and
+    `leader-epoch-checkpoint` agree with them. With --deep it reads every byte, and checks the
+    checksum of each object, the CRC of each batch, index entries, offsets, timestamps and leader
+    epochs. docs/verify.md explains each finding.
 
     \b
     Example:
       sidetier verify --config /etc/sidetier/sidetier.yaml
       sidetier verify --topic orders --deep --rate 100MiB --resume /var/tmp/verify.state
 
-    Exit codes: 0 no finding but those of severity info; 1 something could not be read; 2 a setting
-    or an argument is wrong; 3 findings of severity error or warning; 130 interrupted, the findings
-    so far are shown.
+    Exit codes: 0 no finding but those of severity info; 1 something could not be read, and there is
+    no other finding; 2 a setting or an argument is wrong; 3 findings of severity error or warning;
+    130 interrupted, the findings so far are shown.
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.archive.verify.run import Options  # noqa: PLC0415 -- `--help` must not load it
     from sidetier.cli.verify import Request, run_verify  # noqa: PLC0415 -- as above

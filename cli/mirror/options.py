@@ -118,7 +118,7 @@ _ENGINE: Final = (
         default="stop",
         show_default=True,
         help="Action where the source no longer has a record: end with an error, or report the gap "
-        "and continue behind it.",
+        "and continue after it.",
     ),
     click.option(
         "--max-rate",

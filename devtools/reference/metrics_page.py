@@ -54,7 +54,7 @@ consumer](consumer.md)). Consumers that share a registry are counted together.
 _EXPORT: Final = """
 ## Metrics of an export
 
-`sidetier export ... --metrics-file PATH.prom` writes them after each round, for the textfile
+`sidetier export ... --metrics-file PATH.prom` writes them after each run, for the textfile
 collector of Prometheus' node exporter ([partitions that are held
 back](export-files.md#partitions-that-are-held-back)).
 
