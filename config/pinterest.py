@@ -57,7 +57,7 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}offset.reset.strategy",
         "taken",
-        "EARLIEST or LATEST, in any case.",
+        "EARLIEST or LATEST, in upper or lower case.",
         "uploader.offset_reset",
         "EARLIEST",
         "earliest",
@@ -91,8 +91,8 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}manager.gc.retention.seconds",
         "taken",
-        "Enforced by `sidetier gc`, which nothing starts by itself. Without the key, Sidetier "
-        "deletes nothing.",
+        "Enforced by `sidetier gc`, which you have to schedule. Without the key, nothing is "
+        "deleted.",
         "retention.store",
         "259200 (3 days)",
         "no deletion",
@@ -169,7 +169,7 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}dlq.handler.class",
         "refused",
-        "Sidetier has no dead letter queue: a segment that fails stops the watermark, is "
+        "Sidetier has no dead letter queue: a segment that fails holds back offset.wm, is "
         "reported, and is tried again. Remove the key.",
         their_default="none",
     ),

@@ -13,8 +13,8 @@ _INTRODUCTION: Final = """\
 
 `make docs` generates this page from the models in `config/`.
 
-Sources of settings, where a later one overrides earlier ones: defaults; files (`--config`,
-repeatable; YAML, or a `.properties` file of Pinterest's uploader, see
+Each of these sources overrides the earlier ones: defaults; files (`--config`, repeatable; YAML,
+or a `.properties` file of Pinterest's uploader, see
 [pinterest-properties.md](pinterest-properties.md)); the environment; `--set key=value`.
 `sidetier config show` prints every setting with its source, `sidetier config check` finds mistakes,
 and `sidetier config schema` prints the JSON schema. Unknown settings are refused.
@@ -134,11 +134,10 @@ _PINTEREST: Final = """\
 
 `make docs` generates this page from the table in `config/pinterest.py`.
 
-`sidetier run --config my-cluster.properties` reads the file of Pinterest's uploader. As with
-Pinterest's uploader, the cluster's name is the file's name without `.properties`. Settings that
-Pinterest's uploader has from its Java environment are given in a second file, the environment or
-with `--set`: `log_dirs`, `storage.url`, and `leadership.zookeeper.connect` for a cluster on
-ZooKeeper.
+`sidetier run --config my-cluster.properties` reads the file of Pinterest's uploader. As there, the
+cluster's name is the file's name without `.properties`. Set what Pinterest's uploader takes from
+its Java environment in a second file, in the environment or with `--set`: `log_dirs`,
+`storage.url`, and `leadership.zookeeper.connect` for a cluster on ZooKeeper.
 
 A key that is not listed here is refused. A warning names each key that is ignored.
 """
@@ -147,7 +146,7 @@ _ENDPOINTS: Final = """\
 ## `<cluster>.json`
 
 Pinterest's uploader gets bucket and prefix from a Java class. If there is a `<cluster>.json` beside
-the `.properties` file, Sidetier reads it in the two forms of their example classes:
+the `.properties` file, Sidetier reads it in the two forms of Pinterest's example classes:
 
 - `{"ts_bucket": …, "ts_base_prefix": …, "overrides": {"<topic>": {"ts_bucket": …,
   "ts_base_prefix": …}}}`
@@ -155,10 +154,11 @@ the `.properties` file, Sidetier reads it in the two forms of their example clas
 
 ## Intended differences
 
-- Pinterest's uploader deletes objects after 3 days. Sidetier deletes nothing.
-- Pinterest's uploader skips a segment after 3 failed attempts and moves the watermark past it.
-  Sidetier tries as long as the bytes exist, and does not move the watermark past the segment.
-- Pinterest's uploader adds no hash bits to keys by default. Sidetier adds 5 bits, except with a
+- Pinterest's uploader deletes objects after 3 days. The sidecar deletes none; `sidetier gc` does, if
+  you schedule it and set a retention.
+- Pinterest's uploader skips a segment after 3 failed attempts and moves `offset.wm` past it.
+  Sidetier retries as long as the bytes exist, and does not move `offset.wm` past the segment.
+- Pinterest's uploader adds no entropy bits to keys by default. Sidetier adds 5 bits, except with a
   `.properties` file.
 - Pinterest's uploader archives every topic that `topics.include` matches. Sidetier excludes
   internal topics unless `topics.internal` is set.
