@@ -154,8 +154,8 @@ the `.properties` file, Sidetier reads it in the two forms of Pinterest's exampl
 
 ## Intended differences
 
-- Pinterest's uploader deletes objects after 3 days. The sidecar deletes none; `sidetier gc` does, if
-  you schedule it and set a retention.
+- Pinterest's uploader deletes objects after 3 days. The sidecar deletes none; `sidetier gc` does,
+  if you schedule it and set a retention.
 - Pinterest's uploader skips a segment after 3 failed attempts and moves `offset.wm` past it.
   Sidetier retries as long as the bytes exist, and does not move `offset.wm` past the segment.
 - Pinterest's uploader adds no entropy bits to keys by default. Sidetier adds 5 bits, except with a
