@@ -58,7 +58,7 @@ class PartOfObject(Protocol):
 
     @property
     def source(self) -> str:
-        """Key of this object, in the store that gets the body. If it is encrypted, so is the part."""
+        """Key of this object, on the same store. If it is encrypted, so is the part."""
         ...
 
 

@@ -15,8 +15,8 @@ not decrypt. Chunks decrypt one by one, so a range of the plaintext needs a rang
 
 The place in the header is the partition and the base offset, `orders-0/00000000000000000100`. It
 must be that of the object's key, so an object that was copied over another segment is refused. All
-moves keep it: quarantine and retirement change only the folders around it, and copies of the archive
-only the store, the prefix or the name of the cluster.
+moves keep it: quarantine and retirement change only the folders around it, and copies of the
+archive only the store, the prefix or the name of the cluster.
 
 The header has a fixed size, so the sizes of plaintext and object follow from each other.
 """
@@ -48,7 +48,7 @@ SALT_BYTES: Final = 32
 _MOST_SIZE: Final = 1 << 40
 """A larger size in a header is damage: Kafka's segments have less than 2 GiB."""
 
-# magic, version, plaintext size, salt, lengths of the key's name, the wrapped data key and the place
+# magic, version, plaintext size, salt, lengths of the key's name, wrapped data key and place
 _FIXED: Final = struct.Struct(f">8sBQ{SALT_BYTES}sBHH")
 MOST_NAME: Final = 64
 """Longest name of a key."""

@@ -1,5 +1,5 @@
-"""Facts about the keys of `storage.encryption`: whether each works, is the one that the other sidecars
-have, and decrypts what is stored.
+"""Facts about the keys of `storage.encryption`: whether each works, is the key that the other
+sidecars have, and decrypts what is stored.
 """
 
 from collections.abc import Iterator, Mapping

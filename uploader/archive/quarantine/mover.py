@@ -108,7 +108,7 @@ def pieces(store: RemoteStorage, key: str, end: int) -> Iterator[memoryview]:
 
 @dataclass(frozen=True, slots=True)
 class BeginningOf:
-    """The first `size` bytes of a stored object, as a Body of the storage port and a `PartOfObject`.
+    """The first `size` bytes of a stored object: a Body of the storage port, and a `PartOfObject`.
 
     It is streamed, because a segment can be larger than the memory.
     """
