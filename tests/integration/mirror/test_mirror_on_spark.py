@@ -34,10 +34,9 @@ from sidetier.wire.requests import (
 )
 from sidetier.wire.settings import ClientSettings
 from tests.harness.archive_objects import file_store
-from tests.harness.encryption import count_logs, encryption
 from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror
-from tests.harness.sidecar import beside, merged
+from tests.harness.sidecar import beside
 from tests.harness.spark import SPARK_4, SparkDriver, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.spark_cluster import (
@@ -100,10 +99,8 @@ def test_each_record_is_copied_once_whichever_attempt_ends(
     expected = consumed(source, topic)
     config = tmp_path / "sidetier.yaml"
     store = file_store(tmp_path / "store")
-    encrypted = {"storage": {"encryption": encryption(tmp_path)}}
-    config.write_text(yaml.safe_dump(merged(beside(kraft43, store), encrypted)))
+    config.write_text(yaml.safe_dump(beside(kraft43, store)))
     Commands(config, os.environ).run("backfill", "--topic", topic)
-    assert count_logs(store.objects)[0] == 0, "a segment is not encrypted"
     delete_records(source, topic, 1, 1500)
     line = command(topic, topic, source, target, "--config", str(config), *ON_SPARK)
     killed = threading.Event()
