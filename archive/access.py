@@ -162,6 +162,7 @@ def encryption_settings(encryption: EncryptionConfig) -> EncryptionSettings:
         keys=tuple((name, _key(name, key)) for name, key in sorted(encryption.keys.items())),
         key=encryption.key,
         topics=encryption.topics,
+        refuse_plain=encryption.refuse_plain,
     )
 
 

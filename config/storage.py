@@ -352,6 +352,11 @@ class EncryptionConfig(Part):
         "as long as such a segment is stored.",
         min_length=1,
     )
+    refuse_plain: NamePatterns = Field(
+        default=(),
+        description="Regular expressions that match whole names of the topics of which a segment "
+        "that is not encrypted is neither stored nor read.",
+    )
 
     @model_validator(mode="after")
     def _known_key(self) -> Self:

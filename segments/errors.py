@@ -183,7 +183,7 @@ class EncryptionKeyError(EncryptionError):
 
 
 class DamagedCiphertextError(EncryptionError):
-    """The bytes of an encrypted object were changed. The message names the range."""
+    """An encrypted object was changed, or exchanged for another one. The message names its key."""
 
 
 class InvalidRequestError(PermanentStorageError):

@@ -226,11 +226,31 @@ def topic_of_key(key: str) -> str | None:
     """Return the topic of a segment's file, by its key in an archive or in a folder of moved
     segments; None for another key.
     """
+    directory = parse_partition_directory(_partition_folder(key))
+    return None if directory is None else directory.topic_partition.topic
+
+
+def place_of_log(key: str) -> str | None:
+    """Return partition and base offset of a `.log`, such as `orders-0/00000000000000000100`; None
+    for another key.
+
+    A segment keeps its place where it is moved to another folder of the archive, and where the
+    archive is moved to another store, prefix or cluster name.
+    """
+    folder, name = _partition_folder(key), parse_segment_file_name(key.rpartition("/")[2])
+    if name is None or name.kind is not FileKind.LOG or name.deleted:
+        return None
+    return (
+        None if parse_partition_directory(folder) is None else f"{folder}/{name.base_offset:020d}"
+    )
+
+
+def _partition_folder(key: str) -> str:
+    """Return the folder in the key that is named after a partition; '' for a key without folder."""
     parts = key.split("/")
     # `_sidetier/<cluster>/quarantine/<topic>-<partition>/...`: the folders below have other names.
     folders = parts[:_MOVED_PARTS] if parts[0] == OWN_ROOT else parts[:-1]
-    directory = parse_partition_directory(folders[-1]) if folders else None
-    return None if directory is None else directory.topic_partition.topic
+    return folders[-1] if folders else ""
 
 
 def parse_gap_key(key: str, gap_prefix: str) -> OffsetRange | None:

@@ -52,6 +52,16 @@ class CountedBody(Protocol):
         ...
 
 
+@runtime_checkable
+class PartOfObject(Protocol):
+    """Optional interface of a body that is a part of a stored object."""
+
+    @property
+    def source(self) -> str:
+        """Key of this object, on the same store. If it is encrypted, so is the part."""
+        ...
+
+
 def open_for_checksum(body: Body) -> BinaryIO:
     """Open a stream to compute the body's checksum before it is sent."""
     return body.open_for_checksum() if isinstance(body, CountedBody) else body.open()

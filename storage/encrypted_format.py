@@ -2,7 +2,8 @@
 
 ::
 
-    header     1,024 bytes: magic, version, plaintext size, salt, key name, wrapped data key, zeros
+    header     1,024 bytes: magic, version, plaintext size, salt, key name, wrapped data key, place,
+               zeros
     chunk 0    up to 65,536 bytes of plaintext with AES-256-GCM, and the tag of 16 bytes
     ...
     chunk n-1  the last one; an empty plaintext has one empty chunk
@@ -11,6 +12,11 @@ This is the construction of Tink's streaming AEAD (AES-GCM-HKDF): the key of the
 HKDF-SHA256(data key, salt, info = header), and the nonce of a chunk is its number and whether it is
 the last one. So a changed header, and chunks that were cut off, reordered, repeated or appended, do
 not decrypt. Chunks decrypt one by one, so a range of the plaintext needs a range of the object.
+
+The place in the header is the partition and the base offset, `orders-0/00000000000000000100`. It
+must be that of the object's key, so an object that was copied over another segment is refused. All
+moves keep it: quarantine and retirement change only the folders around it, and copies of the
+archive only the store, the prefix or the name of the cluster.
 
 The header has a fixed size, so the sizes of plaintext and object follow from each other.
 """
@@ -21,7 +27,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.segments.errors import EncryptionError, EncryptionKeyError
+from sidetier.segments.errors import (
+    DamagedCiphertextError,
+    EncryptionError,
+    EncryptionKeyError,
+)
+from sidetier.segments.keys import place_of_log
 from sidetier.segments.names import FileKind
 
 MAGIC: Final = b"\x7fsidencr"
@@ -37,11 +48,13 @@ SALT_BYTES: Final = 32
 _MOST_SIZE: Final = 1 << 40
 """A larger size in a header is damage: Kafka's segments have less than 2 GiB."""
 
-# magic, version, plaintext size, salt, length of the key's name, length of the wrapped data key
-_FIXED: Final = struct.Struct(f">8sBQ{SALT_BYTES}sBH")
+# magic, version, plaintext size, salt, lengths of the key's name, wrapped data key and place
+_FIXED: Final = struct.Struct(f">8sBQ{SALT_BYTES}sBHH")
 MOST_NAME: Final = 64
 """Longest name of a key."""
-MOST_WRAPPED: Final = HEADER_BYTES - _FIXED.size - MOST_NAME
+_MOST_PLACE: Final = 249 + len("-2147483647/") + 20
+"""Longest place: topic, partition and base offset."""
+MOST_WRAPPED: Final = HEADER_BYTES - _FIXED.size - MOST_NAME - _MOST_PLACE
 """Longest wrapped data key; one of AWS KMS has less than 300 bytes."""
 
 _LOG: Final = FileKind.LOG.value
@@ -58,12 +71,14 @@ class EncryptedHeader:
         wrapped_key: The wrapped data key.
         salt: Random bytes, new for each object.
         size: Size of the plaintext, in bytes.
+        place: Partition and base offset of the segment, see `place_of_log`.
     """
 
     key_name: str
     wrapped_key: bytes
     salt: bytes
     size: int
+    place: str
 
     @property
     def chunks(self) -> int:
@@ -72,9 +87,9 @@ class EncryptedHeader:
 
     def encode(self) -> bytes:
         """Return the header as it is stored."""
-        name = self.key_name.encode("ascii")
-        fixed = _FIXED.pack(MAGIC, VERSION, self.size, self.salt, len(name), len(self.wrapped_key))
-        return (fixed + name + self.wrapped_key).ljust(HEADER_BYTES, b"\0")
+        parts = self.key_name.encode("ascii"), self.wrapped_key, self.place.encode("ascii")
+        fixed = _FIXED.pack(MAGIC, VERSION, self.size, self.salt, *map(len, parts))
+        return (fixed + b"".join(parts)).ljust(HEADER_BYTES, b"\0")
 
 
 def decode_header(data: bytes, key: str) -> EncryptedHeader | None:
@@ -87,24 +102,35 @@ def decode_header(data: bytes, key: str) -> EncryptedHeader | None:
         key: The object's key, for errors.
 
     Raises:
+        DamagedCiphertextError: The object belongs to another key.
         EncryptionError: The header is cut, damaged, or of an unknown version.
     """
     if not is_encrypted(data):
         return None
     if len(data) < HEADER_BYTES:
         raise EncryptionError(f"{key}: the header of the encrypted object is cut")
-    _, version, size, salt, name_length, wrapped_length = _FIXED.unpack_from(data)
+    _, version, size, salt, *lengths = _FIXED.unpack_from(data)
     if version != VERSION:
         raise EncryptionError(
             f"{key}: it is encrypted in version {version} of the format, and this Sidetier knows "
             f"version {VERSION} only"
         )
-    at = _FIXED.size
-    name, wrapped = data[at : at + name_length], data[at + name_length :][:wrapped_length]
-    header = EncryptedHeader(name.decode("ascii", "replace"), wrapped, salt, size)
+    parts, at = [], _FIXED.size
+    for length in lengths:
+        parts.append(data[at : at + length])
+        at += length
+    name, wrapped, place = parts
     is_possible = name.isascii() and len(name) <= MOST_NAME and size <= _MOST_SIZE
-    if not is_possible or header.encode() != data[:HEADER_BYTES]:
+    header = EncryptedHeader(
+        name.decode("ascii", "replace"), wrapped, salt, size, place.decode("ascii", "replace")
+    )
+    if not (is_possible and place.isascii()) or header.encode() != data[:HEADER_BYTES]:
         raise EncryptionError(f"{key}: the header of the encrypted object is damaged")
+    if header.place != place_of_log(key):
+        raise DamagedCiphertextError(
+            f"{key} is not the object that was stored under this key: it was encrypted as the "
+            f"segment {header.place}. Restore it from an earlier version or a replica of the bucket"
+        )
     return header
 
 

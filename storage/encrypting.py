@@ -1,7 +1,8 @@
 """A store that encrypts the `.log` objects of selected topics, and decrypts every encrypted `.log`.
 
 All other objects stay as they are: they have offsets, positions, timestamps and producer ids, and
-no records.
+no records. A part of an encrypted object (`PartOfObject`), such as the rest of a segment that a
+quarantine has cut, is encrypted also if its topic is no longer selected.
 
 All calls, listings included, report the plaintext's size; the store itself lists the ciphertext's
 size. For a listing, an empty object beside each encrypted `.log`, its marker, has the size of the
@@ -49,7 +50,8 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from sidetier.storage.bodies import BytesBody
+from sidetier.segments.keys import place_of_log
+from sidetier.storage.bodies import BytesBody, PartOfObject
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.encrypted_format import (
@@ -86,7 +88,7 @@ from sidetier.storage.port import (
 
 if TYPE_CHECKING:
     from sidetier.storage.encrypted_streams import ObjectCipher
-    from sidetier.storage.encryption_keys import Keyring
+    from sidetier.storage.encryption_keys import DataKey, Keyring
 
 ENCRYPTION_KEY: Final = "sidetier-encryption"
 """Metadata of an encrypted object: version of the format, and checksum of the plaintext."""
@@ -105,6 +107,8 @@ class EncryptingStorage:
         inner: Store that makes the requests.
         keys: The keys; None to refuse encrypted objects.
         selects: Whether the `.log` of this key is to be encrypted. Needs keys.
+        refuses_plain: Whether a `.log` of this key that is not encrypted is neither stored nor
+            read. Needs keys.
     """
 
     def __init__(
@@ -112,10 +116,12 @@ class EncryptingStorage:
         inner: RemoteStorage,
         keys: "Keyring | None" = None,
         selects: Callable[[str], bool] = lambda _: False,
+        refuses_plain: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._inner = inner
         self._keys = keys
         self._selects = selects
+        self._refuses_plain = refuses_plain
         self._is_active = keys is not None
         """Whether an object may be encrypted."""
         self._guard = threading.Lock()
@@ -143,8 +149,15 @@ class EncryptingStorage:
         checksum: Checksum | None = None,
         condition: Condition | None = None,
     ) -> str:
-        """See `RemoteStorage`. The checksum is that of the plaintext."""
-        if not (is_log(key) and self._selects(key)):
+        """See `RemoteStorage`. The checksum is that of the plaintext.
+
+        Raises:
+            EncryptionError: It would not be encrypted, and `refuses_plain` refuses that.
+        """
+        place = place_of_log(key)
+        data_key = None if place is None else self._data_key(key, body)
+        if place is None or data_key is None:
+            self._check_may_be_plain(key)
             return self._inner.put_object(
                 key, body, metadata=metadata, checksum=checksum, condition=condition
             )
@@ -152,7 +165,7 @@ class EncryptingStorage:
         notes = check_metadata(key, metadata)
         algorithm = self._inner.capabilities.checksum or ChecksumAlgorithm.CRC64NVME
         known = checksum or checksum_of_body(body, algorithm)
-        encrypted = self._encrypted(key, body, known)
+        encrypted = self._encrypted(key, place, data_key, body, known)
         # Here rather than in the driver: S3 needs it before the bytes, and a driver notes a given
         # checksum with the object, also for a body that it sends in parts.
         is_verified = self._inner.capabilities.checksum is not None
@@ -172,6 +185,7 @@ class EncryptingStorage:
         """See `RemoteStorage`."""
         stored = self._inner.get_object(key)
         if not (is_log(key) and is_encrypted(stored.data)):
+            self._check_may_be_plain(key)
             return stored
         self._is_active = True
         data = decrypted(key, stored.data, self._cipher(stored.data, key))
@@ -193,7 +207,9 @@ class EncryptingStorage:
 
         Raises:
             EncryptionKeyError: The key of the object is not configured, or is another one.
-            DamagedCiphertextError: The stream's `read` raises it for changed bytes.
+            DamagedCiphertextError: The object belongs to another key. The stream's `read` raises it
+                for changed bytes.
+            EncryptionError: The object is not encrypted, and `refuses_plain` refuses that.
         """
         if not (self._is_active and is_log(key)):
             return self._inner.get_object_input_stream(key, start, end, condition=condition)
@@ -286,11 +302,20 @@ class EncryptingStorage:
                     self._restore_marker(row.key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See `RemoteStorage`. The copy of an encrypted object is encrypted with the same key."""
+        """See `RemoteStorage`. The copy of an encrypted object is encrypted with the same key.
+
+        Raises:
+            EncryptionError: The copy could not be decrypted: the target is another segment.
+        """
         size: int | None = None
         if self._is_active and is_log(target):
             head = self._inner.head_object(source)
             if ENCRYPTION_KEY in head.metadata:
+                if place_of_log(source) != place_of_log(target):
+                    raise EncryptionError(
+                        f"{target}: {source} is encrypted as another segment and cannot be copied "
+                        "here"
+                    )
                 size = head.size
                 self._put_marker(target, size)
         etag = self._inner.copy_object(source, target, condition=condition)
@@ -305,7 +330,14 @@ class EncryptingStorage:
     def open_file(self, key: str, *, condition: IfMatch | None = None) -> int | None:
         """See `FileBackedStorage`. Only for an inner store that is one."""
         handle = cast("FileBackedStorage", self._inner).open_file(key, condition=condition)
-        if handle is None or not is_encrypted(os.pread(handle, len(MAGIC), 0)):
+        if handle is None:
+            return None
+        if not is_encrypted(os.pread(handle, len(MAGIC), 0)):
+            try:
+                self._check_may_be_plain(key)
+            except EncryptionError:
+                os.close(handle)
+                raise
             return handle
         os.close(handle)
         self._is_active = True
@@ -313,15 +345,27 @@ class EncryptingStorage:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def _encrypted(self, key: str, body: Body, checksum: Checksum) -> Body:
+    def _data_key(self, key: str, body: Body) -> "DataKey | None":
+        """Return the data key for a new `.log`; None to store it as it is."""
+        if self._selects(key):
+            return cast("Keyring", self._keys).data_key()
+        if not isinstance(body, PartOfObject):
+            return None
+        # That of the whole object: it is at hand, because the part could not be read without it.
+        version = IfMatch(self._inner.head_object(body.source).etag)
+        cipher = self._cipher_of(body.source, version)
+        return None if cipher is None else self._data_key_of(cipher.header, body.source)
+
+    def _encrypted(
+        self, key: str, place: str, data_key: "DataKey", body: Body, checksum: Checksum
+    ) -> Body:
         from sidetier.storage.encrypted_streams import (  # noqa: PLC0415 - needs cryptography
             EncryptedBody,
             ObjectCipher,
         )
 
-        data_key = cast("Keyring", self._keys).data_key()
         salt = secrets.token_bytes(SALT_BYTES)
-        header = EncryptedHeader(data_key.key_name, data_key.wrapped, salt, body.size)
+        header = EncryptedHeader(data_key.key_name, data_key.wrapped, salt, body.size, place)
         return EncryptedBody(key, body, ObjectCipher(header, data_key.secret), checksum)
 
     def _put_marker(self, key: str, size: int) -> None:
@@ -422,6 +466,8 @@ class EncryptingStorage:
                 "encrypted object does"
             )
         cipher = self._cipher(data, key) if is_encrypted(data) else None
+        if cipher is None:
+            self._check_may_be_plain(key)
         with self._guard:
             self._ciphers[name] = cipher
             while len(self._ciphers) > _MOST_CIPHERS:
@@ -430,13 +476,28 @@ class EncryptingStorage:
 
     def _cipher(self, data: bytes, key: str) -> "ObjectCipher":
         header = cast("EncryptedHeader", decode_header(data, key))
-        if self._keys is None:
-            raise missing_key(header.key_name, key)
+        data_key = self._data_key_of(header, key)
         from sidetier.storage.encrypted_streams import (  # noqa: PLC0415 - needs cryptography
             ObjectCipher,
         )
 
-        return ObjectCipher(header, self._keys.unwrap(header.key_name, header.wrapped_key, key))
+        return ObjectCipher(header, data_key.secret)
+
+    def _data_key_of(self, header: EncryptedHeader, key: str) -> "DataKey":
+        if self._keys is None:
+            raise missing_key(header.key_name, key)
+        from sidetier.storage.encryption_keys import DataKey  # noqa: PLC0415 - needs cryptography
+
+        secret = self._keys.unwrap(header.key_name, header.wrapped_key, key)
+        return DataKey(header.key_name, header.wrapped_key, secret)
+
+    def _check_may_be_plain(self, key: str) -> None:
+        """Raise EncryptionError for a `.log` that may not be stored or read without encryption."""
+        if is_log(key) and self._refuses_plain(key):
+            raise EncryptionError(
+                f"{key} is not encrypted, and storage.encryption.refuse_plain names its topic: "
+                "restore the encrypted object, or remove the topic from refuse_plain"
+            )
 
     def _note_encrypted(self, key: str, etag: str) -> None:
         self._is_active = True

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -94,13 +94,20 @@ def _encrypting(store: RemoteStorage, settings: EncryptionSettings | None) -> Re
     if settings is None:
         # Still needed: listings show the sizes of encrypted objects, and a read names their key.
         return EncryptingStorage(store)
-    patterns = [re.compile(pattern) for pattern in settings.topics]
+    return EncryptingStorage(
+        store, _keyring(settings), _selector(settings.topics), _selector(settings.refuse_plain)
+    )
+
+
+def _selector(topics: Iterable[str]) -> Callable[[str], bool]:
+    """Return whether a key is that of a segment of these topics; they are patterns."""
+    patterns = [re.compile(pattern) for pattern in topics]
 
     def selects(key: str) -> bool:
         topic = topic_of_key(key)
         return topic is not None and any(pattern.fullmatch(topic) for pattern in patterns)
 
-    return EncryptingStorage(store, _keyring(settings), selects)
+    return selects
 
 
 def _keyring(settings: EncryptionSettings) -> "Keyring":

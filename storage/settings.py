@@ -180,6 +180,10 @@ class EncryptionSettings:
     """Name of the key that encrypts; None to encrypt nothing."""
     topics: tuple[str, ...] = ()
     """Regular expressions that match the whole names of the topics to encrypt."""
+    refuse_plain: tuple[str, ...] = ()
+    """Regular expressions that match the whole names of the topics whose `.log` objects are neither
+    stored nor read if they are not encrypted.
+    """
 
 
 @dataclass(frozen=True, slots=True)

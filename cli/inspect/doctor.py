@@ -282,11 +282,20 @@ def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def check_encryption(facts: DoctorFacts) -> Iterator[Finding]:
-    """Check each key of `storage.encryption`, and that the keys decrypt what is stored."""
+    """Check each key of `storage.encryption`, that it is the one that the other sidecars have, and
+    that the keys decrypt what is stored.
+    """
     if facts.config.storage.encryption is None:
         return
     failed = [key for key in facts.keys if key.error is not None]
     yield from map(_failed_key, failed)
+    for text in facts.other_fingerprints:
+        yield problem(
+            "encryption",
+            f"{text}. `sidetier run` does not start",
+            "copy the file of another broker (docs/encryption.md)",
+            "storage.encryption.keys",
+        )
     if facts.undecryptable:
         yield problem(
             "encryption",
@@ -295,7 +304,7 @@ def check_encryption(facts: DoctorFacts) -> Iterator[Finding]:
             "(docs/encryption.md)",
             "storage.encryption.keys",
         )
-    if not failed and not facts.undecryptable:
+    if not (failed or facts.other_fingerprints or facts.undecryptable):
         active = facts.config.storage.encryption.key
         use = "no key is set to encrypt" if active is None else f"{active!r} encrypts new segments"
         names = ", ".join(repr(key.name) for key in facts.keys)

@@ -1,19 +1,29 @@
-"""Facts about the keys of `storage.encryption`: whether each works, and decrypts what is stored."""
+"""Facts about the keys of `storage.encryption`: whether each works, is the key that the other
+sidecars have, and decrypts what is stored.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from sidetier.archive.access import encryption_settings
+from sidetier.archive.objects.key_fingerprints import check_stored_fingerprints
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.storage import EncryptionConfig
 from sidetier.config.types import matches_any
-from sidetier.segments.errors import EncryptionError, ObjectNotFoundError, SidetierError
+from sidetier.segments.errors import (
+    ConfigurationError,
+    EncryptionError,
+    MalformedObjectError,
+    ObjectNotFoundError,
+    SidetierError,
+)
 from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import check_encryption
+from sidetier.storage.settings import EncryptionSettings
 from sidetier.uploader.watching.disk import list_names
 
 _MOST_PARTITIONS: Final = 5
@@ -47,6 +57,28 @@ def key_facts(config: Config) -> Iterator[KeyFacts]:
         except SidetierError as caught:
             error = caught
         yield KeyFacts(name, encrypts=name == encryption.key, error=error)
+
+
+def other_fingerprints(config: Config) -> Iterator[str]:
+    """Compare the keys in files and variables with the fingerprints on each store; yield why one is
+    not the key that the other sidecars have. One request for each of them.
+
+    Raises:
+        SidetierError: A store does not answer, or cannot be opened.
+    """
+    encryption = config.storage.encryption
+    if encryption is None:
+        return
+    layout = layout_of(config)
+    with open_every_store(with_short_timeouts(config)) as stores:
+        for store in stores.by_endpoint.values():
+            for name, key in encryption_settings(encryption).keys:
+                try:
+                    check_stored_fingerprints(
+                        store, layout, EncryptionSettings(keys=((name, key),))
+                    )
+                except (ConfigurationError, MalformedObjectError) as error:
+                    yield str(error)
 
 
 def undecryptable(config: Config, directories: Mapping[TopicPartition, str]) -> Iterator[str]:

@@ -24,7 +24,12 @@ from sidetier.cli.inspect.cluster import (
     number,
     open_cluster,
 )
-from sidetier.cli.inspect.encryption import KeyFacts, key_facts, undecryptable
+from sidetier.cli.inspect.encryption import (
+    KeyFacts,
+    key_facts,
+    other_fingerprints,
+    undecryptable,
+)
 from sidetier.cli.inspect.host import HostFacts, host_facts
 from sidetier.cli.inspect.local_log import LocalLog, local_log, read_log
 from sidetier.cli.inspect.local_retention import PartitionRetention, gather_retention
@@ -533,6 +538,7 @@ class DoctorFacts:
         partitions: Selected partitions in the log dirs.
         without_topic_id: Those with local retention whose log has no topic id.
         keys: The keys of `storage.encryption`.
+        other_fingerprints: Why keys are not those that the other sidecars have.
         undecryptable: Stored segments that these keys do not decrypt: their keys, and why.
         problems: By source, why it does not answer.
     """
@@ -547,6 +553,7 @@ class DoctorFacts:
     partitions: tuple[TopicPartition, ...] = ()
     without_topic_id: tuple[TopicPartition, ...] = ()
     keys: tuple[KeyFacts, ...] = ()
+    other_fingerprints: tuple[str, ...] = ()
     undecryptable: tuple[str, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -574,10 +581,12 @@ def gather_host(
         problems["store"] = str(error)
         stores.append(StoreFacts(config.storage.url, error=str(error)))
     keys = tuple(key_facts(config))
+    others: tuple[str, ...] = ()
     stored: tuple[str, ...] = ()
     if not any(key.error for key in keys):
         # A store that does not answer has a finding.
         with suppress(SidetierError):
+            others = tuple(other_fingerprints(config))
             stored = tuple(undecryptable(config, on_disk.directories))
     facts = DoctorFacts(
         config,
@@ -590,6 +599,7 @@ def gather_host(
             if config.retention.local.selects(tp.topic) and topic_id_in(directory) is None
         ),
         keys=keys,
+        other_fingerprints=others,
         undecryptable=stored,
     )
     facts = _with_cluster(facts, machine.identity, problems)

@@ -103,14 +103,15 @@ class DecryptedView(FakeStorage):
         return known[1]
 
 
-_LOG = ".log"
+_LOG = "/orders-0/00000000000000000000.log"
 
 
 @dataclass(frozen=True, slots=True)
 class AllLogs:
-    """A store in which every object is a `.log` below, for the contract of the port.
+    """A store in which every object is the `.log` of a segment, for the contract of the port.
 
-    Only a `.log` is encrypted, and the contract uses any key.
+    Only these are encrypted, and the contract uses any key. All have the same partition and base
+    offset, and a folder each, so that copies can be decrypted.
     """
 
     inner: EncryptingStorage
@@ -154,7 +155,10 @@ class AllLogs:
         )
 
     def list_directories(self, prefix: str) -> list[str]:
-        return self.inner.list_directories(prefix)
+        keys = [row.key for row in self.list_objects(prefix)]
+        names = self.inner.list_directories(prefix)
+        # Without the folder that each key has here.
+        return [name for name in names if any(key.startswith(name) for key in keys)]
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         head = self.inner.head_object(self._below(key), with_checksum=with_checksum)

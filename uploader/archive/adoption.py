@@ -28,6 +28,8 @@ from sidetier.segments.offsets import (
     OffsetRange,
     TopicPartition,
 )
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.encrypted_format import missing_marker
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
 from sidetier.uploader.errors import AnotherTopicError, DivergedError
 from sidetier.uploader.gates.divergence import check_stored_segment
@@ -75,10 +77,23 @@ def whole_segments(rows: Iterable[ObjectSummary], prefix: str) -> list[SegmentFi
     return [segment for segment in segment_files(rows, prefix) if not segment.missing]
 
 
-def _adopted(segment: SegmentFiles, end: Offset, epoch_history: EpochHistory) -> StoredSegment:
-    """Return a segment in the form in which it is committed, with 0 bytes sent."""
+def _adopted(
+    store: RemoteStorage,
+    segment: SegmentFiles,
+    head: ObjectHead,
+    end: Offset,
+    epoch_history: EpochHistory,
+) -> StoredSegment:
+    """Return a segment in the form in which it is committed, with 0 bytes sent.
+
+    If a kill has lost the marker of an encrypted `.log`, it is stored again: listings would show
+    readers another size.
+    """
     log = segment.log
-    return StoredSegment(segment.base_offset, end, log.modified_ms, log.size, 0, epoch_history)
+    marker = missing_marker(log.key, log.size, head.size)
+    if marker is not None and head.etag == log.etag:
+        store.put_object(marker, BytesBody(b""))
+    return StoredSegment(segment.base_offset, end, log.modified_ms, head.size, 0, epoch_history)
 
 
 def follow_on(
@@ -124,9 +139,8 @@ def follow_on(
             if chosen:
                 break  # commit the segments before it first; the next check raises
             raise
-        chosen.append(
-            _adopted(segment, end, _epoch_history_of(head, segment.base_offset, ours.epoch_history))
-        )
+        epoch_history = _epoch_history_of(head, segment.base_offset, ours.epoch_history)
+        chosen.append(_adopted(store, segment, head, end, epoch_history))
         start = end
     return chosen
 
@@ -168,9 +182,8 @@ def stored_within(
             )
             if following > gap.start:
                 ours.check(head, following)
-                yield _adopted(
-                    segment, following, _epoch_history_of(head, segment.base_offset, None)
-                )
+                epoch_history = _epoch_history_of(head, segment.base_offset, None)
+                yield _adopted(store, segment, head, following, epoch_history)
 
 
 def _up_to(rows: Iterable[ObjectSummary], prefix: str, end: Offset) -> Iterator[ObjectSummary]:

@@ -171,7 +171,7 @@ def test_a_changed_chunk_is_reported_with_its_range() -> None:
 @given(size=sizes, data=st.data())
 def test_a_body_can_be_read_from_any_position_again(size: int, data: st.DataObject) -> None:
     plain = plaintext(size)
-    header = EncryptedHeader("k", b"w" * 40, bytes(32), size)
+    header = EncryptedHeader("k", b"w" * 40, bytes(32), size, "topic-0/00000000000000000000")
     checksum = checksum_of_bytes(plain, ChecksumAlgorithm.CRC64NVME)
     body = EncryptedBody(KEY, BytesBody(plain), ObjectCipher(header, bytes(32)), checksum)
     pieces = data.draw(st.lists(st.integers(1, 100_000), max_size=5), "pieces")

@@ -137,6 +137,11 @@ REFUSED = AccessDeniedError("KMS GenerateDataKey: AccessDeniedException")
         ),
         (with_keys(KeyFacts("k1", error=REFUSED)), "advice", "may not be readable"),
         (
+            with_keys(KeyFacts("k1"), other_fingerprints=("the key 'k1' has the fingerprint a",)),
+            "problem",
+            "the key 'k1' has the fingerprint a. `sidetier run` does not start",
+        ),
+        (
             with_keys(KeyFacts("k1"), undecryptable=("a.log: not the key", "b.log: same")),
             "problem",
             "cannot be decrypted: a.log: not the key; b.log: same",

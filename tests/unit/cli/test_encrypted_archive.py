@@ -183,9 +183,45 @@ def test_doctor_checks_each_key_and_names_the_one_that_fails(cli: CommandLine) -
 @pytest.mark.usefixtures("half")
 def test_doctor_finds_a_key_that_was_given_the_name_of_another(cli: CommandLine) -> None:
     cli.configure({"storage": {"encryption": encryption(cli.root, k1=SECOND)}})
-    [(level, found)] = doctor(cli)
-    assert level == "problem"
-    assert f"{log_key(30)}: the key 'k1' of storage.encryption.keys is not the key" in found
+    (first, fingerprint), (second, stored) = doctor(cli)
+    assert first == second == "problem"
+    assert "the key 'k1' of this broker has the fingerprint" in fingerprint
+    assert "_sidetier/prod-a/keys/k1.json" in fingerprint
+    assert f"{log_key(30)}: the key 'k1' of storage.encryption.keys is not the key" in stored
+
+
+@pytest.mark.usefixtures("half")
+def test_an_exchanged_segment_is_named_by_readers_and_verify(cli: CommandLine) -> None:
+    (cli.store / log_key(30)).write_bytes((cli.store / log_key(20)).read_bytes())
+    text = f"{log_key(30)} is not the object that was stored under this key: it was encrypted as "
+    text += "the segment orders-0/00000000000000000020"
+    assert consumed(cli, 1) == list(range(30))
+    assert text in cli.err
+    (finding,) = cli.json("verify", "--deep", code=3)["findings"]
+    assert (finding["kind"], finding["key"]) == ("damaged_log", log_key(30))
+    assert text in finding["detail"]
+
+
+def test_plain_segments_of_topics_in_refuse_plain_are_refused(
+    cli: CommandLine, half: PartitionLog
+) -> None:
+    both = {**encryption(cli.root), "refuse_plain": ["orders"]}
+    cli.configure({"storage": {"encryption": both}})
+    assert consumed(cli, 1) == []
+    text = f"{log_key(0)} is not encrypted, and storage.encryption.refuse_plain names its topic"
+    assert text in cli.err
+    findings = cli.json("verify", "--deep", code=3)["findings"]
+    assert [finding["key"] for finding in findings] == [log_key(0), log_key(10)]
+    assert text in findings[0]["detail"]
+
+    # A sidecar that does not encrypt the topic stores nothing of it.
+    half.closed_segments(1)
+    cli.log_dir.checkpoint_high_watermarks()
+    cli.configure({"storage": {"encryption": {**both, "topics": []}}})
+    assert cli.run("backfill") != 0
+    assert f"{log_key(40)} is not encrypted" in cli.err + cli.out
+    cli.configure({"storage": {"encryption": {**both, "refuse_plain": []}}})
+    assert consumed(cli) == list(range(40))
 
 
 @pytest.mark.parametrize("check", ["light", "heads", "deep"])

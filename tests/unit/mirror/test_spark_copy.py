@@ -1,7 +1,9 @@
 """The driver of a copy on Spark: its tasks, and the partitions that they left incomplete."""
 
 import pickle
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,9 +21,14 @@ from sidetier.mirror.spark_copy import (
     unfinished,
 )
 from sidetier.mirror.topics.rules import MirrorNames
-from sidetier.segments.errors import MirrorError, SourceUnavailableError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.errors import ConfigurationError, MirrorError, SourceUnavailableError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.local import LocalStorage
 from sidetier.wire.requests import Membership
+from tests.harness.encryption import FIRST, encrypting, encryption
+from tests.harness.made_archive import MadeArchive, batches
 
 NAMES = MirrorNames("dr", "restore")
 
@@ -104,6 +111,28 @@ def test_settings_that_are_sent_to_executors_have_no_secret(
     sent = pickle.dumps(copy)
     assert b"hunter2" not in sent
     assert pickle.loads(sent) == copy  # noqa: S301 -- made in this test
+
+
+def test_a_task_reads_encrypted_segments_with_keys_that_it_resolves(tmp_path: Path) -> None:
+    """A restore and a mirror on Spark open the archive of their tasks in this way."""
+    layout, tp = ArchiveLayout("lost", 5), TopicPartition("orders", 0)
+    store = encrypting(LocalStorage(tmp_path / "store"))
+    MadeArchive(store, layout, tp).segment(0, batches(0, 20))
+    storage = StorageConfig.model_validate(
+        {"url": f"file://{tmp_path}/store", "encryption": encryption(tmp_path, None, topics=())},
+        strict=False,
+    )
+    copy = SparkCopy(NAMES, (task(0, 20),), Limits(), {}, archive=TaskArchive("lost", storage))
+    sent = pickle.dumps(copy)
+    assert FIRST.secret not in sent
+    assert (tmp_path / "k1").read_bytes().strip() not in sent
+    with ExitStack() as stack:
+        archive = pickle.loads(sent)._open_archive(stack)  # noqa: S301 -- made in this test
+        key = layout.object_key(tp, BaseOffset(0), FileKind.LOG)
+        assert archive.store("orders").get_object(key).data == store.get_object(key).data
+        (tmp_path / "k1").unlink()
+        with pytest.raises(ConfigurationError, match=f"file {tmp_path}/k1 cannot be read"):
+            copy._open_archive(stack)
 
 
 def test_a_permanent_error_ends_only_its_partition() -> None:

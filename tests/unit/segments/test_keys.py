@@ -1,7 +1,13 @@
 import pytest
 
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_group_key, parse_object_key
+from sidetier.segments.keys import (
+    ArchiveLayout,
+    parse_gap_key,
+    parse_group_key,
+    parse_object_key,
+    place_of_log,
+)
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 
@@ -55,6 +61,21 @@ def test_segment_files_are_distinguished_from_other_objects() -> None:
     assert parse_object_key(f"{key}.deleted", prefix) is None
     assert parse_object_key(f"{prefix}deeper/{key.removeprefix(prefix)}", prefix) is None
     assert parse_object_key(key, layout.partition_prefix(TopicPartition("orders", 4))) is None
+
+
+def test_a_log_has_the_same_place_in_every_folder_of_an_archive() -> None:
+    layout, base = ArchiveLayout("prod", 4), BaseOffset(520)
+    name = "00000000000000000520.log"
+    folders = [
+        layout.partition_prefix(TP),
+        ArchiveLayout("other", 0).partition_prefix(TP),
+        f"{layout.quarantine_prefix(TP)}00000000000000000520-epoch-3/also-x/",
+        f"{layout.retired_prefix(TP)}another-1/",
+    ]
+    assert {place_of_log(folder + name) for folder in folders} == {"orders-3/00000000000000000520"}
+    index = layout.object_key(TP, base, FileKind.INDEX)
+    for other in (name, index, layout.watermark_key(TP), f"prod/orders/{name}", f"{index}.log"):
+        assert place_of_log(other) is None
 
 
 @pytest.mark.parametrize("cluster", ["", "a/b", "..", ".", "_sidetier", "a b", "ü", "a\n"])

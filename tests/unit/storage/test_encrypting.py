@@ -1,13 +1,15 @@
 """The store that encrypts: markers, sizes, conditions, keys, kills, and what it costs."""
 
 import base64
+import io
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -17,6 +19,7 @@ from sidetier.segments.errors import (
     ArchiveConflictError,
     ChecksumMismatchError,
     DamagedCiphertextError,
+    EncryptionError,
     EncryptionKeyError,
     PreconditionFailedError,
     StorageError,
@@ -26,7 +29,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import LeaderEpoch
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checksums import checksum_of_bytes
-from sidetier.storage.encrypted_format import marker_key, stored_size
+from sidetier.storage.encrypted_format import decode_header, marker_key, stored_size
 from sidetier.storage.encrypting import ENCRYPTION_KEY, EncryptingStorage
 from sidetier.storage.encryption_keys import (
     DATA_KEY_OBJECTS,
@@ -593,12 +596,12 @@ def test_a_put_during_a_delete_of_its_key_keeps_its_marker() -> None:
 
 
 def test_a_copy_during_a_delete_of_its_target_keeps_its_marker() -> None:
-    inner = FakeStorage()
-    for key in (LOG, LATER):
+    inner, target = FakeStorage(), f"_sidetier/cluster/retired/orders-0/id/{LOG[-24:]}"
+    for key in (LOG, target):
         encrypting(inner).put_object(key, BytesBody(DATA))
-    racing = RacingStore(inner, "copy", LATER, lambda: encrypting(inner).delete_object(LATER))
-    encrypting(racing).copy_object(LOG, LATER, condition=IfAbsent())
-    assert sizes(without_keys(inner)) == {LOG: len(DATA), LATER: len(DATA)}
+    racing = RacingStore(inner, "copy", target, lambda: encrypting(inner).delete_object(target))
+    encrypting(racing).copy_object(LOG, target, condition=IfAbsent())
+    assert sizes(without_keys(inner)) == {LOG: len(DATA), target: len(DATA)}
 
 
 @pytest.mark.parametrize("deleted", [[LOG], [LOG, LATER, INDEX]])
@@ -667,3 +670,158 @@ def test_unused_markers_are_those_that_mark_no_stored_log() -> None:
         store.delete_object(key)
     assert sizes(store) == {INDEX: 5, LOG: len(DATA), LATER: len(DATA)}
     assert set(inner.contents()) == {INDEX, LOG, LATER, MARKER, unused[1]}
+
+
+def exchanged(inner: FakeStorage, source: str, target: str, data: bytes | None = None) -> IfMatch:
+    """Put an object over another one, as everybody can who may write to the bucket."""
+    stored = inner.get_object(source)
+    inner.put_object(marker_key(target, len(stored.data)), BytesBody(b""))
+    body = BytesBody(stored.data if data is None else data)
+    return IfMatch(inner.put_object(target, body, metadata=stored.head.metadata))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        LATER,
+        "cluster/orders-1/00000000000000000000.log",
+        "cluster/orders2-0/00000000000000000000.log",
+        "_sidetier/cluster/quarantine/orders-1/orders-0/00000000000000000000.log",
+        "cluster/orders-0/other.log",
+    ],
+)
+def test_an_object_in_the_place_of_another_segment_is_refused(target: str) -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    version = exchanged(inner, LOG, target)
+    text = f"{target} is not the object .* encrypted as the segment orders-0/00000000000000000000"
+    # Also without the key: the place in the header is not secret.
+    for store in (encrypting(inner), without_keys(inner)):
+        assert sizes(store, target) == {target: len(DATA)}
+        with pytest.raises(DamagedCiphertextError, match=text):
+            store.get_object(target)
+        with pytest.raises(DamagedCiphertextError, match=text):
+            store.get_object_input_stream(target, 70_000, 70_010, condition=version)
+
+
+def test_a_changed_place_in_the_header_does_not_decrypt() -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    header = decode_header(inner.contents()[LOG], LOG)
+    assert header is not None
+    forged = replace(header, place="orders-0/00000000000000000100").encode()
+    data = forged + inner.contents()[LOG][len(forged) :]
+    version = exchanged(inner, LOG, LATER, data)
+    store = encrypting(inner)
+    with (
+        store.get_object_input_stream(LATER, 0, 10, condition=version) as stream,
+        pytest.raises(DamagedCiphertextError, match=f"{LATER}: bytes 0 to 65536"),
+    ):
+        stream.read()
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "orders-0/",
+        "other-cluster/orders-0/",
+        "01011/cluster/orders-0/",
+        "moved/to/a/prefix/cluster/orders-0/",
+        "_sidetier/cluster/quarantine/orders-0/00000000000000000000-epoch-3/",
+        "_sidetier/cluster/quarantine/orders-0/00000000000000000000-epoch-3/also-a1b2/",
+        "_sidetier/cluster/quarantine/orders-0/peer/00000000000000ff/",
+        "_sidetier/cluster/retired/orders-0/Zm9vYmFyYmF6cXV4MTIzNA/",
+    ],
+)
+def test_an_object_stays_readable_wherever_its_archive_moves(folder: str) -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    target = folder + LOG.rpartition("/")[2]
+    encrypting(inner).copy_object(LOG, target, condition=IfAbsent())
+    assert encrypting(inner).get_object(target).data == DATA
+
+
+def test_a_copy_to_another_segment_is_refused() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    store.put_object(LOG, BytesBody(DATA))
+    before = inner.contents()
+    with pytest.raises(EncryptionError, match=f"{LATER}: {LOG} is encrypted as another segment"):
+        store.copy_object(LOG, LATER, condition=IfAbsent())
+    assert inner.contents() == before
+
+
+def test_plain_segments_are_refused_where_the_settings_say_so(tmp_path: Path) -> None:
+    chosen = EncryptionSettings(
+        keys=(("k1", FIRST),), key="k1", topics=("orders",), refuse_plain=("orders", "pay.*")
+    )
+    other, paid = "c/others-0/00000000000000000000.log", "c/payments-0/00000000000000000000.log"
+    inner = LocalStorage(tmp_path)
+    store = open_storage(StorageEndpoint(f"file://{tmp_path}", encryption=chosen))
+    store.put_object(LOG, BytesBody(DATA))
+    store.put_object(INDEX, BytesBody(b"index"))
+    store.put_object(other, BytesBody(DATA))
+    for key in (LOG, other):
+        assert store.get_object(key).data == DATA
+    assert store.get_object(INDEX).data == b"index"
+
+    version = IfMatch(inner.put_object(LOG, BytesBody(DATA)))
+    files = file_backed(store)
+    assert files is not None
+    refused: list[Callable[[], object]] = [
+        partial(store.get_object, LOG),
+        partial(store.get_object_input_stream, LOG),
+        partial(store.get_object_input_stream, LOG, 0, 10, condition=version),
+        partial(files.open_file, LOG),
+    ]
+    for call in refused:
+        with pytest.raises(EncryptionError, match=f"{LOG} is not encrypted.*refuse_plain"):
+            call()
+    with pytest.raises(EncryptionError, match=f"{paid} is not encrypted.*refuse_plain"):
+        store.put_object(paid, BytesBody(DATA))
+    assert sizes(inner, "c/") == {other: len(DATA)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The beginning of a stored object."""
+
+    source: str
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def open(self) -> BinaryIO:
+        return io.BytesIO(self.data)
+
+
+def test_a_part_of_an_encrypted_object_is_encrypted_with_its_key() -> None:
+    inner = FakeStorage()
+    moved = f"_sidetier/cluster/quarantine/orders-0/x/{LOG[-24:]}"
+    encrypting(inner).put_object(moved, BytesBody(DATA))
+    etag = encrypting(inner).put_object(LOG, BytesBody(DATA))
+    part = Part(moved, DATA[:70_000])
+    # Turned off, without a key that encrypts.
+    off = EncryptingStorage(inner, Keyring(settings(None)))
+    with pytest.raises(EncryptionKeyError, match=r"key 'k1', which is not.*encryption\.keys"):
+        without_keys(inner).put_object(LOG, part, condition=IfMatch(etag))
+    off.put_object(LOG, part, condition=IfMatch(etag))
+    assert decode_header(inner.contents()[LOG], LOG) is not None
+    assert off.get_object(LOG).data == part.data
+    assert sizes(without_keys(inner)) == {LOG: len(part.data), moved: len(DATA)}
+
+    # A part of a plain object stays plain.
+    inner.put_object(moved, BytesBody(DATA))
+    off.put_object(LOG, part)
+    assert inner.contents()[LOG] == part.data
+
+
+def test_a_put_of_a_stored_log_stores_its_lost_marker_again() -> None:
+    inner = FakeStorage()
+    encrypting(inner).put_object(LOG, BytesBody(DATA))
+    inner.delete_object(MARKER)
+    with pytest.raises(PreconditionFailedError):
+        encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+    assert sizes(without_keys(inner)) == {LOG: len(DATA)}

@@ -3,8 +3,14 @@
 import pytest
 
 from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.encrypted_format import marker_key
+from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.adoption import contiguous
 from sidetier.uploader.state.segment import StoredSegment
+from tests.harness.daemons import LAYOUT, Site, key_of, stored_next
+from tests.harness.encryption import encrypting, without_keys
+from tests.harness.log_dir import LogDir, PartitionLog
 
 
 def stored(base: int, end: int) -> StoredSegment:
@@ -35,3 +41,31 @@ def test_a_contained_segment_does_not_lower_the_archive_end_offset(
 def test_segments_that_end_at_or_below_the_archive_end_offset_are_left_out() -> None:
     found = contiguous([stored(0, 5), stored(0, 10), stored(10, 20)], Offset(10))
     assert found == [stored(10, 20)]
+
+
+def test_a_marker_that_a_kill_has_lost_is_stored_again_before_the_segment_is_committed(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    """The kill came after the put of the `.log`, and another process had just deleted this key."""
+    inner = FakeStorage()
+    site = Site([log_dir], encrypting(inner))
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    mark = inner.get_object(LAYOUT.watermark_key(log.tp))
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    assert stored_next(inner, log.tp) == 20
+    inner.put_object(mark.head.key, BytesBody(mark.data), metadata=mark.head.metadata)
+    last = key_of(log.tp, 10)
+    marker = marker_key(last, len(inner.contents()[last]))
+    inner.delete_object(marker)
+    puts = inner.count("put", last)
+
+    site.settle()
+    assert stored_next(inner, log.tp) == 20
+    assert inner.count("put", last) == puts, "the stored segment is adopted"
+    assert marker in inner.contents()
+    listed = {row.key: row.size for row in without_keys(inner).list_objects("")}
+    assert listed[last] == len(log.written[10])

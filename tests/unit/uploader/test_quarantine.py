@@ -14,12 +14,15 @@ from sidetier.archive.objects.pinterest_metadata import decode_metadata
 from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.config.uploader import OnDivergence
 from sidetier.segments.crc import crc64nvme
-from sidetier.segments.errors import SidetierError
+from sidetier.segments.errors import EncryptionKeyError, SidetierError
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NONE, NOTE_KEYS
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.encrypted_format import is_encrypted
+from sidetier.storage.encrypting import EncryptingStorage
+from sidetier.storage.encryption_keys import Keyring
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
@@ -39,6 +42,7 @@ from tests.harness.daemons import (
     stored_next,
     watermark_of,
 )
+from tests.harness.encryption import DecryptedView, encrypting, settings, without_keys
 from tests.harness.intercepted_store import InterceptedStore, KilledError, MortalStore, StoreCall
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog, record_batch
 
@@ -48,7 +52,7 @@ Part = Callable[[PartitionLog, FakeStorage], None]
 pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_divergences")
 
 
-def archive(log: PartitionLog, store: FakeStorage) -> None:
+def archive(log: PartitionLog, store: RemoteStorage) -> None:
     """Archive the closed segments up to the committed end of the log."""
     directory = LogDir(log.path.parent)
     directory.partitions[log.tp] = log
@@ -258,9 +262,45 @@ def killed_at_every_request(
     raise AssertionError("never reached")
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_the_kept_part_of_an_encrypted_segment_stays_encrypted_after_encryption_was_turned_off(
+    log: PartitionLog, *, after: bool
+) -> None:
+    store = DecryptedView(lambda: 0)
+    log.closed_segments(3)
+    archive(log, encrypting(store))
+    elect(log, 25)
+    keys = Keyring(settings(None))
+
+    def settle(living: RemoteStorage) -> ArchiveState:
+        return Takeover(log).settle(EncryptingStorage(living, keys))
+
+    undisturbed = copied(store)
+    settle(undisturbed)
+    check_history(log, undisturbed)
+    assert [len(batches(data)) for data in stored_logs(undisturbed, log.tp).values()] == [2, 2, 1]
+    raw = FakeStorage.contents(undisturbed)
+    assert all(is_encrypted(raw[key_of(log.tp, base)]) for base in (0, 10, 20))
+    expected = outcome(undisturbed, log.tp)
+    assert killed_at_every_request(log, store, settle, expected, after=after) >= 20
+
+
+def test_nothing_is_quarantined_without_the_key_of_the_segment_to_cut(log: PartitionLog) -> None:
+    store = FakeStorage()
+    log.closed_segments(3)
+    archive(log, encrypting(store))
+    elect(log, 25)
+    before = store.contents()
+    with pytest.raises(
+        EncryptionKeyError, match=r"'k1', which is not .* storage\.encryption\.keys"
+    ):
+        Takeover(log).settle(without_keys(store))
+    assert store.contents() == before
+
+
 def copied(store: FakeStorage) -> FakeStorage:
     """Copy of the store with the same objects, including metadata."""
-    another = FakeStorage()
+    another = DecryptedView(lambda: 0) if isinstance(store, DecryptedView) else FakeStorage()
     for row in list(store.list_objects("")):
         found = store.get_object(row.key)
         another.put_object(

@@ -108,18 +108,18 @@ def pieces(store: RemoteStorage, key: str, end: int) -> Iterator[memoryview]:
 
 @dataclass(frozen=True, slots=True)
 class BeginningOf:
-    """The first `size` bytes of a stored object, as a Body of the storage port.
+    """The first `size` bytes of a stored object: a Body of the storage port, and a `PartOfObject`.
 
     It is streamed, because a segment can be larger than the memory.
     """
 
     store: RemoteStorage
-    key: str
+    source: str
     size: int
 
     def open(self) -> BinaryIO:
         """Return a new stream, at the first byte."""
-        reader = PieceReader(self.store, self.key, self.size)
+        reader = PieceReader(self.store, self.source, self.size)
         return cast("BinaryIO", io.BufferedReader(_Stream(reader), PIECE))
 
 
