@@ -3,6 +3,11 @@
 One or two gcs run beside the sidecars, unclean elections, retirements and `sidetier repair`. Their
 requests are slow, fail, lose their answers, or arrive after a kill. The archive stays contiguous
 from its start to its end, and no record at or above the start disappears.
+
+A retirement amid a gc is not among the `EVENTS` that the search must have had: it needs a recreated
+topic and a gc that has moved the start, which few examples have together. A scripted run makes it
+happen at the decisive request (`_the_topic_is_recreated_meanwhile`), and a mutant shows that the
+run detects the missing guard.
 """
 
 # ruff: noqa: ANN401 - a mutant passes on what it gets
