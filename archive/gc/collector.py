@@ -42,7 +42,8 @@ are under way at that time, this remains:
 - `.index`, `.timeindex`: the delete has no condition, so that a thousand of them cost one request.
   An index of the new segment can be deleted. Its records stay. Readers of Sidetier scan the
   segment then, and Pinterest's consumer cannot read it without its `.index` until
-  `sidetier repair` builds the index again from the `.log`.
+  `sidetier repair` builds the index again from the `.log`. If the sidecar that stored the `.log`
+  dies before its commit, the next leader's sidecar stores an empty index and commits the segment.
 - If the divergence is exactly at the end of a deleted segment, `offset.wm` names this segment after
   the quarantine, and the segment may be missing. No record is: the archive begins and ends at the
   divergence until the next commit.

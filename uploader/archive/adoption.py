@@ -33,7 +33,7 @@ from sidetier.storage.encrypted_format import missing_marker
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
 from sidetier.uploader.errors import AnotherTopicError, DivergedError
 from sidetier.uploader.gates.divergence import check_stored_segment
-from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
+from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY, store_empty_index
 from sidetier.uploader.state.segment import StoredSegment
 
 ReadEpochHistory = Callable[[], EpochHistory]
@@ -72,9 +72,21 @@ class OurLog:
             )
 
 
-def whole_segments(rows: Iterable[ObjectSummary], prefix: str) -> list[SegmentFiles]:
-    """Return the segments in a listing that have all required files, by rising base offset."""
-    return [segment for segment in segment_files(rows, prefix) if not segment.missing]
+def segments_with_log(rows: Iterable[ObjectSummary], prefix: str) -> list[SegmentFiles]:
+    """Return the segments in a listing whose `.log` is stored, by rising base offset."""
+    return [segment for segment in segment_files(rows, prefix) if FileKind.LOG in segment.files]
+
+
+def _store_missing_indexes(store: RemoteStorage, segment: SegmentFiles, log: ObjectHead) -> None:
+    """Store empty indexes for a sidecar's `.log` that has lost its own.
+
+    A sidecar stores the indexes first, but a late delete of `sidetier gc` can remove them (see
+    `archive/gc/collector.py`). Without indexes, the `.log` would block all uploads: no sidecar
+    replaces it, and each expects the others to continue after it. A kill in between leaves a
+    `.log` that the next call completes.
+    """
+    for kind in segment.missing:
+        store_empty_index(store, log, kind)
 
 
 def _adopted(
@@ -98,7 +110,7 @@ def _adopted(
 
 def follow_on(
     store: RemoteStorage,
-    whole: Sequence[SegmentFiles],
+    segments: Sequence[SegmentFiles],
     start: Offset,
     leader_epoch: LeaderEpoch,
     ours: OurLog,
@@ -106,11 +118,12 @@ def follow_on(
     """Return the segments that continue an archive from `start` without a gap.
 
     Segments of Pinterest's uploader are skipped. The search ends at a segment that a later leader
-    wrote: that leader commits it. Makes one request for each segment that may be adopted.
+    wrote: that leader commits it. Makes one request for each segment that may be adopted. Missing
+    indexes of the returned segments are stored as empty ones.
 
     Args:
         store: The store.
-        whole: The whole segments above `offset.wm`, by rising base offset.
+        segments: The segments above `offset.wm` whose `.log` is stored, by rising base offset.
         start: The archive end offset.
         leader_epoch: Leader epoch of this broker.
         ours: The leader's log.
@@ -119,7 +132,7 @@ def follow_on(
         DivergedError: the leader's log does not hold the first of them.
     """
     chosen: list[StoredSegment] = []
-    for segment in whole:
+    for segment in segments:
         # A gap: what lies behind it is uploaded, or adopted once the gap is closed.
         if segment.base_offset > start:
             break
@@ -139,6 +152,7 @@ def follow_on(
             if chosen:
                 break  # commit the segments before it first; the next check raises
             raise
+        _store_missing_indexes(store, segment, head)
         epoch_history = _epoch_history_of(head, segment.base_offset, ours.epoch_history)
         chosen.append(_adopted(store, segment, head, end, epoch_history))
         start = end
@@ -164,7 +178,8 @@ def stored_within(
 ) -> Iterator[StoredSegment]:
     """Yield the segments above `offset.wm` that hold offsets of the gap, by rising base offset.
 
-    Only segments whose three objects are stored and belong together are returned.
+    Of the segments of Pinterest's uploader, only those are returned whose three objects are stored
+    and belong together. Missing indexes of the others are stored as empty ones.
 
     Raises:
         DivergedError: the leader's log has another history there.
@@ -174,7 +189,7 @@ def stored_within(
     # so the listing begins with the next segment.
     start = layout.object_key(tp, watermark.base_offset, FileKind.TXNINDEX) if watermark else ""
     rows = store.list_objects(prefix, start_after=start)
-    for segment in whole_segments(_up_to(rows, prefix, gap.end), prefix):
+    for segment in segments_with_log(_up_to(rows, prefix, gap.end), prefix):
         head = store.head_object(segment.log.key)
         if _belongs_together(store, segment, head):
             following = noted_next_offset(head) or derive_next_offset(
@@ -182,6 +197,7 @@ def stored_within(
             )
             if following > gap.start:
                 ours.check(head, following)
+                _store_missing_indexes(store, segment, head)
                 epoch_history = _epoch_history_of(head, segment.base_offset, None)
                 yield _adopted(store, segment, head, following, epoch_history)
 
@@ -224,9 +240,11 @@ def _belongs_together(store: RemoteStorage, segment: SegmentFiles, log: ObjectHe
     """Return whether the indexes belong to the `.log`.
 
     A sidecar's `.log` always has its own indexes (see `conditional_put`). For a `.log` of
-    Pinterest's uploader, no index may be a sidecar's.
+    Pinterest's uploader, both must be stored, and no index may be a sidecar's.
     """
     if noted_next_offset(log) is not None:
         return True
+    if segment.missing:
+        return False
     indexes = (segment.files[kind] for kind in REQUIRED_KINDS if kind is not FileKind.LOG)
     return not any(WRITER_EPOCH_KEY in store.head_object(row.key).metadata for row in indexes)

@@ -33,8 +33,8 @@ from sidetier.uploader.archive.adoption import (
     ReadEpochHistory,
     contiguous,
     follow_on,
+    segments_with_log,
     stored_within,
-    whole_segments,
 )
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.epoch_history_file import NOT_STORED, EpochHistoryFile
@@ -227,11 +227,11 @@ class ArchiveWriter:
         )
         if after is None and not (unmarked or archive.recorded):
             self._check_unmarked(tp, rows, prefix, leader)
-        whole = whole_segments(rows, prefix)
-        archive = self._begin_with(archive, whole)
-        if whole and archive.next_offset is not None:
+        stored = segments_with_log(rows, prefix)
+        archive = self._begin_with(archive, stored)
+        if stored and archive.next_offset is not None:
             ours = OurLog(epoch_history, leader.topic_id)
-            adopted = follow_on(self._store, whole, archive.next_offset, leader.leader_epoch, ours)
+            adopted = follow_on(self._store, stored, archive.next_offset, leader.leader_epoch, ours)
             if adopted:
                 archive = self.commit(tp, archive, adopted, leader)
         # Uploads create keys that are not in it with If-None-Match, without a request before.
@@ -290,15 +290,15 @@ class ArchiveWriter:
                 ),
             )
 
-    def _begin_with(self, archive: ArchiveState, whole: Sequence[SegmentFiles]) -> ArchiveState:
+    def _begin_with(self, archive: ArchiveState, stored: Sequence[SegmentFiles]) -> ArchiveState:
         """Begin the archive at an earlier leader's first segment if that is below our log start."""
         if archive.watermark is not None or archive.start is None or archive.recorded:
             return archive
-        if not whole or whole[0].base_offset >= archive.start:
+        if not stored or stored[0].base_offset >= archive.start:
             return archive
-        if noted_next_offset(self._store.head_object(whole[0].log.key)) is None:
+        if noted_next_offset(self._store.head_object(stored[0].log.key)) is None:
             return archive
-        return archive.beginning_at(Offset(whole[0].base_offset))
+        return archive.beginning_at(Offset(stored[0].base_offset))
 
     def _covered(self, tp: TopicPartition, watermark: Watermark | None) -> list[ObjectSummary]:
         """Return the committed `.log` objects."""

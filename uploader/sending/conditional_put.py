@@ -5,7 +5,8 @@ Three rules hold for any order of requests, also if a request takes effect late:
 - Every file is created with If-None-Match.
 - A sidecar's `.log` is never replaced: a sidecar that finds another one continues behind it.
 - Another sidecar's index is never replaced by ours, only emptied: an empty index fits any log.
-  It is not even emptied if that sidecar's `.log` is stored, which may be committed by now.
+  It is not even emptied if that sidecar's `.log` is stored, which may be committed by now. If such
+  a `.log` has lost an index, an empty one is stored (see `adoption`).
 
 Before it stores its `.log`, a writer has seen that both indexes are its own or empty. Afterwards
 they can only become empty. So a `.log` and the indexes beside it always belong together. The other
@@ -14,6 +15,7 @@ the `.log` has their checksums, and readers ignore a file with another checksum.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -227,6 +229,18 @@ def _instead(ours: FileToStore, stored: ObjectHead, verdict: Existing) -> FileTo
         log.warning("index.emptied", key=ours.key, writer_epoch=_writer_epoch(stored))
         return ours.emptied()
     return ours
+
+
+def store_empty_index(store: RemoteStorage, decided: ObjectHead, kind: FileKind) -> None:
+    """Store an empty index beside a sidecar's `.log` that has none, in the name of its writer."""
+    key = decided.key.removesuffix(FileKind.LOG.value) + kind.value
+    topic_id = decided.metadata.get(TOPIC_ID_KEY)
+    note = {} if topic_id is None else {TOPIC_ID_KEY: topic_id}
+    epoch = LeaderEpoch(_writer_epoch(decided))
+    empty = FileToStore(key, BytesBody(b""), crc64nvme(b""), note, epoch)
+    with suppress(PreconditionFailedError):  # another sidecar has just done it
+        put_file(store, empty, IfAbsent())
+    log.warning("index.emptied", key=key, writer_epoch=epoch)
 
 
 def put_file(store: RemoteStorage, ours: FileToStore, condition: Condition | None) -> None:

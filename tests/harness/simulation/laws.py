@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
+from sidetier.archive.objects.quarantine import read_plan
 from sidetier.archive.objects.segment import stored_logs as listed
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.orphan_segments import without_orphans
@@ -41,6 +42,10 @@ class Laws:
     moved_to: int = 0
     moving: bool = False
     """A move to quarantine is pending, and `offset.wm` is at the offset before it."""
+    moving_all: bool = False
+    """The pending move takes the whole archive, so that `offset.wm` is removed at its end. A new
+    archive may have begun before the next check.
+    """
     start: int | None = None
     gaps: list[tuple[int, int]] = field(default_factory=list)
     pins_were_lost: bool = False
@@ -217,13 +222,16 @@ class Laws:
         archive_end = 0 if watermark is None else int(watermark.next_offset or 0)
         if archive_end < self.moved_to:
             plans = {key for key in self.store.contents() if self._is_plan(key)}
-            removed = watermark is None and self.moving
+            removed = self.moving_all or (watermark is None and self.moving)
             assert removed or plans - self.moves, "the watermark went back"
             self.moves = plans
         if watermark is None:
             self.start = None
         self.moved_to = archive_end
-        self.moving = watermark is not None and watermark.pending is not None
+        pending = None if watermark is None else watermark.pending
+        self.moving = pending is not None
+        plan = None if pending is None else read_plan(self.store, pending)
+        self.moving_all = plan is not None and plan.whole
 
     def _may_be_collected(self, data: bytes, start: int) -> bool:
         """Return whether gc may delete a batch: below the start, or in a segment that begins below

@@ -53,6 +53,11 @@ pytestmark = pytest.mark.timeout(SECONDS)
 BROKERS = st.integers(1, 3)
 PARTITIONS = st.integers(0, 1)
 _ROUNDS_TO_CATCH_UP = 60
+"""Rounds in which nothing changes on the store, after which a partition counts as stuck."""
+_MOST_ROUNDS = 1000
+"""Rounds after which it counts as stuck although the store changes. A quarantine takes two rounds
+for each segment.
+"""
 _ROUNDS_TO_SETTLE = 3
 _ROUNDS_TO_LOOK_PAST_A_HALT = 8
 _STARTS_TO_SETTLE = 5
@@ -569,7 +574,7 @@ class Protocol(RuleBasedStateMachine):
     def _catch_up(self) -> None:
         self._heal()
         idle_rounds = 0
-        for rounds in range(_ROUNDS_TO_CATCH_UP):
+        for rounds in range(_MOST_ROUNDS):
             self.now += 65.0
             self._brokers_go_on()
             changes = self.store.changes
@@ -584,6 +589,8 @@ class Protocol(RuleBasedStateMachine):
                 and idle_rounds >= _IDLE_ROUNDS
                 and all(map(self._has_settled, self.partitions))
             ):
+                break
+            if idle_rounds == _ROUNDS_TO_CATCH_UP:
                 break
         for partition in self.partitions:
             self._has_caught_up(partition)

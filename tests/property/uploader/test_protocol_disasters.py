@@ -223,6 +223,28 @@ def test_epoch_that_began_in_a_gap_is_no_divergence() -> None:
     assert state.laws.gaps
 
 
+def test_quarantine_of_many_segments_has_time_to_end() -> None:
+    """The simulation lets a sidecar continue as long as it changes the store."""
+    state = Disasters()
+    state.begin(seed=1)
+    cluster = state.cluster
+    state.a_backlog(records=1, rolls=set(BROKER_IDS), segments=1)
+    cluster.fall_behind(2)
+    for _ in range(40):
+        cluster.append(1)
+        state._fetch(cluster, cluster.in_sync)
+        for broker in (1, 3):
+            cluster.roll(broker)
+    state._fetch(cluster, cluster.in_sync)
+    state.sidecars[1].work(400)
+    state.laws_hold()
+    assert state.laws.moved_to == 42
+    cluster.elect_unclean(2)
+    state._pins_are_lost()
+    state._tell(BROKER_IDS)
+    state.teardown()
+
+
 class Encrypted(Disasters):
     """Every sidecar encrypts its segments."""
 

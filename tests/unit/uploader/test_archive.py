@@ -354,17 +354,27 @@ def test_pinterest_log_beside_a_sidecar_index_is_not_adopted(
 
 
 @pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
-def test_log_without_an_index_is_not_adopted(store: FakeStorage, kind: FileKind) -> None:
+def test_log_without_an_index_is_adopted_with_an_empty_one(
+    store: FakeStorage, kind: FileKind
+) -> None:
+    """A late delete of `sidetier gc` can remove an index."""
     archive_writer = archive_writer_of(store)
     archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     put_segment(store, 10, 20)
     store.delete_object(key_of(TP, 10, kind))
-    assert (
-        archive_writer.record_gap(
-            TP, archive, OffsetRange(Offset(10), Offset(40)), leader()
-        ).next_offset
-        == 40
-    )
+    moved = archive_writer.record_gap(TP, archive, OffsetRange(Offset(10), Offset(40)), leader())
+    assert moved.next_offset == 20
+    assert store.contents()[key_of(TP, 10, kind)] == b""
+
+
+@pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
+def test_pinterest_log_without_an_index_is_not_adopted(store: FakeStorage, kind: FileKind) -> None:
+    archive_writer = archive_writer_of(store)
+    archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
+    for each in {FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX} - {kind}:
+        store.put_object(key_of(TP, 10, each), BytesBody(b"x"))
+    moved = archive_writer.record_gap(TP, archive, OffsetRange(Offset(10), Offset(40)), leader())
+    assert moved.next_offset == 40
 
 
 # -- offset_reset: latest -------------------------------------------------------------------------
