@@ -5,10 +5,10 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from lib import processes
@@ -43,15 +43,13 @@ each. The time is that of the whole process, imports and the first Metadata requ
 pass that deletes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One run of `sidetier trim`: its seconds, the CPU seconds of each process, and its result."""
+class Figures(NamedTuple):
+    """Seconds of one run of `sidetier trim`, and the CPU seconds of each process meanwhile."""
 
     seconds: float
-    cpu: float
-    store_cpu: float
-    broker_cpu: float
-    result: Any
+    cpu_seconds: float
+    store_cpu_seconds: float
+    broker_cpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +61,30 @@ class Trim:
     store: int
     broker: int
 
-    def run(self, *arguments: str) -> Pass:
-        """Run the command with more arguments."""
+    def run(self, *arguments: str) -> tuple[Figures, Any]:
+        """Run the command with more arguments, and return its figures and its result."""
         line = [sys.executable, "-c", _PROGRAM, "--config", str(self.config), "trim"]
-        before = monotonic(), *self._cpu_seconds()
+        before = self._figures()
         done = subprocess.run(
             [*line, "--output", "json", *arguments],
             env={**os.environ, **BYTE_CODE, **self.environment},
             capture_output=True,
             check=False,
         )
-        after = monotonic(), *self._cpu_seconds()
+        after = self._figures()
         if done.returncode != 0:
             raise RuntimeError(f"exit code {done.returncode}: {done.stderr.decode()[-2000:]}")
         used = (later - earlier for later, earlier in zip(after, before, strict=True))
-        return Pass(*used, json.loads(done.stdout))
+        return Figures(*used), json.loads(done.stdout)
 
-    def _cpu_seconds(self) -> tuple[float, float, float]:
-        """Return the CPU time of all ended child processes, of the store, and of the broker."""
+    def _figures(self) -> Figures:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        servers = processes.cpu_seconds(self.store), processes.cpu_seconds(self.broker)
-        return children.ru_utime + children.ru_stime, *servers
+        return Figures(
+            monotonic(),
+            children.ru_utime + children.ru_stime,
+            processes.cpu_seconds(self.store),
+            processes.cpu_seconds(self.broker),
+        )
 
 
 def write_config(path: Path, cluster: KraftCluster, real: RealStore, topic: str) -> None:
@@ -96,21 +97,6 @@ def write_config(path: Path, cluster: KraftCluster, real: RealStore, topic: str)
         "retention": {"local": {"topics": [topic], "bytes": 0}},
     }
     path.write_text(json.dumps(config))
-
-
-_CPU_COLUMNS = ("CPU s, sidetier", "CPU s, versitygw", "CPU s, broker")
-
-
-def _row(name: str, passes: Sequence[Pass]) -> list[object]:
-    result = passes[0].result
-    spreads = (
-        Spread.of(values)
-        for values in zip(
-            *((one.seconds, one.cpu, one.store_cpu, one.broker_cpu) for one in passes), strict=True
-        )
-    )
-    texts = [spread.text() if len(passes) > 1 else f"{spread.middle:.2f}" for spread in spreads]
-    return [name, len(result["partitions"]), result["bytes"], *texts]
 
 
 @click.command()
@@ -140,9 +126,9 @@ def main(
                 cluster.brokers[1].process.pid,
             )
             trim.run("--dry-run")  # Python compiles the modules
-            dry = [trim.run("--dry-run") for _ in range(runs)]
-            deleting = trim.run()
-    trimmed = [row for row in deleting.result["partitions"] if row["bytes"] and not row["reason"]]
+            dry_runs = [trim.run("--dry-run")[0] for _ in range(runs)]
+            deletes, result = trim.run()
+    trimmed = [row for row in result["partitions"] if row["bytes"] and row["reason"] is None]
     if len(trimmed) != count:
         raise RuntimeError(f"{len(trimmed)} of {count} partitions were trimmed")
     how = _HOW.format(
@@ -153,24 +139,26 @@ def main(
         runs=runs,
     )
     report = Report("trim", "Local retention", how)
+    columns = ["pass", "partitions", "segments' bytes", "seconds"]
+    cpu_columns = [f"CPU s, {process}" for process in ("sidetier", "versitygw", "broker")]
     report.table(
-        ["pass", "partitions", "segments' bytes", "seconds", *_CPU_COLUMNS],
-        [_row("dry run", dry), _row("deletes", [deleting])],
+        [*columns, *cpu_columns],
+        [
+            [
+                "dry run",
+                count,
+                result["bytes"],
+                *(Spread.of(v).text() for v in zip(*dry_runs, strict=True)),
+            ],
+            ["deletes", count, result["bytes"], *(f"{value:.2f}" for value in deletes)],
+        ],
     )
     report.targets = [
-        Target(f"one pass over {count:,} partitions, s", deleting.seconds, _LIMIT_SECONDS)
+        Target(f"one pass over {count:,} partitions, s", deletes.seconds, _LIMIT_SECONDS)
     ]
     report.raw = {
-        name: [
-            {
-                "seconds": one.seconds,
-                "cpu_seconds": one.cpu,
-                "store_cpu_seconds": one.store_cpu,
-                "broker_cpu_seconds": one.broker_cpu,
-            }
-            for one in passes
-        ]
-        for name, passes in (("dry_runs", dry), ("deletes", [deleting]))
+        "dry_runs": [figures._asdict() for figures in dry_runs],
+        "deletes": deletes._asdict(),
     }
     sys.exit(report.finish(record=record, json_path=json_path))
 
