@@ -8,6 +8,7 @@ highest bit first, of the MD5 of `<cluster>-<topic>-<partition>`.
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -30,6 +31,9 @@ _MOST_GROUP_NAME: Final = 200
 
 _MOVED_PARTS: Final = 4
 """Components up to the partition, in the key of a quarantined or retired object."""
+
+_MOST_PREFIXES: Final = 4096
+"""Prefixes of partitions that are remembered."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 # The second hyphen is the sign of a broker id of -1.
@@ -62,8 +66,7 @@ class ArchiveLayout:
 
     def partition_prefix(self, tp: TopicPartition) -> str:
         """Return the prefix of the keys of all objects of a partition. It ends with a slash."""
-        prefix = f"{self.cluster}/{tp}/"
-        return f"{self._entropy(tp)}/{prefix}" if self.bits > 0 else prefix
+        return _partition_prefix(self.cluster, self.bits, tp)
 
     def object_key(self, tp: TopicPartition, base: BaseOffset, kind: FileKind) -> str:
         """Return the key of one file of a segment."""
@@ -202,10 +205,17 @@ class ArchiveLayout:
         name = quote(group, safe="").replace("~", "%7E")
         return f"{self.groups_prefix()}{name}.json" if len(name) <= _MOST_GROUP_NAME else None
 
-    def _entropy(self, tp: TopicPartition) -> str:
-        # MD5 is not for security here: Pinterest's readers compute the same prefix.
-        digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()
-        return f"{int.from_bytes(digest):0{MAX_BITS}b}"[: self.bits]
+
+# A check or a commit of a partition makes several keys of it.
+@lru_cache(_MOST_PREFIXES)
+def _partition_prefix(cluster: str, bits: int, tp: TopicPartition) -> str:
+    prefix = f"{cluster}/{tp}/"
+    if bits <= 0:
+        return prefix
+    # MD5 is not for security here: Pinterest's readers compute the same prefix.
+    digest = hashlib.md5(f"{cluster}-{tp}".encode(), usedforsecurity=False).digest()
+    entropy = f"{int.from_bytes(digest):0{MAX_BITS}b}"[:bits]
+    return f"{entropy}/{prefix}"
 
 
 def parse_object_key(key: str, partition_prefix: str) -> tuple[BaseOffset, FileKind] | None:

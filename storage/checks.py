@@ -29,6 +29,7 @@ MOST_METADATA: Final = 2048
 """Maximum bytes of all names and values of an object's metadata, as in S3."""
 
 _METADATA_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_REFUSED_PARTS: Final = frozenset({"", ".", ".."})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -46,7 +47,7 @@ def check_key(key: str) -> None:
     if _CONTROL.search(key):
         # S3 lists keys as XML 1.0, which cannot contain these characters.
         raise InvalidRequestError(f"key {key!r} has a character that cannot be listed")
-    if any(part in {"", ".", ".."} for part in key.split("/")):
+    if not _REFUSED_PARTS.isdisjoint(key.split("/")):
         raise InvalidRequestError(
             f"key {key!r} must be relative, without empty, '.' or '..' components"
         )

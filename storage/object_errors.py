@@ -6,8 +6,6 @@ server.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from obstore.exceptions import (
@@ -126,19 +124,14 @@ class MissingFieldError(Exception):
     """A response that obstore accepted lacks a field that we need."""
 
 
-@contextmanager
-def translated(operation: str, place: str) -> Iterator[None]:
-    """Raise obstore's errors as ours; the text names the operation and the place."""
-    try:
-        yield
-    except MissingFieldError as error:
-        raise _malformed(operation, place, error) from error
-    except (BaseError, OSError, ValueError) as error:
-        raise translation(operation, place, error) from error
+FOREIGN_ERRORS: Final = (MissingFieldError, BaseError, OSError, ValueError)
+"""The errors of a call of obstore, for `translation`."""
 
 
 def translation(operation: str, place: str, error: Exception) -> StorageError:
-    """Return our error for one of obstore's."""
+    """Return our error for one of FOREIGN_ERRORS; the text names the operation and the place."""
+    if isinstance(error, MissingFieldError):
+        return _malformed(operation, place, error)
     text = str(error)
     message, _, details = text.partition(_DEBUG)
     shown = f"{operation} {place}: {message}{_cause(details)}"

@@ -24,8 +24,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar, cast
 from uuid import uuid4
 
@@ -60,7 +61,12 @@ from sidetier.storage.checksums import (
     expect_checksum,
 )
 from sidetier.storage.object_clients import ObjectClients
-from sidetier.storage.object_errors import MissingFieldError, is_past_the_end, translated
+from sidetier.storage.object_errors import (
+    FOREIGN_ERRORS,
+    MissingFieldError,
+    is_past_the_end,
+    translation,
+)
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
     Body,
@@ -219,17 +225,15 @@ class ObjectStorage:
         """See `RemoteStorage`. The bytes are compared with the checksum in the metadata."""
         self._check(key)
         with self._translated("get", key):
-            result = self._get(self._clients.long, key)
+            result = self._get(self._clients.small, key)
             head = self._head(key, result)
-            # The client for long transfers has no limit of its own except for silence.
-            latest = self._clock() + self._deadline.seconds(head.size)
-            data = bytearray()
-            stream = result.stream(min_chunk_size=_PIECE)
-            while (piece := next_of(stream)) is not None:
-                data += memoryview(piece)
-                if self._clock() > latest:
-                    raise StoreTimeoutError(f"get {self._place(key)}: past its deadline")
-        stored = bytes(data)
+            if head.size <= LARGEST_AT_ONCE:
+                stored = call(result.bytes).to_bytes()
+            else:
+                # The client for small requests would end the transfer too early.
+                result = self._get(self._clients.long, key)
+                head = self._head(key, result)
+                stored = self._streamed(key, result, head.size)
         if head.checksum is not None:
             _check_stored(
                 self._place(key), head.checksum, checksum_of_bytes(stored, head.checksum.algorithm)
@@ -594,16 +598,20 @@ class ObjectStorage:
 
     def _own(self, result: "GetResult") -> dict[str, str]:
         """Return the caller's metadata and ours, without the standard HTTP attributes."""
+        own_name = self._clients.own_name
         return {
-            self._clients.own_name(name): value
+            own_name(name): value
             for name, value in result.attributes.items()
             if name not in _STANDARD
         }
 
-    @contextmanager
-    def _translated(self, operation: str, key: str) -> Iterator[None]:
-        with translated(operation, self._place(key)):
-            yield
+    def _translated(self, operation: str, key: str) -> "_Translated":
+        """Return a context that raises obstore's errors as ours."""
+        return _Translated(self, operation, key)
+
+    def translation(self, operation: str, key: str, error: Exception) -> StorageError:
+        """Return our error for one of obstore's, of a call about a key."""
+        return translation(operation, self._place(key), error)
 
     def _get(self, client: Any, key: str, options: "GetOptions | None" = None) -> "GetResult":  # noqa: ANN401
         return call(lambda: obstore.get(client, key, options=options))
@@ -615,10 +623,22 @@ class ObjectStorage:
         result = self._get(self._clients.long, key, options)
         return io.BufferedReader(_Answer(result, partial(self._translated, "get", key)), _BUFFER)
 
+    def _streamed(self, key: str, result: "GetResult", size: int) -> bytes:
+        # The client for long transfers has no limit of its own except for silence.
+        latest = self._clock() + self._deadline.seconds(size)
+        data = bytearray()
+        stream = result.stream(min_chunk_size=_PIECE)
+        while (piece := next_of(stream)) is not None:
+            data += memoryview(piece)
+            if self._clock() > latest:
+                raise StoreTimeoutError(f"get {self._place(key)}: past its deadline")
+        return bytes(data)
+
     def _check(self, key: str) -> None:
         check_process()
         check_key(key)
-        check_key(f"{self._clients.root}{key}")
+        if self._clients.root:
+            check_key(f"{self._clients.root}{key}")
         if "\\" in key and not self._clients.backslashes:
             raise InvalidRequestError(f"key {key!r}: the store converts backslashes to slashes")
 
@@ -636,6 +656,32 @@ _STANDARD: Final = frozenset(
         "Storage-Class",
     }
 )
+
+
+class _Translated:
+    """Context that raises the errors of one call of obstore as ours.
+
+    A class, because a generator with `contextmanager` costs more than the rest of a small request.
+    """
+
+    __slots__ = ("_key", "_operation", "_store")
+
+    def __init__(self, store: ObjectStorage, operation: str, key: str) -> None:
+        self._store = store
+        self._operation = operation
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, FOREIGN_ERRORS):
+            raise self._store.translation(self._operation, self._key, error) from error
 
 
 class _Answer(io.RawIOBase):
@@ -681,9 +727,10 @@ def split_metadata(stored: Mapping[str, str]) -> tuple[dict[str, str], Checksum 
     """Return the caller's metadata, and the checksum that `stored_metadata` added."""
     metadata = {name: value for name, value in stored.items() if name not in _OWN}
     for name, algorithm in _CHECKSUMS.items():
+        if name not in stored:
+            continue
         with suppress(ValueError):
-            if name in stored:
-                return metadata, Checksum(algorithm, bytes.fromhex(stored[name]))
+            return metadata, Checksum(algorithm, bytes.fromhex(stored[name]))
     return metadata, None
 
 

@@ -8,7 +8,7 @@ deletes and conditional copies.
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
@@ -17,6 +17,7 @@ from sidetier.segments.errors import (
     InvalidRequestError,
     ObjectNotFoundError,
     PreconditionFailedError,
+    StorageError,
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checks import check_condition, check_metadata
@@ -243,23 +244,19 @@ class S3Storage(ObjectStorage):
                 )
             return self._boto3
 
-    @contextmanager
-    def _translated(self, operation: str, key: str) -> Iterator[None]:
-        """Translate obstore's errors; raise the credential chain's own error where there is one.
+    def translation(self, operation: str, key: str, error: Exception) -> StorageError:
+        """Return our error for one of obstore's; the credential chain's own error if it has one.
 
         obstore keeps only the text of an error that the chain raised.
         """
-        try:
-            with super()._translated(_OPERATIONS.get(operation, operation), key):
-                yield
-        except AccessDeniedError as error:
-            chain = self._clients.chain
-            if chain is None or chain.problem is None:
-                raise
-            from sidetier.storage.s3_boto3 import failure  # noqa: PLC0415 -- botocore is heavy
+        name = _OPERATIONS.get(operation, operation)
+        translated = super().translation(name, key, error)
+        chain = self._clients.chain
+        if not isinstance(translated, AccessDeniedError) or chain is None or chain.problem is None:
+            return translated
+        from sidetier.storage.s3_boto3 import failure  # noqa: PLC0415 -- botocore is heavy
 
-            request = f"{_OPERATIONS.get(operation, operation)} {self._place(key)}"
-            raise failure(request, chain.problem) from error
+        return failure(f"{name} {self._place(key)}", chain.problem)
 
     def _head_by_boto(self, key: str) -> ObjectHead:
         """Return the head with the checksum that the store knows, or that of our metadata."""

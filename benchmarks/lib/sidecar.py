@@ -18,7 +18,7 @@ from sidetier.brokers.processes import Command, ManagedProcess
 CLUSTER = "bench"
 
 
-_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
+BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
 """Environment that lets Python write compiled modules: they are compiled once, as in the image, and
 not at each start.
 """
@@ -63,7 +63,7 @@ class Sidecar:
         if setup.gives_way:
             line = ["nice", "-n", str(processes.LEAST_PRIORITY), *line]
         self.process = ManagedProcess(
-            Command("sidetier", line, self.log, {**_BYTE_CODE, **setup.environment})
+            Command("sidetier", line, self.log, {**BYTE_CODE, **setup.environment})
         )
         self._address: tuple[str, int] | None = None
 

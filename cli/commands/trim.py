@@ -1,13 +1,13 @@
 """`sidetier trim`: one pass of local retention, or what it would delete."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import click
 
-from sidetier.archive.access import ArchiveAccess
 from sidetier.cli import exits
 from sidetier.cli.arguments import checked_topics, most_lines, size_text
 from sidetier.cli.inspect.cluster import need_cluster
@@ -153,12 +153,13 @@ def _led_partitions(
 
 
 def _with_archives(
-    directories: Mapping[TopicPartition, str], archive: ArchiveAccess
+    directories: Mapping[TopicPartition, str], places: Callable[[str], ArchiveAt]
 ) -> list[LedPartition]:
     """Read `offset.wm` of each partition, some at a time."""
 
     def read(tp: TopicPartition) -> LedPartition:
-        return led_partition(tp, directories[tp], archive.store(tp.topic), archive.layout)
+        place = places(tp.topic)
+        return led_partition(tp, directories[tp], place.store, place.layout)
 
     with ThreadPoolExecutor(CHECK_THREADS, "trim") as helpers:
         return list(helpers.map(read, directories))
@@ -226,15 +227,9 @@ def command(
         told_waits() as calls,
         open_archive(config, connections=CHECK_THREADS, calls=calls) as archive,
     ):
-        trimmer = Trimmer(
-            local,
-            deleter,
-            configs,
-            lambda topic: ArchiveAt(archive.store(topic), archive.layout),
-            SYSTEM_CLOCK.wall,
-            all_groups=True,
-        )
-        led = _with_archives(directories, archive)
+        places = cache(lambda topic: ArchiveAt(archive.store(topic), archive.layout))
+        trimmer = Trimmer(local, deleter, configs, places, SYSTEM_CLOCK.wall, all_groups=True)
+        led = _with_archives(directories, places)
         trims, survey = _make_pass(trimmer, led, dry_run=dry_run)
     ends = {trim.topic_partition: trim.end for trim in trims}
     behind = [

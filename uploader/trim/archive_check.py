@@ -43,7 +43,7 @@ from sidetier.archive.objects.watermark import (
 )
 from sidetier.segments.epoch_history import EpochHistory, continues, contradiction, parse_runs
 from sidetier.segments.errors import ObjectNotFoundError
-from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import CHECKSUM_KEY, EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import (
@@ -261,14 +261,12 @@ class ArchiveCheck:
         prefix, mark = self.layout.partition_prefix(tp), self.layout.watermark_key(tp)
         # Shortened, the key sorts just before the files of the first segment.
         listing = self.store.list_objects(prefix, start_after=f"{prefix}{first:020d}")
+        # Keys sort by base offset, and `offset.wm` sorts behind the segments.
+        behind = f"{prefix}{last + 1:020d}"
         rows: list[ObjectSummary] = []
-        etag, is_behind = None, False
+        etag: str | None = None
         for number, row in enumerate(listing, 1):
-            # Keys sort by base offset, and `offset.wm` sorts behind the segments.
-            if not is_behind:
-                parsed = parse_object_key(row.key, prefix)
-                is_behind = parsed is None or parsed[0] > last
-            if not is_behind:
+            if row.key < behind:
                 rows.append(row)
             elif row.key == mark:
                 etag = row.etag

@@ -157,6 +157,12 @@ def test_watermark_behind_the_first_page_of_the_listing_is_asked_for(beside: Bes
     assert beside.store.count("head", key) == heads + 1
 
 
+def test_object_of_another_name_between_segments_ends_no_listing(beside: Beside) -> None:
+    key = key_of(TP, 20, FileKind.LOG).removesuffix(".log")
+    beside.store.put_object(f"{key}.copy", BytesBody(b""))
+    assert beside.run().end == 40
+
+
 def test_log_that_is_replaced_after_its_check_is_not_trimmed(beside: Beside) -> None:
     known = known_watermark(beside)
     beside.broker.away = True
