@@ -32,6 +32,12 @@ INSTALLED = echo "$(@D): $$(du -sh '$(@D)' | cut -f1), $$((SECONDS - began)) s";
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
             --no-strip-extras --no-emit-index-url --no-header
 
+# uv installs in a third of pip's CPU time, and both environments share the files of its cache. PySpark has no
+# wheel: it is built, without compressing its jars once more. uv does not read pip's settings; a mirror is
+# named in UV_DEFAULT_INDEX or in uv's own settings, as for the lock files.
+UV_INSTALL = $(BIN)/uv pip install --no-progress --no-build-isolation \
+               --config-settings-package pyspark:--build-option=--compression=stored
+
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -166,19 +172,17 @@ $(VENV)/.stamp-build: requirements/build.txt | $(BIN)/python
 
 $(VENV)/.stamp-dev: requirements/dev.txt pyproject.toml $(VENV)/.stamp-build
 	@$(LOGGED) \
-	quiet $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation \
-	  --require-hashes -r $<; \
-	quiet $(BIN)/python -m pip install --no-deps --no-build-isolation -e .; \
+	quiet $(UV_INSTALL) --python $(BIN)/python --require-hashes -r $<; \
+	quiet $(UV_INSTALL) --python $(BIN)/python --no-deps -e .; \
 	$(INSTALLED) $(VENV)/.stamp-demo
 
 # One environment cannot contain two versions of PySpark.
-$(SPARK35)/.stamp: requirements/build.txt requirements/spark35.txt pyproject.toml | $(BIN)/python
-	@$(BIN)/python -m venv $(SPARK35); $(LOGGED) \
-	quiet $(SPARK35)/bin/python -m pip install --disable-pip-version-check --require-hashes \
-	  -r requirements/build.txt; \
-	quiet $(SPARK35)/bin/python -m pip install --disable-pip-version-check --no-build-isolation \
-	  --require-hashes -r requirements/spark35.txt; \
-	quiet $(SPARK35)/bin/python -m pip install --no-deps --no-build-isolation -e .; \
+$(SPARK35)/.stamp: requirements/spark35.txt pyproject.toml $(VENV)/.stamp-build
+	@$(BIN)/python -m venv --without-pip $(SPARK35); $(LOGGED) \
+	for file in build spark35; do \
+	  quiet $(UV_INSTALL) --python $(SPARK35)/bin/python --require-hashes -r requirements/$$file.txt; \
+	done; \
+	quiet $(UV_INSTALL) --python $(SPARK35)/bin/python --no-deps -e .; \
 	$(INSTALLED)
 
 # A separate environment: no test needs these tools and their dependencies (90 MB).
