@@ -228,6 +228,8 @@ class Connection:
         """Monotonic second from which on the client is late if others wait for that memory."""
         self._is_ended = False
         """Whether `end_if_late` has ended the connection."""
+        self._receive_timeout = 0.0
+        """Seconds that the kernel waits in `recv`; 0 before the first one. Not for TLS."""
         self._behind = b""
         """Bytes that have arrived behind the last request."""
         self._idle_answers: IdleAnswers | None = None
@@ -529,8 +531,9 @@ class Connection:
         try:
             if isinstance(self._socket, ssl.SSLSocket):
                 self._socket.settimeout(timeout)
-            else:
+            elif timeout != self._receive_timeout:
                 _set_receive_timeout(self._socket, timeout)
+                self._receive_timeout = timeout
             return self._socket.recv(size)
         except (TimeoutError, BlockingIOError):  # of Python's timeout, or the kernel's
             detail = f"sent no request within {timeout:.0f} s"
