@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -72,17 +72,23 @@ def size_of(piece: Piece) -> int:
     return piece.size if isinstance(piece, FilePiece) else len(piece)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
-    """Bytes of a segment, in order. `release` returns their memory to the budget; call it once."""
+    """Bytes of a segment, in order, and their number. `release` returns their memory to the budget;
+    call it once.
+    """
 
-    pieces: list[Piece]
+    pieces: Sequence[Piece]
     release: Callable[[], None] = lambda: None
+    size: int = field(init=False)
 
-    @property
-    def size(self) -> int:
-        """Number of bytes."""
-        return sum(map(size_of, self.pieces))
+    def __post_init__(self) -> None:
+        """Count the bytes."""
+        self.size = sum(map(size_of, self.pieces))
+
+
+NO_BYTES: Final = Lease(())
+"""What is lent if there is nothing to send."""
 
 
 class FileCache:
@@ -216,7 +222,7 @@ class BlockCache:
                 block = self._pin(key, fill, log, may_wait=is_needed and may_wait)
                 if block is None and is_needed:
                     self._release(pinned, start)
-                    return Lease([])
+                    return NO_BYTES
                 if block is None:
                     # The response is shorter, and the client's next Fetch asks for the rest.
                     break

@@ -2,15 +2,15 @@
 
 A snapshot of a partition is read when a client needs it, and kept for some seconds. While clients
 wait at a partition's end, a new snapshot is taken every second, and they are woken when the archive
-has changed. Each store has its own threads for this, so that one that hangs delays no other. The
-list of topics is read again every 30 s, and when a client names a topic that is not known.
+has changed. The topics are listed every 30 s, and when a client names a topic that is not known.
+Each store has its own threads for both, so that one that hangs delays no other.
 """
 
 import binascii
 import hashlib
 import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +24,7 @@ from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.transactions import ServedTransactions
-from sidetier.segments.errors import SidetierError
+from sidetier.segments.errors import SidetierError, StoreTimeoutError
 from sidetier.segments.headers import LENGTH_PREFIX_BYTES
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
@@ -48,12 +48,14 @@ class CatalogSettings:
         max_age: Maximum age of a snapshot that answers a request.
         discovery_interval: Between listings of all topics.
         shortest_discovery: Least time between listings because of unknown topics.
+        listing_timeout: Maximum wait for the listing of a store. The listing goes on after it.
     """
 
     poll_interval: float = 1.0
     max_age: float = 5.0
     discovery_interval: float = 30.0
     shortest_discovery: float = 1.0
+    listing_timeout: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,27 @@ def state_of(view: ArchiveView | None) -> State:
     return None if view is None else (view.etag, view.end)
 
 
+@dataclass(slots=True)
+class _Listing:
+    """The topics of one store.
+
+    Attributes:
+        topics: As the store was listed last; None if no listing has succeeded.
+        error: Why the latest listing has failed.
+        began_at: Monotonic second at which the latest listing began.
+        ended_at: When it ended.
+        is_running: Whether it has not ended.
+        is_reported: Whether it was logged that it takes too long.
+    """
+
+    topics: Mapping[str, Topic] | None = None
+    error: Exception | None = None
+    began_at: float = float("-inf")
+    ended_at: float = float("-inf")
+    is_running: bool = False
+    is_reported: bool = False
+
+
 class Catalog:
     """All topics of a cluster's archive. Thread-safe. `start` starts its threads.
 
@@ -154,7 +177,9 @@ class Catalog:
         self._settings = settings or CatalogSettings()
         self._clock = clock
         self._settings_check = SettingsCheck(archive)
-        self._discovering = threading.Lock()
+        self._listed = threading.Condition()
+        """Guards `_listings`; notified when a listing ends."""
+        self._listings: dict[StorageEndpoint, _Listing] = {}
         self._guard = threading.Lock()
         self._closed = threading.Event()
         self._topics: Mapping[str, Topic] = {}
@@ -164,24 +189,28 @@ class Catalog:
         self._refreshing: set[TopicPartition] = set()
         """Watched archives that are being read, or wait for a thread of their store."""
         self._announced: dict[TopicPartition, State] = {}
-        self._discovered_at = float("-inf")
         self._helpers: dict[StorageEndpoint, ThreadPoolExecutor] = {}
-        self.threads = tuple(
-            threading.Thread(target=run, name=name, daemon=True)
-            for run, name in (
-                (self._run_refresh, "endpoint-refresh"),
-                # Not in the same thread: it waits for all stores.
-                (self._run_discovery, "endpoint-discovery"),
-            )
+        self.threads = (
+            threading.Thread(target=self._run_refresh, name="endpoint-refresh", daemon=True),
         )
 
     def start(self) -> None:
         """List the topics, and start to refresh them.
 
+        A store that cannot be listed, or not in time, is logged, and tried again. At least one
+        store must be listed.
+
         Raises:
-            ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
+            ConfigurationError, ArchiveError, StorageError: No store can be read.
         """
-        self._discover()
+        provider = self._archive.provider
+        self._list(provider.endpoints, 0.0)
+        with self._listed:
+            # Without any store, clients would be told that no topic exists.
+            self._listed.wait_for(lambda: not self._running() or self._is_any_listed())
+            failure = self._listings[provider.default].error
+            if failure is not None and not self._is_any_listed():
+                raise failure
         for thread in self.threads:
             thread.start()
 
@@ -191,6 +220,8 @@ class Catalog:
         with self._guard:
             watched = tuple(self._watchers)
         self._notify(watched)
+        with self._listed:
+            self._listed.notify_all()
         for thread in self.threads:
             if thread.is_alive():
                 thread.join()
@@ -217,13 +248,13 @@ class Catalog:
     def topic(self, name: str) -> Topic | None:
         """Return a topic; None if it is not in the archive."""
         if name not in self._topics:
-            self._discover_for_unknown()
+            self._list_for_unknown(name)
         return self._topics.get(name)
 
     def topic_of_id(self, topic_id: UUID) -> Topic | None:
         """Return the topic that has this id now; None if there is none."""
         if topic_id not in self._by_id:
-            self._discover_for_unknown()
+            self._list_for_unknown(None, lambda: topic_id in self._by_id)
         return self._by_id.get(topic_id)
 
     def has_topic_id(self, partition: Partition, view: ArchiveView, topic_id: UUID) -> bool:
@@ -234,11 +265,13 @@ class Catalog:
         different ids for some time; the topic then has the id of the first one.
 
         Raises:
-            ConfigurationError, ArchiveError, StorageError: The topics cannot be listed.
+            ConfigurationError, ArchiveError, StorageError: The topic's store cannot be listed.
         """
         own = parse_topic_id(view.watermark.topic_id)
         if own is not None and own not in {topic_id, partition.other_id}:
-            self._discover()
+            endpoint = self._archive.provider.endpoint(partition.tp.topic)
+            if failures := self._list((endpoint,), 0.0):
+                raise failures[0]
             partition.other_id = own
         return topic_id in self._by_id
 
@@ -352,22 +385,13 @@ class Catalog:
             except Exception:
                 # Without this thread, no client would see the archive grow.
                 log.exception("endpoint.refresh_failed")
-
-    def _run_discovery(self) -> None:
-        while not self._closed.wait(self._settings.poll_interval):
-            if self._clock() - self._discovered_at < self._settings.discovery_interval:
-                continue
             try:
-                self._discover()
+                provider = self._archive.provider
+                self._begin_listings(provider.endpoints, self._settings.discovery_interval)
             except SidetierError as error:
-                # The requests of clients report errors of their partitions; this one is of none.
                 log.warning("endpoint.discovery_failed", error=str(error))
-                # The store is asked again after the interval, as after a success.
-                self._discovered_at = self._clock()
             except Exception:
-                # Without this thread, no client would see new topics.
                 log.exception("endpoint.discovery_failed")
-                self._discovered_at = self._clock()
 
     def _refresh(self) -> None:
         """Begin to read all watched archives, but those that are still being read."""
@@ -424,48 +448,132 @@ class Catalog:
                 self._helpers[endpoint] = ThreadPoolExecutor(_AT_ONCE, "endpoint-catalog")
             return self._helpers[endpoint]
 
-    def _discover_for_unknown(self) -> None:
-        if self._clock() - self._discovered_at < self._settings.shortest_discovery:
-            return
+    def _list_for_unknown(
+        self, name: str | None, is_known: Callable[[], bool] = lambda: False
+    ) -> None:
+        """List the store of a topic, or all stores until the topic is known."""
+        provider = self._archive.provider
         try:
-            self._discover()
+            endpoints = provider.endpoints if name is None else (provider.endpoint(name),)
+            self._list(endpoints, self._settings.shortest_discovery, is_known)
         except SidetierError as error:
             log.warning("endpoint.discovery_failed", error=str(error))
 
-    def _discover(self) -> None:
-        began = self._clock()
-        with self._discovering:
-            if self._discovered_at >= began:
-                return  # another thread has just listed them
-            numbers: dict[str, int] = {}
-            for tp in self._stored():
-                numbers[tp.topic] = max(numbers.get(tp.topic, 0), tp.partition + 1)
-            ids = {
-                name: self._helpers_of(name).submit(self._topic_id, name, count)
-                for name, count in numbers.items()
-            }
-            topics = {name: Topic(name, ids[name].result(), numbers[name]) for name in numbers}
-            # Replaced only if it has changed: cached answers to Metadata compare it by identity.
-            if topics != self._topics:
-                self._topics = dict(sorted(topics.items()))
-                self._by_id = {topic.topic_id: topic for topic in topics.values()}
-                log.info("endpoint.topics", topics=len(topics), partitions=sum(numbers.values()))
-            self._discovered_at = self._clock()
+    def _list(
+        self,
+        endpoints: Sequence[StorageEndpoint],
+        max_age: float,
+        is_enough: Callable[[], bool] = lambda: False,
+    ) -> list[Exception]:
+        """List stores side by side, and wait for each of them for up to `listing_timeout` seconds.
 
-    def _stored(self) -> list[TopicPartition]:
-        provider, layout = self._archive.provider, self._archive.layout
-        stored: list[TopicPartition] = []
-        for endpoint in provider.endpoints:
-            store = self._archive.stores.at(endpoint)
-            listings = self._helpers_at(endpoint).map(
-                lambda prefix, store=store: list(stored_partitions(store, layout, prefix)),
-                cluster_prefixes(store, layout),
-            )
-            # A topic that moved to another store may have left objects in this one.
-            stored += [
-                tp for tps in listings for tp in tps if provider.endpoint(tp.topic) == endpoint
+        The topics of each store are shown as soon as it is listed. Those of a store that cannot be
+        listed stay as they were. A listing that takes longer goes on; nobody waits for it again.
+
+        Args:
+            endpoints: The stores.
+            max_age: Seconds for which an earlier listing will do.
+            is_enough: Whether to wait no longer.
+
+        Returns:
+            Why stores are not listed.
+        """
+        self._begin_listings(endpoints, max_age)
+        timeout = self._settings.listing_timeout
+        with self._listed:
+            while not self._closed.is_set() and not is_enough():
+                running = self._running().intersection(endpoints)
+                began_at = max((self._listings[each].began_at for each in running), default=None)
+                left = 0.0 if began_at is None else began_at + timeout - self._clock()
+                if left <= 0 or not self._listed.wait(left):
+                    break
+            running = self._running()
+            failures = [
+                _late(endpoint, timeout) if endpoint in running else self._listings[endpoint].error
+                for endpoint in endpoints
             ]
-        return stored
+        return [failure for failure in failures if failure is not None]
+
+    def _begin_listings(self, endpoints: Sequence[StorageEndpoint], max_age: float) -> None:
+        """Begin to list stores, but those that are being listed, or were `max_age` seconds ago."""
+        for endpoint in endpoints:
+            with self._listed:
+                listing = self._listings.setdefault(endpoint, _Listing())
+                now, timeout = self._clock(), self._settings.listing_timeout
+                if listing.is_running:
+                    if now - listing.began_at >= timeout and not listing.is_reported:
+                        listing.is_reported = True
+                        error = _late(endpoint, timeout)
+                        log.warning(
+                            "endpoint.discovery_failed", store=endpoint.url, error=str(error)
+                        )
+                    continue
+                if now - listing.ended_at < max_age or self._closed.is_set():
+                    continue
+                listing.is_running, listing.is_reported, listing.began_at = True, False, now
+            try:
+                self._helpers_at(endpoint).submit(self._list_store, endpoint, listing)
+            except RuntimeError:  # the system allows no more threads, or the catalog is closed
+                with self._listed:
+                    listing.is_running = False
+                raise
+
+    def _list_store(self, endpoint: StorageEndpoint, listing: _Listing) -> None:
+        """List the topics of a store, and show them."""
+        topics: Mapping[str, Topic] | None = None
+        error: Exception | None = None
+        try:
+            topics = self._stored_topics(endpoint)
+        except SidetierError as failure:
+            # The requests of clients report errors of their partitions; this one is of none.
+            log.warning("endpoint.discovery_failed", store=endpoint.url, error=str(failure))
+            error = failure
+        except Exception as failure:
+            if not self._closed.is_set():  # `close` cancels the requests that have not begun
+                log.exception("endpoint.discovery_failed", store=endpoint.url)
+            error = failure
+        with self._listed:
+            listing.topics = listing.topics if topics is None else topics
+            listing.error, listing.ended_at, listing.is_running = error, self._clock(), False
+            self._show_topics()
+            self._listed.notify_all()
+
+    def _show_topics(self) -> None:
+        topics = {
+            name: topic
+            for listing in self._listings.values()
+            for name, topic in (listing.topics or {}).items()
+        }
+        # Replaced only if it has changed: cached answers to Metadata compare it by identity.
+        if topics != self._topics:
+            self._topics = dict(sorted(topics.items()))
+            self._by_id = {topic.topic_id: topic for topic in topics.values()}
+            partitions = sum(topic.partitions for topic in topics.values())
+            log.info("endpoint.topics", topics=len(topics), partitions=partitions)
+
+    def _running(self) -> set[StorageEndpoint]:
+        return {endpoint for endpoint, listing in self._listings.items() if listing.is_running}
+
+    def _is_any_listed(self) -> bool:
+        return any(listing.topics is not None for listing in self._listings.values())
+
+    def _stored_topics(self, endpoint: StorageEndpoint) -> Mapping[str, Topic]:
+        provider, layout = self._archive.provider, self._archive.layout
+        store, helpers = self._archive.stores.at(endpoint), self._helpers_at(endpoint)
+        listings = helpers.map(
+            lambda prefix: list(stored_partitions(store, layout, prefix)),
+            cluster_prefixes(store, layout),
+        )
+        numbers: dict[str, int] = {}
+        for tp in (tp for tps in listings for tp in tps):
+            # A topic that moved to another store may have left objects in this one.
+            if provider.endpoint(tp.topic) == endpoint:
+                numbers[tp.topic] = max(numbers.get(tp.topic, 0), tp.partition + 1)
+        ids = helpers.map(lambda name: self._topic_id(name, numbers[name]), numbers)
+        return {
+            name: Topic(name, topic_id, numbers[name])
+            for name, topic_id in zip(numbers, ids, strict=True)
+        }
 
     def _topic_id(self, name: str, count: int) -> UUID:
         """Return the cluster's own id of a topic, or else one that follows from its name."""
@@ -488,6 +596,10 @@ class Catalog:
     def _derived_id(self, name: str) -> UUID:
         digest = hashlib.sha256(f"{self.cluster}/{name}".encode()).digest()
         return UUID(bytes=digest[:16], version=4)
+
+
+def _late(endpoint: StorageEndpoint, timeout: float) -> StoreTimeoutError:
+    return StoreTimeoutError(f"{endpoint.url}: not listed within {timeout:.0f} s")
 
 
 def parse_topic_id(text: str | None) -> UUID | None:

@@ -11,6 +11,7 @@ import socket
 import ssl
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -88,6 +89,8 @@ class ServerSettings:
         send: Time in which a client must take a whole answer. Progress does not extend it: a client
             that takes a byte per second would otherwise hold the memory of the answer for ever. The
             default is the longest request timeout of clients (librdkafka's `socket.timeout.ms`).
+        contended: Time for the rest of a large request, and time in which the client must take its
+            answer, while other large requests wait for the memory that it holds.
         drain: At a stop, time for the answers that are being sent.
     """
 
@@ -99,6 +102,7 @@ class ServerSettings:
     failed_login_delay: float = 1.0
     frame: float = 30.0
     send: float = 60.0
+    contended: float = 2.0
     drain: float = 5.0
 
 
@@ -120,13 +124,27 @@ class RequestMemory:
     def __init__(self, size: int) -> None:
         self.left = size
         self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+        """Those that have asked, in their order: smaller requests do not overtake larger ones."""
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether a request waits for bytes."""
+        with self._changed:
+            return bool(self._waiting)
 
     def acquire(self, size: int, timeout: float) -> bool:
         """Take bytes; return False if there are too few for `timeout` seconds."""
+        own = object()
         with self._changed:
-            has_room = self._changed.wait_for(lambda: self.left >= size, timeout)
+            self._waiting.append(own)
+            has_room = self._changed.wait_for(
+                lambda: self._waiting[0] is own and self.left >= size, timeout
+            )
             if has_room:
                 self.left -= size
+            self._waiting.remove(own)
+            self._changed.notify_all()  # another one is the first now
             return has_room
 
     def release(self, size: int) -> None:
@@ -204,8 +222,14 @@ class Connection:
         self._login = None if service.logins is None else Login(service.logins, session)
         self.answer_by = math.inf
         """Monotonic second until which the client must take the answer that is being sent."""
+        self._has_memory = False
+        """Whether the request holds memory of the budget."""
+        self._contended_by = math.inf
+        """Monotonic second from which on the client is late if others wait for that memory."""
         self._is_ended = False
-        """Whether `end_late_answer` has ended the connection."""
+        """Whether `end_if_late` has ended the connection."""
+        self._receive_timeout = 0.0
+        """Seconds that the kernel waits in `recv`; 0 before the first one. Not for TLS."""
         self._behind = b""
         """Bytes that have arrived behind the last request."""
         self._idle_answers: IdleAnswers | None = None
@@ -216,12 +240,17 @@ class Connection:
         self._last_fetch: tuple[int, bytes, Any] | None = None
         """Version, body and decoded body of the last Fetch, if it is small."""
 
-    def end_late_answer(self, now: float) -> None:
-        """End the connection if the answer that is being sent is late; for another thread.
+    def end_if_late(self, now: float) -> None:
+        """End the connection if its client is late; for another thread.
 
-        A timeout of the socket would not do: each byte that the client takes begins it anew.
+        That is a client that has not taken an answer in time, or that keeps memory for a large
+        request from others. A timeout of the socket would not do: each byte begins it anew, and the
+        others may come later.
         """
-        if now >= self.answer_by:
+        is_late = now >= self.answer_by or (
+            now >= self._contended_by and self._service.request_memory.is_contended
+        )
+        if is_late:
             self._is_ended = True
             shut_down(self._socket, socket.SHUT_RDWR)
 
@@ -404,18 +433,21 @@ class Connection:
         seconds = self._settings.send
         if self._login is not None and not self._login.is_complete:
             seconds = min(seconds, self._settings.login)
-        self.answer_by = self._clock() + seconds
+        began = self._clock()
+        self.answer_by = began + seconds
+        if self._has_memory:
+            self._contended_by = began + self._settings.contended
         try:
             send_pieces(self._socket, pieces)
         except OSError:
             # Other errors are not the client's: a slow disk, or a file that became shorter.
             if not self._is_ended:
                 raise
-            size = sum(map(size_of, pieces))
+            size, seconds = sum(map(size_of, pieces)), self._clock() - began
             detail = f"did not take an answer of {size} bytes within {seconds:.0f} s"
             raise DropError(SLOW_READER, detail) from None
         finally:
-            self.answer_by = math.inf
+            self.answer_by = self._contended_by = math.inf
 
     def _read_frame(self, held: ExitStack) -> memoryview | None:
         """Return the next request without its size; None if the client has closed.
@@ -473,9 +505,13 @@ class Connection:
                 allowed = size
             wanted = min(allowed - len(received), _PIECE)
             part = self._receive(wanted, self._left(deadline), reason)
+            if not part and self._is_ended:
+                detail = f"sent {len(received)} of {size} bytes while others waited for memory"
+                raise DropError(reason, detail)
             if not part:
                 raise ConnectionResetError(f"closed within a request, {len(received)} of {size}")
             received += part
+        self._contended_by = math.inf
         return received
 
     def _reserve(self, size: int, deadline: float, held: ExitStack) -> None:
@@ -483,14 +519,21 @@ class Connection:
         memory = self._service.request_memory
         if not memory.acquire(size, self._left(deadline)):
             raise DropError("busy", f"no memory for {size} more bytes of a request in time")
-        held.callback(memory.release, size)
+        held.callback(self._release, size)
+        self._has_memory = True
+        self._contended_by = self._clock() + self._settings.contended
+
+    def _release(self, size: int) -> None:
+        self._has_memory = False
+        self._service.request_memory.release(size)
 
     def _receive(self, size: int, timeout: float, reason: str) -> bytes:
         try:
             if isinstance(self._socket, ssl.SSLSocket):
                 self._socket.settimeout(timeout)
-            else:
+            elif timeout != self._receive_timeout:
                 _set_receive_timeout(self._socket, timeout)
+                self._receive_timeout = timeout
             return self._socket.recv(size)
         except (TimeoutError, BlockingIOError):  # of Python's timeout, or the kernel's
             detail = f"sent no request within {timeout:.0f} s"

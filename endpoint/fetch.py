@@ -7,7 +7,7 @@ objects. kio would copy all of them. So the framing is written here, by the fiel
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.view import ArchiveView
-from sidetier.endpoint.blocks import Lease, Piece, SegmentBytes
+from sidetier.endpoint.blocks import NO_BYTES, Lease, Piece, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import first_error
@@ -85,7 +85,7 @@ class FetchedData:
     last_stable_offset: Offset = _NONE
     log_start_offset: Offset = _NONE
     aborted: Sequence[AbortedTransaction] | None = None
-    lease: Lease = field(default_factory=lambda: Lease([]))
+    lease: Lease = NO_BYTES
     state: State = None
 
 
@@ -195,7 +195,7 @@ class FetchAnswer:
         """Return the memory of the batches."""
         for data in self._data():
             data.lease.release()
-            data.lease = Lease([])
+            data.lease = NO_BYTES
 
     def _data(self) -> Iterable[FetchedData]:
         return (data for topic in self.topics for data in topic.partitions)
@@ -360,7 +360,8 @@ class Fetcher:
             FetchAnswer([], topics).release()
             room.give_back(0)
             raise
-        room.give_back(FetchAnswer([], topics).record_bytes)
+        if caps:
+            room.give_back(FetchAnswer([], topics).record_bytes)
         return topics, seen
 
     def _fetched_topic(self, wanted: Any, version: int) -> FetchedTopic:  # noqa: ANN401 - kio's
@@ -530,6 +531,8 @@ class Fetcher:
         offset: Offset,
         end: int,
     ) -> Sequence[AbortedTransaction]:
+        if partition.transactions.notes(batch.log).is_plain:
+            return ()
         topic = partition.tp.topic
         # Beside the segments of Pinterest's uploader are no transaction indexes: all segments below
         # would have to be read, which most topics do not need.
@@ -545,7 +548,7 @@ class Fetcher:
         size = min(most, room.left)
         if size < batch.header.length:
             if not room.is_empty:
-                return Lease([])  # the client asks again, with this partition first
+                return NO_BYTES  # the client asks again, with this partition first
             size = batch.header.length
         end = min(batch.start + size, stored.size)
         # The next segment overlaps this one, and has the records from `until` on.

@@ -32,8 +32,8 @@ _LOG_SECONDS: Final = 10.0
 """Least time between two events for refused connections, and between two for slow readers; each has
 the number since the last.
 """
-_SEND_CHECK_SECONDS: Final = 0.5
-"""Time between two searches for late answers, and most time of a wait for a new connection."""
+_CHECK_SECONDS: Final = 0.5
+"""Time between two searches for late clients, and most time of a wait for a new connection."""
 
 
 class Endpoint:
@@ -69,18 +69,18 @@ class Endpoint:
         # A client that is refused connects again at once.
         self._refusals = AtMostEvery(_LOG_SECONDS, clock)
         self._slow_readers = AtMostEvery(_LOG_SECONDS, clock)
-        self._next_send_check = clock()
+        self._next_check = clock()
 
     def serve(self, listener: socket.socket) -> None:
-        """Accept connections, and end those of slow readers, until `stop`.
+        """Accept connections, and end those of late clients, until `stop`.
 
         The listener is closed at the end.
         """
         # `close` in another thread does not wake `accept`.
-        listener.settimeout(_SEND_CHECK_SECONDS)
+        listener.settimeout(_CHECK_SECONDS)
         with listener:
             while not self._stopping.is_set():
-                self._end_late_answers()
+                self._end_late_clients()
                 try:
                     connection, address = listener.accept()
                 except TimeoutError:
@@ -131,16 +131,16 @@ class Endpoint:
         """Whether the next connection would be refused."""
         return self.open_connections >= self._settings.max_connections
 
-    def _end_late_answers(self) -> None:
-        """End the connections whose clients do not take their answers in time."""
+    def _end_late_clients(self) -> None:
+        """End the connections of clients that are late: see `Connection.end_if_late`."""
         now = self._clock()
-        if now < self._next_send_check:
+        if now < self._next_check:
             return
-        self._next_send_check = now + _SEND_CHECK_SECONDS
+        self._next_check = now + _CHECK_SECONDS
         with self._guard:
             serving = list(self._serving.values())
         for connection in serving:
-            connection.end_late_answer(now)
+            connection.end_if_late(now)
 
     def _admit(self, connection: socket.socket, host: str, port: int) -> None:
         client = shown(host, port)

@@ -123,8 +123,6 @@ class ServedTransactions:
                 archives of Pinterest's uploader.
             DamagedSegmentError, StorageError: As `last_stable_offset`.
         """
-        if self.notes(log).is_plain:
-            return ()
         if view.is_pinterest:
             undecided = self._transactions.undecided_from(view, log, end)
             if undecided is not None:

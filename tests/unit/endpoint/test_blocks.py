@@ -169,7 +169,7 @@ def test_without_a_wait_nothing_is_lent_while_memory_is_short(store: Store) -> N
     held = cache.borrow(store.read, stored("a-0"), 0, 2 * BLOCK, 1)
     began = monotonic()
     lease = cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1, may_wait=False)
-    assert lease.pieces == []
+    assert not lease.pieces
     assert monotonic() - began < 5
     held.release()
     lease = cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1, may_wait=False)

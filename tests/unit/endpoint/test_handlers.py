@@ -1,22 +1,30 @@
 """Answers to Metadata, DescribeCluster and DescribeConfigs, and what the endpoint refuses."""
 
 from base64 import urlsafe_b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
+from structlog.testing import capture_logs
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.endpoint.catalog import CatalogSettings
 from sidetier.endpoint.groups.none import NoGroups
 from sidetier.endpoint.protocol import OFFERED, api_versions_response, offered_api
 from sidetier.endpoint.session import Session
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.provider import OpenStores, PatternEndpointProvider
+from sidetier.storage.settings import StorageEndpoint
 from sidetier.wire.protocol import ApiKey, decode_response, encode
-from tests.harness.endpoint import EAGER, Parts, ask, endpoint_over, request_of
-from tests.harness.made_archive import MadeArchive
+from tests.harness.endpoint import EAGER, Parts, ask, endpoint_over, fetch_of, request_of
+from tests.harness.made_archive import LAYOUT, MadeArchive
 from tests.harness.waiting import wait_until
 
 TOPIC_ID = "cym-TlqmRE2h0UHouOCTtg"
@@ -125,6 +133,81 @@ def test_topics_are_listed_again_by_time_also_after_a_failure(
     MadeArchive(store, tp=TopicPartition("later", 0)).segments(0, 20)
     wait_until(lambda: "later" in parts.catalog.topics, 10, "the new topic")
     assert EAGER.discovery_interval < 1
+
+
+@contextmanager
+def two_stores(
+    settings: CatalogSettings = EAGER,
+) -> Iterator[tuple[FakeStorage, FakeStorage, Callable[[], AbstractContextManager[Parts]]]]:
+    """Yield a store with `orders`, one with `slow`, and what starts an endpoint over both."""
+    stores = {"memory://fast": FakeStorage(), "memory://slow": FakeStorage()}
+    fast, slow = stores.values()
+    provider = PatternEndpointProvider(
+        StorageEndpoint("memory://fast"), [("slow.*", StorageEndpoint("memory://slow"))]
+    )
+    access = ArchiveAccess(provider, OpenStores(provider, lambda at: stores[at.url]), LAYOUT)
+    MadeArchive(fast).segments(0, 20)
+    MadeArchive(slow, tp=TopicPartition("slow", 0)).segments(0, 20)
+    yield fast, slow, lambda: endpoint_over(fast, archive=access, settings=settings)
+
+
+def test_a_store_that_hangs_hides_no_topics_of_another_one() -> None:
+    settings = replace(EAGER, listing_timeout=0.2)
+    with two_stores(settings) as (fast, slow, started), capture_logs() as logs:
+        with slow.hold("list"), started() as parts:
+            assert set(parts.catalog.topics) == {"orders"}
+            MadeArchive(fast, tp=TopicPartition("later", 0)).segments(0, 20)
+            began = monotonic()
+            for _ in range(20):  # each of these names is unknown, and `slow` is listed already
+                assert parts.catalog.topic("slow") is None
+                assert parts.catalog.topic_of_id(UUID(int=1)) is None
+            assert monotonic() - began < 3
+            assert parts.catalog.topic("later") is not None
+        late = [row for row in logs if row["event"] == "endpoint.discovery_failed"]
+        assert [row["store"] for row in late] == ["memory://slow"]
+        with started() as parts:
+            assert set(parts.catalog.topics) == {"later", "orders", "slow"}
+
+
+def test_topics_of_a_store_that_is_slow_appear_when_it_is_listed() -> None:
+    settings = replace(EAGER, listing_timeout=0.1)
+    with two_stores(settings) as (_, slow, started), ExitStack() as held:
+        with slow.hold("list"):
+            parts = held.enter_context(started())
+            assert set(parts.catalog.topics) == {"orders"}
+        wait_until(lambda: "slow" in parts.catalog.topics, 10, "the topics of the slow store")
+
+
+def test_a_store_that_fails_keeps_its_topics_and_hides_no_others() -> None:
+    with two_stores() as (fast, slow, started), started() as parts:
+        known = parts.catalog.topics["slow"]
+        with slow.away():
+            MadeArchive(fast, tp=TopicPartition("later", 0)).segments(0, 20)
+            wait_until(lambda: "later" in parts.catalog.topics, 10, "the new topic")
+            assert parts.catalog.topics["slow"] == known
+            with started() as restarted:
+                assert set(restarted.catalog.topics) == {"later", "orders"}
+        with fast.away(), slow.away(), pytest.raises(StoreUnavailableError), started():
+            pass
+
+
+def test_ids_of_a_topic_whose_store_hangs_are_not_taken_for_current() -> None:
+    """A client that has read a deleted topic must not continue in the new one."""
+    settings = replace(EAGER, discovery_interval=3600.0, listing_timeout=0.1)
+    with two_stores(settings) as (_, slow, started), started() as parts:
+        topic = parts.catalog.topics["slow"]
+        made = MadeArchive(slow, tp=TopicPartition("slow", 0))
+        made.mark(0, 20, topic_id="AAAAAAAAAAAAAAAAAAAAAQ", leader_epoch=0)
+        asked = [{**fetch_of("slow", 0)["topics"][0]["partitions"][0]}]
+        wanted = {**fetch_of("slow", 0), "topics": [{"topic_id": topic.topic_id}]}
+        wanted["topics"][0]["partitions"] = asked
+        directories = LAYOUT.partition_prefix(made.tp).removesuffix(f"{made.tp}/")
+        with slow.hold("list", directories):
+            (row,) = parts.fetch(13, **wanted).responses[0].partitions
+            assert (row.error_code, bytes(row.records)) == (ErrorCode.kafka_storage_error, b"")
+        wait_until(lambda: parts.catalog.topics["slow"] != topic, 10, "the new id")
+        (row,) = parts.fetch(13, **wanted).responses[0].partitions
+        assert row.error_code is ErrorCode.unknown_topic_id
 
 
 def test_the_id_of_a_recreated_topic_changes(parts: Parts, store: FakeStorage) -> None:

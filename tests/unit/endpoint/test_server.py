@@ -25,6 +25,7 @@ from sidetier.endpoint.connection import (
     REQUEST_MEMORY,
     SMALL_REQUEST,
     Connection,
+    RequestMemory,
     ServerSettings,
     send_pieces,
 )
@@ -201,7 +202,7 @@ def test_large_requests_that_arrive_slowly_do_not_block_each_other() -> None:
             return bool(client.receive())
         return False
 
-    with running(frame=5.0) as endpoint, ThreadPoolExecutor(12) as clients:
+    with running(frame=20.0, contended=20.0) as endpoint, ThreadPoolExecutor(12) as clients:
         memory = endpoint.server._service.request_memory
         assert memory.acquire(60 << 20, 0.0)  # what is left is enough for two of them
         assert list(clients.map(answered, [endpoint.address] * 12)) == [True] * 12
@@ -210,7 +211,7 @@ def test_large_requests_that_arrive_slowly_do_not_block_each_other() -> None:
 
 def test_memory_for_large_requests_is_bounded() -> None:
     """Without a login, each connection could otherwise hold 2 MiB of a request."""
-    with running() as endpoint, ExitStack() as clients:
+    with running(contended=20.0) as endpoint, ExitStack() as clients:
         memory = endpoint.server._service.request_memory
         whole = (2 << 20) - SMALL_REQUEST
         assert memory.acquire(REQUEST_MEMORY - 2 * whole, 0.0)
@@ -231,6 +232,58 @@ def test_memory_for_large_requests_is_bounded() -> None:
             client.socket.close()
         assert len(further.receive()) > 9000 * 22  # an answer for each of them
         wait_until(lambda: memory.left == 2 * whole, 10, "the release")
+
+
+def test_large_requests_that_stop_midway_hold_their_memory_for_a_short_time_only() -> None:
+    """The memory is enough for 33 of them, which have 30 s to send the rest."""
+    registry = CollectorRegistry()
+    with running(registry=registry, contended=0.2) as endpoint, ExitStack() as clients:
+        memory = endpoint.server._service.request_memory
+        for _ in range(34):
+            client = clients.enter_context(RawClient(endpoint.address))
+            client.socket.sendall(struct.pack(">i", 2 << 20) + bytes(SMALL_REQUEST))
+        wait_until(lambda: memory.is_contended, 10, "all memory to be taken")
+        further = clients.enter_context(RawClient(endpoint.address, timeout=10))
+        further.socket.sendall(many_questions())
+        assert len(further.receive()) > 9000 * 22
+        name = "sidetier_endpoint_dropped_connections_total"
+        assert registry.get_sample_value(name, {"reason": "slow"})
+        assert not memory.is_contended
+
+
+def test_memory_goes_to_large_requests_in_their_order() -> None:
+    memory = RequestMemory(100)
+    assert memory.acquire(60, 0.0)
+    with ThreadPoolExecutor(2) as others:
+        first = others.submit(memory.acquire, 80, 10.0)
+        wait_until(lambda: memory.is_contended, 5, "a request that waits")
+        assert not memory.acquire(40, 0.0)  # there is room, but the larger one has asked before
+        memory.release(60)
+        assert first.result(5)
+    assert not memory.is_contended
+    assert memory.acquire(20, 0.0)
+
+
+def test_an_answer_that_is_not_taken_holds_memory_for_a_short_time_only() -> None:
+    registry = CollectorRegistry()
+    with (
+        running(registry=registry, contended=0.2) as endpoint,
+        open_listener("127.0.0.1", 0) as listener,
+        RawClient(listener.getsockname()) as client,
+    ):
+        memory = endpoint.server._service.request_memory
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        accepted, address = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        endpoint.server._admit(accepted, *address)
+        client.socket.sendall(many_questions())
+        wait_until(lambda: memory.left < REQUEST_MEMORY, 5, "the request")
+        assert memory.acquire(REQUEST_MEMORY, 10.0)
+        name = "sidetier_endpoint_dropped_connections_total"
+        wait_until(
+            lambda: registry.get_sample_value(name, {"reason": "slow_reader"}) == 1, 5, "the count"
+        )
+        memory.release(REQUEST_MEMORY)
 
 
 def test_a_long_poll_keeps_no_memory_for_its_request() -> None:
