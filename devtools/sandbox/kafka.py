@@ -3,10 +3,16 @@
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Self
 
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from devtools.sandbox.class_data import archive_classes, class_data_flags
 from sidetier.brokers.errors import LocalServerError
+from sidetier.brokers.java import find_java
 from sidetier.brokers.kafka import (
     BROKER_DEFAULTS,
     JVM_FLAGS,
@@ -34,6 +40,7 @@ from sidetier.brokers.processes import (
 _TIMEOUT_SECONDS = 2.0
 _CHUNK = 65_536
 _FIRST_CONTROLLER_ID = 101
+_ARCHIVE_SECONDS = 240.0
 _NONE: Properties = MappingProxyType({})
 _ZOOKEEPER_MODE_DEFAULTS: Properties = {
     "zookeeper.session.timeout.ms": 6000,
@@ -190,10 +197,10 @@ class KraftCluster(KafkaCluster):
         controllers: int = 0,
         log_dirs: int = 1,
         properties: Properties = _NONE,
-        jvm_flags: Sequence[str] = JVM_FLAGS,
+        jvm_flags: Sequence[str] | None = None,
     ) -> None:
         super().__init__(directory, version)
-        self._jvm_flags = jvm_flags
+        self._jvm_flags = _jvm_flags(version) if jvm_flags is None else jvm_flags
         self.cluster_id = random_cluster_id()
         self.controllers: dict[int, KafkaNode] = {}
         broker_ids = range(1, brokers + 1)
@@ -288,7 +295,9 @@ class ZookeeperCluster(KafkaCluster):
             "log.dirs": _log_dirs(log_dirs),
             **properties,
         }
-        return make_node(self.version, broker_id, port, directory, render(settings, directory))
+        rendered = render(settings, directory)
+        flags = _jvm_flags(self.version)
+        return make_node(self.version, broker_id, port, directory, rendered, flags)
 
     def _start_servers(self) -> None:
         self.start_zookeeper()
@@ -322,3 +331,31 @@ def _zookeeper_properties(directory: Path, port: int) -> dict[str, str]:
         "admin.enableServer": "false",
         "4lw.commands.whitelist": "*",
     }
+
+
+def archive_kafka_classes(version: str) -> Path:
+    """Write the archive of a broker's classes unless there is one; return its folder.
+
+    Raises:
+        LocalServerError: The broker did not start, or has written no archive.
+    """
+
+    def run(flag: str) -> None:
+        with (
+            TemporaryDirectory() as directory,
+            KraftCluster(Path(directory), version, jvm_flags=(*JVM_FLAGS, flag)) as cluster,
+        ):
+            client = {"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0}
+            admin = AdminClient(client)
+            admin.create_topics([NewTopic("topic", 1)])["topic"].result()
+            producer = Producer(client)
+            producer.produce("topic", b"value")
+            producer.flush()
+            # To write the archive takes longer than a usual stop.
+            cluster.brokers[1].process.stop(_ARCHIVE_SECONDS)
+
+    return archive_classes(f"kafka-{version}", find_java(), run)
+
+
+def _jvm_flags(version: str) -> Sequence[str]:
+    return (*JVM_FLAGS, *class_data_flags(f"kafka-{version}", find_java()))

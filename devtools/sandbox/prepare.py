@@ -13,9 +13,11 @@ from devtools.sandbox import azurite, chart_tools
 from devtools.sandbox.chromium import chromium
 from devtools.sandbox.go import GoBuilder
 from devtools.sandbox.hdfs import HADOOP_HDFS
+from devtools.sandbox.kafka import archive_kafka_classes
 from devtools.sandbox.kafka_clients import MIRROR_MAKER, franz_go_reader
 from devtools.sandbox.kafka_tools import KAFKA_TOOLS
 from devtools.sandbox.s3server import VERSITYGW
+from devtools.sandbox.spark import SPARK_4, SPARK_35
 from devtools.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
 from sidetier.brokers.cache import cache_root
 from sidetier.brokers.errors import LocalServerError
@@ -50,6 +52,7 @@ def main(names: tuple[str, ...]) -> None:
         click.echo(f"Java {java.version}: {java.program}")
         with GoBuilder() as builder:
             _run_together([_jars(wanted), _go_programs(wanted, builder), _packages(wanted)])
+        _run_together([_class_data(wanted)])  # starts what has been fetched
     except LocalServerError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"kept in {cache_root()}")
@@ -69,6 +72,15 @@ def _jars(wanted: Collection[str]) -> Iterator[Step]:
     if "spark" in wanted:
         for jars in (*SPARK_4_0.distributions, *SPARK_3_5.distributions):
             yield f"jars for {jars.name}", partial(jars_of, jars)
+
+
+def _class_data(wanted: Collection[str]) -> Iterator[Step]:
+    if "kafka" in wanted:
+        for version in (KAFKA_3_9, KAFKA_4_3):
+            yield f"class data of Kafka {version}", partial(archive_kafka_classes, version)
+    if "spark" in wanted:
+        for version in (SPARK_4, SPARK_35):
+            yield f"class data of Spark {version}", version.archive_classes
 
 
 def _go_programs(wanted: Collection[str], builder: GoBuilder) -> Iterator[Step]:

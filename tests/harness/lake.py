@@ -17,13 +17,13 @@ from sidetier.cli.export import submit
 from sidetier.pipeline.export.sinks.files.manifest import MANIFEST_NAME
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import Fault, Rule, S3Proxy, _Handler
-from tests.harness.spark import JVM
+from tests.harness.spark import SPARK_4
 from tests.harness.table_exports import GrowingArchive
 
 SECONDS = 300.0
 SPARK = ("--master", "local[2]")
 QUICK = {
-    "PYSPARK_SUBMIT_ARGS": f"--driver-memory 600m --driver-java-options '{JVM}' "
+    "PYSPARK_SUBMIT_ARGS": f"--driver-memory 600m --driver-java-options '{SPARK_4.jvm_flags}' "
     "--conf spark.ui.enabled=false "
     "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 pyspark-shell",
     "SPARK_LOCAL_IP": "127.0.0.1",
@@ -105,7 +105,7 @@ class Lake:
             "--driver-memory",
             "600m",
             "--driver-java-options",
-            JVM,
+            SPARK_4.jvm_flags,
             str(submit.__file__),
         )
         line = ("--master", "submit", *options)

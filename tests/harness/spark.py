@@ -4,31 +4,25 @@ import json
 import shlex
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devtools.sandbox.spark_jars import KAFKA_3_5, KAFKA_4_0, spark_jars
+from devtools.sandbox.spark import ROOT, SPARK_4, Version
+from devtools.sandbox.spark_jars import spark_jars
 from sidetier.brokers.jars import Distribution
 from sidetier.brokers.java import find_java_for_spark
 from sidetier.brokers.processes import Command, ManagedProcess
 from tests.harness.ci import STALL_SECONDS
 
-ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0 + STALL_SECONDS
 CALL_SECONDS = 400.0 + STALL_SECONDS
-
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""JVM flags for a short life: compile once, and quickly."""
 
 SETTINGS = {
     "spark.master": "local[2,2]",  # a task may fail once
     "spark.driver.memory": "700m",
-    "spark.driver.extraJavaOptions": JVM,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -36,22 +30,6 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A version of Spark: the Python of its environment, and its Kafka source."""
-
-    name: str
-    python: Path
-    kafka: Distribution
-
-    def __str__(self) -> str:
-        return self.name
-
-
-SPARK_4 = Version("4.0.0", Path(sys.executable), KAFKA_4_0)
-SPARK_35 = Version("3.5.3", ROOT / ".venv-spark35" / "bin" / "python", KAFKA_3_5)
 
 
 class SparkCallError(AssertionError):
@@ -103,6 +81,7 @@ def spark_driver(
         raise AssertionError(f"{version.python} is missing: `make setup-spark35` makes it")
     session_settings = {
         **SETTINGS,
+        "spark.driver.extraJavaOptions": version.jvm_flags,
         "spark.jars": spark_jars(version.kafka, *distributions),
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
@@ -136,7 +115,11 @@ def spark_driver(
 
 def quiet_spark(directory: Path) -> dict[str, str]:
     """Return environment variables that give these settings to a program's own Spark session."""
-    settings = {**SETTINGS, "spark.local.dir": str(directory / "local")}
+    settings = {
+        **SETTINGS,
+        "spark.driver.extraJavaOptions": SPARK_4.jvm_flags,
+        "spark.local.dir": str(directory / "local"),
+    }
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     submit = shlex.join([*words, "pyspark-shell"])
     return {**environment_of(SPARK_4), "PYSPARK_SUBMIT_ARGS": submit}

@@ -17,7 +17,6 @@ from typing import Any
 from sidetier.brokers.ports import HOST, free_port, is_listening
 from sidetier.brokers.processes import Command, ManagedProcess
 from tests.harness.spark import (
-    JVM,
     SPARK_4,
     START_SECONDS,
     SparkDriver,
@@ -68,7 +67,7 @@ def spark_cluster(
             "spark.master": master,
             "spark.executor.cores": "1",
             "spark.executor.memory": EXECUTOR_MEMORY,
-            "spark.executor.extraJavaOptions": JVM,
+            "spark.executor.extraJavaOptions": version.jvm_flags,
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": events.as_uri(),
             "spark.eventLog.compress": "false",
@@ -116,7 +115,7 @@ def _daemon(
     environment = environment_of(version) | {
         "SPARK_LOCAL_IP": host,
         "SPARK_DAEMON_MEMORY": "128m",
-        "SPARK_DAEMON_JAVA_OPTS": JVM,
+        "SPARK_DAEMON_JAVA_OPTS": version.jvm_flags,
     }
     log = directory / f"{name}-{host}.log"
     return ManagedProcess(Command(f"{name} at {host}", line, log, environment, directory))
