@@ -3,7 +3,7 @@
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,7 +143,7 @@ def fetch_of(  # noqa: PLR0913 - the fields of a Fetch
     }
 
 
-def joined(pieces: list[Piece]) -> bytes:
+def joined(pieces: Sequence[Piece]) -> bytes:
     """Return the bytes of all pieces."""
     return b"".join(
         piece.read(0, piece.size) if isinstance(piece, FilePiece) else piece for piece in pieces

@@ -234,7 +234,7 @@ def test_memory_of_dropped_blocks_is_used_again_when_nobody_sends_from_it(store:
         lease = cache.borrow(store.read, log, start, start + 10, 10)
         assert bytes(lease.pieces[0]) == DATA[start : start + 10]  # type: ignore[arg-type]
         lease.release()
-        lease.pieces.clear()
+        lease.pieces = ()
         assert cache.used + len(cache._free) * BLOCK <= cache.memory + BLOCK
     assert bytes(kept) == DATA[:10], "a piece that is still referred to does not change"  # type: ignore[arg-type]
     cache.close()

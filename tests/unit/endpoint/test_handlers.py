@@ -152,7 +152,7 @@ def two_stores(
 
 
 def test_a_store_that_hangs_hides_no_topics_of_another_one() -> None:
-    settings = replace(EAGER, listing_timeout=0.2)
+    settings = replace(EAGER, listing_timeout=1.0)
     with two_stores(settings) as (fast, slow, started), capture_logs() as logs:
         with slow.hold("list"), started() as parts:
             assert set(parts.catalog.topics) == {"orders"}
@@ -161,10 +161,10 @@ def test_a_store_that_hangs_hides_no_topics_of_another_one() -> None:
             for _ in range(20):  # each of these names is unknown, and `slow` is listed already
                 assert parts.catalog.topic("slow") is None
                 assert parts.catalog.topic_of_id(UUID(int=1)) is None
-            assert monotonic() - began < 3
-            assert parts.catalog.topic("later") is not None
-        late = [row for row in logs if row["event"] == "endpoint.discovery_failed"]
-        assert [row["store"] for row in late] == ["memory://slow"]
+            assert monotonic() - began < 10  # 20 s if each of them waited for it
+            wait_until(lambda: parts.catalog.topic("later") is not None, 10, "the new topic")
+        late = [row["store"] for row in logs if row["event"] == "endpoint.discovery_failed"]
+        assert late.count("memory://slow") == 1
         with started() as parts:
             assert set(parts.catalog.topics) == {"later", "orders", "slow"}
 
@@ -193,7 +193,7 @@ def test_a_store_that_fails_keeps_its_topics_and_hides_no_others() -> None:
 
 def test_ids_of_a_topic_whose_store_hangs_are_not_taken_for_current() -> None:
     """A client that has read a deleted topic must not continue in the new one."""
-    settings = replace(EAGER, discovery_interval=3600.0, listing_timeout=0.1)
+    settings = replace(EAGER, discovery_interval=3600.0, listing_timeout=1.0)
     with two_stores(settings) as (_, slow, started), started() as parts:
         topic = parts.catalog.topics["slow"]
         made = MadeArchive(slow, tp=TopicPartition("slow", 0))
