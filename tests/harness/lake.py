@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
+from devtools.sandbox.spark import SPARK_4
 from sidetier.brokers.processes import Command, ManagedProcess
 from sidetier.cli.export import submit
 from sidetier.pipeline.export.sinks.files.manifest import MANIFEST_NAME
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import Fault, Rule, S3Proxy, _Handler
-from tests.harness.spark import SPARK_4
 from tests.harness.table_exports import GrowingArchive
 
 SECONDS = 300.0

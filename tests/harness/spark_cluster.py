@@ -14,16 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from devtools.sandbox.spark import SPARK_4, Version
 from sidetier.brokers.ports import HOST, free_port, is_listening
 from sidetier.brokers.processes import Command, ManagedProcess
-from tests.harness.spark import (
-    SPARK_4,
-    START_SECONDS,
-    SparkDriver,
-    Version,
-    environment_of,
-    spark_driver,
-)
+from tests.harness.spark import START_SECONDS, SparkDriver, environment_of, spark_driver
 
 TWO_HOSTS = (HOST, "127.0.0.2")
 THREE_HOSTS = (*TWO_HOSTS, "127.0.0.3")

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from devtools.sandbox.spark import Version
 from sidetier.brokers.jars import Distribution
 from sidetier.pipeline.export.state import Exported
 from sidetier.segments.headers import walk_headers
@@ -25,7 +26,7 @@ from tests.harness.batches import pread_of
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import BrokerSegment
 from tests.harness.made_archive import MadeArchive
-from tests.harness.spark import SparkDriver, Version, spark_driver
+from tests.harness.spark import SparkDriver, spark_driver
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "segments"

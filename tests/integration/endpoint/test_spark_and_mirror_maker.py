@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from devtools.sandbox.kafka_clients import MIRROR_MAKER
+from devtools.sandbox.spark import SPARK_4
 from sidetier.brokers.jars import class_path, jars_of
 from sidetier.brokers.java import Java
 from sidetier.brokers.kafka import JVM_FLAGS, logging_flags, write_properties
@@ -19,7 +20,7 @@ from tests.harness.ci import STALL_SECONDS
 from tests.harness.clusters import KraftFactory
 from tests.harness.mirror_runs import consumed
 from tests.harness.served_archive import Served, expected_rows, text_of
-from tests.harness.spark import SPARK_4, SparkDriver, spark_driver
+from tests.harness.spark import SparkDriver, spark_driver
 from tests.harness.topics import watermark_offsets
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]

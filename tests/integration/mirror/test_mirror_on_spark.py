@@ -18,6 +18,7 @@ import yaml
 from confluent_kafka import Producer
 
 from devtools.sandbox.kafka import KraftCluster
+from devtools.sandbox.spark import SPARK_4
 from sidetier.mirror.copy.engine import Copy, Limits
 from sidetier.mirror.copy.workers import KafkaWorkerGroup, group_kind
 from sidetier.mirror.spark_copy import PartitionTask, SparkCopy
@@ -37,7 +38,7 @@ from tests.harness.archive_objects import file_store
 from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror
 from tests.harness.sidecar import beside
-from tests.harness.spark import SPARK_4, SparkDriver, spark_driver
+from tests.harness.spark import SparkDriver, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.spark_cluster import (
     executor_logs,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox.s3server import S3Server
+from devtools.sandbox.spark import SPARK_4, SPARK_35, Version
 from devtools.sandbox.spark_jars import HUDI_3_5, ICEBERG_3_5, ICEBERG_4_0, ICEBERG_ON_S3, S3A_3_3
 from sidetier.brokers.java import Java
 from sidetier.cli.export.table_session import HUDI_SESSION as HUDI
@@ -18,7 +19,7 @@ from sidetier.storage.settings import Credentials, S3Settings, StorageEndpoint
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import directories
 from tests.harness.s3 import new_bucket
-from tests.harness.spark import SPARK_4, SPARK_35, SparkDriver, Version, spark_driver
+from tests.harness.spark import SparkDriver, spark_driver
 from tests.harness.table_exports import iceberg_catalog
 
 LAYOUT = ArchiveLayout("prod-a", 5)

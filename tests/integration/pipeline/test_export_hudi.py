@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from devtools.sandbox.spark import SPARK_35
 from devtools.sandbox.spark_jars import HUDI_3_5
 from sidetier.cli.export.table_session import HUDI_SESSION
 from sidetier.pipeline.export.sinks.tables.lease import Lease
@@ -19,7 +20,7 @@ from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
 from tests.harness.schema_changes import ChangingTopic, check_rows_of_each_version
 from tests.harness.schema_registry import serving
-from tests.harness.spark import SPARK_35, SparkDriver
+from tests.harness.spark import SparkDriver
 from tests.harness.spark_jobs import place
 from tests.harness.table_exports import (
     Drivers,

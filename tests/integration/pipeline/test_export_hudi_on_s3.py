@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox.s3server import S3Server
+from devtools.sandbox.spark import SPARK_35
 from devtools.sandbox.spark_jars import HUDI_3_5, S3A_3_3
 from sidetier.brokers.processes import ManagedProcess
 from sidetier.cli.export.table_session import HUDI_SESSION
@@ -19,7 +20,7 @@ from tests.harness import table_jobs
 from tests.harness.lake import Lake, kill_before
 from tests.harness.s3 import new_bucket
 from tests.harness.s3_proxy import Fault, S3Proxy
-from tests.harness.spark import SPARK_35, SparkDriver
+from tests.harness.spark import SparkDriver
 from tests.harness.table_exports import (
     Drivers,
     GrowingArchive,

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox.kafka import KraftCluster
+from devtools.sandbox.spark import SPARK_4
 from devtools.sandbox.spark_jars import ICEBERG_4_0
 from sidetier.cli.export.table_session import ICEBERG_SESSION
 from tests.harness import table_jobs
 from tests.harness.broker_tail import TailedTopic
-from tests.harness.spark import SPARK_4, SparkDriver
+from tests.harness.spark import SparkDriver
 from tests.harness.table_exports import Drivers, Row, Said, iceberg_catalog
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from devtools.sandbox.spark import SPARK_4
 from sidetier.segments.arrow import TransactionFilter, read_markers, scan_headers
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
@@ -16,7 +17,7 @@ from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import closed_segments
 from tests.harness.diverged_archive import before_the_election, elect_uncleanly
 from tests.harness.made_archive import MadeArchive
-from tests.harness.spark import SPARK_4, SparkCallError, SparkDriver, spark_driver
+from tests.harness.spark import SparkCallError, SparkDriver, spark_driver
 from tests.integration.pipeline.conftest import LAYOUT, Archive, NewArchive
 from tests.integration.pipeline.test_spark_read import stored
 

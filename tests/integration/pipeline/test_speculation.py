@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from devtools.sandbox.s3server import S3Server
+from devtools.sandbox.spark import SPARK_4, SPARK_35, Version
 from devtools.sandbox.spark_jars import HUDI_3_5, ICEBERG_4_0
 from sidetier.brokers.jars import Distribution
 from sidetier.cli.export.table_session import HUDI_SESSION as HUDI
@@ -21,7 +22,7 @@ from tests.harness import spark_jobs, table_jobs
 from tests.harness.lake import Lake
 from tests.harness.s3 import new_bucket
 from tests.harness.s3_proxy import Fault, Rule, S3Proxy, _Handler
-from tests.harness.spark import SPARK_4, SPARK_35, SparkDriver, Version, spark_driver
+from tests.harness.spark import SparkDriver, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.spark_cluster import SPECULATION, spark_cluster, speculative_attempts
 from tests.harness.table_exports import GrowingArchive, Offsets, consumed, iceberg_catalog
