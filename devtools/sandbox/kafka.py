@@ -345,10 +345,9 @@ def archive_kafka_classes(version: str) -> Path:
             TemporaryDirectory() as directory,
             KraftCluster(Path(directory), version, jvm_flags=(*JVM_FLAGS, flag)) as cluster,
         ):
-            client = {"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0}
-            admin = AdminClient(client)
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
             admin.create_topics([NewTopic("topic", 1)])["topic"].result()
-            producer = Producer(client)
+            producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
             producer.produce("topic", b"value")
             producer.flush()
             # To write the archive takes longer than a usual stop.

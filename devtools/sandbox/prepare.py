@@ -79,8 +79,8 @@ def _class_data(wanted: Collection[str]) -> Iterator[Step]:
         for version in (KAFKA_3_9, KAFKA_4_3):
             yield f"class data of Kafka {version}", partial(archive_kafka_classes, version)
     if "spark" in wanted:
-        for version in (SPARK_4, SPARK_35):
-            yield f"class data of Spark {version}", version.archive_classes
+        for spark in (SPARK_4, SPARK_35):
+            yield f"class data of Spark {spark}", spark.archive_classes
 
 
 def _go_programs(wanted: Collection[str], builder: GoBuilder) -> Iterator[Step]:

@@ -43,14 +43,18 @@ class Version:
         java = find_java_for_spark()
 
         def run(flag: str) -> None:
-            command = [self.python, "-m", "devtools.sandbox.spark_session"]
             environment = {
                 "JAVA_HOME": str(java.home),
                 "PYTHONPATH": str(ROOT),
                 "SPARK_LOCAL_IP": "127.0.0.1",
             }
             completed = subprocess.run(
-                [*command, " ".join((*_FLAGS, flag))],
+                [
+                    self.python,
+                    "-m",
+                    "devtools.sandbox.spark_session",
+                    " ".join((*_FLAGS, flag)),
+                ],
                 capture_output=True,
                 text=True,
                 check=False,

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -21,7 +22,7 @@ def main(flags: str) -> None:
         path = str(Path(directory) / "rows")
         spark.range(1000).selectExpr("id % 3 AS k").groupBy("k").count().write.parquet(path)
         spark.read.parquet(path).collect()
-        gateway = SparkContext._gateway  # noqa: SLF001 - the JVM's process has no public name
+        gateway: Any = SparkContext._gateway  # noqa: SLF001 - the JVM's process has no public name
         spark.stop()
         gateway.shutdown()
         gateway.proc.stdin.close()  # the JVM ends with it
