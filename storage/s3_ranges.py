@@ -29,7 +29,6 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from sidetier import __version__
 from sidetier.segments.errors import (
-    AccessDeniedError,
     InvalidRequestError,
     MalformedAnswerError,
     StorageError,
@@ -174,7 +173,9 @@ class RangeRequests:
             try:
                 found = self._chain()
             except Exception as error:
-                raise AccessDeniedError(f"{where}: {error}") from error
+                from sidetier.storage.s3_boto3 import failure  # noqa: PLC0415 -- botocore is heavy
+
+                raise failure(where, error) from error
             names = found["access_key_id"], found["secret_access_key"], found.get("token")
         return auth.AwsCredentialsProvider.new_static(*names)
 
