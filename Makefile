@@ -34,9 +34,10 @@ INSTALLED = echo "$(@D): $$(du -sh '$(@D)' | cut -f1), $$((SECONDS - began)) s";
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
             --no-strip-extras --no-emit-index-url --no-header
 
-# uv installs in a third of pip's CPU time, and both environments share the files of its cache. PySpark has no
+# uv installs in an eighth of pip's CPU time, and both environments share the files of its cache. PySpark has no
 # wheel: it is built, without compressing its jars once more. uv does not read pip's settings; a mirror is
 # named in UV_DEFAULT_INDEX or in uv's own settings, as for the lock files.
+export UV_HTTP_TIMEOUT ?= 180
 UV_INSTALL = $(BIN)/uv pip install --no-progress --no-build-isolation \
                --config-settings-package pyspark:--build-option=--compression=stored
 
