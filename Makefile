@@ -41,6 +41,10 @@ export UV_HTTP_TIMEOUT ?= 180
 UV_INSTALL = $(BIN)/uv pip install --no-progress --no-build-isolation \
                --config-settings-package pyspark:--build-option=--compression=stored
 
+# Tests start hundreds of Python processes: without this, where the variable is set, as it often is in containers,
+# each compiles every module that it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -175,7 +179,7 @@ $(VENV)/.stamp-build: requirements/build.txt | $(BIN)/python
 
 $(VENV)/.stamp-dev: requirements/dev.txt pyproject.toml $(VENV)/.stamp-build
 	@$(LOGGED) \
-	quiet $(UV_INSTALL) --python $(BIN)/python --require-hashes -r $<; \
+	quiet $(UV_INSTALL) --compile-bytecode --python $(BIN)/python --require-hashes -r $<; \
 	quiet $(UV_INSTALL) --python $(BIN)/python --no-deps -e .; \
 	$(INSTALLED) $(VENV)/.stamp-demo
 
