@@ -354,8 +354,8 @@ class EncryptionConfig(Part):
     )
     refuse_plain: NamePatterns = Field(
         default=(),
-        description="Regular expressions that match whole names of the topics of which a segment "
-        "that is not encrypted is neither stored nor read.",
+        description="Regular expressions that match whole topic names. Segments of these topics "
+        "are neither stored nor read if they are not encrypted.",
     )
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Final
 
 from sidetier.archive.access import encryption_settings
 from sidetier.archive.objects.key_fingerprints import check_stored_fingerprints
-from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
+from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.storage import EncryptionConfig
 from sidetier.config.types import matches_any
@@ -19,6 +19,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     SidetierError,
 )
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
@@ -59,55 +60,68 @@ def key_facts(config: Config) -> Iterator[KeyFacts]:
         yield KeyFacts(name, encrypts=name == encryption.key, error=error)
 
 
-def other_fingerprints(config: Config) -> Iterator[str]:
-    """Compare the keys in files and variables with the fingerprints on each store; yield why one is
-    not the key that the other sidecars have. One request for each of them.
+def stored_facts(
+    config: Config, directories: Mapping[TopicPartition, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Compare the keys with what is stored; both results are empty without encryption.
+
+    Args:
+        config: The stores, and their keys.
+        directories: This host's partitions, and their directories.
+
+    Returns:
+        Why keys are not those that the other sidecars have, and why stored segments cannot be read.
 
     Raises:
         SidetierError: A store does not answer, or cannot be opened.
     """
     encryption = config.storage.encryption
     if encryption is None:
-        return
+        return (), ()
     layout = layout_of(config)
     with open_every_store(with_short_timeouts(config)) as stores:
-        for store in stores.by_endpoint.values():
-            for name, key in encryption_settings(encryption).keys:
-                try:
-                    check_stored_fingerprints(
-                        store, layout, EncryptionSettings(keys=((name, key),))
-                    )
-                except (ConfigurationError, MalformedObjectError) as error:
-                    yield str(error)
+        return (
+            tuple(_other_fingerprints(stores, layout, encryption)),
+            tuple(_undecryptable(stores, layout, encryption, directories)),
+        )
 
 
-def undecryptable(config: Config, directories: Mapping[TopicPartition, str]) -> Iterator[str]:
+def _other_fingerprints(
+    stores: EveryStore, layout: ArchiveLayout, encryption: EncryptionConfig
+) -> Iterator[str]:
+    """Compare the keys in files and variables with the fingerprints on each store.
+
+    Makes one request for each of them.
+    """
+    keys = encryption_settings(encryption).keys
+    for store in stores.by_endpoint.values():
+        for key in keys:
+            try:
+                check_stored_fingerprints(store, layout, EncryptionSettings(keys=(key,)))
+            except (ConfigurationError, MalformedObjectError) as error:
+                yield str(error)
+
+
+def _undecryptable(
+    stores: EveryStore,
+    layout: ArchiveLayout,
+    encryption: EncryptionConfig,
+    directories: Mapping[TopicPartition, str],
+) -> Iterator[str]:
     """Read a byte of stored segments of a few encrypted partitions; yield why one cannot be read.
 
     The segments are the first and the last closed one on this host's disk. Segments that are not
     stored yet are left out.
-
-    Args:
-        config: The store, and its keys.
-        directories: This host's partitions, and their directories.
-
-    Raises:
-        SidetierError: The store does not answer, or cannot be opened.
     """
-    encryption = config.storage.encryption
-    if encryption is None:
-        return
-    layout = layout_of(config)
     chosen = [tp for tp in sorted(directories) if matches_any(encryption.topics, tp.topic)]
-    with open_every_store(with_short_timeouts(config)) as stores:
-        for tp in chosen[:_MOST_PARTITIONS]:
-            closed = read_listing(list_names(directories[tp])).closed
-            for base in sorted({segment.base_offset for segment in (*closed[:1], *closed[-1:])}):
-                key = layout.object_key(tp, base, FileKind.LOG)
-                try:
-                    with stores.of_topic(tp.topic).get_object_input_stream(key, 0, 1) as stream:
-                        stream.read()
-                except ObjectNotFoundError:
-                    continue
-                except EncryptionError as error:
-                    yield str(error)
+    for tp in chosen[:_MOST_PARTITIONS]:
+        closed = read_listing(list_names(directories[tp])).closed
+        for base in sorted({segment.base_offset for segment in (*closed[:1], *closed[-1:])}):
+            key = layout.object_key(tp, base, FileKind.LOG)
+            try:
+                with stores.of_topic(tp.topic).get_object_input_stream(key, 0, 1) as stream:
+                    stream.read()
+            except ObjectNotFoundError:
+                continue
+            except EncryptionError as error:
+                yield str(error)

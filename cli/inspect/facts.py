@@ -24,12 +24,7 @@ from sidetier.cli.inspect.cluster import (
     number,
     open_cluster,
 )
-from sidetier.cli.inspect.encryption import (
-    KeyFacts,
-    key_facts,
-    other_fingerprints,
-    undecryptable,
-)
+from sidetier.cli.inspect.encryption import KeyFacts, key_facts, stored_facts
 from sidetier.cli.inspect.host import HostFacts, host_facts
 from sidetier.cli.inspect.local_log import LocalLog, local_log, read_log
 from sidetier.cli.inspect.local_retention import PartitionRetention, gather_retention
@@ -586,8 +581,7 @@ def gather_host(
     if not any(key.error for key in keys):
         # A store that does not answer has a finding.
         with suppress(SidetierError):
-            others = tuple(other_fingerprints(config))
-            stored = tuple(undecryptable(config, on_disk.directories))
+            others, stored = stored_facts(config, on_disk.directories)
     facts = DoctorFacts(
         config,
         host_facts(config, machine.identity, log_dir_problems),

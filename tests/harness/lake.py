@@ -22,13 +22,19 @@ from tests.harness.table_exports import GrowingArchive
 
 SECONDS = 300.0
 SPARK = ("--master", "local[2]")
-QUICK = {
-    "PYSPARK_SUBMIT_ARGS": f"--driver-memory 600m --driver-java-options '{SPARK_4.jvm_flags}' "
-    "--conf spark.ui.enabled=false "
-    "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 pyspark-shell",
-    "SPARK_LOCAL_IP": "127.0.0.1",
-}
-SUBMITTED = {**QUICK, "PYSPARK_PYTHON": sys.executable}  # otherwise an export finds it by itself
+
+
+def quick_session() -> dict[str, str]:
+    """Return environment variables for a Spark session that an export starts by itself.
+
+    A function, because the flags depend on the Java of this machine, and may find none.
+    """
+    arguments = (
+        f"--driver-memory 600m --driver-java-options '{SPARK_4.jvm_flags}' "
+        "--conf spark.ui.enabled=false "
+        "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 pyspark-shell"
+    )
+    return {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_SUBMIT_ARGS": arguments}
 
 
 @dataclass(slots=True)
@@ -76,13 +82,15 @@ class Lake:
         self,
         *options: str,
         program: Sequence[str] = (sys.executable, "-m", "sidetier.cli"),
-        environment: Mapping[str, str] = QUICK,
+        environment: Mapping[str, str] | None = None,
     ) -> Iterator[ManagedProcess]:
         """Yield an exporting process, which is killed at the end of the block if it still runs."""
         self.started += 1
         log = self.root / f"driver-{self.started}.log"
         arguments = [*program, *self.line(*options)]
-        process = ManagedProcess(Command("driver", arguments, log, environment, self.root))
+        process = ManagedProcess(
+            Command("driver", arguments, log, environment or quick_session(), self.root)
+        )
         process.start()
         try:
             yield process
@@ -109,7 +117,9 @@ class Lake:
             str(submit.__file__),
         )
         line = ("--master", "submit", *options)
-        with self.driver(*line, program=program, environment=SUBMITTED) as process:
+        # Without spark-submit, an export finds the Python by itself.
+        environment = {**quick_session(), "PYSPARK_PYTHON": sys.executable}
+        with self.driver(*line, program=program, environment=environment) as process:
             assert process.wait(SECONDS) == 0, process.log_tail(60)
 
     def objects(self, below: str = "lake/") -> dict[str, bytes]:

@@ -261,12 +261,12 @@ class ArchiveCheck:
         prefix, mark = self.layout.partition_prefix(tp), self.layout.watermark_key(tp)
         # Shortened, the key sorts just before the files of the first segment.
         listing = self.store.list_objects(prefix, start_after=f"{prefix}{first:020d}")
-        # Keys sort by base offset, and `offset.wm` sorts behind the segments.
-        behind = f"{prefix}{last + 1:020d}"
+        # Keys sort by base offset, and `offset.wm` sorts after the segments.
+        after = f"{prefix}{last + 1:020d}"
         rows: list[ObjectSummary] = []
         etag: str | None = None
         for number, row in enumerate(listing, 1):
-            if row.key < behind:
+            if row.key < after:
                 rows.append(row)
             elif row.key == mark:
                 etag = row.etag

@@ -255,8 +255,8 @@ SEEDS = {
     "the start of an archive is not recorded": 1,
     "what the broker drops from its checkpoint is forgotten": 4,
 }
-"""Seeds of the mutants that are otherwise detected late: with these they are detected in seconds,
-and, if the machine changes, within as many examples as the others.
+"""Seeds of the mutants that are otherwise detected late: with these most are detected in
+seconds, and, if the machine changes, within as many examples as the others.
 """
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from devtools.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
 from sidetier.brokers.errors import LocalServerError
+from sidetier.brokers.java import Java
 from sidetier.brokers.kafka import KAFKA_3_9, random_cluster_id, render
 
 
@@ -16,6 +17,7 @@ def _no_download(monkeypatch: pytest.MonkeyPatch) -> None:
         return ["java", *jvm_flags, version, str(directory)]
 
     monkeypatch.setattr("devtools.sandbox.kafka.java_command", command)
+    monkeypatch.setattr("devtools.sandbox.kafka.find_java", lambda: Java(Path("java"), 17))
     monkeypatch.setattr("sidetier.brokers.kafka.java_command", command)
 
 
