@@ -57,11 +57,19 @@ from typing import Final, TypeVar
 
 from sidetier.archive.gc.listing import (
     ListedArchive,
+    NotCollectableError,
     gaps_from,
     has_offsets_of,
     list_archive,
 )
-from sidetier.archive.gc.retention import Expired, Need, Retention, SegmentFacts, expired_segments
+from sidetier.archive.gc.retention import (
+    Expired,
+    Need,
+    Retention,
+    SegmentFacts,
+    expired_segments,
+    other_topic,
+)
 from sidetier.archive.objects.chapters import (
     SEGMENTS,
     ChapterEntry,
@@ -247,6 +255,12 @@ class PartitionCollector:
     def _survey(self) -> _Survey:
         listed = list_archive(self._store, self._layout, self._tp)
         mark, view = listed.mark, listed.view
+        # In the version of `offset.wm` over which the new start is written: the archive may have
+        # been retired, and begun anew, since the progress of the consumers was read.
+        for need in self._needs:
+            reason = other_topic(need, mark.watermark.topic_id)
+            if reason is not None:
+                raise NotCollectableError(reason)
         # Without a committed segment there is nothing that can be kept behind a new start.
         if not view.logs:
             nothing = Expired(0, view.start, "nothing is archived")

@@ -46,10 +46,38 @@ class Need:
     Attributes:
         offset: That offset.
         consumer: The consumer, such as `consumer group billing`.
+        topic_id: Id of the topic that the offset is of, as Kafka writes ids; None if the consumer
+            does not know it.
     """
 
     offset: Offset
     consumer: str
+    topic_id: str | None
+
+
+def other_topic(need: Need, archived_id: str | None) -> str | None:
+    """Tell why the offset of a need may be of another topic than the archive's; None if it is not.
+
+    An offset of a deleted topic has no meaning in a topic of the same name that was created later.
+    Both sides lack an id if the archive is of Pinterest's uploader, or of brokers before 2.8.
+    """
+    if need.topic_id == archived_id:
+        return None
+    if need.topic_id is None:
+        return (
+            f"{need.consumer}: it has no topic id with its offset, and the archive has "
+            f"{archived_id}: the offset may be of a deleted topic of the same name, until it "
+            "continues and stores the id"
+        )
+    if archived_id is None:
+        return (
+            f"{need.consumer}: its offset is of topic id {need.topic_id}, and the archive "
+            "has no topic id: the offset may be of a deleted topic of the same name"
+        )
+    return (
+        f"{need.consumer}: its offset is of another topic of the same name: topic id "
+        f"{need.topic_id}, and the archive has {archived_id}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

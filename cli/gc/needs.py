@@ -3,9 +3,8 @@
 Committed offsets are those of the brokers at the time of the request. If an open transaction
 commits later ones, they do not count yet.
 
-An offset of a deleted topic has no meaning in a topic of the same name that was created later. So
-the topic id beside an offset must be the one of the archive. Consumer groups need no such check:
-Kafka deletes their offsets together with the topic.
+Each need has the topic id of its offset. `PartitionCollector` refuses one of another topic than the
+archive's.
 """
 
 from collections import defaultdict
@@ -104,43 +103,45 @@ def read_needs(
     """
     needs: dict[TopicPartition, list[Need]] = defaultdict(list)
     keep_for = rule.keep_for
+    # A consumer group stores no topic id, and Kafka deletes its offsets together with the topic.
+    # Read before the offsets: of an archive that has begun anew since, nothing is deleted.
+    archived_ids = _archived_ids(layout_of(config), stores, partitions) if keep_for.groups else {}
     for group in keep_for.groups:
         consumer = f"consumer group {group}"
         committed = _of_group(_brokers(config), group, partitions, consumer)
-        offsets = {tp: answer.offset for tp, answer in committed.items()}
-        _add(needs, partitions, offsets, consumer)
-    reached: dict[str, Mapping[TopicPartition, _NextOffset]] = {}
+        next_offsets = {
+            tp: _NextOffset(answer.offset, archived_ids[tp])
+            for tp, answer in committed.items()
+            if tp in archived_ids
+        }
+        _add(needs, partitions, next_offsets, consumer)
     for mirror in keep_for.mirrors:
         consumer = f"mirror {mirror.name}"
-        reached[consumer] = _of_mirror(mirror, partitions, consumer)
+        _add(needs, partitions, _of_mirror(mirror, partitions, consumer), consumer)
     for export in keep_for.exports:
         consumer = f"export to {export.into}"
-        reached[consumer] = _of_export(config, export, partitions, consumer)
+        _add(needs, partitions, _of_export(config, export, partitions, consumer), consumer)
     for table in keep_for.tables:
         consumer = f"export to the {_FORMATS[table.format]} table {table.location}"
-        reached[consumer] = _of_table(config, table, consumer)
+        _add(needs, partitions, _of_table(config, table, consumer), consumer)
     for group in keep_for.local_groups:
         consumer = f"local group {group}"
-        reached[consumer] = _of_local_group(layout_of(config), stores, group, consumer)
-    archived_ids = _archived_ids(layout_of(config), stores, partitions) if reached else {}
-    for consumer, next_offsets in reached.items():
-        offsets = {tp: next_offset.offset for tp, next_offset in next_offsets.items()}
-        _add(needs, partitions, offsets, consumer)
-        for tp in partitions:
-            _require_same_topic(tp, next_offsets[tp].topic_id, archived_ids[tp], consumer)
+        next_offsets = _of_local_group(layout_of(config), stores, group, consumer)
+        _add(needs, partitions, next_offsets, consumer)
     return needs
 
 
 def _add(
     needs: dict[TopicPartition, list[Need]],
     partitions: Collection[TopicPartition],
-    offsets: Mapping[TopicPartition, Offset],
+    next_offsets: Mapping[TopicPartition, _NextOffset],
     consumer: str,
 ) -> None:
     for tp in partitions:
-        if tp not in offsets:
+        if tp not in next_offsets:
             raise UnknownProgressError(f"{consumer}: its progress in {tp} is unknown")
-        needs[tp].append(Need(offsets[tp], consumer))
+        offset, topic_id = next_offsets[tp]
+        needs[tp].append(Need(offset, consumer, topic_id))
 
 
 def _archived_ids(
@@ -157,35 +158,6 @@ def _archived_ids(
             ) from error
         ids[tp] = None if mark is None else mark.watermark.topic_id
     return ids
-
-
-def _require_same_topic(
-    tp: TopicPartition, reached_id: str | None, archived_id: str | None, consumer: str
-) -> None:
-    """Check that a consumer has read the topic that the archive has.
-
-    Both sides lack an id if the archive is of Pinterest's uploader, or of brokers before 2.8.
-
-    Raises:
-        UnknownProgressError: The topic ids differ, or only one side has one.
-    """
-    if reached_id == archived_id:
-        return
-    if reached_id is None:
-        raise UnknownProgressError(
-            f"{consumer}: it has no topic id with its offset in {tp}, and the archive has "
-            f"{archived_id}: the offset may be of a deleted topic of the same name, until it "
-            "continues and stores the id"
-        )
-    if archived_id is None:
-        raise UnknownProgressError(
-            f"{consumer}: its offset in {tp} is of topic id {reached_id}, and the archive has no "
-            "topic id: the offset may be of a deleted topic of the same name"
-        )
-    raise UnknownProgressError(
-        f"{consumer}: its offset in {tp} is of a deleted topic of the same name: topic id "
-        f"{reached_id}, and the archive has {archived_id}"
-    )
 
 
 def _brokers(config: "Config") -> dict[str, str]:

@@ -64,9 +64,11 @@ class Laws:
     moves: set[str] = field(default_factory=set)
     """Quarantine plans by which the archive end has moved back."""
     needed: int | None = None
-    """Offset below which `sidetier gc` may delete: that of the consumer that has read the least.
-    None if no gc runs.
+    """Offset below which `sidetier gc` may delete: that of the consumer that has read the least of
+    the archived topic. None if no gc runs.
     """
+    archived_id: str | None = None
+    """Topic id in the last `offset.wm` that was there."""
     collected: set[bytes] = field(default_factory=set)
     """Batches that gc has deleted, all below the start of the archive at that moment."""
     read: set[bytes] = field(default_factory=set)
@@ -245,6 +247,9 @@ class Laws:
 
         A quarantine may move it back to the divergence, once for each plan.
         """
+        if watermark is not None and watermark.topic_id != self.archived_id:
+            self.archived_id = watermark.topic_id
+            self.needed = None if self.needed is None else 0  # nobody has read the new topic
         before = self.last_start
         start = None if watermark is None else watermark.start_offset
         self.last_start = None if start is None else int(start)

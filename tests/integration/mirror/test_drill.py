@@ -17,8 +17,9 @@ from devtools.sandbox.kafka import KraftCluster
 from sidetier.archive.objects.drill_record import decode_drill
 from sidetier.cli.main import run
 from tests.harness.archive_objects import file_store
+from tests.harness.encryption import count_logs, encryption
 from tests.harness.local_segments import small_segments
-from tests.harness.sidecar import beside
+from tests.harness.sidecar import beside, merged
 from tests.harness.topics import admin_of, create_topic, delete_topic
 from tests.harness.waiting import wait_until
 
@@ -70,14 +71,19 @@ class Archived:
 
 @pytest.fixture(scope="module")
 def stored(kraft43: KraftCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A topic and the root directory of its archive's store."""
+    """A topic and the root directory of its archive's store. Partition 1 is encrypted."""
     topic, directory = "drilled", tmp_path_factory.mktemp("drill")
     fill(kraft43.bootstrap_servers, topic)
     config = directory / "sidetier.yaml"
-    config.write_text(
-        yaml.safe_dump(beside(kraft43, file_store(directory / "store"), topics=[topic]))
-    )
-    assert run(["--config", str(config), "backfill"]) == 0
+    store = file_store(directory / "store")
+    settings = beside(kraft43, store, topics=[topic])
+    encrypted = {"storage": {"encryption": encryption(directory)}}
+    for partition, chosen in ((0, settings), (1, merged(settings, encrypted))):
+        config.write_text(yaml.safe_dump(chosen))
+        assert (
+            run(["--config", str(config), "backfill", "--partition", f"{topic}-{partition}"]) == 0
+        )
+    assert min(count_logs(store.objects)) > 1
     return topic, directory / "store"
 
 
@@ -86,7 +92,9 @@ def archived(kraft43: KraftCluster, stored: tuple[str, Path], tmp_path: Path) ->
     topic, original = stored
     root = Path(shutil.copytree(original, tmp_path / "store"))
     config = tmp_path / "sidetier.yaml"
-    config.write_text(yaml.safe_dump(beside(kraft43, file_store(root), topics=[topic])))
+    encrypted = {"storage": {"encryption": encryption(tmp_path)}}
+    settings = merged(beside(kraft43, file_store(root), topics=[topic]), encrypted)
+    config.write_text(yaml.safe_dump(settings))
     return Archived(topic, root, config)
 
 

@@ -35,9 +35,10 @@ from sidetier.wire.requests import (
 )
 from sidetier.wire.settings import ClientSettings
 from tests.harness.archive_objects import file_store
+from tests.harness.encryption import count_logs, encryption
 from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror
-from tests.harness.sidecar import beside
+from tests.harness.sidecar import beside, merged
 from tests.harness.spark import SparkDriver, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.spark_cluster import (
@@ -96,12 +97,16 @@ def test_each_record_is_copied_once_whichever_attempt_ends(
 ) -> None:
     source = kraft43.bootstrap_servers
     create_topic(source, topic, partitions=2, configs=small_segments(size=50_000, retention_ms=-1))
-    write(source, topic, 120)
-    expected = consumed(source, topic)
     config = tmp_path / "sidetier.yaml"
     store = file_store(tmp_path / "store")
-    config.write_text(yaml.safe_dump(beside(kraft43, store)))
-    Commands(config, os.environ).run("backfill", "--topic", topic)
+    settings = beside(kraft43, store)
+    encrypted = {"storage": {"encryption": encryption(tmp_path)}}
+    for chosen in (settings, merged(settings, encrypted)):
+        write(source, topic, 60)
+        config.write_text(yaml.safe_dump(chosen))
+        Commands(config, os.environ).run("backfill", "--topic", topic)
+    assert min(count_logs(store.objects)) > 1
+    expected = consumed(source, topic)
     delete_records(source, topic, 1, 1500)
     line = command(topic, topic, source, target, "--config", str(config), *ON_SPARK)
     killed = threading.Event()

@@ -22,6 +22,7 @@ from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import CommittedOffset, committed_offsets
 from sidetier.wire.settings import ClientSettings
 from tests.harness.archive_objects import s3_store
+from tests.harness.encryption import count_logs, encryption
 from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import consumed_at
 from tests.harness.s3 import S3Bucket
@@ -127,8 +128,6 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
 ) -> None:
     servers = kraft43.bootstrap_servers
     create_topic(servers, topic, partitions=2, configs=small_segments(size=10_000, retention_ms=-1))
-    write_transactions(servers, topic, 60)
-    source = consumed_at(servers, topic)
     (tmp_path / "key").write_text(s3_server.access_key)
     (tmp_path / "secret").write_text(s3_server.secret_key)
     with S3Proxy(s3_server.port) as proxy, speculating(tmp_path / "spark") as (driver, cluster):
@@ -143,9 +142,15 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
         settings = beside(kraft43, store)
         settings["storage"]["s3"].pop("access_key_id")
         settings["storage"]["s3"].pop("secret_access_key")
-        file.write_text(yaml.safe_dump(merged(settings, changes)))
         commands = Commands(file, os.environ)
-        commands.run("backfill", "--topic", topic)
+        settings = merged(settings, changes)
+        encrypted = {"storage": {"encryption": encryption(tmp_path)}}
+        for chosen in (settings, merged(settings, encrypted)):
+            write_transactions(servers, topic, 30)
+            file.write_text(yaml.safe_dump(chosen))
+            commands.run("backfill", "--topic", topic)
+        assert min(count_logs(store.objects)) > 1
+        source = consumed_at(servers, topic)
         copy = f"copy.{topic}"
         restore = ("--topic", topic, "--open-transactions", "abort")
         whole = (*restore, "--name", topic, "--rename", f"{topic}={copy}")
@@ -176,7 +181,9 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
             log.read_text()
             for log in Path(cluster["spark.eventLog.dir"].removeprefix("file://")).iterdir()
         )
-        assert s3_server.secret_key not in events + driver.log() + executor_logs(cluster)
+        shown = events + driver.log() + executor_logs(cluster)
+        assert s3_server.secret_key not in shown
+        assert (tmp_path / "k1").read_text().strip() not in shown
 
         # A complete partition needs no task; one process continues after the tasks.
         assert driver.call(command_line, line=[*line, "--engine", "spark"]) == 0, driver.log()

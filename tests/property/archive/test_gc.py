@@ -75,7 +75,7 @@ def test_archive_is_contiguous_and_keeps_what_is_needed(
     uploaded.append(2)
     for step, first, second in steps:
         before, _ = check(uploaded)
-        needs = [Need(Offset(second), "test")] if step == "collect" else []
+        needs = [Need(Offset(second), "test", None)] if step == "collect" else []
         lives = second if step == "kill" else None
         if step == "upload":
             uploaded.append(first)

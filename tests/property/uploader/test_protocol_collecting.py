@@ -80,17 +80,18 @@ class Collecting(Disasters):
     def _start_gc(self, at: int, kept: int = 1) -> Command:
         """Begin a gc. It reads what the consumer needs, and then waits in its first request."""
         partition = self.partitions[at % len(self.partitions)]
-        needed = partition.laws.needed or 0
-        return self._begun(self._gc(partition.cluster.tp, kept, needed))
+        laws = partition.laws
+        need = Need(Offset(laws.needed or 0), "a consumer", laws.archived_id)
+        return self._begun(self._gc(partition.cluster.tp, kept, need))
 
-    def _gc(self, tp: TopicPartition, kept: int, needed: int) -> Callable[[RemoteStorage], object]:
+    def _gc(self, tp: TopicPartition, kept: int, need: Need) -> Callable[[RemoteStorage], object]:
         def collect(store: RemoteStorage) -> None:
             done = PartitionCollector(
                 store,
                 LAYOUT,
                 tp,
                 Retention(size=kept),
-                needs=[Need(Offset(needed), "a consumer")],
+                needs=[need],
                 now_ms=self._store_ms,
             ).collect()
             HAPPENED["segments are deleted"] += done.segments > 0
@@ -488,6 +489,22 @@ def _the_topic_is_recreated_meanwhile(state: Collecting) -> None:
     command.run()
 
 
+def _the_topic_is_recreated_before_the_survey(state: Collecting) -> None:
+    """A gc has read what a consumer needs of the old topic, and finds the new one's archive."""
+    state.consumer_reads(0, 1.0)
+    command = state._start_gc(0)
+    state.the_topic_is_created_again(chance=3, deaf=set())
+    Disasters._retire_what_was_before(state)
+    state.a_backlog(records=1, rolls=set(state.brokers), segments=3)
+    for _ in range(3):
+        state.now += 65.0
+        state.sidecars[state.cluster.leader].work(30)
+    state.laws_hold()
+    assert len(stored_logs(state.store, state.cluster.tp)) == 3, "the new topic is not archived"
+    command.run()
+    state.laws_hold()
+
+
 def _a_quarantine_from_below_meanwhile(state: Collecting, kind: FileKind = FileKind.LOG) -> Command:
     """A segment is quarantined, and another one gets its key, before a gc deletes a file of it."""
     cluster = state.cluster
@@ -544,6 +561,11 @@ MUTANTS: dict[str, tuple[Callable[[Collecting], object], str, Callable[..., obje
         _a_consumer_is_behind,
         f"{COLLECTOR}.expired_segments",
         _whatever_is_needed,
+    ),
+    "an offset of another topic counts": (
+        _the_topic_is_recreated_before_the_survey,
+        f"{COLLECTOR}.other_topic",
+        _nothing,
     ),
     "offset.wm is written without a condition": (
         _a_sidecar_commits_meanwhile,

@@ -289,7 +289,7 @@ def test_export_of_a_deleted_topic_protects_the_new_one(
     assert stored.run(*export) != 0
     with_rules(stored, {**AGE, "keep_for": {"exports": [{"into": f"file://{lake}"}]}})
     assert blocked_by(stored) == (
-        f"export to file://{lake}: its offset in orders-0 is of a deleted topic of the same name: "
+        f"export to file://{lake}: its offset is of another topic of the same name: "
         f"topic id {TOPIC_ID}, and the archive has {NEW_ID}"
     )
 
@@ -364,6 +364,22 @@ def test_mirror_of_a_deleted_topic_protects_the_new_one(
     assert logs(stored, "orders-0") == [10, 20]
 
 
+def test_group_of_a_topic_that_is_recreated_meanwhile_deletes_nothing(
+    stored: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its committed offset is of the topic whose archive is retired before gc surveys it."""
+    stored.configure({"broker": {"bootstrap_servers": "127.0.0.1:1"}})
+    with_rules(stored, {**AGE, "keep_for": {"groups": ["billing"]}})
+    committed = {TopicPartition("orders", number): CommittedOffset(Offset(30)) for number in (0, 1)}
+
+    def answer(*_: object) -> dict[TopicPartition, CommittedOffset]:
+        recreate(stored)
+        return committed
+
+    monkeypatch.setattr(needs, "_of_group", answer)
+    assert f"topic id {TOPIC_ID}, and the archive has {NEW_ID}" in blocked_by(stored)
+
+
 def test_damaged_hudi_table_keeps_everything(stored: CommandLine, tmp_path: Path) -> None:
     table = {"format": "hudi", "location": f"file://{tmp_path}/lake"}
     with_rules(stored, {**AGE, "keep_for": {"tables": [table]}})
@@ -405,11 +421,11 @@ def test_segments_that_a_local_group_needs_are_kept(stored: CommandLine) -> None
     assert "not the offsets of a group" in told["partitions"][0]["reason"]
     local_group(stored, {0: 15, 1: 20}, topic_id="AAAAAAAAAAAAAAAAAAAAAw")
     told = stored.json("gc", "--yes", code=3)
-    assert "of a deleted topic of the same name" in told["partitions"][0]["reason"]
+    assert "of another topic of the same name" in told["partitions"][0]["reason"]
     assert logs(stored, "orders-0") == logs(stored, "orders-1") == [0, 10, 20]
     local_group(stored, {0: 15, 1: 20})
     told = stored.json("gc", "--yes", code=3)
-    assert "it has no topic id with its offset in orders-0" in told["partitions"][0]["reason"]
+    assert "it has no topic id with its offset" in told["partitions"][0]["reason"]
     local_group(stored, {0: 15, 1: 20}, TOPIC_ID)
     told = stored.json("gc", "--yes")
     assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]

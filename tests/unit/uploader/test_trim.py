@@ -256,7 +256,7 @@ def test_start_that_gc_has_moved_is_no_stale_view(beside: Beside) -> None:
     known = known_watermark(beside)
     beside.log.unlink(0)
     PartitionCollector(
-        beside.store, LAYOUT, TP, Retention(age=1.0), needs=[Need(Offset(10), "test")]
+        beside.store, LAYOUT, TP, Retention(age=1.0), needs=[Need(Offset(10), "test", TOPIC_ID)]
     ).collect()
     assert watermark_of(beside.store, TP).start_offset == 10  # type: ignore[union-attr]
     trim = beside.run(**known)
@@ -272,7 +272,7 @@ def test_known_watermark_with_another_end_is_a_stale_view(beside: Beside) -> Non
 
 def test_log_that_begins_below_the_start_of_the_archive_says_so(beside: Beside) -> None:
     PartitionCollector(
-        beside.store, LAYOUT, TP, Retention(age=1.0), needs=[Need(Offset(20), "test")]
+        beside.store, LAYOUT, TP, Retention(age=1.0), needs=[Need(Offset(20), "test", TOPIC_ID)]
     ).collect()
     trim = beside.run()
     assert (trim.end, hindrance(trim)) == (0, Hindrance.ARCHIVE_BEHIND)

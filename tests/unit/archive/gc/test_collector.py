@@ -29,7 +29,7 @@ from sidetier.storage.port import Condition, IfMatch, RemoteStorage
 from tests.harness.archive_sound import check_archive
 from tests.harness.daemons import LAYOUT, Site, key_of, stored_logs, stored_next, watermark_of
 from tests.harness.intercepted_store import InterceptedStore, KilledError, MortalStore, StoreCall
-from tests.harness.log_dir import START_MS, LogDir, PartitionLog
+from tests.harness.log_dir import START_MS, TOPIC_ID, LogDir, PartitionLog
 from tests.harness.made_archive import offsets, reading, take_to_end
 from tests.unit.uploader.test_quarantine import copied
 
@@ -198,7 +198,9 @@ def test_newest_segment_and_watermark_survive_any_age(
 
 
 def test_segments_that_a_consumer_needs_are_kept(store: FakeStorage, tp: TopicPartition) -> None:
-    done = collector(store, tp, needs=[Need(Offset(15), "consumer group billing")]).collect()
+    done = collector(
+        store, tp, needs=[Need(Offset(15), "consumer group billing", TOPIC_ID)]
+    ).collect()
     assert done.new_start == 10
     assert done.reason == "consumer group billing still needs offset 15"
     assert check_readable(store, tp) == 10
@@ -390,6 +392,17 @@ def test_nothing_more_is_deleted_once_the_archive_was_replaced(
     with pytest.raises(ArchiveConflictError, match="no further object is deleted"):
         collector(store, tp, wait=replaced).collect()
     assert stored_logs(store, tp).keys() == {0, 10, 20, 30, 40}
+
+
+@pytest.mark.parametrize("topic_id", ["another", None])
+def test_need_of_another_topic_deletes_nothing(
+    store: FakeStorage, tp: TopicPartition, topic_id: str | None
+) -> None:
+    """The topic was recreated, and archived anew, after the consumer's progress was read."""
+    before = store.contents()
+    with pytest.raises(NotCollectableError, match="topic of the same name"):
+        collector(store, tp, needs=[Need(Offset(40), "mirror dr", topic_id)]).collect()
+    assert store.contents() == before
 
 
 def test_nothing_is_deleted_while_segments_are_moved(

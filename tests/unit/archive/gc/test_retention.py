@@ -83,7 +83,7 @@ def test_either_limit_expires_a_segment() -> None:
 
 
 def test_a_segment_that_a_consumer_needs_is_kept() -> None:
-    needs = [Need(Offset(25), "consumer group a"), Need(Offset(15), "consumer group b")]
+    needs = [Need(Offset(25), "consumer group a", None), Need(Offset(15), "consumer group b", None)]
     result = expired(stored(0, 10, 20, 30), Retention(age=1), {0: 1, 10: 2}, needs)
     assert (result.segments, result.start) == (1, 10)
     assert result.reason == "consumer group b still needs offset 15"
@@ -91,7 +91,7 @@ def test_a_segment_that_a_consumer_needs_is_kept() -> None:
 
 def test_a_consumer_at_the_end_of_a_segment_is_not_put_out_of_range_by_a_gap() -> None:
     """Offsets [10, 20) are a gap. Its consumer is at 10, and must be able to see the gap."""
-    needs = [Need(Offset(10), "export")]
+    needs = [Need(Offset(10), "export", None)]
     assert expired(stored(0, 20, 30), Retention(age=1), {0: 1}, needs, ends={0: 10}).segments == 0
 
 

@@ -20,6 +20,7 @@ from sidetier.uploader.archive.repair import (
     planned_repairs,
 )
 from tests.harness.archived_log import LAYOUT, TP, StoredArchive
+from tests.harness.log_dir import TOPIC_ID
 
 METADATA = LAYOUT.metadata_key(TP)
 EPOCHS = LAYOUT.epoch_checkpoint_key(TP)
@@ -144,7 +145,7 @@ def test_entries_are_added_to_what_a_sidecar_has_written_meanwhile(archive: Stor
 
 def test_segments_that_gc_deletes_meanwhile_get_no_entries(archive: StoredArchive) -> None:
     without_entries(archive)
-    retention, needs = Retention(age=1.0), [Need(Offset(240), "test")]
+    retention, needs = Retention(age=1.0), [Need(Offset(240), "test", TOPIC_ID)]
     gc = PartitionCollector(archive.store, LAYOUT, TP, retention, needs=needs)
 
     [outcome] = repair(archive, gc.collect)
