@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +34,48 @@ confluent-kafka without compression in batches of {batch} KiB; a sidecar has sto
 segments of {segment} MiB in a directory and on versitygw. confluent-kafka reads the stored records
 by `consume(5000)` from the broker and from `sidetier serve` in turns, each time in a new process,
 with `fetch.queue.backoff.ms=5` and no CRC check. MB are of values; CPU seconds are user and system
-time of the server's process per GiB of values, without those of versitygw. Ratios are of
+time per GiB of values, of the server's process, of versitygw and of the client. Ratios are of
 neighbours. Client, server and versitygw share the machine's cores, and all files are in the page
-cache. {runs} runs."""
+cache. **Bound**: MB/s of an endpoint over S3 that takes no CPU time itself, if client and versitygw
+use all cores, of the broker's. {runs} runs."""
+
+_CPU_LIMITS = {"files": 0.5, "S3": 1.2}
+"""CPU seconds per GiB, set on a machine on which a broker takes `_BROKER_CPU`."""
+_BROKER_CPU = {1: 0.56, 8: 0.24}
+"""CPU seconds per GiB of a broker (4.3.1) with 4 KiB records on that machine, by partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One read, and the CPU seconds of the server meanwhile."""
+    """One read, and the CPU seconds of the server and of its S3 server meanwhile."""
 
     read: KafkaRead
     server_cpu_seconds: float
+    store_cpu_seconds: float
+
+    def per_gib(self, cpu_seconds: float) -> float:
+        """Return CPU seconds per GiB of values."""
+        return cpu_seconds / self.read.size * _GIB
 
     @property
     def server_cpu_per_gib(self) -> float:
         """CPU seconds of the server per GiB of values."""
-        return self.server_cpu_seconds / self.read.size * _GIB
+        return self.per_gib(self.server_cpu_seconds)
+
+    @property
+    def most_megabytes_per_second(self) -> float:
+        """MB of values per second if client and S3 server used all cores."""
+        cores = len(os.sched_getaffinity(0))
+        return self.read.size / 1e6 * cores / (self.read.cpu_seconds + self.store_cpu_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server to read from: its process, and the properties of its clients."""
+    """A server to read from: its process, the properties of its clients, and its S3 server."""
 
     pid: int
     properties: Mapping[str, Any]
+    store_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +135,7 @@ def measure(
                 cluster.process_of(1).pid, {"bootstrap.servers": cluster.bootstrap_servers}
             ),
             "files": _server(over_files),
-            "S3": _server(over_s3),
+            "S3": replace(_server(over_s3), store_pid=s3.server.process.pid),
             "files, TLS": _server(over_tls, encrypted),
         }
         reads: Reads = {shape.topic: {name: [] for name in servers} for shape in topics}
@@ -156,9 +174,17 @@ def _read(server: Server, shape: Shape, records: int) -> Measured:
         "partitions": shape.partitions,
         "records": records,
     }
-    before = processes.cpu_seconds(server.pid)
+
+    def cpu_seconds() -> tuple[float, float]:
+        store_pid = server.store_pid
+        return processes.cpu_seconds(server.pid), (
+            0.0 if store_pid is None else processes.cpu_seconds(store_pid)
+        )
+
+    before, store_before = cpu_seconds()
     read = KafkaRead(**run_program(kafka_reading.__file__, asked))
-    return Measured(read, processes.cpu_seconds(server.pid) - before)
+    after, store_after = cpu_seconds()
+    return Measured(read, after - before, store_after - store_before)
 
 
 def _idle(endpoint: Endpoint, topic: str, end: int) -> Idle:
@@ -187,7 +213,7 @@ def report_on(
     report: Report, topics: Sequence[Shape], reads: Reads, peaks: Mapping[str, int], idle: Idle
 ) -> None:
     """Fill the report: a table per topic, memory, idle connections, and the targets."""
-    limits = {"files": (0.95, 0.5), "S3": (0.75, 1.2), "files, TLS": (0.35, None)}
+    limits = {"files": 0.95, "S3": 0.75, "files, TLS": 0.35}
     for shape in topics:
         servers = reads[shape.topic]
         against_broker = {
@@ -197,28 +223,53 @@ def report_on(
             )
             for name in limits
         }
+        bounds = Spread.of(
+            measured.most_megabytes_per_second / peer.read.megabytes_per_second
+            for measured, peer in zip(servers["S3"], servers["broker"], strict=True)
+        )
         name = f"{shape.record // _KIB} KiB, {shape.partitions} partition(s)"
         report.table(
-            [name, "MB/s", "of the broker's", "server CPU s/GiB", "s to the first"],
+            [
+                name,
+                "MB/s",
+                "of the broker's",
+                "bound",
+                "server CPU s/GiB",
+                "versitygw",
+                "client",
+                "s to the first",
+            ],
             [
                 [
                     server,
                     Spread.of(m.read.megabytes_per_second for m in measured).text(0),
                     against_broker[server].text() if server in against_broker else "",
+                    bounds.text() if server == "S3" else "",
                     Spread.of(m.server_cpu_per_gib for m in measured).text(),
+                    Spread.of(m.per_gib(m.store_cpu_seconds) for m in measured).text()
+                    if server == "S3"
+                    else "",
+                    Spread.of(m.per_gib(m.read.cpu_seconds) for m in measured).text(),
                     Spread.of(m.read.first_seconds for m in measured).text(),
                 ]
                 for server, measured in servers.items()
             ],
         )
-        for server, (speed, cpu) in limits.items():
+        for server, speed in limits.items():
             what = f"{name}, {server}"
             report.targets.append(
                 Target(f"MB/s of {what}", against_broker[server].middle, speed, at_least=True)
             )
-            if cpu is not None:
-                spread = Spread.of(m.server_cpu_per_gib for m in servers[server])
-                report.targets.append(Target(f"CPU s/GiB of {what}", spread.middle, cpu))
+        for server, cpu in _CPU_LIMITS.items():
+            what = f"{name}, {server}"
+            spread = Spread.of(m.server_cpu_per_gib for m in servers[server])
+            report.targets.append(Target(f"CPU s/GiB of {what}", spread.middle, cpu))
+            ratio = Spread.of(
+                m.server_cpu_per_gib / peer.server_cpu_per_gib
+                for m, peer in zip(servers[server], servers["broker"], strict=True)
+            )
+            limit = cpu / _BROKER_CPU[shape.partitions]
+            report.targets.append(Target(f"CPU of {what}, of the broker's", ratio.middle, limit))
         first = Spread.of(m.read.first_seconds for m in servers["files"])
         report.targets.append(Target(f"s to the first record, {name}", first.middle, 0.15))
     report.targets += [
