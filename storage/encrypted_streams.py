@@ -23,6 +23,7 @@ from sidetier.storage.encrypted_format import (
     SEALED_BYTES,
     TAG_BYTES,
     EncryptedHeader,
+    chunks_of,
 )
 from sidetier.storage.port import Body, Checksum
 from sidetier.storage.ranges import read_once
@@ -35,6 +36,12 @@ _READ_CHUNKS: Final = 8
 _READ_BYTES: Final = _READ_CHUNKS * CHUNK_BYTES
 
 
+_SEALERS: Final = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
+"""Limits the threads that encrypt to the number of cores. Each chunk releases Python's lock
+for some 25 µs: with a thread for each upload, handing it over would take as much time.
+"""
+
+
 class ObjectCipher:
     """Encrypts and decrypts the chunks of one object. Thread-safe.
 
@@ -45,6 +52,7 @@ class ObjectCipher:
 
     def __init__(self, header: EncryptedHeader, data_key: bytes) -> None:
         self.header = header
+        self._last = header.chunks - 1
         info = header.encode()
         derived = HKDF(SHA256(), len(data_key), salt=header.salt, info=info).derive(data_key)
         self._aead = AESGCM(derived)
@@ -53,9 +61,23 @@ class ObjectCipher:
         """Return the number of bytes of plaintext in a chunk."""
         return min(CHUNK_BYTES, self.header.size - index * CHUNK_BYTES)
 
-    def seal(self, index: int, plain: memoryview, into: memoryview) -> None:
-        """Encrypt a chunk into a buffer of its size and `TAG_BYTES` more."""
-        self._aead.encrypt_into(self._nonce(index), plain, None, into)
+    def seal(self, index: int, plain: memoryview, into: memoryview) -> bytes:
+        """Encrypt consecutive chunks, each into its size and `TAG_BYTES` more; return their tags.
+
+        Args:
+            index: Number of the first chunk.
+            plain: Whole chunks; the last one is shorter only at the object's end. An empty object
+                has one empty chunk.
+            into: Where the sealed chunks go, one after the other.
+        """
+        encrypt, tags, at = self._aead.encrypt_into, bytearray(), 0
+        for start in range(0, max(len(plain), 1), CHUNK_BYTES):
+            chunk = plain[start : start + CHUNK_BYTES]
+            end = at + len(chunk) + TAG_BYTES
+            encrypt(self._nonce(index), chunk, None, into[at:end])
+            tags += into[end - TAG_BYTES : end]
+            index, at = index + 1, end
+        return bytes(tags)
 
     def open(self, index: int, sealed: memoryview, into: memoryview) -> None:
         """Decrypt a chunk into a buffer of its plaintext's size.
@@ -67,7 +89,7 @@ class ObjectCipher:
 
     def _nonce(self, index: int) -> bytes:
         # Unique under the key of the object, which the salt makes unique.
-        return index.to_bytes(11, "big") + (b"\1" if index == self.header.chunks - 1 else b"\0")
+        return index.to_bytes(11, "big") + (b"\1" if index == self._last else b"\0")
 
 
 class EncryptedBody:
@@ -91,7 +113,7 @@ class EncryptedBody:
         self._key = key
         self._expected = expected
         self._guard = threading.Lock()
-        self._tags: list[bytes] = []
+        self._tags = bytearray()
         self._sum = RunningChecksum(expected.algorithm)
 
     def open(self) -> BinaryIO:
@@ -107,23 +129,26 @@ class EncryptedBody:
         return cast("BinaryIO", _EncryptingStream(self, open_for_checksum(self.plain)))
 
     def seal(self, index: int, plain: memoryview, into: memoryview) -> None:
-        """Encrypt a chunk. The first time, chunks come in ascending order."""
+        """Encrypt consecutive chunks; see `ObjectCipher.seal`.
+
+        The first time, chunks come in ascending order.
+        """
         with self._guard:
-            is_first = index == len(self._tags)
-            if is_first:
-                # Only now: the bytes of a chunk that was summed up already are fixed by its tag.
-                self._sum.update(plain)
-                if index == self.cipher.header.chunks - 1:
+            # The bytes of chunks that were summed up already are fixed by their tags.
+            known = max(len(self._tags) // TAG_BYTES - index, 0)
+            if known < chunks_of(len(plain)):
+                self._sum.update(plain[known * CHUNK_BYTES :])
+                if index * CHUNK_BYTES + len(plain) == self.plain.size:
                     expect_checksum(self._key, self._expected, self._sum.result())
-            self.cipher.seal(index, plain, into)
-            tag = bytes(into[-TAG_BYTES:])
-            if is_first:
-                self._tags.append(tag)
-            elif self._tags[index] != tag:
+            with _SEALERS:
+                tags = self.cipher.seal(index, plain, into)
+            before = self._tags[index * TAG_BYTES : index * TAG_BYTES + len(tags)]
+            if not tags.startswith(before):
                 into[:] = bytes(len(into))
                 raise ChecksumMismatchError(
                     f"{self._key}: the body has changed between two readings of it"
                 )
+            self._tags += tags[len(before) :]
 
 
 class _EncryptingStream(io.RawIOBase):
@@ -133,6 +158,7 @@ class _EncryptingStream(io.RawIOBase):
         super().__init__()
         self._body = body
         self._source = source
+        self._file = source if isinstance(source, FileStream) else None
         self._header = body.cipher.header.encode()
         self._position = 0
         self._index = 0
@@ -191,13 +217,15 @@ class _EncryptingStream(io.RawIOBase):
     def _some(self, view: memoryview, position: int) -> int:
         """Write some ciphertext, from this position behind the header on; at least one byte."""
         if not self._sealed:
-            plain = self._next_chunk()
-            whole = len(plain) + TAG_BYTES
             skipped = position - self._index * SEALED_BYTES  # after a seek into a chunk
-            into = view[:whole] if len(view) >= whole and not skipped else self._scratch[:whole]
+            plain = self._next_chunks(0 if skipped else len(view) // SEALED_BYTES)
+            chunks = chunks_of(len(plain))
+            whole = len(plain) + chunks * TAG_BYTES
+            is_direct = whole <= len(view) and not skipped
+            into = (view if is_direct else self._scratch)[:whole]
             self._body.seal(self._index, plain, into)
-            self._index += 1
-            if into.obj is view.obj:
+            self._index += chunks
+            if is_direct:
                 return whole
             self._sealed = into[skipped:]
         count = min(len(view), len(self._sealed))
@@ -205,14 +233,14 @@ class _EncryptingStream(io.RawIOBase):
         self._sealed = self._sealed[count:]
         return count
 
-    def _next_chunk(self) -> memoryview:
-        wanted = self._body.cipher.plain_bytes(self._index)
-        if len(self._plain) < wanted:
-            # Whole chunks are read, so nothing is left of the last reading.
+    def _next_chunks(self, most: int) -> memoryview:
+        """Return some of the next chunks: at most this number, at least one."""
+        if not self._plain:
             end = min(self._body.plain.size, (self._index + _READ_CHUNKS) * CHUNK_BYTES)
             self._plain = self._read_plain(end - self._index * CHUNK_BYTES)
-        chunk, self._plain = self._plain[:wanted], self._plain[wanted:]
-        return chunk
+        size = max(most, 1) * CHUNK_BYTES
+        chunks, self._plain = self._plain[:size], self._plain[size:]
+        return chunks
 
     def _read_plain(self, size: int) -> memoryview:
         """Read exactly this number of bytes. They are valid until the next call."""
@@ -226,11 +254,10 @@ class _EncryptingStream(io.RawIOBase):
         return buffer
 
     def _read_some(self, buffer: memoryview) -> int:
-        source = self._source
-        if isinstance(source, FileStream):
-            extent = source.take(len(buffer))
+        if self._file is not None:
+            extent = self._file.take(len(buffer))
             return os.preadv(extent.descriptor, [buffer[: extent.size]], extent.position)
-        data = source.read(len(buffer))
+        data = self._source.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
