@@ -11,6 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -133,6 +134,12 @@ class _Block:
     ready: threading.Event = field(default_factory=threading.Event)
     data: memoryview = field(default_factory=lambda: memoryview(b""))
     error: Exception | None = None
+    """Why it could not be fetched. The next reader raises it, and the block is dropped."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its bytes are there."""
+        return self.error is None and self.ready.is_set()
 
 
 class BlockCache:
@@ -143,7 +150,8 @@ class BlockCache:
     used longest ago: a client that follows another one closely still gets its blocks.
 
     The number of blocks ahead depends on the number of segments that are read: a cache that evicts
-    blocks before they are used costs many times the requests. If even one block for each segment
+    blocks before they are used costs many times the requests. Near the end of a segment, the first
+    blocks of the next one are fetched ahead. If even one block for each segment
     does not fit, each fetch reads only the bytes that it sends. The same holds while slow clients
     pin three quarters of the budget; each fetch then also gets fewer bytes.
 
@@ -178,7 +186,7 @@ class BlockCache:
         # Queued fetches are not cancelled: connections may wait for their blocks.
         self._fetchers.shutdown(wait=False)
 
-    def borrow(
+    def borrow(  # noqa: PLR0913 - the last two are optional
         self,
         fill: FillRange,
         log: StoredLog,
@@ -186,9 +194,11 @@ class BlockCache:
         end: int,
         need: int,
         *,
+        following: StoredLog | None = None,
         may_wait: bool = True,
     ) -> Lease:
-        """Return the bytes [`start`, `end`) of a segment; fewer if memory is short.
+        """Return the bytes [`start`, `end`) of a segment; fewer if memory is short, or if blocks
+        behind the needed ones are not fetched yet.
 
         Args:
             fill: Reads a range of the object.
@@ -196,7 +206,9 @@ class BlockCache:
             start: First byte.
             end: End, exclusive; at most the segment's size.
             need: The number of bytes from `start` on that are needed at least.
-            may_wait: Whether to wait for memory for them; if not, nothing is lent without it.
+            following: The segment that is read next; None if it is not known.
+            may_wait: Whether to wait for them, and for memory; if not, nothing is lent before they
+                are fetched, and they are fetched meanwhile.
 
         Raises:
             BatchTooLargeError: `need` is more than half of the budget.
@@ -213,13 +225,18 @@ class BlockCache:
         unpinned = self.memory - self._pinned
         if unpinned < self.memory // _RESERVE:
             ahead, end = None, min(end, start + max(need, unpinned // _RESERVE_SHARE))
+        in_blocks = ahead is not None
         pinned: list[tuple[BlockKey, _Block]] = []
         pieces: list[Piece] = []
+        reached = start
         try:
-            for begin, stop in self._ranges(log, start, end, in_blocks=ahead is not None):
+            for begin, stop in self._ranges(log, start, end, in_blocks=in_blocks):
                 is_needed = begin < start + need
                 key = (log.version, begin, stop)
-                block = self._pin(key, fill, log, may_wait=is_needed and may_wait)
+                # An exact range is dropped after the response, so no later one would find it.
+                block = self._pin(
+                    key, fill, log, may_wait=is_needed and may_wait, may_load=not in_blocks
+                )
                 if block is None and is_needed:
                     self._release(pinned, start)
                     return NO_BYTES
@@ -228,12 +245,23 @@ class BlockCache:
                     break
                 pinned.append((key, block))
                 pieces.append(block.data[max(start - begin, 0) : end - begin])
+                reached = min(stop, end)
         except BaseException:
             self._release(pinned, start)
             raise
-        for step in range(1, (ahead or 0) + 1):
-            self._fetch_ahead(fill, log, (end - 1) // self._block_bytes + step)
-        return Lease(pieces, lambda: self._release(pinned, end))
+        self._fetch_ahead(fill, log, following, reached, ahead or 0)
+        return Lease(pieces, lambda: self._release(pinned, reached))
+
+    def peek(self, log: StoredLog, start: int, end: int) -> bytes | None:
+        """Return the bytes [`start`, `end`) of a segment if one block in memory has them."""
+        begin = start // self._block_bytes * self._block_bytes
+        key = (log.version, begin, min(begin + self._block_bytes, log.size))
+        with self._changed:
+            block = self._blocks.get(key)
+            if block is None or end > key[2]:
+                return None
+            # Not beyond the lock: once the block is dropped, others write to its memory.
+            return bytes(block.data[start - begin : end - begin]) if block.is_loaded else None
 
     def _ranges(
         self, log: StoredLog, start: int, end: int, *, in_blocks: bool
@@ -260,19 +288,37 @@ class BlockCache:
         return None if fits < 1 else min(_AHEAD, fits - 1)
 
     def _pin(
-        self, key: BlockKey, fill: FillRange, log: StoredLog, *, may_wait: bool
+        self, key: BlockKey, fill: FillRange, log: StoredLog, *, may_wait: bool, may_load: bool
     ) -> _Block | None:
-        """Return a block that is fetched and pinned; None if there is no memory for it now."""
+        """Return a block that is fetched and pinned; None if there is no memory for it now.
+
+        Args:
+            key: The block.
+            fill: Reads a range of the object.
+            log: The segment.
+            may_wait: Whether to wait for memory, and for the block.
+            may_load: Whether to wait for the block where there is memory. If neither, None is also
+                returned for a block that is not fetched yet; it is fetched then.
+        """
         _, start, end = key
         block, is_new = self._reserve(key, end - start, _PATIENCE if may_wait else 0.0)
         if block is None:
             if may_wait:
                 raise StoreTimeoutError(f"{log.key}: other clients hold all memory: try again")
             return None
-        if is_new:
+        if not (may_wait or may_load):
+            if is_new:
+                self._load_soon(key, block, fill, log, keeps_error=True)
+                return None
+            if not block.ready.is_set():
+                self._unpin(block)
+                return None
+        elif is_new:
             self._load(key, block, fill, log)
         block.ready.wait()
         if block.error is not None:
+            with self._changed:
+                self._drop(key, block)
             self._unpin(block)
             raise block.error
         return block
@@ -332,7 +378,15 @@ class BlockCache:
         del self._free[spare:]
         return bytearray(size)
 
-    def _load(self, key: BlockKey, block: _Block, fill: FillRange, log: StoredLog) -> None:
+    def _load(
+        self,
+        key: BlockKey,
+        block: _Block,
+        fill: FillRange,
+        log: StoredLog,
+        *,
+        keeps_error: bool = False,
+    ) -> None:
         _, start, end = key
         try:
             with self._changed:
@@ -342,13 +396,27 @@ class BlockCache:
             _check_length(block, key)
         except Exception as error:  # noqa: BLE001 - handed to every thread that waits for it
             block.error = error
-            # Dropped before it is ready, so that the next reader tries again.
+            # Dropped before it is ready, so that the next reader tries again. But if a reader has
+            # asked for it without waiting, only the next one can tell its client.
             with self._changed:
-                self._drop(key, block)
+                if not keeps_error:
+                    self._drop(key, block)
                 self._changed.notify_all()
         block.ready.set()
 
-    def _fetch_ahead(self, fill: FillRange, log: StoredLog, index: int) -> None:
+    def _fetch_ahead(
+        self, fill: FillRange, log: StoredLog, following: StoredLog | None, end: int, blocks: int
+    ) -> None:
+        """Fetch this number of blocks behind the one that has the byte before `end`."""
+        first = (end - 1) // self._block_bytes + 1
+        for index in range(first, first + blocks):
+            over = index - -(-log.size // self._block_bytes)
+            if over < 0:
+                self._fetch_block(fill, log, index)
+            elif following is not None:
+                self._fetch_block(fill, following, over)
+
+    def _fetch_block(self, fill: FillRange, log: StoredLog, index: int) -> None:
         start = index * self._block_bytes
         if start >= log.size:
             return
@@ -362,9 +430,21 @@ class BlockCache:
         if not is_new:
             self._unpin(block)
             return
+        self._load_soon(key, block, fill, log)
+
+    def _load_soon(
+        self,
+        key: BlockKey,
+        block: _Block,
+        fill: FillRange,
+        log: StoredLog,
+        *,
+        keeps_error: bool = False,
+    ) -> None:
+        """Fetch a block in another thread, and unpin it then."""
 
         def load() -> None:
-            self._load(key, block, fill, log)
+            self._load(key, block, fill, log, keeps_error=keeps_error)
             self._unpin(block)
 
         try:
@@ -372,6 +452,11 @@ class BlockCache:
         except RuntimeError:  # the cache was closed meanwhile
             # Another thread may wait for this block already.
             load()
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Run a function in a thread that fetches blocks, unless the cache was closed."""
+        with suppress(RuntimeError):
+            self._fetchers.submit(work)
 
     def _unpin(self, block: _Block) -> None:
         with self._changed:
@@ -387,7 +472,8 @@ class BlockCache:
                 is_exact = key[1] % self._block_bytes != 0
                 if is_exact and not block.pins:
                     self._drop(key, block)
-            passed = [item for item in self._blocks.items() if item[1].is_passed]
+            has_passed = any(block.is_passed for _, block in pinned)
+            passed = [item for item in self._blocks.items() if has_passed and item[1].is_passed]
             # The blocks that were passed last stay for clients that read close behind.
             kept = sum(block.size for _, block in passed)
             for key, block in passed:
@@ -407,6 +493,10 @@ def _check_length(block: _Block, key: BlockKey) -> None:
         )
 
 
+class NotFetchedError(Exception):
+    """The bytes are not in memory yet; they are being fetched, or there is no memory for them."""
+
+
 class SegmentBytes:
     """Reads the segments of all partitions, from files or through the cache. Thread-safe.
 
@@ -423,7 +513,7 @@ class SegmentBytes:
         self._file_stores: dict[str, FileBackedStorage | None] = {}
         self._fills: dict[str, FillRange] = {}
 
-    def lend(
+    def lend(  # noqa: PLR0913 - the last three are optional
         self,
         topic: str,
         log: StoredLog,
@@ -431,6 +521,7 @@ class SegmentBytes:
         end: int,
         need: int = 0,
         *,
+        following: StoredLog | None = None,
         may_wait: bool = True,
     ) -> Lease:
         """Return the bytes [`start`, `end`) of a segment for sending; at least `need` bytes.
@@ -442,21 +533,38 @@ class SegmentBytes:
             return Lease([FilePiece(file, start, end - start)])
         if topic not in self._fills:
             self._fills[topic] = range_filler(self._archive, topic)
-        return self._blocks.borrow(self._fills[topic], log, start, end, need, may_wait=may_wait)
+        return self._blocks.borrow(
+            self._fills[topic], log, start, end, need, following=following, may_wait=may_wait
+        )
 
-    def read(self, topic: str, log: StoredLog, start: int, size: int) -> bytes:
-        """Return up to `size` bytes from byte `start` on. Raises as `lend`."""
+    def read(
+        self, topic: str, log: StoredLog, start: int, size: int, *, may_wait: bool = True
+    ) -> bytes:
+        """Return up to `size` bytes from byte `start` on.
+
+        Raises:
+            NotFetchedError: Without `may_wait`, they are not there yet. Other errors as `lend`.
+        """
         end = min(start + size, log.size)
         if start >= end:
             return b""
         file = self._file(topic, log)
         if file is not None:
             return os.pread(file.descriptor, end - start, start)
-        lease = self.lend(topic, log, start, end, end - start)
+        known = self._blocks.peek(log, start, end)
+        if known is not None:
+            return known
+        lease = self.lend(topic, log, start, end, end - start, may_wait=may_wait)
+        if not lease.size:
+            raise NotFetchedError
         try:
             return b"".join(piece for piece in lease.pieces if not isinstance(piece, FilePiece))
         finally:
             lease.release()
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Run a function in another thread, unless the endpoint is closing."""
+        self._blocks.soon(work)
 
     def _file(self, topic: str, log: StoredLog) -> OpenFile | None:
         """Return the segment's file; None if the store has no files of this host, or the segment is

@@ -7,6 +7,7 @@ objects. kio would copy all of them. So the framing is written here, by the fiel
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -14,9 +15,16 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from sidetier.archive.missing_offsets import first_missing
-from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.view import ArchiveView
-from sidetier.endpoint.blocks import NO_BYTES, Lease, Piece, SegmentBytes
+from sidetier.endpoint.blocks import (
+    NO_BYTES,
+    FilePiece,
+    Lease,
+    NotFetchedError,
+    Piece,
+    SegmentBytes,
+)
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import first_error
@@ -276,6 +284,7 @@ class Fetcher:
         self._positions = positions
         self._clock = clock
         self._reported: dict[tuple[TopicPartition, int], None] = {}
+        self._prepared: set[Version] = set()
 
     def fetch(
         self,
@@ -465,7 +474,11 @@ class Fetcher:
             return data
         room.ask()
         try:
-            batch = self._first_batch(partition, view, offset, limit)
+            # A response that has records does not wait for those of another partition: the client
+            # asks again, and they are fetched meanwhile.
+            batch = self._first_batch(partition, view, offset, limit, may_wait=room.is_empty)
+        except NotFetchedError:
+            return data
         except _MissingOffsetError as missing:
             self._report_missing(partition, view, missing.offset)
             return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
@@ -482,11 +495,18 @@ class Fetcher:
         return data
 
     def _first_batch(
-        self, partition: Partition, view: ArchiveView, offset: Offset, limit: Offset
+        self,
+        partition: Partition,
+        view: ArchiveView,
+        offset: Offset,
+        limit: Offset,
+        *,
+        may_wait: bool,
     ) -> "_FirstBatch | None":
         """Find the batch with which a response begins; None if no batch is below the limit.
 
         Raises:
+            NotFetchedError: Without `may_wait`, its bytes are not there yet.
             _MissingOffsetError: `offset` is missing in the archive.
         """
         topic = partition.tp.topic
@@ -494,13 +514,14 @@ class Fetcher:
             until = view.until(offset)
             reached = offset
             for stored in _candidates(view, offset):
-                located = self._positions.first_batch(topic, stored, offset)
+                located = self._positions.first_batch(topic, stored, offset, may_wait=may_wait)
                 # From `until` on, the next segment has the records.
                 if located is not None and located[1].base_offset < until:
                     position, header = located
                     if header.base_offset >= limit:
                         return None
-                    return _FirstBatch(stored, position, header, min(until, limit))
+                    following = view.after(stored.base_offset)
+                    return _FirstBatch(stored, position, header, min(until, limit), following)
                 # Compaction may have removed the segment's last records: none of them is missing.
                 reached = max(reached, min(partition.transactions.notes(stored).end, until))
             if reached == offset:
@@ -558,11 +579,35 @@ class Fetcher:
         # A response that holds memory already does not wait for more: two of them could wait for
         # each other. The client asks again, as after a full response.
         lease = self._bytes.lend(
-            topic, stored, batch.start, end, batch.header.length, may_wait=room.is_empty
+            topic,
+            stored,
+            batch.start,
+            end,
+            batch.header.length,
+            following=batch.following,
+            may_wait=room.is_empty,
         )
         room.left -= lease.size
-        room.is_empty = False
+        if lease.size:
+            room.is_empty = False
+            if batch.following is not None and end > stored.size * 3 // 4:
+                self._prepare(partition, batch.following, lease)
         return lease
+
+    def _prepare(self, partition: Partition, log: StoredLog, lease: Lease) -> None:
+        """Read what the first Fetch of the next segment needs of a remote store; in a thread."""
+        if log.version in self._prepared or isinstance(lease.pieces[0], FilePiece):
+            return
+        if len(self._prepared) >= _REPORTED_OFFSETS:
+            self._prepared.clear()
+        self._prepared.add(log.version)
+
+        def read() -> None:
+            with suppress(SidetierError):  # the Fetch reads it again, and reports the error
+                self._positions.read_index(partition.tp.topic, log)
+                partition.transactions.notes(log)
+
+        self._bytes.soon(read)
 
     def _renew(self, partition: Partition) -> None:
         try:
@@ -621,12 +666,14 @@ class _FirstBatch:
         start: Its byte position.
         header: Its header.
         until: Batches from this offset on are not sent from this segment.
+        following: The next segment; None for the last one.
     """
 
     log: StoredLog
     start: int
     header: BatchHeader
     until: Offset
+    following: StoredLog | None
 
 
 def _view_for(partition: Partition, offset: Offset) -> ArchiveView | None:

@@ -73,23 +73,30 @@ class Positions:
         self._seen: OrderedDict[Version, OrderedDict[int, int]] = OrderedDict()
 
     def first_batch(
-        self, topic: str, log: StoredLog, offset: int
+        self, topic: str, log: StoredLog, offset: int, *, may_wait: bool = True
     ) -> tuple[int, BatchHeader] | None:
         """Return the first batch that ends above `offset`, and its byte position.
 
         Compaction may have removed `offset`: then the batch begins above it.
 
+        Args:
+            topic: The topic.
+            log: The segment.
+            offset: The offset.
+            may_wait: Whether to wait for bytes of the segment.
+
         Returns:
             None if the segment has no such batch.
 
         Raises:
+            NotFetchedError: Without `may_wait`, bytes on the way are not there yet.
             DamagedSegmentError, UnsupportedFormatError: Bytes on the way are no batch.
             StorageError: As `RemoteStorage` says.
         """
-        indexed = self._indexed_batch(topic, log, offset)
+        indexed = self._indexed_batch(topic, log, offset, may_wait=may_wait)
         if indexed is not None:
             return indexed
-        for position, header in self._walk(topic, log, offset):
+        for position, header in self._walk(topic, log, offset, may_wait=may_wait):
             if header.next_offset > offset:
                 self._remember(log, int(header.base_offset), position)
                 return position, header
@@ -142,8 +149,12 @@ class Positions:
             return None
         return Offset(log.base_offset + index.relatives[at] + 1)
 
+    def read_index(self, topic: str, log: StoredLog) -> None:
+        """Read the index of a segment into memory, before it is needed. Raises as `first_batch`."""
+        self._index(topic, log)
+
     def _indexed_batch(
-        self, topic: str, log: StoredLog, offset: int
+        self, topic: str, log: StoredLog, offset: int, *, may_wait: bool
     ) -> tuple[int, BatchHeader] | None:
         """Return the batch that has the offset if it is large and has an index entry; else None.
 
@@ -161,17 +172,22 @@ class Positions:
         if position - (index.positions[at - 1] if at else 0) < _LARGE_BATCH:
             return None  # several batches are between two entries
         try:
-            header = parse_batch_header(self._bytes.read(topic, log, position, HEADER_BYTES))
+            data = self._bytes.read(topic, log, position, HEADER_BYTES, may_wait=may_wait)
+            header = parse_batch_header(data)
         except (DamagedSegmentError, UnsupportedFormatError):
             return None  # the walk reports it
         has_offset = header.base_offset <= offset < header.next_offset
         return (position, header) if has_offset and position + header.length <= log.size else None
 
-    def _walk(self, topic: str, log: StoredLog, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+    def _walk(
+        self, topic: str, log: StoredLog, offset: int, *, may_wait: bool = True
+    ) -> Iterator[tuple[int, BatchHeader]]:
         start = self._start(topic, log, offset)
         try:
             yield from walk_headers(
-                lambda at, size: self._bytes.read(topic, log, at, size), log.size, start=start
+                lambda at, size: self._bytes.read(topic, log, at, size, may_wait=may_wait),
+                log.size,
+                start=start,
             )
         except (DamagedSegmentError, UnsupportedFormatError) as error:
             raise type(error)(f"{log.key}: {error}") from error

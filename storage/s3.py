@@ -93,6 +93,7 @@ class S3Storage(ObjectStorage):
         self._given_client = client
         self._boto3: Boto3Requests | None = None
         self._range_requests: RangeRequests | None = None
+        self._needs_proxy: bool | None = None
         self._deadline = deadline
         url = f"s3://{bucket}/{self._root}".rstrip("/")
         clients = s3_clients(url, self._settings, deadline, lambda: self._boto.client)
@@ -224,9 +225,13 @@ class S3Storage(ObjectStorage):
         from sidetier.storage.s3_ranges import RangeRequests, has_proxy  # noqa: PLC0415
 
         address, chain = self._clients.address, self._clients.chain
-        if address is None or has_proxy(address):
-            return None
         with self._guard:
+            if address is None:
+                return None
+            if self._needs_proxy is None:
+                self._needs_proxy = has_proxy(address)  # goes through the whole environment
+            if self._needs_proxy:
+                return None
             if self._range_requests is None:
                 self._range_requests = RangeRequests(
                     address, self._bucket, self._settings, self._deadline, chain

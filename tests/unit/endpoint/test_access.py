@@ -343,9 +343,9 @@ def test_clients_that_ask_at_once_share_the_cap(monkeypatch: pytest.MonkeyPatch)
     with endpoint_over(store) as parts, ThreadPoolExecutor(8) as pool:
         first_batch = parts.fetcher._first_batch
 
-        def all_at_once(*args: Any) -> Any:  # noqa: ANN401 - as the method
+        def all_at_once(*args: Any, **more: Any) -> Any:  # noqa: ANN401 - as the method
             at_once.wait()
-            return first_batch(*args)
+            return first_batch(*args, **more)
 
         monkeypatch.setattr(parts.fetcher, "_first_batch", all_at_once)
         asked = build_request(ApiKey.FETCH, 11, **fetch_of("orders", 0))

@@ -7,7 +7,7 @@ from time import monotonic
 import pytest
 
 from sidetier.archive.objects.segment import StoredLog
-from sidetier.endpoint.blocks import BlockCache
+from sidetier.endpoint.blocks import BlockCache, Lease
 from sidetier.segments.errors import (
     BatchTooLargeError,
     DamagedSegmentError,
@@ -59,9 +59,15 @@ def cache() -> Iterator[BlockCache]:
     made.close()
 
 
+def hold_two(cache: BlockCache, store: Store) -> list[Lease]:
+    """Borrow the first two blocks of a segment."""
+    log = stored("a-0")
+    return [cache.borrow(store.read, log, at * BLOCK, (at + 1) * BLOCK, 1) for at in range(2)]
+
+
 def test_ranges_over_several_blocks(cache: BlockCache, store: Store) -> None:
     for start, end in ((0, 10), (995, 2005), (3000, 4000), (len(DATA) - 5, len(DATA))):
-        lease = cache.borrow(store.read, stored(), start, end, 1)
+        lease = cache.borrow(store.read, stored(), start, end, end - start)
         assert joined(lease.pieces) == DATA[start:end]
         lease.release()
     assert cache.used <= cache.memory
@@ -107,7 +113,7 @@ def test_less_is_lent_while_memory_is_short(store: Store) -> None:
 
 def test_a_reader_waits_for_memory_that_another_one_holds(store: Store) -> None:
     cache = BlockCache(2 * BLOCK, BLOCK)
-    held = cache.borrow(store.read, stored("a-0"), 0, 2 * BLOCK, 1)
+    held = hold_two(cache, store)
     leases: list[bytes] = []
 
     def read() -> None:
@@ -117,7 +123,8 @@ def test_a_reader_waits_for_memory_that_another_one_holds(store: Store) -> None:
 
     waiting = threading.Thread(target=read, daemon=True)
     waiting.start()
-    held.release()
+    for each in held:
+        each.release()
     waiting.join(10)
     assert leases == [DATA[5 * BLOCK : 6 * BLOCK]]
     cache.close()
@@ -131,7 +138,7 @@ def test_waiting_for_memory_ends(store: Store) -> None:
         return now[0]
 
     cache = BlockCache(2 * BLOCK, BLOCK, clock)
-    cache.borrow(store.read, stored("a-0"), 0, 2 * BLOCK, 1)
+    hold_two(cache, store)
     cache._changed.wait = lambda _timeout=None: True  # type: ignore[method-assign, assignment]
     with pytest.raises(StoreTimeoutError, match="try again"):
         cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1)
@@ -160,22 +167,70 @@ def test_slow_readers_leave_memory_for_others(store: Store) -> None:
     for each in (*slow, lease, whole):
         each.release()
     wait_until(lambda: cache._pinned == 0, 5, "all memory")
-    assert cache.borrow(read, log, 70 * BLOCK, 75 * BLOCK, 10).size == 5 * BLOCK
+    assert cache.borrow(read, log, 70 * BLOCK, 75 * BLOCK, 5 * BLOCK).size == 5 * BLOCK
     cache.close()
 
 
 def test_without_a_wait_nothing_is_lent_while_memory_is_short(store: Store) -> None:
     cache = BlockCache(2 * BLOCK, BLOCK)
-    held = cache.borrow(store.read, stored("a-0"), 0, 2 * BLOCK, 1)
+    held = hold_two(cache, store)
     began = monotonic()
     lease = cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1, may_wait=False)
     assert not lease.pieces
     assert monotonic() - began < 5
-    held.release()
+    assert len(store.reads) == 2
+    for each in held:
+        each.release()
+    cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 5 * BLOCK + 10, 1).release()
     lease = cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1, may_wait=False)
     assert lease.size == BLOCK
     lease.release()
     cache.close()
+
+
+def test_without_a_wait_blocks_are_fetched_meanwhile(cache: BlockCache, store: Store) -> None:
+    """So a response that has records of one partition does not wait for those of another."""
+    store.gate.clear()
+
+    def borrow(number: int) -> Lease:
+        return cache.borrow(store.read, stored(f"a-{number}"), 0, 10, 1, may_wait=False)
+
+    for _ in range(2):
+        assert [borrow(number).size for number in range(2)] == [0, 0]
+    store.gate.set()
+    wait_until(lambda: not cache._pinned, 5, "the blocks")
+    assert sorted(store.reads) == [(0, BLOCK)] * 2
+    for number in range(2):
+        lease = borrow(number)
+        assert joined(lease.pieces) == DATA[:10]
+        lease.release()
+
+
+def test_error_of_a_block_that_nobody_waited_for_is_told_once(
+    cache: BlockCache, store: Store
+) -> None:
+    """Else a client that gets records of other partitions would never learn of it."""
+    store.error = StoreUnavailableError("no answer")
+    assert not cache.borrow(store.read, stored(), 0, 10, 1, may_wait=False).pieces
+    wait_until(lambda: not cache._pinned, 5, "the error")
+    store.error = None
+    with pytest.raises(StoreUnavailableError):
+        cache.borrow(store.read, stored(), 0, 10, 1, may_wait=False)
+    assert cache.used == 0
+    lease = cache.borrow(store.read, stored(), 0, 10, 1)
+    assert joined(lease.pieces) == DATA[:10]
+    lease.release()
+
+
+def test_the_next_segment_is_fetched_ahead(cache: BlockCache, store: Store) -> None:
+    log, following = stored(size=2 * BLOCK + 5), stored("orders-0-next")
+    cache.borrow(store.read, log, BLOCK, BLOCK + 10, 1, following=following).release()
+    wait_until(lambda: len(store.reads) == 3, 5, "two blocks ahead")
+    assert sorted(store.reads) == [(0, BLOCK), (BLOCK, 2 * BLOCK), (2 * BLOCK, 2 * BLOCK + 5)]
+    cache.borrow(store.read, log, 0, 10, 1, following=following).release()
+    wait_until(lambda: len(store.reads) == 4, 5, "the first block")
+    assert cache.peek(following, 3, 9) == DATA[3:9]
+    assert cache.peek(following, BLOCK, BLOCK + 1) is None
 
 
 def test_a_batch_above_half_of_the_memory_is_refused(cache: BlockCache, store: Store) -> None:

@@ -99,9 +99,9 @@ def test_one_header_is_read_for_a_large_batch(
     reads: list[int] = []
     read = SegmentBytes.read
 
-    def counted(self: SegmentBytes, *arguments: Any) -> bytes:  # noqa: ANN401 - those of `read`
+    def counted(self: SegmentBytes, *arguments: Any, **more: Any) -> bytes:  # noqa: ANN401
         reads.append(arguments[-1])
-        return read(self, *arguments)
+        return read(self, *arguments, **more)
 
     with endpoint_over(store) as parts:
         parts.read(0)
@@ -356,13 +356,14 @@ def test_a_replaced_segment_is_a_retriable_error_and_never_mixed(archive: MadeAr
         archive.transaction_indexes(base, [], {})
     with endpoint_over(archive.store, settings=settings) as parts, capture_logs() as logs:
         assert bases(parts.read(0).records) == [0, 5, 10, 15]
-        replaced = encoded(batches(20, 40, each=4))
-        archive.segment(20, replaced)
+        # Not the next segment: it is fetched ahead.
+        replaced = encoded(batches(40, 60, each=4))
+        archive.segment(40, replaced)
         archive.mark(40, 60, leader_epoch=4)
-        data = parts.read(20)
+        data = parts.read(40)
         assert data.error_code is ErrorCode.not_leader_or_follower
         assert not data.records
-        assert bytes(parts.read(20).records) == replaced
+        assert bytes(parts.read(40).records) == replaced
     events = {row["event"] for row in logs}
     assert {"endpoint.segment_replaced", "endpoint.archive_replaced"} <= events
 
