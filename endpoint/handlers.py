@@ -11,11 +11,14 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.catalog import Catalog, Topic
 from sidetier.endpoint.offsets import EpochEnd, ListedOffset, OffsetAnswers
 from sidetier.endpoint.session import Answer, Request, Session, first_error
 from sidetier.endpoint.users import Access
+from sidetier.segments.errors import SidetierError
 from sidetier.segments.names import is_legal_topic
+from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.protocol import ApiKey, build_response, encode
 
 NODE_ID: Final = 0
@@ -32,9 +35,13 @@ _TOPIC_RESOURCE: Final = 2
 _READ_ONLY: Final = "this endpoint is read-only"
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _MOST_METADATA: Final = 64
+_MOST_LISTED: Final = 1024
+_MOST_REPEATED: Final = 1024
+"""Bytes of a ListOffsets request whose answer is remembered."""
 _FIRST_NULL_FOR_ALL: Final = 1
 _MetadataKey = tuple[int, tuple[object, ...] | None, Access]
 """Version, names and ids that were asked for (None: all topics), and what the client may read."""
+_Views = list[tuple[TopicPartition, ArchiveView | None]]
 
 
 class RequestHandlers:
@@ -54,6 +61,7 @@ class RequestHandlers:
         self._host, self._port = advertised
         self._guard = threading.Lock()
         self._metadata: OrderedDict[_MetadataKey, tuple[object, bytes]] = OrderedDict()
+        self._listed: OrderedDict[tuple[int, bytes, Access], tuple[_Views, Answer]] = OrderedDict()
         self._handlers: Mapping[ApiKey, Callable[[Any, int, Access], Answer]] = {
             ApiKey.METADATA: self._answer_metadata,
             ApiKey.LIST_OFFSETS: self._answer_list_offsets,
@@ -66,7 +74,12 @@ class RequestHandlers:
 
     def answer(self, request: Request, session: Session) -> Answer:
         """Answer one request."""
-        return self._handlers[request.api](request.decode(), request.version, session.access)
+        if request.api is ApiKey.LIST_OFFSETS and len(request.frame) <= _MOST_REPEATED:
+            return self._answer_repeated(request, session.access)
+        return self._answer(request, session.access)
+
+    def _answer(self, request: Request, access: Access) -> Answer:
+        return self._handlers[request.api](request.decode(), request.version, access)
 
     # Metadata
 
@@ -136,6 +149,38 @@ class RequestHandlers:
         return _metadata_row(topic)
 
     # Offsets
+
+    def _answer_repeated(self, request: Request, access: Access) -> Answer:
+        """Answer ListOffsets as the same request before, as long as the archives are the same.
+
+        Spark's Kafka source asks for the start and the end of a partition with each poll.
+        """
+        key = (request.version, bytes(request.body()), access)
+        with self._guard:
+            known = self._listed.get(key)
+        if known is not None and all(self._view(tp) is view for tp, view in known[0]):
+            return known[1]
+        asked = {
+            TopicPartition(topic.name, row.partition_index)
+            for topic in request.decode().topics
+            for row in topic.partitions
+        }
+        # Before the answer: an archive that changes meanwhile is another one the next time.
+        views = [(tp, self._view(tp)) for tp in asked]
+        answer = self._answer(request, access)
+        if answer.error is ErrorCode.none and None not in dict(views).values():
+            with self._guard:
+                self._listed[key] = views, answer
+                if len(self._listed) > _MOST_LISTED:
+                    self._listed.popitem(last=False)
+        return answer
+
+    def _view(self, tp: TopicPartition) -> ArchiveView | None:
+        partition = self._catalog.partition(*tp)
+        try:
+            return None if partition is None else partition.view()
+        except SidetierError:
+            return None  # the answer reports it
 
     def _answer_list_offsets(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
         isolation = getattr(request, "isolation_level", 0)
