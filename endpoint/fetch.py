@@ -69,6 +69,7 @@ MOST_BYTES: Final = 64 << 20
 """Largest response, whatever a client asks for; one batch is sent even if it is larger."""
 MOST_WAIT: Final = 60.0
 _REPORTED_OFFSETS: Final = 1024
+_MOST_PREPARED: Final = 1024
 
 
 @dataclass(slots=True)
@@ -598,7 +599,7 @@ class Fetcher:
         """Read what the first Fetch of the next segment needs of a remote store; in a thread."""
         if log.version in self._prepared or isinstance(lease.pieces[0], FilePiece):
             return
-        if len(self._prepared) >= _REPORTED_OFFSETS:
+        if len(self._prepared) >= _MOST_PREPARED:
             self._prepared.clear()
         self._prepared.add(log.version)
 

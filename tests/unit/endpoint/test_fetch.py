@@ -549,3 +549,21 @@ def test_memory_is_returned_after_each_answer(archive: MadeArchive) -> None:
             for offset in range(0, 60, 5):
                 parts.read(offset)
         wait_until(lambda: parts.blocks.used <= 1 << 20, 5, "the budget to be kept")
+
+
+def test_a_response_with_records_does_not_wait_for_another_partition() -> None:
+    """The other one's blocks are fetched meanwhile, and the client asks again."""
+    store = FakeStorage()
+    for number in range(2):
+        MadeArchive(store, tp=TopicPartition("orders", number)).segments(0, 20)
+    values = fetch_of("orders", 0)
+    asked = values["topics"][0]["partitions"]
+    asked.append({**asked[0], "partition": 1})
+    with endpoint_over(store) as parts:
+        first, second = parts.fetch(**values).responses[0].partitions
+        assert bases(first.records) == [0, 5, 10, 15]
+        assert (second.error_code, second.records) == (ErrorCode.none, None)
+        assert second.high_watermark == 20
+        wait_until(lambda: not parts.blocks._pinned, 10, "the blocks")
+        first, second = parts.fetch(**values).responses[0].partitions
+        assert bases(first.records) == bases(second.records) == [0, 5, 10, 15]

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from sidetier.archive.access import ArchiveAccess
 from sidetier.endpoint.catalog import CatalogSettings
 from sidetier.endpoint.groups.none import NoGroups
+from sidetier.endpoint.offsets import ListedOffset, OffsetAnswers
 from sidetier.endpoint.protocol import OFFERED, api_versions_response, offered_api
 from sidetier.endpoint.session import Session
 from sidetier.segments.errors import StoreUnavailableError
@@ -24,7 +25,7 @@ from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.wire.protocol import ApiKey, decode_response, encode
 from tests.harness.endpoint import EAGER, Parts, ask, endpoint_over, fetch_of, request_of
-from tests.harness.made_archive import LAYOUT, MadeArchive
+from tests.harness.made_archive import LAYOUT, MadeArchive, batches
 from tests.harness.waiting import wait_until
 
 TOPIC_ID = "cym-TlqmRE2h0UHouOCTtg"
@@ -360,3 +361,39 @@ def test_offset_for_leader_epoch(parts: Parts, version: int) -> None:
         .partitions[0]
     )
     assert (row.error_code, row.leader_epoch, row.end_offset) == (ErrorCode.none, 5, 20)
+
+
+def test_repeated_list_offsets_is_answered_from_memory_until_the_archive_grows(
+    parts: Parts, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's Kafka source asks for start and end with each poll."""
+    computed: list[tuple[object, ...]] = []
+    list_offset = OffsetAnswers.list_offset
+
+    def counted(self: OffsetAnswers, *asked: Any) -> ListedOffset:  # noqa: ANN401 - as the method
+        computed.append(asked)
+        return list_offset(self, *asked)
+
+    monkeypatch.setattr(OffsetAnswers, "list_offset", counted)
+
+    def end(number: int = 0, timestamp: int = -1) -> tuple[ErrorCode, int]:
+        asked = [{"partition_index": number, "timestamp": timestamp}]
+        topics = [{"name": "orders", "partitions": asked}]
+        response = ask(
+            parts.handlers, ApiKey.LIST_OFFSETS, 5, replica_id=-1, isolation_level=0, topics=topics
+        )
+        [row] = response.topics[0].partitions
+        return row.error_code, row.offset
+
+    assert [end() for _ in range(3)] == [(ErrorCode.none, 20)] * 3
+    assert [end(timestamp=-2) for _ in range(3)] == [(ErrorCode.none, 0)] * 3
+    assert len(computed) == 2
+    archive = MadeArchive(store)
+    archive.segment(20, batches(20, 40))
+    archive.mark(20, 40, topic_id=TOPIC_ID)
+    wait_until(lambda: end() == (ErrorCode.none, 40), 10, "the new end")
+    # Errors and partitions without an archive are not remembered: they may get one.
+    before = len(computed)
+    assert {end(9) for _ in range(2)} == {(ErrorCode.unknown_topic_or_partition, -1)}
+    assert {end(1) for _ in range(2)} == {(ErrorCode.none, 0)}
+    assert len(computed) == before + 4
