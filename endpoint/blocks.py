@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +30,9 @@ _BLOCKS: Final = 32
 """Number of blocks that fit the budget, unless they would be larger than 8 MiB."""
 _AHEAD: Final = 2
 _FETCHERS: Final = 8
+_PREPARERS: Final = 2
+_ERROR_SECONDS: Final = 5.0
+"""Time after which a block that could not be fetched is fetched again in any case."""
 _ACTIVE_SECONDS: Final = 10.0
 _PATIENCE: Final = 10.0
 """Seconds that a reader waits for memory that other clients hold."""
@@ -134,7 +137,12 @@ class _Block:
     ready: threading.Event = field(default_factory=threading.Event)
     data: memoryview = field(default_factory=lambda: memoryview(b""))
     error: Exception | None = None
-    """Why it could not be fetched. The next reader raises it, and the block is dropped."""
+    """Why it could not be fetched. Such a block is kept only if a reader has asked for it without
+    waiting: the next one that does not wait raises it.
+    """
+    failed_at: float = 0.0
+    loading: "Future[None] | None" = None
+    """The fetch by another thread; it may be queued."""
 
     @property
     def is_loaded(self) -> bool:
@@ -175,6 +183,7 @@ class BlockCache:
         """Buffers of dropped blocks; with `_used`, they are at most the budget."""
         self._active: dict[str, float] = {}
         self._fetchers = ThreadPoolExecutor(_FETCHERS, "endpoint-ahead")
+        self._preparers = ThreadPoolExecutor(_PREPARERS, "endpoint-prepare")
 
     @property
     def used(self) -> int:
@@ -185,6 +194,7 @@ class BlockCache:
         """Stop fetching ahead."""
         # Queued fetches are not cancelled: connections may wait for their blocks.
         self._fetchers.shutdown(wait=False)
+        self._preparers.shutdown(wait=False, cancel_futures=True)
 
     def borrow(  # noqa: PLR0913 - the last two are optional
         self,
@@ -216,41 +226,61 @@ class BlockCache:
             DamagedSegmentError: The object is shorter than it was listed.
             StorageError: As `RemoteStorage` says.
         """
+        self._check_fits(log, need)
+        ahead = self._blocks_ahead(log)
+        unpinned = self.memory - self._pinned
+        if unpinned < self.memory // _RESERVE:
+            if not may_wait:
+                return NO_BYTES
+            ahead, end = None, min(end, start + max(need, unpinned // _RESERVE_SHARE))
+        # An exact range is dropped after the response, so no later one would find it.
+        is_exact = ahead is None
+        ranges = self._ranges(log, start, end, in_blocks=not is_exact)
+        needed = [key for key in ranges if key[1] < start + need]
+        pinned: list[tuple[BlockKey, _Block]] = []
+        try:
+            for key in needed:
+                block = self._pin(key, fill, log, may_wait=may_wait, may_load=is_exact)
+                if block is not None:
+                    pinned.append((key, block))
+            if len(pinned) == len(needed):
+                self._pin_more(ranges[len(needed) :], fill, log, pinned, may_load=is_exact)
+        except BaseException:
+            self._release(pinned, start)
+            raise
+        if len(pinned) < len(needed):
+            self._release(pinned, start)
+            return NO_BYTES
+        pieces = [block.data[max(start - key[1], 0) : end - key[1]] for key, block in pinned]
+        reached = min(pinned[-1][0][2], end)
+        self._fetch_ahead(fill, log, following, reached, ahead or 0)
+        return Lease(pieces, lambda: self._release(pinned, reached))
+
+    def _check_fits(self, log: StoredLog, need: int) -> None:
         if need > self.memory // 2:
             raise BatchTooLargeError(
                 f"{log.key}: a batch of {need} bytes does not fit into the memory of "
                 f"{self.memory} bytes: increase --memory"
             )
-        ahead = self._blocks_ahead(log)
-        unpinned = self.memory - self._pinned
-        if unpinned < self.memory // _RESERVE:
-            ahead, end = None, min(end, start + max(need, unpinned // _RESERVE_SHARE))
-        in_blocks = ahead is not None
-        pinned: list[tuple[BlockKey, _Block]] = []
-        pieces: list[Piece] = []
-        reached = start
-        try:
-            for begin, stop in self._ranges(log, start, end, in_blocks=in_blocks):
-                is_needed = begin < start + need
-                key = (log.version, begin, stop)
-                # An exact range is dropped after the response, so no later one would find it.
-                block = self._pin(
-                    key, fill, log, may_wait=is_needed and may_wait, may_load=not in_blocks
-                )
-                if block is None and is_needed:
-                    self._release(pinned, start)
-                    return NO_BYTES
-                if block is None:
-                    # The response is shorter, and the client's next Fetch asks for the rest.
-                    break
-                pinned.append((key, block))
-                pieces.append(block.data[max(start - begin, 0) : end - begin])
-                reached = min(stop, end)
-        except BaseException:
-            self._release(pinned, start)
-            raise
-        self._fetch_ahead(fill, log, following, reached, ahead or 0)
-        return Lease(pieces, lambda: self._release(pinned, reached))
+
+    def _pin_more(
+        self,
+        ranges: Sequence[BlockKey],
+        fill: FillRange,
+        log: StoredLog,
+        pinned: list[tuple[BlockKey, _Block]],
+        *,
+        may_load: bool,
+    ) -> None:
+        """Pin the next blocks up to the first that is not there; it is fetched meanwhile."""
+        for key in ranges:
+            try:
+                block = self._pin(key, fill, log, may_wait=False, may_load=may_load)
+            except Exception:  # noqa: BLE001 - raised when the client asks for this block
+                return
+            if block is None:
+                return
+            pinned.append((key, block))
 
     def peek(self, log: StoredLog, start: int, end: int) -> bytes | None:
         """Return the bytes [`start`, `end`) of a segment if one block in memory has them."""
@@ -263,14 +293,12 @@ class BlockCache:
             # Not beyond the lock: once the block is dropped, others write to its memory.
             return bytes(block.data[start - begin : end - begin]) if block.is_loaded else None
 
-    def _ranges(
-        self, log: StoredLog, start: int, end: int, *, in_blocks: bool
-    ) -> list[tuple[int, int]]:
-        size = self._block_bytes
+    def _ranges(self, log: StoredLog, start: int, end: int, *, in_blocks: bool) -> list[BlockKey]:
+        size, version = self._block_bytes, log.version
         if not in_blocks:
-            return [(at, min(at + size, end)) for at in range(start, end, size)]
+            return [(version, at, min(at + size, end)) for at in range(start, end, size)]
         first = start // size * size
-        return [(at, min(at + size, log.size)) for at in range(first, end, size)]
+        return [(version, at, min(at + size, log.size)) for at in range(first, end, size)]
 
     def _blocks_ahead(self, log: StoredLog) -> int | None:
         """Return the number of blocks to fetch ahead; None if not even one block fits."""
@@ -297,8 +325,8 @@ class BlockCache:
             fill: Reads a range of the object.
             log: The segment.
             may_wait: Whether to wait for memory, and for the block.
-            may_load: Whether to wait for the block where there is memory. If neither, None is also
-                returned for a block that is not fetched yet; it is fetched then.
+            may_load: Without `may_wait`: whether to fetch the block here. If not, another thread
+                fetches it, and None is returned until it is there.
         """
         _, start, end = key
         block, is_new = self._reserve(key, end - start, _PATIENCE if may_wait else 0.0)
@@ -306,15 +334,17 @@ class BlockCache:
             if may_wait:
                 raise StoreTimeoutError(f"{log.key}: other clients hold all memory: try again")
             return None
-        if not (may_wait or may_load):
+        if not (may_wait or may_load or (block.ready.is_set() and not is_new)):
             if is_new:
                 self._load_soon(key, block, fill, log, keeps_error=True)
-                return None
-            if not block.ready.is_set():
+            else:
                 self._unpin(block)
-                return None
-        elif is_new:
+            return None
+        if is_new:
             self._load(key, block, fill, log)
+        elif self._is_taken_over(block):
+            self._load(key, block, fill, log)
+            self._unpin(block)  # in place of the other thread
         block.ready.wait()
         if block.error is not None:
             with self._changed:
@@ -323,11 +353,27 @@ class BlockCache:
             raise block.error
         return block
 
+    def _is_taken_over(self, block: _Block) -> bool:
+        """Return whether the fetch of a block was still queued; it is cancelled then.
+
+        It could wait behind blocks of a store that hangs.
+        """
+        with self._changed:
+            if block.loading is None or not block.loading.cancel():
+                return False
+            block.loading = None  # a cancelled one can be cancelled again
+            return True
+
     def _reserve(self, key: BlockKey, size: int, patience: float) -> tuple[_Block | None, bool]:
         deadline = self._clock() + patience
         with self._changed:
             while True:
                 block = self._blocks.get(key)
+                if block is not None and block.ready.is_set() and block.error is not None:
+                    is_old = self._clock() - block.failed_at > _ERROR_SECONDS
+                    if patience or is_old:  # try again
+                        self._drop(key, block)
+                        block = None
                 is_new = block is None
                 if block is None and self._make_room(size):
                     block = self._blocks[key] = _Block(size)
@@ -395,9 +441,9 @@ class BlockCache:
             # Here, so that the next reader asks again: the answer, not the object, may be short.
             _check_length(block, key)
         except Exception as error:  # noqa: BLE001 - handed to every thread that waits for it
-            block.error = error
-            # Dropped before it is ready, so that the next reader tries again. But if a reader has
-            # asked for it without waiting, only the next one can tell its client.
+            block.error, block.failed_at = error, self._clock()
+            # Dropped before it is ready, so that the next reader tries again. A reader that has
+            # asked for it without waiting has left: its client learns of the error the next time.
             with self._changed:
                 if not keeps_error:
                     self._drop(key, block)
@@ -448,15 +494,15 @@ class BlockCache:
             self._unpin(block)
 
         try:
-            self._fetchers.submit(load)
+            block.loading = self._fetchers.submit(load)
         except RuntimeError:  # the cache was closed meanwhile
             # Another thread may wait for this block already.
             load()
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Run a function in a thread that fetches blocks, unless the cache was closed."""
+        """Run a function in another thread, unless the cache was closed."""
         with suppress(RuntimeError):
-            self._fetchers.submit(work)
+            self._preparers.submit(work)
 
     def _unpin(self, block: _Block) -> None:
         with self._changed:

@@ -490,7 +490,7 @@ class Fetcher:
         if isolated and data.lease.pieces:
             try:
                 data.aborted = self._aborted(partition, view, batch, offset, data.lease)
-            except OpenTransactionError:
+            except BaseException:
                 room.left, room.is_empty = left, is_empty
                 raise
         return data

@@ -35,13 +35,13 @@ _TOPIC_RESOURCE: Final = 2
 _READ_ONLY: Final = "this endpoint is read-only"
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _MOST_METADATA: Final = 64
-_MOST_LISTED: Final = 1024
+_MOST_LISTED: Final = 256
 _MOST_REPEATED: Final = 1024
 """Bytes of a ListOffsets request whose answer is remembered."""
 _FIRST_NULL_FOR_ALL: Final = 1
 _MetadataKey = tuple[int, tuple[object, ...] | None, Access]
 """Version, names and ids that were asked for (None: all topics), and what the client may read."""
-_Views = list[tuple[TopicPartition, ArchiveView | None]]
+_Views = list[tuple[TopicPartition, ArchiveView]]
 
 
 class RequestHandlers:
@@ -160,20 +160,32 @@ class RequestHandlers:
             known = self._listed.get(key)
         if known is not None and all(self._view(tp) is view for tp, view in known[0]):
             return known[1]
-        asked = {
-            TopicPartition(topic.name, row.partition_index)
-            for topic in request.decode().topics
-            for row in topic.partitions
-        }
         # Before the answer: an archive that changes meanwhile is another one the next time.
-        views = [(tp, self._view(tp)) for tp in asked]
+        views = self._views(request.decode(), access)
         answer = self._answer(request, access)
-        if answer.error is ErrorCode.none and None not in dict(views).values():
+        if answer.error is ErrorCode.none and views is not None:
             with self._guard:
                 self._listed[key] = views, answer
+                self._listed.move_to_end(key)
                 if len(self._listed) > _MOST_LISTED:
                     self._listed.popitem(last=False)
         return answer
+
+    def _views(self, request: Any, access: Access) -> _Views | None:  # noqa: ANN401 - kio's
+        """Return the archives that a ListOffsets request asks for; None if its answer must not be
+        remembered: one of them cannot be read, or is asked for a time, which differs each time.
+        """
+        rows = [(topic.name, row) for topic in request.topics for row in topic.partitions]
+        if any(row.timestamp >= 0 or not access.can_read(name) for name, row in rows):
+            return None
+        views: _Views = []
+        for name, row in rows:
+            tp = TopicPartition(name, row.partition_index)
+            view = self._view(tp)
+            if view is None:
+                return None
+            views.append((tp, view))
+        return views
 
     def _view(self, tp: TopicPartition) -> ArchiveView | None:
         partition = self._catalog.partition(*tp)

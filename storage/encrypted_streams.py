@@ -38,7 +38,7 @@ _READ_BYTES: Final = _READ_CHUNKS * CHUNK_BYTES
 
 _SEALERS: Final = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
 """Limits the threads that encrypt to the number of cores. Each chunk releases Python's lock
-for some 25 µs: with a thread for each upload, handing it over would take as much time.
+for some 25 µs: more threads than cores would spend as much time on passing it on.
 """
 
 
@@ -135,7 +135,9 @@ class EncryptedBody:
         """
         with self._guard:
             # The bytes of chunks that were summed up already are fixed by their tags.
-            known = max(len(self._tags) // TAG_BYTES - index, 0)
+            known = len(self._tags) // TAG_BYTES - index
+            if known < 0:
+                raise ValueError(f"{self._key}: the first reading has skipped chunks")
             if known < chunks_of(len(plain)):
                 self._sum.update(plain[known * CHUNK_BYTES :])
                 if index * CHUNK_BYTES + len(plain) == self.plain.size:

@@ -3,8 +3,8 @@
 Committed offsets are those of the brokers at the time of the request. If an open transaction
 commits later ones, they do not count yet.
 
-Each need has the topic id of its offset. `PartitionCollector` refuses one of another topic than the
-archive's.
+Each need has the topic id of its offset, which must be the one of the archive. `PartitionCollector`
+compares them once more: the topic may be recreated meanwhile.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from sidetier.archive.access import endpoint_provider
-from sidetier.archive.gc.retention import Need
+from sidetier.archive.gc.retention import Need, other_topic
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.cli.extras import from_extra
 from sidetier.cli.stores import EveryStore, layout_of, require_directory
@@ -103,9 +103,11 @@ def read_needs(
     """
     needs: dict[TopicPartition, list[Need]] = defaultdict(list)
     keep_for = rule.keep_for
+    if not any(consumers for _, consumers in keep_for):
+        return needs
     # A consumer group stores no topic id, and Kafka deletes its offsets together with the topic.
     # Read before the offsets: of an archive that has begun anew since, nothing is deleted.
-    archived_ids = _archived_ids(layout_of(config), stores, partitions) if keep_for.groups else {}
+    archived_ids = _archived_ids(layout_of(config), stores, partitions)
     for group in keep_for.groups:
         consumer = f"consumer group {group}"
         committed = _of_group(_brokers(config), group, partitions, consumer)
@@ -128,6 +130,7 @@ def read_needs(
         consumer = f"local group {group}"
         next_offsets = _of_local_group(layout_of(config), stores, group, consumer)
         _add(needs, partitions, next_offsets, consumer)
+    _require_same_topics(needs, archived_ids)
     return needs
 
 
@@ -158,6 +161,21 @@ def _archived_ids(
             ) from error
         ids[tp] = None if mark is None else mark.watermark.topic_id
     return ids
+
+
+def _require_same_topics(
+    needs: NeedsByPartition, archived_ids: Mapping[TopicPartition, str | None]
+) -> None:
+    """Check all partitions: a topic is recreated as a whole.
+
+    Raises:
+        UnknownProgressError: One is not.
+    """
+    for tp, consumers in needs.items():
+        for need in consumers:
+            reason = other_topic(need, archived_ids[tp])
+            if reason is not None:
+                raise UnknownProgressError(f"{tp}: {reason}")
 
 
 def _brokers(config: "Config") -> dict[str, str]:

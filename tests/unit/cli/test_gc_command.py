@@ -289,7 +289,7 @@ def test_export_of_a_deleted_topic_protects_the_new_one(
     assert stored.run(*export) != 0
     with_rules(stored, {**AGE, "keep_for": {"exports": [{"into": f"file://{lake}"}]}})
     assert blocked_by(stored) == (
-        f"export to file://{lake}: its offset is of another topic of the same name: "
+        f"orders-0: export to file://{lake}: its offset is of another topic of the same name: "
         f"topic id {TOPIC_ID}, and the archive has {NEW_ID}"
     )
 
@@ -373,11 +373,18 @@ def test_group_of_a_topic_that_is_recreated_meanwhile_deletes_nothing(
     committed = {TopicPartition("orders", number): CommittedOffset(Offset(30)) for number in (0, 1)}
 
     def answer(*_: object) -> dict[TopicPartition, CommittedOffset]:
+        monkeypatch.setattr(needs, "_of_group", lambda *_: committed)
+        stored.configure({"broker": {"bootstrap_servers": None}})
         recreate(stored)
         return committed
 
     monkeypatch.setattr(needs, "_of_group", answer)
-    assert f"topic id {TOPIC_ID}, and the archive has {NEW_ID}" in blocked_by(stored)
+    reasons = {row["reason"] for row in stored.json("gc", "--yes", code=3)["partitions"]}
+    assert reasons == {
+        "consumer group billing: its offset is of another topic of the same name: topic id "
+        f"{TOPIC_ID}, and the archive has {NEW_ID}"
+    }
+    assert logs(stored, "orders-0") == logs(stored, "orders-1") == [0, 10, 20]
 
 
 def test_damaged_hudi_table_keeps_everything(stored: CommandLine, tmp_path: Path) -> None:

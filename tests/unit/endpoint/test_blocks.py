@@ -153,9 +153,11 @@ def test_slow_readers_leave_memory_for_others(store: Store) -> None:
         store.reads.append((start, start + len(buffer)))
         return len(buffer)
 
-    slow = [cache.borrow(read, log, at * BLOCK, at * BLOCK + 10, 10) for at in range(60)]
+    slow = []
+    for at in range(49):
+        slow.append(cache.borrow(read, log, at * BLOCK, at * BLOCK + 10, 10))
+        wait_until(lambda: cache._pinned == len(slow) * BLOCK, 5, "blocks ahead")
     assert cache.used <= cache.memory
-    wait_until(lambda: all(b.ready.is_set() for b in cache._blocks.values()), 5, "blocks ahead")
     # The last quarter: only the bytes that are sent, and no blocks ahead.
     store.reads.clear()
     lease = cache.borrow(read, log, 70 * BLOCK + 5, 99 * BLOCK, 100)
@@ -220,6 +222,48 @@ def test_error_of_a_block_that_nobody_waited_for_is_told_once(
     lease = cache.borrow(store.read, stored(), 0, 10, 1)
     assert joined(lease.pieces) == DATA[:10]
     lease.release()
+
+
+def test_error_is_forgotten_by_a_reader_that_waits_and_after_some_seconds(store: Store) -> None:
+    now = [0.0]
+    cache = BlockCache(8 * BLOCK, BLOCK, lambda: now[0])
+    for way in ("waits", "later", "needs what is before it"):
+        log = stored(f"{way}-0")
+        store.error = StoreUnavailableError("no answer")
+        assert not cache.borrow(store.read, log, BLOCK, BLOCK + 10, 1, may_wait=False).pieces
+        wait_until(lambda: not cache._pinned, 5, "the error")
+        store.error = None
+        if way == "waits":
+            cache.borrow(store.read, log, BLOCK, BLOCK + 10, 1).release()
+        elif way == "later":
+            now[0] += 6.0
+            assert not cache.borrow(store.read, log, BLOCK, BLOCK + 10, 1, may_wait=False).pieces
+        else:
+            lease = cache.borrow(store.read, log, BLOCK - 10, BLOCK + 10, 1)
+            assert joined(lease.pieces) == DATA[BLOCK - 10 : BLOCK]
+            lease.release()
+        wait_until(lambda: not cache._pinned, 5, "the blocks")
+    cache.close()
+
+
+def test_queued_block_is_fetched_by_the_reader_that_waits_for_it(store: Store) -> None:
+    """It may be queued behind blocks of a store that hangs."""
+    cache = BlockCache(64 * BLOCK, BLOCK)
+    hanging = Store()
+    hanging.gate.clear()
+    for number in range(8):
+        log = stored(f"hangs-{number}")
+        assert not cache.borrow(hanging.read, log, 0, 10, 1, may_wait=False).pieces
+    wait_until(lambda: len(hanging.reads) == 8, 5, "all threads to hang")
+    assert not cache.borrow(store.read, stored(), 0, 10, 1, may_wait=False).pieces
+    lease = cache.borrow(store.read, stored(), 0, 10, 1)
+    assert joined(lease.pieces) == DATA[:10]
+    lease.release()
+    cache.borrow(store.read, stored(), 0, 10, 1).release()
+    assert store.reads.count((0, BLOCK)) == 1
+    hanging.gate.set()
+    wait_until(lambda: not cache._pinned, 5, "the other blocks")
+    cache.close()
 
 
 def test_the_next_segment_is_fetched_ahead(cache: BlockCache, store: Store) -> None:

@@ -562,7 +562,7 @@ def test_a_response_with_records_does_not_wait_for_another_partition() -> None:
     with endpoint_over(store) as parts:
         first, second = parts.fetch(**values).responses[0].partitions
         assert bases(first.records) == [0, 5, 10, 15]
-        assert (second.error_code, second.records) == (ErrorCode.none, None)
+        assert (second.error_code, second.records) == (ErrorCode.none, b"")
         assert second.high_watermark == 20
         wait_until(lambda: not parts.blocks._pinned, 10, "the blocks")
         first, second = parts.fetch(**values).responses[0].partitions
