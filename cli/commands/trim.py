@@ -1,7 +1,7 @@
 """`sidetier trim`: one pass of local retention, or what it would delete."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -172,9 +172,19 @@ def _make_pass(
     survey = trimmer.survey(led)
     trims = [trim for trim in survey.trims if not trim.size]
     wanted = [(by_partition[t.topic_partition], t) for t in survey.trims if t.size]
-    for start in range(0, len(wanted), AT_ONCE):
-        verified = trimmer.verify(wanted[start : start + AT_ONCE])
-        trims += [trim for _, trim in verified] if dry_run else trimmer.delete(verified)
+    # The broker deletes the records of some partitions while the archives of the next are verified.
+    with ThreadPoolExecutor(1, "trim-delete") as deleting:
+        deleted: list[Future[list[Trim]]] = []
+        for start in range(0, len(wanted), AT_ONCE):
+            verified = trimmer.verify(wanted[start : start + AT_ONCE])
+            if dry_run:
+                trims += [trim for _, trim in verified]
+                continue
+            if deleted:
+                trims += deleted.pop().result()  # so that no batch waits between check and deletion
+            deleted.append(deleting.submit(trimmer.delete, verified))
+        for last in deleted:
+            trims += last.result()
     return sorted(trims, key=lambda trim: trim.topic_partition), survey
 
 
