@@ -444,6 +444,8 @@ def test_a_stop_ends_long_polls_and_idle_connections() -> None:
         idle, waiting = (clients.enter_context(RawClient(endpoint.address)) for _ in range(2))
         waiting.socket.sendall(frame(ApiKey.FETCH, 12, **fetch_of("orders", 40, max_wait=60_000)))
         wait_until(lambda: endpoint.server.open_connections == 2, 5, "two connections")
+        # A request that was not read when its connection is closed gets no answer.
+        wait_until(lambda: endpoint.server._service.idle_polls._polls, 5, "the long poll")
         stopping = threading.Thread(target=endpoint.stop, daemon=True)
         stopping.start()
         assert waiting.receive()[:4] == struct.pack(">i", 1)
