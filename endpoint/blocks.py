@@ -140,6 +140,8 @@ class _Block:
     """Why it could not be fetched. Such a block is kept only if a reader has asked for it without
     waiting: the next one that does not wait raises it.
     """
+    keeps_error: bool = False
+    """Whether a reader has asked for it without waiting."""
     failed_at: float = 0.0
     loading: "Future[None] | None" = None
     """The fetch by another thread; it may be queued."""
@@ -284,21 +286,25 @@ class BlockCache:
 
     def peek(self, log: StoredLog, start: int, end: int) -> bytes | None:
         """Return the bytes [`start`, `end`) of a segment if one block in memory has them."""
-        begin = start // self._block_bytes * self._block_bytes
-        key = (log.version, begin, min(begin + self._block_bytes, log.size))
+        key = self._key(log, start // self._block_bytes)
+        _, begin, stop = key
         with self._changed:
             block = self._blocks.get(key)
-            if block is None or end > key[2]:
+            if block is None or not block.is_loaded or end > stop:
                 return None
             # Not beyond the lock: once the block is dropped, others write to its memory.
-            return bytes(block.data[start - begin : end - begin]) if block.is_loaded else None
+            return bytes(block.data[start - begin : end - begin])
+
+    def _key(self, log: StoredLog, index: int) -> BlockKey:
+        """Return the key of a block of a segment."""
+        start = index * self._block_bytes
+        return log.version, start, min(start + self._block_bytes, log.size)
 
     def _ranges(self, log: StoredLog, start: int, end: int, *, in_blocks: bool) -> list[BlockKey]:
-        size, version = self._block_bytes, log.version
+        size = self._block_bytes
         if not in_blocks:
-            return [(version, at, min(at + size, end)) for at in range(start, end, size)]
-        first = start // size * size
-        return [(version, at, min(at + size, log.size)) for at in range(first, end, size)]
+            return [(log.version, at, min(at + size, end)) for at in range(start, end, size)]
+        return [self._key(log, index) for index in range(start // size, -(-end // size))]
 
     def _blocks_ahead(self, log: StoredLog) -> int | None:
         """Return the number of blocks to fetch ahead; None if not even one block fits."""
@@ -334,9 +340,10 @@ class BlockCache:
             if may_wait:
                 raise StoreTimeoutError(f"{log.key}: other clients hold all memory: try again")
             return None
-        if not (may_wait or may_load or (block.ready.is_set() and not is_new)):
+        if not (may_wait or may_load or block.ready.is_set()):
             if is_new:
-                self._load_soon(key, block, fill, log, keeps_error=True)
+                block.keeps_error = True
+                self._load_in_background(key, block, fill, log)
             else:
                 self._unpin(block)
             return None
@@ -424,15 +431,7 @@ class BlockCache:
         del self._free[spare:]
         return bytearray(size)
 
-    def _load(
-        self,
-        key: BlockKey,
-        block: _Block,
-        fill: FillRange,
-        log: StoredLog,
-        *,
-        keeps_error: bool = False,
-    ) -> None:
+    def _load(self, key: BlockKey, block: _Block, fill: FillRange, log: StoredLog) -> None:
         _, start, end = key
         try:
             with self._changed:
@@ -445,7 +444,7 @@ class BlockCache:
             # Dropped before it is ready, so that the next reader tries again. A reader that has
             # asked for it without waiting has left: its client learns of the error the next time.
             with self._changed:
-                if not keeps_error:
+                if not block.keeps_error:
                     self._drop(key, block)
                 self._changed.notify_all()
         block.ready.set()
@@ -463,34 +462,28 @@ class BlockCache:
                 self._fetch_block(fill, following, over)
 
     def _fetch_block(self, fill: FillRange, log: StoredLog, index: int) -> None:
-        start = index * self._block_bytes
-        if start >= log.size:
+        key = self._key(log, index)
+        _, start, end = key
+        if start >= end:
             return
-        key = (log.version, start, min(start + self._block_bytes, log.size))
         with self._changed:
             if key in self._blocks:
                 return
-        block, is_new = self._reserve(key, key[2] - start, 0.0)
+        block, is_new = self._reserve(key, end - start, 0.0)
         if block is None:
             return
         if not is_new:
             self._unpin(block)
             return
-        self._load_soon(key, block, fill, log)
+        self._load_in_background(key, block, fill, log)
 
-    def _load_soon(
-        self,
-        key: BlockKey,
-        block: _Block,
-        fill: FillRange,
-        log: StoredLog,
-        *,
-        keeps_error: bool = False,
+    def _load_in_background(
+        self, key: BlockKey, block: _Block, fill: FillRange, log: StoredLog
     ) -> None:
         """Fetch a block in another thread, and unpin it then."""
 
         def load() -> None:
-            self._load(key, block, fill, log, keeps_error=keeps_error)
+            self._load(key, block, fill, log)
             self._unpin(block)
 
         try:
@@ -499,7 +492,7 @@ class BlockCache:
             # Another thread may wait for this block already.
             load()
 
-    def soon(self, work: Callable[[], None]) -> None:
+    def run_in_background(self, work: Callable[[], None]) -> None:
         """Run a function in another thread, unless the cache was closed."""
         with suppress(RuntimeError):
             self._preparers.submit(work)
@@ -608,9 +601,9 @@ class SegmentBytes:
         finally:
             lease.release()
 
-    def soon(self, work: Callable[[], None]) -> None:
+    def run_in_background(self, work: Callable[[], None]) -> None:
         """Run a function in another thread, unless the endpoint is closing."""
-        self._blocks.soon(work)
+        self._blocks.run_in_background(work)
 
     def _file(self, topic: str, log: StoredLog) -> OpenFile | None:
         """Return the segment's file; None if the store has no files of this host, or the segment is

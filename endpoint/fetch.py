@@ -596,7 +596,10 @@ class Fetcher:
         return lease
 
     def _prepare(self, partition: Partition, log: StoredLog, lease: Lease) -> None:
-        """Read what the first Fetch of the next segment needs of a remote store; in a thread."""
+        """Read index and notes of the next segment in another thread, before a Fetch needs them.
+
+        Not those of a file: they cost little.
+        """
         if log.version in self._prepared or isinstance(lease.pieces[0], FilePiece):
             return
         if len(self._prepared) >= _MOST_PREPARED:
@@ -608,7 +611,7 @@ class Fetcher:
                 self._positions.read_index(partition.tp.topic, log)
                 partition.transactions.notes(log)
 
-        self._bytes.soon(read)
+        self._bytes.run_in_background(read)
 
     def _renew(self, partition: Partition) -> None:
         try:

@@ -76,10 +76,7 @@ class RequestHandlers:
         """Answer one request."""
         if request.api is ApiKey.LIST_OFFSETS and len(request.frame) <= _MOST_REPEATED:
             return self._answer_repeated(request, session.access)
-        return self._answer(request, session.access)
-
-    def _answer(self, request: Request, access: Access) -> Answer:
-        return self._handlers[request.api](request.decode(), request.version, access)
+        return self._handlers[request.api](request.decode(), request.version, session.access)
 
     # Metadata
 
@@ -151,7 +148,8 @@ class RequestHandlers:
     # Offsets
 
     def _answer_repeated(self, request: Request, access: Access) -> Answer:
-        """Answer ListOffsets as the same request before, as long as the archives are the same.
+        """Answer ListOffsets; from memory if the same request was answered and the archives are the
+        same.
 
         Spark's Kafka source asks for the start and the end of a partition with each poll.
         """
@@ -161,8 +159,9 @@ class RequestHandlers:
         if known is not None and all(self._view(tp) is view for tp, view in known[0]):
             return known[1]
         # Before the answer: an archive that changes meanwhile is another one the next time.
-        views = self._views(request.decode(), access)
-        answer = self._answer(request, access)
+        decoded = request.decode()
+        views = self._views(decoded, access)
+        answer = self._answer_list_offsets(decoded, request.version, access)
         if answer.error is ErrorCode.none and views is not None:
             with self._guard:
                 self._listed[key] = views, answer

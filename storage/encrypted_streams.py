@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 _READ_CHUNKS: Final = 8
 """Chunks of plaintext that are read from a body at once, or of ciphertext from a store."""
 _READ_BYTES: Final = _READ_CHUNKS * CHUNK_BYTES
-
-
 _SEALERS: Final = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
 """Limits the threads that encrypt to the number of cores. Each chunk releases Python's lock
-for some 25 µs: more threads than cores would spend as much time on passing it on.
+for some 25 µs: more threads than cores would spend as much CPU time on taking it again.
 """
 
 

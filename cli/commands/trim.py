@@ -174,17 +174,17 @@ def _make_pass(
     wanted = [(by_partition[t.topic_partition], t) for t in survey.trims if t.size]
     # The broker deletes the records of some partitions while the archives of the next are verified.
     with ThreadPoolExecutor(1, "trim-delete") as deleting:
-        deleted: list[Future[list[Trim]]] = []
+        deletions: list[Future[list[Trim]]] = []
         for start in range(0, len(wanted), AT_ONCE):
             verified = trimmer.verify(wanted[start : start + AT_ONCE])
             if dry_run:
                 trims += [trim for _, trim in verified]
                 continue
-            if deleted:
-                trims += deleted.pop().result()  # so that no batch waits between check and deletion
-            deleted.append(deleting.submit(trimmer.delete, verified))
-        for last in deleted:
-            trims += last.result()
+            if deletions:
+                deletions[-1].result()  # no verified trim waits behind other deletions
+            deletions.append(deleting.submit(trimmer.delete, verified))
+        for deletion in deletions:
+            trims += deletion.result()
     return sorted(trims, key=lambda trim: trim.topic_partition), survey
 
 
