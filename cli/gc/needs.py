@@ -169,7 +169,7 @@ def _require_same_topics(
     """Check all partitions: a topic is recreated as a whole.
 
     Raises:
-        UnknownProgressError: One is not.
+        UnknownProgressError: The ids of an offset and of its archive differ, or one is missing.
     """
     for tp, consumers in needs.items():
         for need in consumers:
