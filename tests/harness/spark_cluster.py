@@ -116,16 +116,29 @@ def _daemon(
 
 
 def kill_executors(settings: Mapping[str, str]) -> int:
-    """Kill every executor with SIGKILL, and return their number. The workers start new ones."""
+    """Kill the executors that run Python tasks with SIGKILL, and return their number.
+
+    The workers start new ones. An executor that has run no Python task stays: if Spark started an
+    attempt on it just before its death, attempts would have ended on every host, and Spark starts
+    no speculative attempt on such a host.
+    """
     directory = Path(settings["spark.eventLog.dir"].removeprefix("file://")).parent
-    killed = 0
+    executors, parents = set(), set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile, or belongs to another user
-            is_ours = (process / "cwd").resolve().is_relative_to(directory)
-            if is_ours and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
-                killed += 1
-    return killed
+            if not (process / "cwd").resolve().is_relative_to(directory):
+                continue
+            line = (process / "cmdline").read_bytes()
+            if b"CoarseGrainedExecutorBackend" in line:
+                executors.add(int(process.name))
+            elif b"pyspark.daemon" in line:
+                # `pid (name) state parent`, and the name may have spaces
+                parents.add(int((process / "stat").read_text().rpartition(")")[2].split()[1]))
+    busy = executors & parents
+    for number in busy:
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    return len(busy)
 
 
 def executor_logs(settings: Mapping[str, str]) -> str:

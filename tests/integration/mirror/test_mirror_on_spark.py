@@ -34,16 +34,18 @@ from sidetier.wire.requests import (
     list_transactions,
 )
 from sidetier.wire.settings import ClientSettings
-from tests.harness.archive_objects import file_store
+from tests.harness.archive_objects import BucketObjects
 from tests.harness.encryption import count_logs, encryption
+from tests.harness.killed_tasks import KilledAndFenced, middle_segments, patient_settings
 from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror
-from tests.harness.sidecar import beside, merged
+from tests.harness.s3 import S3Bucket
+from tests.harness.s3_proxy import S3Proxy
+from tests.harness.sidecar import merged
 from tests.harness.spark import SparkDriver, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.spark_cluster import (
     executor_logs,
-    kill_executors,
     speculating,
     speculative_attempts,
 )
@@ -93,56 +95,49 @@ def on_driver(driver: SparkDriver, line: list[str]) -> int:
 
 
 def test_each_record_is_copied_once_whichever_attempt_ends(
-    kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
+    kraft43: KraftCluster, target: str, s3_bucket: S3Bucket, topic: str, tmp_path: Path
 ) -> None:
     source = kraft43.bootstrap_servers
-    create_topic(source, topic, partitions=2, configs=small_segments(size=50_000, retention_ms=-1))
+    create_topic(source, topic, partitions=2, configs=small_segments(size=10_000, retention_ms=-1))
     config = tmp_path / "sidetier.yaml"
-    store = file_store(tmp_path / "store")
-    settings = beside(kraft43, store)
-    encrypted = {"storage": {"encryption": encryption(tmp_path)}}
-    for chosen in (settings, merged(settings, encrypted)):
-        write(source, topic, 60)
-        config.write_text(yaml.safe_dump(chosen))
-        Commands(config, os.environ).run("backfill", "--topic", topic)
-    assert min(count_logs(store.objects)) > 1
-    expected = consumed(source, topic)
-    delete_records(source, topic, 1, 1500)
-    line = command(topic, topic, source, target, "--config", str(config), *ON_SPARK)
-    killed = threading.Event()
-
     with (
-        client(target) as watching,
-        speculating(tmp_path / "spark") as (driver, at),
+        S3Proxy(s3_bucket.server.port) as proxy,
+        speculating(tmp_path / "spark") as (driver, cluster),
     ):
-
-        def kill_once_both_have_begun() -> None:
-            wait_until(lambda: both_have_begun(watching, topic), LONG, "a commit of each task")
-            if kill_executors(at):
-                killed.set()
-
-        killer = threading.Thread(target=kill_once_both_have_begun)
-        killer.start()
-        code = on_driver(driver, [*line, *SLOWLY])
-        killer.join()
-        assert code == 0, driver.log()
-        assert killed.is_set()
-        wait_until(lambda: speculative_attempts(at), 60, "the end of the other attempt")
-        assert "mirror.attempt_stands_by" in executor_logs(at)
+        settings = patient_settings(kraft43, s3_bucket, proxy.url, tmp_path)
+        encrypted = {"storage": {"encryption": encryption(tmp_path)}}
+        for chosen in (settings, merged(settings, encrypted)):
+            write(source, topic, 60)
+            config.write_text(yaml.safe_dump(chosen))
+            Commands(config, os.environ).run("backfill", "--topic", topic)
+        assert min(count_logs(BucketObjects(s3_bucket))) > 1
+        expected = consumed(source, topic)
+        # The tasks read segments of the archive, and then the rest from the brokers.
+        middle = middle_segments(s3_bucket, topic)
+        for number, key in enumerate(middle):
+            delete_records(source, topic, number, int(Path(key).stem) + 1)
+        day = KilledAndFenced(middle, cluster, target, MirrorNames(topic).group, topic)
+        proxy.misbehave(day.rule)
+        line = command(topic, topic, source, target, "--config", str(config), *ON_SPARK)
+        assert on_driver(driver, line) == 0, driver.log()
+        assert day.killed.is_set()
+        assert day.asked_again.is_set()
+        wait_until(lambda: speculative_attempts(cluster), 60, "the end of the other attempt")
+        assert "mirror.attempt_stands_by" in executor_logs(cluster)
         assert consumed(target, topic) == expected
 
         # A complete partition needs no task; later records are copied by one process.
         assert on_driver(driver, line) == 0, driver.log()
-    write(source, topic, 6)
-    local = command(topic, topic, source, target, "--config", str(config), "--until-caught-up")
-    code, copied, errors = mirror(local)
-    assert code == 0, errors
-    assert copied["records"] == 200
-    later = consumed(source, topic)
-    assert consumed(target, topic) == {
-        0: later[0],
-        1: expected[1] + later[1][-160:],
-    }
+        write(source, topic, 6)
+        local = command(topic, topic, source, target, "--config", str(config), "--until-caught-up")
+        code, copied, errors = mirror(local)
+        assert code == 0, errors
+        assert copied["records"] == 200
+        later = consumed(source, topic)
+        assert consumed(target, topic) == {
+            0: expected[0] + later[0][-40:],
+            1: expected[1] + later[1][-160:],
+        }
 
 
 def test_starting_worker_takes_over_from_the_tasks(
