@@ -131,6 +131,7 @@ BlockKey = tuple[Version, int, int]
 @dataclass(slots=True)
 class _Block:
     size: int
+    """Its memory; it may have fewer bytes."""
     pins: int = 0
     is_passed: bool = False
     """Whether a client has read to its end: then it is evicted first."""
@@ -334,8 +335,7 @@ class BlockCache:
             may_load: Without `may_wait`: whether to fetch the block here. If not, another thread
                 fetches it, and None is returned until it is there.
         """
-        _, start, end = key
-        block, is_new = self._reserve(key, end - start, _PATIENCE if may_wait else 0.0)
+        block, is_new = self._reserve(key, _PATIENCE if may_wait else 0.0)
         if block is None:
             if may_wait:
                 raise StoreTimeoutError(f"{log.key}: other clients hold all memory: try again")
@@ -371,8 +371,9 @@ class BlockCache:
             block.loading = None  # a cancelled one can be cancelled again
             return True
 
-    def _reserve(self, key: BlockKey, size: int, patience: float) -> tuple[_Block | None, bool]:
+    def _reserve(self, key: BlockKey, patience: float) -> tuple[_Block | None, bool]:
         deadline = self._clock() + patience
+        size = self._memory_of(key)
         with self._changed:
             while True:
                 block = self._blocks.get(key)
@@ -417,6 +418,14 @@ class BlockCache:
                 self._free.append(block.data.obj)
                 block.data = memoryview(b"")
 
+    def _memory_of(self, key: BlockKey) -> int:
+        """Return the memory for a block: that of a full one if it is larger than half of it.
+
+        So the last block of most segments gets a buffer that was used before.
+        """
+        size = key[2] - key[1]
+        return max(size, self._block_bytes) if size > self._block_bytes // 2 else size
+
     def _take_buffer(self, size: int) -> bytearray:
         """Return memory for a block that `_used` counts already.
 
@@ -435,7 +444,7 @@ class BlockCache:
         _, start, end = key
         try:
             with self._changed:
-                buffer = memoryview(self._take_buffer(end - start))
+                buffer = memoryview(self._take_buffer(block.size))[: end - start]
             block.data = buffer[: fill(log.row, start, buffer)]
             # Here, so that the next reader asks again: the answer, not the object, may be short.
             _check_length(block, key)
@@ -469,7 +478,7 @@ class BlockCache:
         with self._changed:
             if key in self._blocks:
                 return
-        block, is_new = self._reserve(key, end - start, 0.0)
+        block, is_new = self._reserve(key, 0.0)
         if block is None:
             return
         if not is_new:
