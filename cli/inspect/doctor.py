@@ -356,11 +356,11 @@ def _layout(facts: DoctorFacts, store: StoreFacts) -> Finding:
 
 def _conditions(facts: DoctorFacts, store: StoreFacts) -> Finding:
     name, required = "conditional writes", facts.config.storage.fencing == "required"
-    if store.honours_conditions is False:
+    if store.ignored_conditions:
         return problem(
             name,
-            f"{store.url} ignores If-None-Match: two sidecars that both believe they lead would "
-            "overwrite each other",
+            f"{store.url} ignores {' and '.join(store.ignored_conditions)}: two sidecars that both "
+            "believe they lead would overwrite each other",
             "use a store that honours If-None-Match and If-Match on PUT",
         )
     if not store.declares_conditions:
@@ -368,8 +368,8 @@ def _conditions(facts: DoctorFacts, store: StoreFacts) -> Finding:
         todo = "use another store, or make sure that a second sidecar never runs"
         setting = "storage.fencing: unfenced_acknowledged"
         return problem(name, text, todo, setting) if required else advice(name, text, todo)
-    if store.honours_conditions:
-        return ok(name, "honoured: the store refused a write that it had to refuse")
+    if store.ignored_conditions is not None:
+        return ok(name, "honoured: the store refused two writes that it had to refuse")
     return ok(name, "expected of this kind of store; --try-conditions tests it")
 
 

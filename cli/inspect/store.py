@@ -4,6 +4,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.message import Message
 from email.utils import parsedate_to_datetime
@@ -17,7 +18,7 @@ from sidetier.config.model import Config
 from sidetier.segments.errors import PreconditionFailedError, SidetierError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, RemoteStorage
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.uploader.clock import SYSTEM_CLOCK
 
@@ -32,7 +33,8 @@ class StoreFacts:
 
     Attributes:
         error: Why the store does not answer.
-        honours_conditions: Whether it honours conditional writes; None if that was not tried.
+        ignored_conditions: Headers of conditional writes that it ignores; None if that was not
+            tried.
         skew_seconds: Seconds by which its clock is ahead of this host's.
     """
 
@@ -40,7 +42,7 @@ class StoreFacts:
     error: str | None = None
     note: LayoutNote | None = None
     declares_conditions: bool = True
-    honours_conditions: bool | None = None
+    ignored_conditions: tuple[str, ...] | None = None
     skew_seconds: float | None = None
 
 
@@ -49,7 +51,7 @@ def store_facts(config: Config, *, try_conditions: bool = False) -> Iterator[Sto
 
     Args:
         config: The stores, and the archive's layout.
-        try_conditions: Send a PUT of the store's own layout note over itself.
+        try_conditions: Send PUTs of the store's own layout note over itself.
 
     Raises:
         SidetierError: A store cannot be opened, such as a missing directory or driver.
@@ -69,26 +71,37 @@ def _store(
     )
     try:
         note = read_note(store, layout)
-        honours = _honours(store, layout, note) if try_conditions else None
+        is_tried = try_conditions and note is not None
+        ignored = ignored_conditions(store, layout.layout_key()) if is_tried else None
     except SidetierError as error:
         return replace(facts, error=str(error))
-    return replace(facts, note=note, honours_conditions=honours)
+    return replace(facts, note=note, ignored_conditions=ignored)
 
 
-def _honours(store: RemoteStorage, layout: ArchiveLayout, note: LayoutNote | None) -> bool | None:
-    """Return whether the store honours conditional writes; None without a layout note.
+def ignored_conditions(store: RemoteStorage, key: str) -> tuple[str, ...]:
+    """Return the headers of conditional writes that the store ignores.
 
-    Put the layout note under its own key, on condition that the key is absent. Only a store that
-    ignores the condition writes it, and it writes the same bytes.
+    Put the object under its own key, on condition that it has another version, and on condition
+    that the key is absent. Only a store that ignores a condition writes it, and it writes the same
+    bytes.
     """
-    if note is None:
-        return None
-    key = layout.layout_key()
-    try:
-        store.put_object(key, BytesBody(store.get_object(key).data), condition=IfAbsent())
-    except PreconditionFailedError:
-        return True
-    return False
+    stored = store.get_object(key)
+    conditions: dict[str, Condition] = {
+        # First, because a write changes the etag.
+        "If-Match": IfMatch(_other(stored.head.etag)),
+        "If-None-Match": IfAbsent(),
+    }
+    ignored = []
+    for name, condition in conditions.items():
+        with suppress(PreconditionFailedError):
+            store.put_object(key, BytesBody(stored.data), condition=condition)
+            ignored.append(name)
+    return tuple(ignored)
+
+
+def _other(etag: str) -> str:
+    """Return a different etag of the same form; a store refuses one of another form as invalid."""
+    return etag[:-1] + ("2" if etag.endswith("1") else "1")
 
 
 def skew_of(endpoint: StorageEndpoint) -> float | None:

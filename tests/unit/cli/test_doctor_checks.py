@@ -1,6 +1,6 @@
 """Each check of `doctor`, with given facts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +22,13 @@ from sidetier.cli.inspect.encryption import KeyFacts
 from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts
 from sidetier.cli.inspect.host import HostFacts, LogDirFacts, SpoolFacts
 from sidetier.cli.inspect.sidecar import SidecarState
-from sidetier.cli.inspect.store import StoreFacts
+from sidetier.cli.inspect.store import StoreFacts, ignored_conditions
 from sidetier.config.model import Config
 from sidetier.segments.errors import AccessDeniedError, ConfigurationError
 from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import Body, Checksum, Condition, IfMatch
 
 GIB = 1024**3
 SOUND_TOPIC = {
@@ -350,7 +353,12 @@ def test_correct_setup_has_no_findings() -> None:
         (with_store(error="403"), "problem", "store", "s3://bucket: 403"),
         (with_store(note=LayoutNote(4, "K")), "problem", "layout", "has keys with 4"),
         (with_store(note=LayoutNote(5, "other")), "problem", "layout", "Kafka cluster other"),
-        (with_store(honours_conditions=False), "problem", "conditional writes", "ignores"),
+        (
+            with_store(ignored_conditions=("If-None-Match", "If-Match")),
+            "problem",
+            "conditional writes",
+            "ignores If-None-Match and If-Match",
+        ),
         (with_store(declares_conditions=False), "problem", "conditional writes", "has none"),
         (with_store(skew_seconds=-61.0), "advice", "clock", "1 min behind"),
         (with_store(skew_seconds=700.0), "problem", "clock", "ahead of this host"),
@@ -406,7 +414,7 @@ def test_each_fault_is_found_with_its_level(
             config=config(uploader={"page_cache": "leave"}),
         ),
         with_host(max_open_files=None, max_watches=None, max_instances=None),
-        with_store(note=None, skew_seconds=None, honours_conditions=True),
+        with_store(note=None, skew_seconds=None, ignored_conditions=()),
     ],
 )
 def test_acceptable_settings_are_no_fault(facts: DoctorFacts) -> None:
@@ -438,3 +446,27 @@ def test_worst_finding_comes_first_and_decides_the_verdict() -> None:
 def test_long_lists_of_names_are_shortened() -> None:
     assert first_names(["b", "a"]) == "a, b"
     assert first_names("fedcba") == "a, b, c, d and 2 more"
+
+
+@pytest.mark.parametrize("ignored", [(), ("If-None-Match",), ("If-Match",)])
+def test_ignored_conditions_are_found(ignored: tuple[str, ...]) -> None:
+    class Ignoring(FakeStorage):
+        def put_object(
+            self,
+            key: str,
+            body: Body,
+            *,
+            metadata: Mapping[str, str] | None = None,
+            checksum: Checksum | None = None,
+            condition: Condition | None = None,
+        ) -> str:
+            name = "If-Match" if isinstance(condition, IfMatch) else "If-None-Match"
+            kept = None if name in ignored else condition
+            return super().put_object(
+                key, body, metadata=metadata, checksum=checksum, condition=kept
+            )
+
+    store = Ignoring()
+    store.put_object("layout.json", BytesBody(b"{}"))
+    assert ignored_conditions(store, "layout.json") == ignored
+    assert store.contents() == {"layout.json": b"{}"}
