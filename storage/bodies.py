@@ -53,19 +53,6 @@ class CountedBody(Protocol):
 
 
 @runtime_checkable
-class ComputedBody(Protocol):
-    """Optional interface of a body that is computed from another one each time it is read.
-
-    Its streams are `FillingStream`s.
-    """
-
-    @property
-    def plain(self) -> Body:
-        """The other body."""
-        ...
-
-
-@runtime_checkable
 class PartOfObject(Protocol):
     """Optional interface of a body that is a part of a stored object."""
 
@@ -94,37 +81,6 @@ class BytesBody:
     def open(self) -> BinaryIO:
         """Return a new stream."""
         return io.BytesIO(self.data)
-
-
-class MemoryStream(io.RawIOBase):
-    """A buffer as a stream whose `read` copies nothing: it returns slices of the buffer."""
-
-    def __init__(self, buffer: memoryview) -> None:
-        super().__init__()
-        self._buffer = buffer
-        self._position = 0
-
-    def readable(self) -> bool:
-        """Always True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Always True."""
-        return True
-
-    def read(self, size: int | None = -1, /) -> memoryview:
-        """Return at most `size` bytes; empty at the end."""
-        start = self._position
-        end = len(self._buffer) if size is None or size < 0 else start + size
-        piece = self._buffer[start:end]
-        self._position += len(piece)
-        return piece
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move within the buffer."""
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._buffer)}
-        self._position = max(0, origin[whence] + offset)
-        return self._position
 
 
 class _OpenFile(io.FileIO):

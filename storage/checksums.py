@@ -47,7 +47,7 @@ class RunningChecksum:
         return Checksum(self._algorithm, self._value.to_bytes(_WIDTH[self._algorithm], "big"))
 
 
-def checksum_of_bytes(data: bytes | memoryview, algorithm: ChecksumAlgorithm) -> Checksum:
+def checksum_of_bytes(data: bytes, algorithm: ChecksumAlgorithm) -> Checksum:
     """Return the checksum of bytes in memory."""
     running = RunningChecksum(algorithm)
     running.update(data)

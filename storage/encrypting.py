@@ -166,11 +166,16 @@ class EncryptingStorage:
         algorithm = self._inner.capabilities.checksum or ChecksumAlgorithm.CRC64NVME
         known = checksum or checksum_of_body(body, algorithm)
         encrypted = self._encrypted(key, place, data_key, body, known)
+        # Here rather than in the driver: S3 needs it before the bytes, and a driver notes a given
+        # checksum with the object, also for a body that it sends in parts.
+        is_verified = self._inner.capabilities.checksum is not None
+        sealed = checksum_of_body(encrypted, algorithm) if is_verified else None
         self._put_marker(key, encrypted.size)
         etag = self._inner.put_object(
             key,
             encrypted,
             metadata={**notes, ENCRYPTION_KEY: f"1 {known.algorithm} {known.value.hex()}"},
+            checksum=sealed,
             condition=condition,
         )
         self._ensure_marker(key, encrypted.size)

@@ -19,12 +19,11 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
     StorageError,
 )
-from sidetier.storage.bodies import BytesBody, ComputedBody
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checks import check_condition, check_metadata
 from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.object_clients import s3_clients
 from sidetier.storage.object_store import (
-    LARGEST_AT_ONCE,
     SMALL_RANGE,
     ObjectStorage,
     split_metadata,
@@ -121,18 +120,11 @@ class S3Storage(ObjectStorage):
         self._check(key)
         checked = check_metadata(key, metadata)
         algorithm = self._settings.checksum
-        if isinstance(body, ComputedBody) and body.size <= LARGEST_AT_ONCE:
-            with body.open() as stream:
-                body = BytesBody(stream.read())
         try:
             # obstore has no CRC32C.
             if body.size <= SMALL_BODY and algorithm is ChecksumAlgorithm.CRC64NVME:
                 return self._put_small(key, body, checked, checksum, condition)
-            if body.size > min(self._settings.multipart_threshold, LARGEST_PUT) or (
-                # In one request, it would be computed twice: the header has the checksum. So it
-                # would with a store that does not verify it: the metadata then has the checksum.
-                isinstance(body, ComputedBody) and self._settings.checksum_verified
-            ):
+            if body.size > min(self._settings.multipart_threshold, LARGEST_PUT):
                 # S3 evaluates the condition only when the upload is completed: check it before
                 # gigabytes are sent in vain.
                 self._expect(key, condition)

@@ -5,9 +5,9 @@ boto3 and a client take some 30 MB, so `s3` imports this module only for the fir
 
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import urlencode
 
 from botocore import exceptions as boto
@@ -24,10 +24,8 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.attempt import AttemptStream, DeadlinePassedError
-from sidetier.storage.bodies import ComputedBody, FillingStream, MemoryStream
 from sidetier.storage.checksums import (
     RunningChecksum,
-    checksum_of_bytes,
     checksum_of_stream,
     expect_checksum,
     from_base64,
@@ -35,7 +33,7 @@ from sidetier.storage.checksums import (
 )
 from sidetier.storage.object_classes import keeps_default_class, with_class_tag
 from sidetier.storage.object_errors import BY_CODE, by_status
-from sidetier.storage.object_store import LARGEST_AT_ONCE, bare_etag, quoted_etag
+from sidetier.storage.object_store import bare_etag, quoted_etag
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
     Body,
@@ -120,19 +118,14 @@ class Boto3Requests:
     ) -> str:
         """Store the body in parts and return its etag. Memory does not grow with the body's size.
 
-        Each part is read twice, because S3 takes its checksum in a header, before the bytes. The
-        parts of a `ComputedBody` are small and held in memory instead.
-
         The store combines the checksums of the parts into that of the whole object and compares it.
 
         Raises:
             ChecksumMismatchError: The bytes read do not match the given checksum.
         """
         algorithm = self._settings.checksum if checksum is None else checksum.algorithm
-        is_computed = isinstance(body, ComputedBody)
-        sizes = part_sizes(body.size, LARGEST_AT_ONCE if is_computed else self._settings.part_size)
         with body.open() as stream, self._upload(key, metadata, algorithm) as upload_id:
-            parts, whole = self._send_parts(key, upload_id, stream, sizes, algorithm)
+            parts, whole = self._send_parts(key, upload_id, stream, body.size, algorithm)
             expect_checksum(key, checksum, whole)
             return self._complete(key, upload_id, parts, whole, condition)
 
@@ -329,34 +322,22 @@ class Boto3Requests:
             _LOG.warning("multipart_abort_failed", extra={"key": full, "error": str(error)})
 
     def _send_parts(
-        self,
-        key: str,
-        upload_id: str,
-        stream: BinaryIO,
-        sizes: Sequence[int],
-        algorithm: ChecksumAlgorithm,
+        self, key: str, upload_id: str, stream: BinaryIO, size: int, algorithm: ChecksumAlgorithm
     ) -> tuple[Parts, Checksum]:
         whole = RunningChecksum(algorithm)
         parts: Parts = []
         start = 0
-        memory = memoryview(bytearray(sizes[0] if isinstance(stream, FillingStream) else 0))
-        for length in sizes:
-            if isinstance(stream, FillingStream):
-                part = memory[:length]
-                stream.fill(part)
-                checksum = checksum_of_bytes(part, algorithm)
-                window = (cast("BinaryIO", MemoryStream(part)), 0, length)
-            else:
-                stream.seek(start)
-                checksum = checksum_of_stream(stream, algorithm, length)
-                window = (stream, start, length)
+        for length in part_sizes(size, self._settings.part_size):
+            stream.seek(start)
+            # Each part is read twice: S3 takes the checksum in a header, before the bytes.
+            checksum = checksum_of_stream(stream, algorithm, length)
             header = _checksum_header(checksum)
             number = len(parts) + 1
             response = self._send(
                 "UploadPart",
                 self.client.upload_part,
                 key,
-                window,
+                (stream, start, length),
                 UploadId=upload_id,
                 PartNumber=number,
                 **header,

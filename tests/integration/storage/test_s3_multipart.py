@@ -2,12 +2,9 @@
 
 import io
 import logging
-import os
-import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from botocore import exceptions as boto
@@ -21,18 +18,14 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.storage.bodies import BytesBody, FileBody
-from sidetier.storage.checksums import checksum_of_body
-from sidetier.storage.encrypted_format import SALT_BYTES, EncryptedHeader
-from sidetier.storage.encrypted_streams import EncryptedBody, ObjectCipher
-from sidetier.storage.port import Body, ChecksumAlgorithm, IfAbsent
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.s3_client import make_client
-from sidetier.storage.settings import GIB, MIB, AttemptDeadline, S3Settings
+from sidetier.storage.settings import AttemptDeadline, S3Settings
 from tests.harness.stores import moto_server
 
-BODY = BytesBody(b"x" * 11 * MIB)
-LARGE = BytesBody(random.Random(1).randbytes(19 * MIB))
+BODY = BytesBody(b"x" * 11 * 1024**2)
 Sabotage = Callable[..., Any]
 
 
@@ -102,91 +95,17 @@ FAILURES: list[tuple[Sabotage, type[BaseException]]] = [
 ]
 
 
-def encrypted(body: Body) -> EncryptedBody:
-    """Return a body that is computed while it is sent."""
-    checksum = checksum_of_body(body, ChecksumAlgorithm.CRC64NVME)
-    header = EncryptedHeader("k1", b"w" * 40, b"s" * SALT_BYTES, body.size, "t-0/0")
-    return EncryptedBody("big", body, ObjectCipher(header, bytes(32)), checksum)
-
-
-@pytest.mark.parametrize("body", [BODY, encrypted(LARGE)], ids=["plain", "encrypted"])
 @pytest.mark.parametrize(("act", "expected"), FAILURES)
 @pytest.mark.parametrize(
     ("operation", "nth"),
     [("UploadPart", 1), ("UploadPart", 3), ("CompleteMultipartUpload", 1)],
 )
 def test_every_failure_aborts_the_upload(
-    site: Site, operation: str, nth: int, act: Sabotage, expected: type[BaseException], body: Body
+    site: Site, operation: str, nth: int, act: Sabotage, expected: type[BaseException]
 ) -> None:
     site.sabotage(operation, nth, act)
     with pytest.raises(expected):
-        site.store.put_object("big", body)
-    assert site.nothing_is_left()
-
-
-@dataclass
-class CountingBody:
-    """Counts how often it is opened, and how many bytes are read."""
-
-    inner: Body
-    opened: int = 0
-    read: int = 0
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
-
-    def open(self) -> BinaryIO:
-        self.opened += 1
-        owner, stream = self, self.inner.open()
-
-        class Counting(io.RawIOBase):
-            def read(self, size: int = -1, /) -> bytes:
-                data = stream.read(size)
-                owner.read += len(data)
-                return data
-
-            def seek(self, offset: int, whence: int = 0, /) -> int:
-                return stream.seek(offset, whence)
-
-        return cast("BinaryIO", Counting())
-
-
-@pytest.mark.parametrize("size", [7 * MIB, 19 * MIB])
-def test_computed_body_is_computed_once_for_checksum_and_sending(
-    moto: S3Settings, size: int
-) -> None:
-    client = make_client(moto, AttemptDeadline())
-    store = S3Storage(
-        "parts", "p", replace(moto, checksum_verified=True, multipart_threshold=GIB), client=client
-    )
-    lengths: list[int] = []
-    for name in ("PutObject", "UploadPart"):
-        client.meta.events.register(
-            f"before-call.s3.{name}",
-            lambda params, **_: lengths.append(int(params["headers"]["Content-Length"])),
-        )
-    counting = CountingBody(BytesBody(LARGE.data[:size]))
-    body = encrypted(counting)
-    expected = body.open().read()
-    counting.opened = counting.read = 0
-    store.put_object("big", body, condition=IfAbsent())
-    assert (counting.opened, counting.read) == (1, size)
-    assert sum(lengths) == body.size
-    assert len(lengths) == -(-body.size // (8 * MIB))
-    assert store.get_object("big").data == expected
-    store.delete_object("big")
-
-
-def test_file_that_is_truncated_while_it_is_encrypted_is_not_stored(
-    site: Site, tmp_path: Path
-) -> None:
-    file = tmp_path / "segment"
-    file.write_bytes(LARGE.data)
-    body = encrypted(FileBody.of(file))
-    os.truncate(file, LARGE.size - 1)
-    with pytest.raises(OSError, match="the body ended after"):
-        site.store.put_object("big", body)
+        site.store.put_object("big", BODY)
     assert site.nothing_is_left()
 
 
