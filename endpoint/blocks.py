@@ -419,12 +419,13 @@ class BlockCache:
                 block.data = memoryview(b"")
 
     def _memory_of(self, key: BlockKey) -> int:
-        """Return the memory for a block: that of a full one if it is larger than half of it.
+        """Return the memory for a block, or for a range that is read for one response alone.
 
-        So the last block of most segments gets a buffer that was used before.
+        The last block of a segment gets the memory of a full one if it is larger than half of it:
+        then its buffer was used before.
         """
-        size = key[2] - key[1]
-        return max(size, self._block_bytes) if size > self._block_bytes // 2 else size
+        size, full = key[2] - key[1], self._block_bytes
+        return full if key[1] % full == 0 and size > full // 2 else size
 
     def _take_buffer(self, size: int) -> bytearray:
         """Return memory for a block that `_used` counts already.
