@@ -67,9 +67,7 @@ EVENTS = frozenset(
 class Collecting(Disasters):
     """All invariants hold while gcs run."""
 
-    worlds: ClassVar = WORLDS.map(
-        lambda world: replace(world, offset_reset="earliest", on_gap="step_over")
-    )
+    worlds: ClassVar = WORLDS.map(lambda world: replace(world, offset_reset="earliest"))
 
     def _note_world(self) -> None:
         super()._note_world()

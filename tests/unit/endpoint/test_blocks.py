@@ -337,3 +337,26 @@ def test_memory_of_dropped_blocks_is_used_again_when_nobody_sends_from_it(store:
         assert cache.used + len(cache._free) * BLOCK <= cache.memory + BLOCK
     assert bytes(kept) == DATA[:10], "a piece that is still referred to does not change"  # type: ignore[arg-type]
     cache.close()
+
+
+@pytest.mark.parametrize(("rest", "is_reused"), [(BLOCK - 1, True), (BLOCK // 2, False)])
+def test_last_block_of_a_segment_gets_used_memory_if_it_is_large(
+    store: Store, rest: int, *, is_reused: bool
+) -> None:
+    cache = BlockCache(2 * BLOCK, BLOCK)
+    buffers: list[object] = []
+    for number in range(6):
+        row = ObjectSummary(f"prod-a/orders-0/{number}.log", BLOCK + rest, "etag", 0)
+        log = StoredLog(BaseOffset(number), row)
+        for start in (0, BLOCK):
+            lease = cache.borrow(store.read, log, start, start + 10, 10)
+            [piece] = lease.pieces
+            assert isinstance(piece, memoryview)
+            assert bytes(piece) == DATA[start : start + 10]
+            buffers.append(piece.obj)
+            lease.release()
+            del piece, lease
+            assert cache.used <= cache.memory
+    of_last_blocks = {id(buffer) for buffer in buffers[1::2]}
+    assert len(of_last_blocks) <= 3 if is_reused else len(of_last_blocks) == 6
+    cache.close()
