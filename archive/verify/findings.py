@@ -67,6 +67,9 @@ class KindFacts(NamedTuple):
 
 
 _REPAIR: Final = "Run `sidetier repair`."
+_REPAIR_AS_FOUND: Final = (
+    "Run `sidetier repair`, with `--deep` if `sidetier verify --deep` has found it."
+)
 _COPY: Final = (
     "Restore the object from another copy: an earlier version of the bucket, a replica of the "
     "bucket, or a broker that still has the segment. If there is none, the records are lost."
@@ -149,13 +152,13 @@ KINDS: Final[Mapping[FindingKind, KindFacts]] = {
         Severity.WARNING,
         "The `.index` has an incomplete entry, or an entry that does not point at the batch with "
         "its offset.",
-        _REPAIR,
+        _REPAIR_AS_FOUND,
     ),
     FindingKind.DAMAGED_TIMEINDEX: KindFacts(
         Severity.WARNING,
         "The `.timeindex` has an incomplete entry, or an entry whose timestamp is not the largest "
         "one up to its offset.",
-        _REPAIR,
+        _REPAIR_AS_FOUND,
     ),
     FindingKind.MISSING_TXNINDEX: KindFacts(
         Severity.WARNING,
@@ -212,7 +215,7 @@ KINDS: Final[Mapping[FindingKind, KindFacts]] = {
         Severity.WARNING,
         "Batches have another leader epoch than the stored `leader-epoch-checkpoint`, or the "
         "checkpoint is not the one that `offset.wm` was written with.",
-        f"{_REPAIR} It rebuilds the checkpoint from the segments.",
+        f"{_REPAIR_AS_FOUND} It rebuilds the checkpoint from the segments.",
     ),
     FindingKind.UNFINISHED_MOVE: KindFacts(
         Severity.WARNING,

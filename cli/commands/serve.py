@@ -134,7 +134,8 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     show_default=True,
     callback=_memory,
     help="Memory for segments that are fetched ahead of the clients, shared by all clients. Not "
-    "used for file:// stores: their files are sent from the page cache.",
+    "used for files of file:// stores, which are sent from the page cache, unless they are "
+    "encrypted.",
 )
 @click.option(
     "--max-connections",
