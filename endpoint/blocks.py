@@ -131,7 +131,7 @@ BlockKey = tuple[Version, int, int]
 @dataclass(slots=True)
 class _Block:
     size: int
-    """Its memory; it may have fewer bytes."""
+    """Bytes of its memory; it may hold fewer."""
     pins: int = 0
     is_passed: bool = False
     """Whether a client has read to its end: then it is evicted first."""
@@ -190,7 +190,7 @@ class BlockCache:
 
     @property
     def used(self) -> int:
-        """Bytes of the blocks that are held or being fetched."""
+        """Bytes of memory for the blocks that are held or being fetched."""
         return self._used
 
     def close(self) -> None:
@@ -421,8 +421,8 @@ class BlockCache:
     def _memory_of(self, key: BlockKey) -> int:
         """Return the memory for a block, or for a range that is read for one response alone.
 
-        The last block of a segment gets the memory of a full one if it is larger than half of it:
-        then its buffer was used before.
+        The last block of a segment gets the memory of a full one if it is larger than half of it,
+        so that it gets a buffer that was used before.
         """
         size, full = key[2] - key[1], self._block_bytes
         return full if key[1] % full == 0 and size > full // 2 else size

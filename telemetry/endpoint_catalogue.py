@@ -67,7 +67,8 @@ THROTTLED_SECONDS: Final = Metric(
 BLOCK_BYTES: Final = Metric(
     _PREFIX + "block_bytes",
     Kind.GAUGE,
-    "Bytes of segments that are held for clients or being fetched; at most 3/4 of --memory.",
+    "Bytes of memory for segments that are held for clients or being fetched; at most 3/4 of "
+    "--memory.",
 )
 GROUPS: Final = Metric(
     _PREFIX + "groups", Kind.GAUGE, "Consumer groups in memory, with --groups local."

@@ -133,9 +133,9 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     default="256MiB",
     show_default=True,
     callback=_memory,
-    help="Memory for segments that are fetched ahead of the clients, shared by all clients. Not "
-    "used for files of file:// stores, which are sent from the page cache, unless they are "
-    "encrypted.",
+    help="Memory for segments that are fetched ahead of the clients, shared by all clients. "
+    "Segments of file:// stores that are not encrypted take none of it: they are sent from the "
+    "page cache.",
 )
 @click.option(
     "--max-connections",

@@ -370,10 +370,8 @@ def _conditions(facts: DoctorFacts, store: StoreFacts) -> Finding:
         return problem(name, text, todo, setting) if required else advice(name, text, todo)
     if store.ignored_conditions is not None:
         return ok(name, "honoured: the store refused two writes that it had to refuse")
-    if store.note is None:
-        when = "once a sidecar has stored layout.json, with the first segment"
-        return ok(name, f"expected of this kind of store, and not tested; test it {when}")
-    return ok(name, "expected of this kind of store; --try-conditions tests it")
+    when = ", once a sidecar has stored layout.json" if store.note is None else ""
+    return ok(name, f"expected of this kind of store; --try-conditions tests it{when}")
 
 
 def _clock(store: StoreFacts) -> Iterator[Finding]:

@@ -358,6 +358,13 @@ def test_doctor_tries_conditional_writes_only_on_request(ground: Ground) -> None
     assert ground.cli.stored() == before
 
 
+def test_doctor_tries_nothing_before_a_layout_object_is_stored(cli: CommandLine) -> None:
+    cli.store.mkdir()
+    cli.run("doctor", "--sidecar", "http://127.0.0.1:1", "--try-conditions")
+    assert "--try-conditions tests it, once a sidecar has stored layout.json" in cli.out
+    assert cli.stored() == {}
+
+
 def test_doctor_finds_a_layout_object_with_other_entropy_bits(ground: Ground) -> None:
     ground.cli.configure({"storage": {"prefix_entropy_bits": 4}})
     assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 3
