@@ -35,7 +35,6 @@ class KilledAndFenced:
     cluster: Mapping[str, str]
     servers: str
     group: str
-    copy: str
     killed: threading.Event = field(default_factory=threading.Event)
     asked_again: threading.Event = field(default_factory=threading.Event)
     asked: int = 0
@@ -55,15 +54,12 @@ class KilledAndFenced:
     def _kill(self, handler: _Handler) -> None:
         settings = ClientSettings.from_properties({"bootstrap.servers": self.servers})
         with Cluster(settings) as target:
-            wait_until(lambda: self._both_have_committed(target), SLOWEST, "a commit of each task")
+            wait_until(
+                lambda: both_have_committed(target, self.group), SLOWEST, "a commit of each task"
+            )
         if kill_executors(self.cluster):
             self.killed.set()
         handler.cut()
-
-    def _both_have_committed(self, target: Cluster) -> bool:
-        tps = [TopicPartition(self.copy, number) for number in range(2)]
-        result = committed_offsets(target, self.group, tps, require_stable=False)
-        return all(tp in result and result[tp].offset > 0 for tp in tps)
 
     def _wait_for_the_end(self, handler: _Handler) -> None:
         self.killed.wait(SLOWEST)
@@ -81,6 +77,12 @@ class KilledAndFenced:
             "the fenced attempt",
         )
         handler.pass_on()
+
+
+def both_have_committed(target: Cluster, group: str) -> bool:
+    """Return whether both tasks have committed an offset behind the first record."""
+    progress = committed_offsets(target, group, require_stable=False)
+    return len(progress) == 2 and all(committed.offset > 0 for committed in progress.values())
 
 
 def middle_segments(bucket: S3Bucket, topic: str) -> tuple[str, str]:

@@ -36,7 +36,12 @@ from sidetier.wire.requests import (
 from sidetier.wire.settings import ClientSettings
 from tests.harness.archive_objects import BucketObjects
 from tests.harness.encryption import count_logs, encryption
-from tests.harness.killed_tasks import KilledAndFenced, middle_segments, patient_settings
+from tests.harness.killed_tasks import (
+    KilledAndFenced,
+    both_have_committed,
+    middle_segments,
+    patient_settings,
+)
 from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror
 from tests.harness.s3 import S3Bucket
@@ -80,11 +85,6 @@ def progress(target: Cluster, name: str) -> Mapping[TopicPartition, Any]:
     return committed_offsets(target, MirrorNames(name).group, require_stable=False)
 
 
-def both_have_begun(target: Cluster, name: str) -> bool:
-    result = progress(target, name)
-    return len(result) == 2 and all(committed.offset > 0 for committed in result.values())
-
-
 def client(servers: str) -> Cluster:
     return Cluster(ClientSettings.from_properties({"bootstrap.servers": servers}))
 
@@ -116,7 +116,7 @@ def test_each_record_is_copied_once_whichever_attempt_ends(
         middle = middle_segments(s3_bucket, topic)
         for number, key in enumerate(middle):
             delete_records(source, topic, number, int(Path(key).stem) + 1)
-        day = KilledAndFenced(middle, cluster, target, MirrorNames(topic).group, topic)
+        day = KilledAndFenced(middle, cluster, target, MirrorNames(topic).group)
         proxy.misbehave(day.rule)
         line = command(topic, topic, source, target, "--config", str(config), *ON_SPARK)
         assert on_driver(driver, line) == 0, driver.log()
@@ -158,7 +158,8 @@ def test_starting_worker_takes_over_from_the_tasks(
     ):
 
         def start_once_both_have_begun() -> None:
-            wait_until(lambda: both_have_begun(watching, topic), LONG, "a commit of each task")
+            group = MirrorNames(topic).group
+            wait_until(lambda: both_have_committed(watching, group), LONG, "a commit of each task")
             started.append(subprocess.Popen([*line, "--worker", "other"], stderr=errors))
 
         starter = threading.Thread(target=start_once_both_have_begun)

@@ -72,7 +72,6 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
             cluster,
             servers,
             f"sidetier-restore-{topic}",
-            copy,
         )
         proxy.misbehave(day.rule)
         line = ["restore", "--config", str(file), *whole, "--transaction-bytes", "5KiB"]

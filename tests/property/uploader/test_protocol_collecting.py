@@ -40,6 +40,7 @@ from tests.harness.simulation.network import Fate, Request
 from tests.harness.simulation.replicas import Replicated
 from tests.harness.simulation.world import WORLDS, World
 from tests.property.uploader.test_protocol import BROKERS, PARTITIONS, SECONDS, examples
+from tests.property.uploader.test_protocol import HAPPENED as FAULTS
 from tests.property.uploader.test_protocol_disasters import Disasters
 
 pytestmark = pytest.mark.timeout(SECONDS)
@@ -312,9 +313,11 @@ class Collecting(Disasters):
 
 def test_no_gc_breaks_an_archive() -> None:
     HAPPENED.clear()
+    FAULTS.clear()
     run_state_machine_as_test(Collecting, settings=examples(30))
     never = sorted(event for event in EVENTS if not HAPPENED[event])
     assert not never, f"{never} never happened"
+    assert FAULTS["a gap halts the partition"]
 
 
 def _another(cluster: Replicated, broker: int) -> int:
