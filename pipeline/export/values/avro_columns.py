@@ -10,7 +10,11 @@ Two kinds of schemas have no column type of their own in Parquet:
 - A union of several types is a struct with one nullable member for each branch, as in Confluent's
   converters and Spark's `from_avro`. Members have Confluent's names: the name of the record, enum
   or fixed type, or else Avro's type (`string`, `long`, `array`, ...).
-- A member that refers to an enclosing record is a column of JSON text.
+- A member that refers to an enclosing record is a column of JSON text, and so is a record without
+  fields: no table or file keeps a row of which no column exists.
+
+A column of Avro's type `null` is text that is always null: Parquet, Hudi and Iceberg have no such
+type.
 """
 
 import json
@@ -35,6 +39,7 @@ MARK: Final = "sidetier"
 """Logical type of marked values in a schema of `marked`."""
 _NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
 _UNNAMED: Final = frozenset({"null", "array", "map", *PLAIN_TYPES})
+_COLUMN_TYPES: Final = {**PLAIN_TYPES, "null": pa.string()}
 MARKED_TYPES: Final = (_UNNAMED | {"fixed"}) - {"null"}
 """Avro types whose values can be marked."""
 _PROMOTED: Final = {
@@ -101,7 +106,7 @@ def marked(schema: Any, *, logical: bool) -> Any:  # noqa: ANN401
     are marked too.
     """
     if isinstance(schema, list):
-        several = sum(part != "null" for part in schema) > 1
+        several = sum(not _is_null(part) for part in schema) > 1
         members = [marked(part, logical=logical) for part in schema]
         return [_with_mark(part) for part in members] if several else members
     if not isinstance(schema, Mapping):
@@ -127,6 +132,12 @@ def _with_mark(schema: Any) -> Any:  # noqa: ANN401
     if isinstance(schema, Mapping) and schema.get("type") in tuple(_UNNAMED):
         return {**schema, "logicalType": MARK}
     return schema
+
+
+def _is_null(schema: Any) -> bool:  # noqa: ANN401
+    while isinstance(schema, Mapping):
+        schema = schema.get("type")
+    return bool(schema == "null")
 
 
 def _is_logical(schema: Mapping[str, Any]) -> bool:
@@ -170,8 +181,8 @@ class _Reader:
         if isinstance(schema, list):
             return self._union(schema, path, space)
         if isinstance(schema, str):
-            if schema in PLAIN_TYPES:
-                return PLAIN_TYPES[schema], _bytes if schema == "bytes" else _bare
+            if schema in _COLUMN_TYPES:
+                return _COLUMN_TYPES[schema], _bytes if schema == "bytes" else _bare
             return self._reference(schema, path, space)[:2]
         if not isinstance(schema, Mapping) or "type" not in schema:
             _refuse(path, f"{schema!r} is no schema")
@@ -195,9 +206,9 @@ class _Reader:
         return _logical(kind, schema) or self.column(kind, path, space)
 
     def _union(self, schema: list[Any], path: str, space: str) -> tuple[pa.DataType, Convert]:
-        others = [branch for branch in schema if branch != "null"]
+        others = [branch for branch in schema if not _is_null(branch)]
         if not others:
-            _refuse(path, "a union of null alone cannot be a column")
+            return self.column("null", path, space)
         if len(others) == 1:
             kind, convert = self.column(others[0], path, space)
             return kind, _or_null(convert)
@@ -243,6 +254,8 @@ class _Reader:
             field["name"]: self.column(field["type"], f"{path}.{field['name']}", space)
             for field in schema["fields"]
         }
+        if not columns:
+            return pa.string(), _json_text
         fields = [pa.field(name, kind) for name, (kind, _) in columns.items()]
         converts = [
             (name, convert) for name, (_, convert) in columns.items() if not self._keeps(convert)
@@ -476,7 +489,7 @@ def required_fields(schema: Any) -> frozenset[str]:  # noqa: ANN401
 def _takes_null(schema: Any) -> bool:  # noqa: ANN401
     if isinstance(schema, Mapping):
         schema = schema.get("type")
-    return schema == "null" or (isinstance(schema, list) and "null" in schema)
+    return _is_null(schema) or (isinstance(schema, list) and any(map(_is_null, schema)))
 
 
 def parsed_json(text: str) -> Any:  # noqa: ANN401

@@ -172,7 +172,9 @@ def _with_value(schema: pa.Schema, kind: pa.DataType, *, flat: bool) -> pa.Schem
     if not flat:
         return schema.set(index, pa.field(_VALUE, kind))
     if not pa.types.is_struct(kind):
-        raise ConfigurationError(f"values of the type {kind} have no fields to be columns")
+        raise ConfigurationError(
+            f"values of the type {kind} have no fields to be columns: omit --flat"
+        )
     rest = schema.remove(index)
     fields = [kind.field(number) for number in range(kind.num_fields)]
     for field in fields:

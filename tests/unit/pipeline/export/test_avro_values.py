@@ -171,6 +171,52 @@ def test_unions_can_change(writer: object, value: object, reader: object, found:
     assert value_of(read(old, [encoded(old, {"v": value})], new)) == {"v": found}
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "found"),
+    [
+        ("null", None, None),
+        ({"type": "null"}, None, None),
+        (["null"], None, None),
+        ({"type": "array", "items": "null"}, [None, None], [None, None]),
+        ({"type": "map", "values": "null"}, {"x": None}, [("x", None)]),
+        ([{"type": "null"}, "int"], None, None),
+        ([{"type": "null"}, "int"], 7, 7),
+        ([{"type": "null"}, "int", "string"], 7, {"int": 7, "string": None}),
+        (record(("nothing", "null"), name="N"), {"nothing": None}, {"nothing": None}),
+    ],
+)
+def test_null_is_a_column_without_values(kind: object, value: object, found: object) -> None:
+    schema = record(("x", kind), ("y", "int"))
+    decoded = read(schema, [encoded(schema, {"x": value, "y": 1})])
+    assert value_of(decoded) == {"x": found, "y": 1}
+    files = avro_schema(pa.schema(list(decoded.values.type)), "rows")
+    stored = records(decoded.values).to_pylist()[0]
+    reread: Any = fastavro.schemaless_reader(io.BytesIO(stored), fastavro.parse_schema(files))
+    assert reread["y"] == 1
+
+
+def test_null_that_gets_a_type_later_is_read() -> None:
+    later = record(("x", ["null", "int"], None))
+    assert value_of(read(record(("x", "null")), [b"\0\0\0\0\1"], later)) == {"x": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "found"),
+    [
+        (record(name="Empty"), {}, "{}"),
+        (["null", record(name="Empty")], {}, "{}"),
+        (["null", record(name="Empty")], None, None),
+        (["int", record(name="Empty")], {}, {"int": None, "Empty": "{}"}),
+        ({"type": "array", "items": record(name="Empty")}, [{}, {}], ["{}", "{}"]),
+    ],
+)
+def test_record_without_fields_is_json_text(kind: object, value: object, found: object) -> None:
+    """A struct without members has no column that a file or table could hold."""
+    schema = record(("x", kind))
+    assert value_of(read(schema, [encoded(schema, {"x": value})])) == {"x": found}
+    assert value_of(read(kind, [encoded(kind, value)])) == found
+
+
 def test_recursive_reference_is_a_json_column() -> None:
     value = {"name": "a", "next": {"name": "b", "next": {"name": "c", "next": None}}}
     found = value_of(read(NODE, [encoded(NODE, value)]))

@@ -151,6 +151,20 @@ def test_flat_values_are_the_columns(orders: MadeArchive) -> None:
     assert [row["id"] for row in rows_of(key, data)] == [1, 2]
 
 
+@pytest.mark.parametrize("format_", ["parquet", "json", "avro"])
+def test_values_without_fields_are_rows(format_: str) -> None:
+    """A row without a column would vanish from its file, and be counted nowhere."""
+    schema = {"type": "record", "name": "Ping", "fields": []}
+    archive = MadeArchive()
+    records = tuple(MadeRecord(at, MOMENT, value=b"\0\0\0\0\1") for at in range(3))
+    archive.segment(0, [MadeBatch(records)])
+    archive.mark(0, 3)
+    value = {"format": "avro", "schema_text": json.dumps(schema)}
+    files = exported(archive, options(value=value, layout="value", format=format_))
+    [(key, data)] = files.items()
+    assert rows_of(key, data) == [{"value": "{}"}] * 3
+
+
 def test_json_files_have_one_record_per_line(orders: MadeArchive) -> None:
     [(key, data)] = exported(orders, options(format="json", value=JSON)).items()
     assert key.endswith(".json")
