@@ -43,6 +43,7 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.token_bucket import TokenBucket, take_from_all
 from sidetier.telemetry.logs import logger
+from sidetier.wire.bounds import encode_varint
 from sidetier.wire.record_requests import AbortedTransaction
 
 log = logger()
@@ -162,12 +163,7 @@ def _topic_key(version: int, topic: FetchedTopic) -> bytes:
 
 def _compact_count(count: int) -> bytes:
     """Encode the length of a compact array, string or records: an unsigned varint of length + 1."""
-    value, encoded = count + 1, bytearray()
-    while value > 0x7F:  # noqa: PLR2004 - the continuation bit
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return encode_varint(count + 1)
 
 
 @dataclass(slots=True)

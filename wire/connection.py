@@ -22,6 +22,7 @@ from sidetier.segments.errors import (
     MalformedResponseError,
     UnsupportedVersionError,
 )
+from sidetier.wire.bounds import skip_tagged_fields
 from sidetier.wire.protocol import (
     ApiKey,
     api_error,
@@ -31,7 +32,6 @@ from sidetier.wire.protocol import (
     encode_header,
     known_versions,
     response_header_is_flexible,
-    skip_tagged_fields,
 )
 from sidetier.wire.settings import Address, ClientSettings, SaslSettings
 

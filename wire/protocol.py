@@ -6,12 +6,12 @@ versions, tagged fields), KIP-511 (ApiVersions).
 
 import io
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import timedelta
 from enum import IntEnum
 from functools import cache
-from typing import Any, ClassVar, Final, get_args
+from typing import Any, ClassVar, Final
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.describe_transactions.v0.response import TopicData
@@ -29,6 +29,7 @@ from sidetier.segments.errors import (
     MalformedRequestError,
     MalformedResponseError,
 )
+from sidetier.wire.bounds import SchemaClass, SchemaField, check, schema_fields, skip_tagged_fields
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _CORRELATION_ID = struct.Struct(">i")
@@ -142,13 +143,13 @@ def build_response(api: ApiKey, version: int, /, **values: object) -> ResponsePa
 
 
 def build_entity(
-    entity_type: type[Any], values: Mapping[str, object], *, lenient: bool = False
+    entity_type: SchemaClass, values: Mapping[str, object], *, lenient: bool = False
 ) -> object:
     """Return an entity of kio from plain values; see `build_request`.
 
     With `lenient`, values of unknown fields are left out (`build_response`).
     """
-    known = _field_types(entity_type)  # type: ignore[arg-type]  # mypy: type[Any] is not Hashable
+    known = _fields_by_name(entity_type)
     arguments = {}
     for name, value in values.items():
         if name in known:
@@ -160,10 +161,10 @@ def build_entity(
     return entity_type(**arguments)
 
 
-def _convert(wanted: "_FieldType", value: object, *, lenient: bool) -> object:
+def _convert(wanted: SchemaField, value: object, *, lenient: bool) -> object:
     if value is None:
         return None
-    if wanted.is_duration:
+    if wanted.kafka_type.startswith("timedelta"):
         return timedelta(milliseconds=value)  # type: ignore[arg-type]  # durations are numbers
     if isinstance(value, list | tuple):
         return tuple(_convert(wanted, item, lenient=lenient) for item in value)
@@ -172,28 +173,9 @@ def _convert(wanted: "_FieldType", value: object, *, lenient: bool) -> object:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class _FieldType:
-    entity: type[Any] | None
-    is_duration: bool
-
-
 @cache
-def _field_types(entity_type: type[Any]) -> Mapping[str, _FieldType]:
-    return {
-        field.name: _FieldType(
-            _entity_in(field.type), field.metadata.get("kafka_type", "").startswith("timedelta")
-        )
-        for field in fields(entity_type)
-    }
-
-
-def _entity_in(annotation: object) -> type[Any] | None:
-    """Return the entity in `Entity`, `tuple[Entity, ...]` and `tuple[Entity, ...] | None`."""
-    if isinstance(annotation, type) and is_dataclass(annotation):
-        return annotation
-    inner = (_entity_in(argument) for argument in get_args(annotation))
-    return next((entity for entity in inner if entity is not None), None)
+def _fields_by_name(entity_type: SchemaClass) -> Mapping[str, SchemaField]:
+    return {each.name: each for each in schema_fields(entity_type)}
 
 
 def encode_header(api: ApiKey, version: int, correlation_id: int, client_id: str) -> bytes:
@@ -225,14 +207,15 @@ def decode_response(api: ApiKey, version: int, body: memoryview, sender: str) ->
     """
     response_type = _response_type(api, version)
     try:
-        response, size = entity_reader(response_type)(body.toreadonly(), 0)
+        checked = check(response_type, bytes(body))
+        response, size = entity_reader(response_type)(checked.data, 0)
     except (SerialError, ValueError, OverflowError) as error:
         raise MalformedResponseError(
             f"{sender}: the response to {api.title} v{version} cannot be decoded: {error}"
         ) from error
-    if size != len(body):
+    if left := len(checked.data) - size:
         raise MalformedResponseError(
-            f"{sender}: the response to {api.title} v{version} ends {len(body) - size} bytes early"
+            f"{sender}: the response to {api.title} v{version} ends {left} bytes early"
         )
     return response
 
@@ -274,7 +257,15 @@ def parse_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
     return RequestHeader(api_key, version, correlation_id, client_id), end
 
 
-def decode_request(api: ApiKey, version: int, frame: memoryview, position: int) -> RequestPayload:
+def decode_request(
+    api: ApiKey,
+    version: int,
+    frame: memoryview,
+    position: int,
+    *,
+    most_entries: int | None = None,
+    reserve: Callable[[int], object] = lambda _: None,
+) -> RequestPayload:
     """Decode the body of a request that this version of kio knows.
 
     Args:
@@ -282,16 +273,21 @@ def decode_request(api: ApiKey, version: int, frame: memoryview, position: int) 
         version: Its version.
         frame: The whole frame, without its size.
         position: Position after the client id, from `parse_request_header`.
+        most_entries: Most entries of all its arrays together; None for no bound.
+        reserve: Called with the number of entries before memory is used for them.
 
     Raises:
-        MalformedRequestError: The bytes are not a request of this kind and version.
+        MalformedRequestError: The bytes are not a request of this kind and version, or it has too
+            many entries.
     """
     body = request_body(api, version, frame, position)
+    request_type = _request_type(api, version)
     try:
-        reader = entity_reader(_request_type(api, version))
+        checked = check(request_type, bytes(body), most_entries)
+        reserve(checked.entries)
         # Bytes behind the request are ignored, as brokers do: librdkafka 2.16 sends three of them
         # in a Metadata request for all topics.
-        request, _ = reader(body.toreadonly(), 0)
+        request, _ = entity_reader(request_type)(checked.data, 0)
     except (SerialError, ValueError, OverflowError) as error:
         raise MalformedRequestError(f"{api.title} v{version} cannot be decoded: {error}") from error
     return request
@@ -335,42 +331,6 @@ def _response_type(api: ApiKey, version: int) -> type[ResponsePayload]:
 def response_header_is_flexible(api: ApiKey, version: int) -> bool:
     """Return whether tagged fields follow the correlation id; never for ApiVersions (KIP-511)."""
     return load_response_schema(api, version).__header_schema__.__flexible__
-
-
-def read_varint(buffer: memoryview, position: int) -> tuple[int, int]:
-    """Return an unsigned varint, and the position after it.
-
-    Raises:
-        MalformedResponseError: It does not end within the buffer or within 5 bytes.
-    """
-    value = 0
-    for shift in range(0, 35, 7):
-        try:
-            byte = buffer[position]
-        except IndexError:
-            break
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the continuation bit
-            return value, position
-    raise MalformedResponseError(f"no varint ends at byte {position} of {len(buffer)}")
-
-
-def skip_tagged_fields(buffer: memoryview, position: int) -> int:
-    """Return the position after the tagged fields that begin at `position`.
-
-    Raises:
-        MalformedResponseError: They end beyond the buffer.
-    """
-    count, position = read_varint(buffer, position)
-    for _ in range(count):
-        _, position = read_varint(buffer, position)
-        size, position = read_varint(buffer, position)
-        position += size
-    # Sizes are not negative, so one check at the end is enough.
-    if position > len(buffer):
-        raise MalformedResponseError(f"tagged fields end at byte {position} of {len(buffer)}")
-    return position
 
 
 def api_error(what: str, code: int, detail: str | None = None) -> KafkaApiError:

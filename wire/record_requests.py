@@ -20,13 +20,12 @@ from uuid import UUID
 from sidetier.segments.errors import MalformedResponseError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
+from sidetier.wire.bounds import encode_varint, read_varint, skip_tagged_fields
 from sidetier.wire.connection import Buffer, Connection
 from sidetier.wire.protocol import (
     ApiKey,
     api_error,
     build_request,
-    read_varint,
-    skip_tagged_fields,
 )
 
 _ACKS_ALL: Final = -1
@@ -417,10 +416,4 @@ def _compact_string(text: str | None) -> bytes:
 @lru_cache(_MANY)
 def _compact_count(count: int) -> bytes:
     """Return the count plus one as an unsigned varint."""
-    value = count + 1
-    encoded = bytearray()
-    while value > 0x7F:  # noqa: PLR2004 - seven bits per byte
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return encode_varint(count + 1)
