@@ -5,6 +5,7 @@
     SidetierError
     ├── MisfitError             a record does not fit the schema, partitioner or format
     ├── NewerSchemaError        a record has a newer schema than the rows of a table
+    ├── RecordCountError        records that were read are neither written nor reported
     ├── ReadingsDifferError     the same offsets were read twice, with different records
     ├── BrokerReadError         retry = True: the broker is away, or has deleted the records
     ├── NotCommittedError       retry = True: the write to a table failed; readers see no change
@@ -65,6 +66,28 @@ class MisfitError(SidetierError):
 
 class NewerSchemaError(SidetierError):
     """A record has a newer schema than the rows of the table, which would drop its new fields."""
+
+
+class RecordCountError(SidetierError):
+    """The records that were read are not those that were written, left out or reported.
+
+    The next offsets do not pass them.
+
+    Args:
+        where: what was counted: a file, a Kafka partition, a commit.
+        fact: both numbers, in words.
+    """
+
+    def __init__(self, where: str, fact: str) -> None:
+        super().__init__(
+            f"{where}: {fact}. The export has lost or repeated records, and stops here: please "
+            "report this, with the options of the command"
+        )
+        self._parts = (where, fact)
+
+    def __reduce__(self) -> tuple[type["RecordCountError"], tuple[str, str]]:
+        """Let Spark executors pickle the error."""
+        return RecordCountError, self._parts
 
 
 class ReadingsDifferError(SidetierError):

@@ -119,12 +119,12 @@ class Prepared:
     Attributes:
         misfits: records that do not fit, in order of offsets. Their row numbers are those of the
             batch.
-        skipped: number of records without a value that the options leave out.
+        skipped: offsets of the records without a value that the options leave out.
     """
 
     rows: Rows
     misfits: tuple[Misfit, ...]
-    skipped: int
+    skipped: Longs
 
 
 class RowMaker:
@@ -186,16 +186,18 @@ class RowMaker:
         misfits |= {misfit.row: misfit for misfit in decoded.misfits}
         keep = np.ones(batch.num_rows, dtype=np.bool_)
         keep[list(misfits)] = False
+        skip = np.zeros(batch.num_rows, dtype=np.bool_)
         if self._options.null_values == "skip":
-            keep &= batch.column("value").is_valid().to_numpy(zero_copy_only=False)
-        kept = np.flatnonzero(keep)
+            skip = keep & batch.column("value").is_null().to_numpy(zero_copy_only=False)
+        skipped = batch.column("offset").to_numpy()[skip]
+        kept = np.flatnonzero(keep & ~skip)
         if keys is not None:
             column_index = batch.schema.get_field_index("key")
             batch = batch.set_column(column_index, pa.field("key", keys.values.type), keys.values)
         rows, without_directory = self._rows(batch, decoded.values, times, kept)
         misfits |= {misfit.row: misfit for misfit in without_directory}
         ordered = tuple(misfits[row] for row in sorted(misfits))
-        return Prepared(rows, ordered, batch.num_rows - len(rows.offsets) - len(misfits))
+        return Prepared(rows, ordered, skipped)
 
     def _rows(
         self, batch: pa.RecordBatch, values: pa.Array, times: Longs, kept: Longs

@@ -14,7 +14,7 @@ Two jobs at once carry out the same plan, so neither can damage the other's file
 the fourth step of the slower job.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -26,7 +26,7 @@ from sidetier.pipeline.errors import (
     describe_missing,
 )
 from sidetier.pipeline.export.epoch_history import Truncated
-from sidetier.pipeline.export.errors import BehindError, OtherWriterError
+from sidetier.pipeline.export.errors import BehindError, OtherWriterError, RecordCountError
 from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.export.run import ExportRun, Remaining, require_same_topics
 from sidetier.pipeline.export.sinks.files.manifest import (
@@ -300,7 +300,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
             plan = self.plan(run)
             held = self.begin(held, run)
         tasks = self._tasks(run, plan, held.manifest.schemas)
-        done = tuple(self._or_withdraw(held, lambda: self.engine.run(tasks)))
+        done = tuple(self._or_withdraw(held, lambda: _counted(tasks, self.engine.run(tasks))))
         return self._commit(held, run, plan, done, resumed=remaining.resumes)
 
     def begin(self, held: StoredManifest, run: Run) -> StoredManifest:
@@ -520,6 +520,17 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
             for tp, span in left.items()
             if tp.partition in replacing
         }
+
+
+def _counted(tasks: Sequence[Task], done: Sequence[Done]) -> Sequence[Done]:
+    """Return the results; raise RecordCountError unless they are of these tasks, and complete."""
+    if sorted(task.tp for task in tasks) != sorted(result.tp for result in done):
+        raise RecordCountError(
+            tasks[0].tp.topic, f"of {len(tasks)} Kafka partitions, {len(done)} were exported"
+        )
+    for result in done:
+        result.written.check(str(result.tp))
+    return done
 
 
 def _of_whole_files(

@@ -1,16 +1,18 @@
 """Tasks of an export to files: the work on one Kafka partition, the same in every engine."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from sidetier.archive.access import ArchiveAccess, endpoint_provider, open_archive
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.model import BrokerConfig
 from sidetier.config.storage import StorageConfig
+from sidetier.pipeline.export.errors import RecordCountError
 from sidetier.pipeline.export.sinks.files.manifest import NO_SCHEMAS, SchemaIds, Span
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.files.upload import FileUploader
@@ -145,6 +147,7 @@ def carry_out(  # noqa: PLR0913, PLR0917 -- both engines pass the same set
         registry: connection to the schema registry.
 
     Raises:
+        RecordCountError: a record was read twice, or see `write_range`.
         SidetierError: see `write_range`, `read_split` and `BrokerReader.read`.
     """
     missing: list[Missing] = []
@@ -157,20 +160,40 @@ def carry_out(  # noqa: PLR0913, PLR0917 -- both engines pass the same set
         max_batch_bytes=max_batch_bytes,
     )
 
-    def records() -> Iterator[pa.RecordBatch]:
+    def records() -> Generator[pa.RecordBatch]:
         for split in task.splits:
             yield from read_split(archive, split, how, missing.append)
         for broker_range in task.on_broker:
             yield from BrokerReader(broker, isolation, columns).read(broker_range)
 
     sink = FileUploader(target, task.run)
-    written = write_range(
-        task.tp,
-        task.options,
-        records(),
-        sink,
-        progress,
-        schemas=task.schemas,
-        registry=registry,
-    )
+    with closing(records()) as batches:
+        written = write_range(
+            task.tp,
+            task.options,
+            _each_once(task, batches),
+            sink,
+            progress,
+            schemas=task.schemas,
+            registry=registry,
+        )
     return Done(task.tp, written, tuple(missing))
+
+
+def _each_once(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches; raise RecordCountError for a record that was read before, or that is not
+    in the task's range.
+    """
+    position = task.span.first
+    for batch in batches:
+        offsets = batch.column("offset").to_numpy()
+        if len(offsets):
+            rising = offsets[0] >= position and bool((np.diff(offsets) > 0).all())
+            if not rising or offsets[-1] >= task.span.until:
+                raise RecordCountError(
+                    str(task.tp),
+                    f"the records from offset {offsets[0]} to {offsets[-1]} were read at offset "
+                    f"{position} of [{task.span.first}, {task.span.until})",
+                )
+            position = int(offsets[-1]) + 1
+        yield batch

@@ -9,7 +9,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from sidetier.pipeline.export.errors import ForeignFileError, OtherWriterError, ReadingsDifferError
+from sidetier.pipeline.export.errors import (
+    ForeignFileError,
+    OtherWriterError,
+    ReadingsDifferError,
+    RecordCountError,
+)
 from sidetier.pipeline.export.sinks.files.formats.forms import FileWriter, Form
 from sidetier.pipeline.export.sinks.files.manifest import FileEntry
 from sidetier.pipeline.export.sinks.files.names import FileName, file_key
@@ -174,6 +179,7 @@ class FileSet:
         """Add rows.
 
         Raises:
+            RecordCountError: a finished file does not hold the rows that were added to it.
             OSError: the local disk failed. Errors of `send` are raised as well.
         """
         steps = self._router.route(rows.offsets, rows.times, rows.encoded.codes, rows.encoded.names)
@@ -200,7 +206,8 @@ class FileSet:
         whole = len(step.rows) == rows.table.num_rows
         part = rows.table if whole else rows.table.take(pa.array(step.rows))
         target.waiting.append(part)
-        target.records += part.num_rows
+        # Not `part.num_rows`: the file's own count is compared with this one.
+        target.records += len(step.rows)
         target.last = int(rows.offsets[step.rows[-1]])
         target.bytes += part.nbytes
         self._waiting += part.nbytes
@@ -228,9 +235,15 @@ class FileSet:
         del self._files[file]
         with closing(finished.scratch):
             finished.writer.close()
+            held = finished.writer.count()
             name = FileName(self._tp, file.start, self._form.extension)
+            key = file_key(self._directory, file.encoded, name)
+            if held != finished.records:
+                raise RecordCountError(
+                    key, f"{finished.records} records were added, and the file has {held}"
+                )
             entry = FileEntry(
-                key=file_key(self._directory, file.encoded, name),
+                key=key,
                 partition=self._tp.partition,
                 first=finished.first,
                 last=finished.last,

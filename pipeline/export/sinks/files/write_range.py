@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from sidetier.pipeline.export.errors import MisfitError
+from sidetier.pipeline.export.errors import MisfitError, RecordCountError
 from sidetier.pipeline.export.sinks.files.formats.avro import AvroForm
 from sidetier.pipeline.export.sinks.files.formats.forms import (
     Form,
@@ -24,6 +24,7 @@ from sidetier.pipeline.export.sinks.files.formats.forms import (
     StreamForm,
     json_lines,
     json_values,
+    lines,
     raw,
 )
 from sidetier.pipeline.export.sinks.files.manifest import NO_SCHEMAS, FileEntry, SchemaIds
@@ -37,6 +38,7 @@ from sidetier.pipeline.export.sinks.files.partitioners import Encoded, default_n
 from sidetier.pipeline.export.sinks.files.rotation import FileGroups, Router, Rules
 from sidetier.pipeline.export.sinks.files.rows import RowMaker, Rows
 from sidetier.pipeline.export.sinks.files.upload import MEMORY, FileSet, FileUploader
+from sidetier.pipeline.export.sinks.files.zones import Longs
 from sidetier.pipeline.export.values.decoder import Misfit, ValueDecoder
 from sidetier.pipeline.export.values.decoder_factory import registry_of
 from sidetier.pipeline.export.values.evolution import SchemaTracker
@@ -87,8 +89,8 @@ def dead_letters(tp: TopicPartition, batch: pa.RecordBatch, misfits: Sequence[Mi
     )
 
 
-def _render(rows: pa.Table) -> bytes:
-    return "".join(f"{line}\n" for line in rows.column("letter").to_pylist()).encode()
+def _render(rows: pa.Table) -> tuple[bytes, int]:
+    return lines("".join(f"{line}\n" for line in rows.column("letter").to_pylist()).encode())
 
 
 def _letter(tp: TopicPartition, row: dict[str, Any], reason: str) -> dict[str, object]:
@@ -139,6 +141,7 @@ class Written:
         until: with `whole_files`, the end offset of the last whole file, exclusive; None if no file
             is whole.
         schemas: schema ids of the last rows of the range, or of the last rows below `until`.
+        read: number of records that were read, with `whole_files` only those below `until`.
     """
 
     files: tuple[FileEntry, ...] = ()
@@ -146,6 +149,17 @@ class Written:
     skipped: int = 0
     until: Offset | None = None
     schemas: SchemaIds = NO_SCHEMAS
+    read: int = 0
+
+    def check(self, where: str) -> None:
+        """Raise RecordCountError unless each record is in one file, or was left out."""
+        held = sum(entry.records for entry in self.files)
+        if held + self.skipped != self.read:
+            raise RecordCountError(
+                where,
+                f"{self.read} records were read; the files have {held}, and {self.skipped} without "
+                "a value were left out",
+            )
 
 
 def write_range(  # noqa: PLR0913 -- a parameter class would have one user
@@ -173,6 +187,7 @@ def write_range(  # noqa: PLR0913 -- a parameter class would have one user
 
     Raises:
         MisfitError: a record does not fit, and there is no directory for dead letters.
+        RecordCountError: the files do not hold the records that were read.
         ConfigurationError: the options cannot be used with these values.
         ArchiveError, StorageError, OSError: see `FileUploader.put`; or reading `records`
             fails.
@@ -183,11 +198,19 @@ def write_range(  # noqa: PLR0913 -- a parameter class would have one user
         step = kind(tp, options, files, schemas, registry)
         # Also on success: `_WholeFiles` leaves the files of an unfinished group open.
         stack.callback(step.abandon)
+        read = 0
         for batch in records:
             step.take(batch)
+            read += len(batch.column("offset"))
+            if step.taken != read:
+                raise RecordCountError(
+                    str(tp), f"{read} records were read, and {step.taken} were taken over"
+                )
             if batch.num_rows:
                 progress(batch.num_rows, batch.column("offset")[-1].as_py() + 1)
-        return step.finish()
+        written = step.finish()
+        written.check(str(tp))
+        return written
 
 
 class _Step:
@@ -219,7 +242,12 @@ class _Step:
                 schema=DEAD_LETTER_SCHEMA,
                 router=Router(of_letters),
             )
-        self._dead = self._skipped = 0
+        self._rows = self._dead = self._skipped = 0
+
+    @property
+    def taken(self) -> int:
+        """Number of records that became a row or a dead letter, or were left out."""
+        return self._rows + self._dead + self._skipped
 
     def _rules(self, options: FilesOptions) -> tuple[Rules, Rules]:
         """Return the rules for data files and those for dead letters."""
@@ -274,18 +302,20 @@ class _Step:
                 offset = Offset(batch.column("offset")[first.row].as_py())
                 raise MisfitError(self._tp, offset, first.reason)
             letters = dead_letters(self._tp, batch, prepared.misfits)
-        self._add(batch, prepared.rows, letters)
+        self._add(prepared.rows, letters, prepared.skipped)
 
-    def _add(self, batch: pa.RecordBatch, rows: Rows, letters: Rows | None) -> None:
-        """Add the rows of a batch and its dead letters to the open files."""
-        dead = 0 if letters is None else len(letters.offsets)
-        self._dead += dead
-        # Records without a value become neither a row nor a dead letter.
-        self._skipped += batch.num_rows - len(rows.offsets) - dead
-        if letters is not None and self._letters is not None and dead:
+    def _add(self, rows: Rows, letters: Rows | None, skipped: Longs) -> None:
+        """Add the rows of a batch and its dead letters to the open files.
+
+        `skipped` has the offsets of the records that are left out.
+        """
+        self._skipped += len(skipped)
+        if letters is not None and self._letters is not None and len(letters.offsets):
             self._letters.add(letters)
-        if rows.table.num_rows:
+            self._dead += len(letters.offsets)
+        if len(rows.offsets):
             self._files.add(rows)
+            self._rows += len(rows.offsets)
 
     def _close(self) -> None:
         """End all open files."""
@@ -306,7 +336,7 @@ class _Step:
         sent = [*self._sent, *self._files.sent]
         if self._letters is not None:
             sent += self._letters.sent
-        return Written(tuple(sent), self._dead, self._skipped, until, self._schemas)
+        return Written(tuple(sent), self._dead, self._skipped, until, self._schemas, self.taken)
 
     def abandon(self) -> None:
         self._files.abandon()
@@ -346,25 +376,24 @@ class _WholeFiles(_Step):
         by_groups = Rules(sys.maxsize, max_open=sys.maxsize)
         return by_groups, by_groups
 
-    def _add(self, batch: pa.RecordBatch, rows: Rows, letters: Rows | None) -> None:
-        offsets = batch.column("offset").to_numpy()
-        first = first_row = first_letter = 0
+    def _add(self, rows: Rows, letters: Rows | None, skipped: Longs) -> None:
+        first_row = first_letter = first_skipped = 0
         encoded = rows.encoded
         for end in self._groups.ends(rows.offsets, rows.times, encoded.codes, encoded.names):
-            until = int(np.searchsorted(offsets, end.until))
             letter = 0 if letters is None else int(np.searchsorted(letters.offsets, end.until))
+            until = int(np.searchsorted(skipped, end.until))
             super()._add(
-                batch.slice(first, until - first),
                 rows.part(first_row, end.before),
                 None if letters is None else letters.part(first_letter, letter),
+                skipped[first_skipped:until],
             )
-            first, first_row, first_letter = until, end.before, letter
+            first_row, first_letter, first_skipped = end.before, letter, until
             self._close()
             self._whole = self._written(end.until)
         super()._add(
-            batch.slice(first),
             rows.part(first_row, len(rows.offsets)),
             None if letters is None else letters.part(first_letter, len(letters.offsets)),
+            skipped[first_skipped:],
         )
 
     def finish(self) -> Written:

@@ -88,8 +88,8 @@ def test_json_of_a_column_equals_the_json_of_its_values(column: pa.Array) -> Non
     found.validate(full=True)
     assert found.to_pylist() == wanted
     table = pa.table({"value": column})
-    assert json_values(table) == b"".join(one + b"\n" for one in wanted)
-    assert json_lines(table) == b"".join(b'{"value": %s}\n' % one for one in wanted)
+    assert json_values(table)[0] == b"".join(one + b"\n" for one in wanted)
+    assert json_lines(table)[0] == b"".join(b'{"value": %s}\n' % one for one in wanted)
 
 
 @settings(deadline=None)
@@ -131,7 +131,7 @@ def test_small_batches_are_written_together(sizes: list[int]) -> None:
     schema = pa.schema([("x", pa.int64())])
     parts = [pa.table({"x": [at] * size}, schema) for at, size in enumerate(sizes)]
     table = pa.concat_tables([schema.empty_table(), *parts])
-    assert json_lines(table) == b"".join(
+    assert json_lines(table)[0] == b"".join(
         b'{"x": %d}\n' % at for at, size in enumerate(sizes) for _ in range(size)
     )
     assert len(list(stretches(table))) <= max(sum(sizes) // 2048 + 1, 1)
@@ -148,6 +148,6 @@ def test_empty_types_and_tables_are_written() -> None:
     assert records(pa.array([{}, {}], nothing)).to_pylist() == [b"", b""]
     assert texts(pa.array([{}, None], nothing)).to_pylist() == [b"{}", b"null"]
     odd = pa.table({'a "b"': [1]})
-    assert json_lines(odd) == b'{"a \\"b\\"": 1}\n'
+    assert json_lines(odd)[0] == b'{"a \\"b\\"": 1}\n'
     assert texts(pa.nulls(2)).to_pylist() == [b"null"] * 2
-    assert bytes(content(joined([], 0))) == json_lines(pa.table({"x": []})) == b""
+    assert bytes(content(joined([], 0))) == json_lines(pa.table({"x": []}))[0] == b""

@@ -246,7 +246,7 @@ def test_repeated_export_gives_the_same_bytes(orders: MadeArchive, made: FilesOp
 
 def test_numbers_without_a_json_form_are_written_as_strings() -> None:
     numbers = pa.table({"x": [1e308, math.nan, math.inf, -math.inf], "y": [[0.5], None, [], [1]]})
-    assert json_lines(numbers).decode().splitlines() == [
+    assert json_lines(numbers)[0].decode().splitlines() == [
         '{"x": 1e+308, "y": [0.5]}',
         '{"x": "NaN", "y": null}',
         '{"x": "Infinity", "y": []}',

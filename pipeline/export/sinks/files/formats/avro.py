@@ -176,7 +176,7 @@ class AvroForm:
         file = path.open("wb")
         # fastavro's default sync marker is random. A fixed one makes equal rows give equal files.
         marker = bytes(_MARKER_BYTES)
-        return _Writer(file, Writer(file, avro, codec=self._codec, sync_marker=marker))
+        return _Writer(path, file, Writer(file, avro, codec=self._codec, sync_marker=marker))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,8 @@ class _Block:
 
 
 class _Writer:
-    def __init__(self, file: BinaryIO, writer: Any) -> None:  # noqa: ANN401 -- a class in C
+    def __init__(self, path: Path, file: BinaryIO, writer: Any) -> None:  # noqa: ANN401 -- a class in C
+        self._path = path
         self._file = file
         self._writer = writer
         self._records = 0
@@ -220,3 +221,9 @@ class _Writer:
             self._put()
         self._writer.flush()
         self._file.close()
+
+    def count(self) -> int:
+        from fastavro import block_reader  # noqa: PLC0415 -- an extra
+
+        with self._path.open("rb") as written:
+            return sum(block.num_records for block in block_reader(written))

@@ -32,6 +32,14 @@ class FileWriter(Protocol):
         """Finish the file. Called once."""
         ...
 
+    def count(self) -> int:
+        """Return the number of records in the finished file, counted in what was written to it.
+
+        It does not depend on the number of rows that were passed to `write`: a row that left
+        nothing in the file does not count.
+        """
+        ...
+
 
 class Form(Protocol):
     """A file format."""
@@ -59,11 +67,12 @@ class ParquetForm:
 
     def open(self, path: Path, schema: pa.Schema) -> FileWriter:
         """See `Form.open`."""
-        return _ParquetWriter(pq.ParquetWriter(path, schema, compression=self._compression))
+        return _ParquetWriter(path, pq.ParquetWriter(path, schema, compression=self._compression))
 
 
 class _ParquetWriter:
-    def __init__(self, writer: pq.ParquetWriter) -> None:
+    def __init__(self, path: Path, writer: pq.ParquetWriter) -> None:
+        self._path = path
         self._writer = writer
 
     def write(self, rows: pa.Table) -> None:
@@ -72,8 +81,12 @@ class _ParquetWriter:
     def close(self) -> None:
         self._writer.close()
 
+    def count(self) -> int:
+        return int(pq.read_metadata(self._path).num_rows)
 
-Render = Callable[[pa.Table], bytes]
+
+Render = Callable[[pa.Table], tuple[bytes, int]]
+"""Returns the bytes of rows, and the number of records in these bytes."""
 
 
 class StreamForm:
@@ -97,29 +110,40 @@ class _StreamWriter:
         packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if zipped else file
         self._stream = cast("BinaryIO", packed)
         self._render = render
+        self._records = 0
 
     def write(self, rows: pa.Table) -> None:
-        self._stream.write(self._render(rows))
+        data, records = self._render(rows)
+        self._stream.write(data)
+        self._records += records
 
     def close(self) -> None:
         self._stream.close()
         self._file.close()
 
+    def count(self) -> int:
+        return self._records
 
-def json_lines(rows: pa.Table) -> bytes:
+
+def lines(data: bytes) -> tuple[bytes, int]:
+    """Return rendered lines, and their number."""
+    return data, data.count(b"\n")
+
+
+def json_lines(rows: pa.Table) -> tuple[bytes, int]:
     """Return one JSON object per row; bytes become base64, times ISO 8601, decimals text."""
     return _lines(batch.to_struct_array() for batch in stretches(rows))
 
 
-def json_values(rows: pa.Table) -> bytes:
+def json_values(rows: pa.Table) -> tuple[bytes, int]:
     """Return the JSON text of column `value` per row."""
     return _lines(batch.column("value") for batch in stretches(rows))
 
 
-def _lines(rows: Iterable[pa.Array]) -> bytes:
+def _lines(rows: Iterable[pa.Array]) -> tuple[bytes, int]:
     """Return one line with a JSON text per row."""
-    lines = (joined([texts(column), constant(b"\n")], len(column)) for column in rows)
-    return b"".join(map(content, lines))
+    parts = (joined([texts(column), constant(b"\n")], len(column)) for column in rows)
+    return lines(b"".join(map(content, parts)))
 
 
 _NOTHING: Final = b""
@@ -131,14 +155,17 @@ def raw(delimiter: bytes, key_delimiter: bytes | None) -> Render:
     With a key delimiter, the key and the key delimiter precede each value.
     """
 
-    def render(rows: pa.Table) -> bytes:
+    def render(rows: pa.Table) -> tuple[bytes, int]:
+        # A value may contain the delimiter, so that the bytes do not tell the number of records.
         values = rows.column("value").cast(pa.binary()).to_pylist()
         if key_delimiter is None:
-            return _NOTHING.join((value or _NOTHING) + delimiter for value in values)
+            pieces = [(value or _NOTHING) + delimiter for value in values]
+            return _NOTHING.join(pieces), len(pieces)
         keys = rows.column("key").to_pylist()
-        return _NOTHING.join(
+        pieces = [
             (key or _NOTHING) + key_delimiter + (value or _NOTHING) + delimiter
             for key, value in zip(keys, values, strict=True)
-        )
+        ]
+        return _NOTHING.join(pieces), len(pieces)
 
     return render
