@@ -5,6 +5,7 @@ its column.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -221,9 +222,11 @@ def _number(value: Any) -> float:  # noqa: ANN401
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         _wrong("a number", value)
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
         _wrong("a number of 64 bits", value)
+    # Python reads a number beyond 64 bits, such as 1e400, as infinity.
+    return number if math.isfinite(number) else _wrong("a number of 64 bits", value)
 
 
 def _boolean(value: Any) -> bool:  # noqa: ANN401

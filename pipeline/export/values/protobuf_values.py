@@ -3,7 +3,8 @@ message.
 
 A message is read with the file of the rows, whatever version its writer used: field numbers
 identify fields. A field without a value is null if Protobuf tracks its presence (`optional`,
-members of a `oneof`, messages). Otherwise it has the default of its type.
+members of a `oneof`, messages). Otherwise it has the default of its type. A value that lacks a
+required field (proto2) does not fit.
 """
 
 import base64
@@ -180,8 +181,6 @@ _WRAPPERS: Final = frozenset(
 class ProtobufDecoder:
     """Decodes values of one message, whatever version of its file their writer used."""
 
-    required: Final[frozenset[str]] = frozenset()
-
     def __init__(self, text: str, framing: Framing, message: str | None = None) -> None:
         """Create a decoder; raise ConfigurationError if the schema is invalid or has no such
         message.
@@ -192,6 +191,9 @@ class ProtobufDecoder:
         self._name = descriptor.full_name
         self._class = GetMessageClass(descriptor)
         self.type, self._convert = _message(descriptor, ())
+        self.required: Final = frozenset(
+            field.name for field in descriptor.fields if field.is_required
+        )
         self._framing = framing
         self._written: dict[tuple[int, tuple[int, ...]], str] = {}
 
@@ -212,6 +214,9 @@ class ProtobufDecoder:
             message.ParseFromString(payload)
         except DecodeError as error:
             raise ValueError(f"value is no {self._name}: {error}") from None
+        if not message.IsInitialized():
+            lacking = ", ".join(message.FindInitializationErrors())
+            raise ValueError(f"value is no {self._name}: it lacks the required {lacking}")
         return self._convert(message)
 
     def _name_written(self, number: int, indexes: tuple[int, ...]) -> str:

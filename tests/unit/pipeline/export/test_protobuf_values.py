@@ -205,6 +205,37 @@ def test_values_of_an_older_and_a_newer_file_are_read(
     assert [row["more"] for row in rows] == ["", "x"]
 
 
+def test_message_without_its_required_field_does_not_fit(
+    server: FakeRegistry, registry: SchemaRegistry
+) -> None:
+    item = message("Item", field("sku", 1, F.TYPE_STRING, label=F.LABEL_REQUIRED))
+    order = message(
+        "Order",
+        field("id", 1, F.TYPE_INT64, label=F.LABEL_REQUIRED),
+        field("item", 2, F.TYPE_MESSAGE, type_name=".shop.Item"),
+    )
+    file = file_of(order, item)
+    file.syntax = "proto2"
+    produce = Producer(server.url, file)
+    header = produce("shop.Order", {"id": "1"})[:6]
+    reader = decoder(registry)
+    assert reader.required == {"id"}
+    decoded = read(
+        reader,
+        header + b"\x08\x07",
+        header,
+        header + b"\x08\x07\x12\x00",
+        header + b"\x08\x07\x12\x03\x0a\x01x",
+    )
+    whole, none, lacking, full = decoded.values.to_pylist()
+    assert (whole, none, lacking) == ({"id": 7, "item": None}, None, None)
+    assert full == {"id": 7, "item": {"sku": "x"}}
+    assert [(one.row, one.reason) for one in decoded.misfits] == [
+        (1, "value is no shop.Order: it lacks the required id"),
+        (2, "value is no shop.Order: it lacks the required item.sku"),
+    ]
+
+
 def test_message_type_other_than_the_columns_does_not_fit(
     server: FakeRegistry, registry: SchemaRegistry
 ) -> None:
