@@ -21,6 +21,7 @@
     │   └── PermanentStorageError     retry = False
     │       ├── ObjectNotFoundError
     │       ├── PreconditionFailedError   If-Match or If-None-Match refused
+    │       ├── RefusedConditionError     the same, although the condition holds
     │       ├── AccessDeniedError
     │       ├── ChecksumMismatchError
     │       ├── StoreFullError            no space, or over quota
@@ -156,6 +157,10 @@ class PreconditionFailedError(PermanentStorageError):
     """True if an earlier attempt of the same write may have succeeded. The caller must read the
     object.
     """
+
+
+class RefusedConditionError(PermanentStorageError):
+    """The store refuses a condition that holds: no other writer has changed the object."""
 
 
 class AccessDeniedError(PermanentStorageError):

@@ -23,6 +23,20 @@ def check_condition(key: str, condition: Condition | None, etag: str | None) -> 
         raise PreconditionFailedError(f"{key}: etag {condition.etag} was expected, {actual}")
 
 
+def holds(condition: Condition, etag: str | None) -> bool:
+    """Return whether a condition holds for the etag of the stored object, None if there is none.
+
+    A weak etag counts as the strong one: gateways that compress answers mark etags as weak.
+    """
+    if isinstance(condition, IfAbsent):
+        return etag is None
+    return etag is not None and _opaque(etag) == _opaque(condition.etag)
+
+
+def _opaque(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')
+
+
 LONGEST_KEY: Final = 1024
 """Maximum length of a key in bytes of UTF-8, as in S3."""
 MOST_METADATA: Final = 2048

@@ -12,6 +12,7 @@ from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     InvalidPathError,
+    NotModifiedError,
     PermissionDeniedError,
     PreconditionError,
     UnauthenticatedError,
@@ -74,6 +75,8 @@ BY_CODE: Final[dict[str, ErrorType]] = {
     "XMinioAdminBucketQuotaExceeded": StoreFullError,
 }
 _BY_STATUS: Final[dict[int, ErrorType]] = {
+    # No request asks whether an object was modified: some stores answer a put so, in place of 412.
+    304: PreconditionFailedError,
     401: AccessDeniedError,
     403: AccessDeniedError,
     404: ObjectNotFoundError,
@@ -113,6 +116,7 @@ _BY_TYPE: Final[tuple[tuple[type[Exception], type[StorageError]], ...]] = (
     (FileNotFoundError, ObjectNotFoundError),
     (AlreadyExistsError, PreconditionFailedError),
     (PreconditionError, PreconditionFailedError),
+    (NotModifiedError, PreconditionFailedError),
     (PermissionDeniedError, AccessDeniedError),
     (UnauthenticatedError, AccessDeniedError),
     (ValueError, InvalidRequestError),

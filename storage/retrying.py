@@ -8,8 +8,15 @@ from typing import BinaryIO, TypeVar, cast
 import tenacity
 from tenacity.stop import stop_base
 
-from sidetier.segments.errors import PreconditionFailedError, TransientStorageError
+from sidetier.segments.errors import (
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    RefusedConditionError,
+    StorageError,
+    TransientStorageError,
+)
 from sidetier.storage.attempt import Clock, monotonic
+from sidetier.storage.checks import holds
 from sidetier.storage.encrypting import EncryptingStorage
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
@@ -106,9 +113,10 @@ class RetryingStorage:
         condition: Condition | None = None,
     ) -> str:
         """See `RemoteStorage`."""
-        return self._call(
+        return self._conditional(
             "put",
             key,
+            condition,
             lambda: self._inner.put_object(
                 key, body, metadata=metadata, checksum=checksum, condition=condition
             ),
@@ -128,9 +136,10 @@ class RetryingStorage:
         condition: IfMatch | None = None,
     ) -> BinaryIO:
         """See `RemoteStorage`."""
-        return self._call(
+        return self._conditional(
             "stream",
             key,
+            condition,
             lambda: self._inner.get_object_input_stream(key, start, end, condition=condition),
         )
 
@@ -166,7 +175,9 @@ class RetryingStorage:
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See `RemoteStorage`."""
-        self._call("delete", key, lambda: self._inner.delete_object(key, condition=condition))
+        self._conditional(
+            "delete", key, condition, lambda: self._inner.delete_object(key, condition=condition)
+        )
 
     def delete_objects(self, keys: Sequence[str]) -> None:
         """See `RemoteStorage`. A retry sends all keys again."""
@@ -175,13 +186,71 @@ class RetryingStorage:
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See `RemoteStorage`."""
-        return self._call(
-            "copy", target, lambda: self._inner.copy_object(source, target, condition=condition)
+        return self._conditional(
+            "copy",
+            target,
+            condition,
+            lambda: self._inner.copy_object(source, target, condition=condition),
         )
 
     def close(self) -> None:
         """See `RemoteStorage`. Closes the inner store as well."""
         self._inner.close()
+
+    def _conditional(
+        self,
+        operation: str,
+        key: str,
+        condition: Condition | None,
+        function: Callable[[], _T],
+        size: int = 0,
+    ) -> _T:
+        """Make a request that may have a condition. A refusal counts only if it is justified.
+
+        Raises:
+            PreconditionFailedError: The condition does not hold.
+            RefusedConditionError: The store has refused it twice although it holds.
+        """
+        try:
+            return self._call(operation, key, function, size)
+        except PreconditionFailedError as error:
+            if self._version_that_fits(key, condition) is None:
+                raise
+            was_ambiguous = error.ambiguous
+
+        def again() -> _T:
+            try:
+                return function()
+            except PreconditionFailedError as error:
+                error.ambiguous = error.ambiguous or was_ambiguous
+                version = self._version_that_fits(key, condition)
+                if version is None:
+                    raise
+                text = _refused(f"{operation} {key}", condition, version)
+                raise RefusedConditionError(
+                    f"the store at {self._url or 'this URL'} {text} ({error})"
+                ) from error
+
+        # Another writer may have restored the version that the condition names between the refusal
+        # and the reading of the head. Only the store can decide this, so it is asked once more.
+        return self._call(operation, key, again, size)
+
+    def _version_that_fits(self, key: str, condition: Condition | None) -> str | None:
+        """Return the etag of the stored object if the refused condition holds for it.
+
+        Returns:
+            An empty string where no object has to be there. None if the condition does not hold, or
+            if the store does not tell: the refusal then counts.
+        """
+        if condition is None:
+            return ""  # a copy, in which the driver names the version of the source
+        try:
+            etag = self.head_object(key).etag
+        except ObjectNotFoundError:
+            etag = None
+        except StorageError:
+            return None
+        return etag or "" if holds(condition, etag) else None
 
     def _call(self, operation: str, key: str, function: Callable[[], _T], size: int = 0) -> _T:
         with self._calls.begun(operation, key, self._url, size) as call:
@@ -250,6 +319,23 @@ class RetryingStorage:
             raise
         self._observer.request(operation, self._clock() - began, OK)
         return result
+
+
+def _refused(request: str, condition: Condition | None, version: str) -> str:
+    if isinstance(condition, IfMatch):
+        sent, reason = "If-Match", f"the stored object has the etag {version}"
+    elif condition is not None:
+        sent, reason = "If-None-Match", "there is no such object"
+    else:
+        sent, reason = "x-amz-copy-source-if-match", "the source has not changed"
+    text = (
+        f"refuses a condition that holds: {request} with {sent}, although {reason}. No other "
+        "writer is involved. Update the store, or remove the gateway before it that changes "
+        "headers; `sidetier doctor --try-conditions` tests the store"
+    )
+    if isinstance(condition, IfMatch) and "W/" in {version[:2], condition.etag[:2]}:
+        text += ". Its etags are weak (W/): a gateway that compresses answers makes them so"
+    return text
 
 
 def multipart_uploads(store: RemoteStorage) -> MultipartUploads | None:

@@ -20,6 +20,7 @@ _KINDS: Final[dict[type[errors.StorageError], str]] = {
     errors.StoreTimeoutError: "timeout",
     errors.ObjectNotFoundError: "not_found",
     errors.PreconditionFailedError: "precondition_failed",
+    errors.RefusedConditionError: "condition_refused",
     errors.AccessDeniedError: "access_denied",
     errors.ChecksumMismatchError: "checksum_mismatch",
     errors.StoreFullError: "store_full",

@@ -79,7 +79,7 @@ def _lines(finding: Finding) -> Iterator[str]:
     "--try-conditions",
     is_flag=True,
     help="Test that the store honours conditional writes: overwrite its layout note with itself "
-    "under two conditions that the store must refuse.",
+    "under two conditions that the store must refuse, and one that it must accept.",
 )
 @configuration_options
 @output_option

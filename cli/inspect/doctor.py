@@ -363,13 +363,19 @@ def _conditions(facts: DoctorFacts, store: StoreFacts) -> Finding:
             "believe they lead would overwrite each other",
             "use a store that honours If-None-Match and If-Match on PUT",
         )
+    if store.refused_condition is not None:
+        return problem(
+            name,
+            store.refused_condition,
+            "update the store, or the gateway before it: no sidecar can commit a segment on it",
+        )
     if not store.declares_conditions:
         text = f"{store.url} has none, so two sidecars that run at once can overwrite each other"
         todo = "use another store, or make sure that a second sidecar never runs"
         setting = "storage.fencing: unfenced_acknowledged"
         return problem(name, text, todo, setting) if required else advice(name, text, todo)
     if store.ignored_conditions is not None:
-        return ok(name, "honoured: the store refused two writes that it had to refuse")
+        return ok(name, "honoured: the store refused two writes, and accepted one, as it had to")
     when = ", once a sidecar has stored layout.json" if store.note is None else ""
     return ok(name, f"expected of this kind of store; --try-conditions tests it{when}")
 

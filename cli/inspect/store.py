@@ -15,7 +15,11 @@ from urllib.parse import urlsplit
 from sidetier.archive.objects.layout import LayoutNote, read_note
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
-from sidetier.segments.errors import PreconditionFailedError, SidetierError
+from sidetier.segments.errors import (
+    PreconditionFailedError,
+    RefusedConditionError,
+    SidetierError,
+)
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
@@ -35,6 +39,8 @@ class StoreFacts:
         error: Why the store does not answer.
         ignored_conditions: Headers of conditional writes that it ignores; None if that was not
             tried.
+        refused_condition: Why the store refused an If-Match that holds; None if it did not, or if
+            that was not tried.
         skew_seconds: Seconds by which its clock is ahead of this host's.
     """
 
@@ -43,6 +49,7 @@ class StoreFacts:
     note: LayoutNote | None = None
     declares_conditions: bool = True
     ignored_conditions: tuple[str, ...] | None = None
+    refused_condition: str | None = None
     skew_seconds: float | None = None
 
 
@@ -71,11 +78,17 @@ def _store(
     )
     try:
         note = read_note(store, layout)
-        is_tried = try_conditions and note is not None
-        ignored = ignored_conditions(store, layout.layout_key()) if is_tried else None
+        facts = replace(facts, note=note)
+        if try_conditions and note is not None:
+            key = layout.layout_key()
+            facts = replace(
+                facts,
+                ignored_conditions=ignored_conditions(store, key),
+                refused_condition=refused_condition(store, key),
+            )
     except SidetierError as error:
         return replace(facts, error=str(error))
-    return replace(facts, note=note, ignored_conditions=ignored)
+    return facts
 
 
 def ignored_conditions(store: RemoteStorage, key: str) -> tuple[str, ...]:
@@ -97,6 +110,26 @@ def ignored_conditions(store: RemoteStorage, key: str) -> tuple[str, ...]:
             store.put_object(key, BytesBody(stored.data), condition=condition)
             ignored.append(name)
     return tuple(ignored)
+
+
+def refused_condition(store: RemoteStorage, key: str) -> str | None:
+    """Return the error if the store refuses to replace an object under an If-Match that holds.
+
+    Writes the same bytes again.
+    """
+    stored = store.get_object(key)
+    try:
+        store.put_object(
+            key,
+            BytesBody(stored.data),
+            metadata=stored.head.metadata,
+            condition=IfMatch(stored.head.etag),
+        )
+    except RefusedConditionError as error:
+        return str(error)
+    except PreconditionFailedError:  # another process has just written the object
+        return None
+    return None
 
 
 def _other(etag: str) -> str:

@@ -70,7 +70,9 @@ _WHERE: Final = "cluster {{ $labels.cluster }}, broker {{ $labels.broker }}"
 _PARTITION: Final = "{{ $labels.topic }}-{{ $labels.partition }}"
 _AGE: Final = "{{ $value | humanizeDuration }}"
 _BYTES: Final = "{{ $value | humanize1024 }}B"
-_REFUSALS: Final = "access_denied|store_full|invalid_request|checksum_mismatch|encryption"
+_REFUSALS: Final = (
+    "access_denied|store_full|invalid_request|checksum_mismatch|condition_refused|encryption"
+)
 _START: Final = "process_start_time_seconds"
 """Every process with a Prometheus client exports it. `_IS_OURS` selects the sidecars."""
 _IS_OURS: Final = f"on (job, instance) last_over_time({names.BUILD_INFO.name}[1d])"

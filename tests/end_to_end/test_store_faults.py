@@ -27,6 +27,7 @@ from tests.harness.s3_proxy import (
     first_puts,
     hang,
     lose_the_answer,
+    refuse_replacing,
 )
 from tests.harness.sidecar import Sidecar, beside, merged
 from tests.harness.topics import create_topic
@@ -131,6 +132,7 @@ FAULTS = {
     "denied": (answer(403, "AccessDenied"), 403),
     "hanging": (hang, None),
     "cut": (cut, None),
+    "conditions": (refuse_replacing, 412),
 }
 
 
@@ -153,6 +155,9 @@ def test_segments_stay_pinned_while_the_store_fails_and_are_stored_later(
         assert row["state"] in {"waiting", "uploading"}
         age = place.sidecar.metric("sidetier_oldest_unstored_segment_age_seconds", topic=topic)
         assert age > 0
+    refusing = place.row(place.topics[-1])
+    assert "refuses a condition that holds" in refusing["waiting_for"]
+    assert place.sidecar.metric("sidetier_errors_total", kind="RefusedConditionError") >= 1
     place.proxy.heal()
     place.end_well()
 

@@ -199,6 +199,14 @@ def answer(status: int, code: str) -> Fault:
     return fault
 
 
+def refuse_replacing(handler: _Handler) -> None:
+    """Refuse every If-Match, also one that holds; pass other requests on."""
+    if "If-Match" in handler.headers:
+        answer(412, "PreconditionFailed")(handler)
+    else:
+        handler.pass_on()
+
+
 def hang(handler: _Handler) -> None:
     """Accept the request, and send no answer until the proxy is healed or ends."""
     handler.read_body()

@@ -129,6 +129,7 @@ CASES = (
     Case("SidetierStoreRefusing", {f'{FAILED}"access_denied"}}': "0+1x30"}, 15, fires=True),
     Case("SidetierStoreRefusing", {f'{FAILED}"store_full"}}': "0+1x30"}, 15, fires=True),
     Case("SidetierStoreRefusing", {f'{FAILED}"encryption"}}': "0+1x30"}, 15, fires=True),
+    Case("SidetierStoreRefusing", {f'{FAILED}"condition_refused"}}': "0+1x30"}, 15, fires=True),
     Case("SidetierStoreRefusing", {f'{FAILED}"precondition_failed"}}': "0+1x30"}, 15, fires=False),
     # One refused request, long ago.
     Case("SidetierStoreRefusing", {f'{FAILED}"access_denied"}}': "0x5 1x40"}, 13, fires=False),

@@ -131,6 +131,16 @@ def test_head_answer_without_a_body_is_recognised_by_its_status(
         _store(server).head_object("k")
 
 
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
+def test_304_for_a_conditional_put_is_a_refused_condition(
+    server: FaultyS3, body: BytesBody
+) -> None:
+    server.faults.append(faulty_s3.answer(304, "unseen"))
+    with pytest.raises(PreconditionFailedError):
+        _store(server).put_object("k", body, condition=IfAbsent())
+    assert server.objects == {}
+
+
 def test_body_of_a_refused_put_is_not_sent(server: FaultyS3) -> None:
     server.faults.append(faulty_s3.answer(412, "PreconditionFailed"))
     with pytest.raises(PreconditionFailedError):
@@ -308,12 +318,12 @@ def test_lost_answer_is_distinguished_from_a_refusal(server: FaultyS3) -> None:
     server.faults += [
         faulty_s3.lose_the_answer,
         faulty_s3.answer(412, "PreconditionFailed"),
-        faulty_s3.answer(412, "PreconditionFailed"),
     ]
     with pytest.raises(PreconditionFailedError) as caught:
         store.put_object("k", SMALL, condition=IfAbsent())
     assert caught.value.ambiguous
     assert server.objects == {"k": SMALL.data}
+    server.faults.append(faulty_s3.answer(412, "PreconditionFailed"))
     with pytest.raises(PreconditionFailedError) as caught:
         store.put_object("k", SMALL, condition=IfAbsent())
     assert not caught.value.ambiguous

@@ -22,13 +22,18 @@ from sidetier.cli.inspect.encryption import KeyFacts
 from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts
 from sidetier.cli.inspect.host import HostFacts, LogDirFacts, SpoolFacts
 from sidetier.cli.inspect.sidecar import SidecarState
-from sidetier.cli.inspect.store import StoreFacts, ignored_conditions
+from sidetier.cli.inspect.store import StoreFacts, ignored_conditions, refused_condition
 from sidetier.config.model import Config
-from sidetier.segments.errors import AccessDeniedError, ConfigurationError
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    PreconditionFailedError,
+)
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Body, Checksum, Condition, IfMatch
+from sidetier.storage.retrying import RetryingStorage
 
 GIB = 1024**3
 SOUND_TOPIC = {
@@ -469,4 +474,20 @@ def test_ignored_conditions_are_found(ignored: tuple[str, ...]) -> None:
     store = Ignoring()
     store.put_object("layout.json", BytesBody(b"{}"))
     assert ignored_conditions(store, "layout.json") == ignored
+    assert refused_condition(store, "layout.json") is None
     assert store.contents() == {"layout.json": b"{}"}
+
+
+def test_store_that_refuses_a_condition_that_holds_is_found() -> None:
+    fake = FakeStorage()
+    fake.put_object("layout.json", BytesBody(b"{}"), metadata={"a": "b"})
+    store = RetryingStorage(fake, url="s3://archive")
+    assert refused_condition(store, "layout.json") is None
+    assert fake.head_object("layout.json").metadata == {"a": "b"}
+    fake.refuse("layout.json", PreconditionFailedError("412"))
+    assert ignored_conditions(store, "layout.json") == ()
+    found = refused_condition(store, "layout.json")
+    assert found is not None
+    assert "s3://archive refuses a condition that holds: put layout.json with If-Match" in found
+    facts = with_store(ignored_conditions=(), refused_condition=found)
+    assert ("problem", "conditional writes") in faults(facts)

@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -9,13 +10,14 @@ from sidetier.segments.errors import (
     DamagedSegmentError,
     ObjectNotFoundError,
     PreconditionFailedError,
+    RefusedConditionError,
     StoreThrottledError,
     StoreTimeoutError,
     StoreUnavailableError,
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import IfAbsent, ObjectSummary
+from sidetier.storage.port import IfAbsent, IfMatch, ObjectHead, ObjectSummary
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import RetryPolicy
 from tests.harness.bodies import BreakingBody, ChangingBody
@@ -119,6 +121,78 @@ def test_lost_answer_makes_a_refusal_ambiguous() -> None:
     with pytest.raises(PreconditionFailedError) as caught:
         store.put_object("k", BODY, condition=IfAbsent())
     assert not caught.value.ambiguous
+
+
+def _replace(store: RetryingStorage, etag: str) -> object:
+    return store.put_object("k", BytesBody(b"new"), condition=IfMatch(etag))
+
+
+def _create(store: RetryingStorage, _etag: str) -> object:
+    return store.put_object("absent", BODY, condition=IfAbsent())
+
+
+def _delete(store: RetryingStorage, etag: str) -> None:
+    store.delete_object("k", condition=IfMatch(etag))
+
+
+def _copy(store: RetryingStorage, _etag: str) -> object:
+    return store.copy_object("k", "copy")
+
+
+def _read(store: RetryingStorage, etag: str) -> object:
+    return store.get_object_input_stream("k", condition=IfMatch(etag))
+
+
+@pytest.mark.parametrize(
+    ("operation", "header", "call"),
+    [
+        ("put", "If-Match", _replace),
+        ("put", "If-None-Match", _create),
+        ("delete", "If-Match", _delete),
+        ("copy", "x-amz-copy-source-if-match", _copy),
+        ("stream", "If-Match", _read),
+    ],
+)
+def test_refusal_of_a_condition_that_holds_is_no_conflict(
+    operation: str, header: str, call: Callable[[RetryingStorage, str], object]
+) -> None:
+    fake, heard = FakeStorage(), Recorder()
+    etag = fake.put_object("k", BODY)
+    store = RetryingStorage(fake, QUICK, observer=heard, url="s3://archive")
+    refusal = PreconditionFailedError("412 PreconditionFailed")
+    fake.fail(operation, refusal)
+    call(store, etag)  # asked once more: another writer may have restored the version
+    etag = fake.put_object("k", BODY)
+    fake.delete_object("absent")
+    fake.fail(operation, refusal, times=None)
+    with pytest.raises(RefusedConditionError) as caught:
+        call(store, etag)
+    assert f"s3://archive refuses a condition that holds: {operation}" in str(caught.value)
+    assert f"with {header}" in str(caught.value)
+    assert not isinstance(caught.value, PreconditionFailedError)
+
+
+@pytest.mark.parametrize(("given", "stored"), [('W/"1"', 'W/"1"'), ("1", 'W/"1"'), ('W/"1"', "1")])
+def test_weak_etags_are_named(given: str, stored: str) -> None:
+    class Weak(FakeStorage):
+        def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+            head = super().head_object(key, with_checksum=with_checksum)
+            return replace(head, etag=stored)
+
+    fake = Weak()
+    fake.put_object("k", BODY)
+    with pytest.raises(RefusedConditionError, match="weak"):
+        RetryingStorage(fake).put_object("k", BODY, condition=IfMatch(given))
+
+
+def test_refusal_counts_where_the_store_does_not_tell_the_etag() -> None:
+    fake = FakeStorage()
+    etag = fake.put_object("k", BODY)
+    fake.refuse("k", PreconditionFailedError("412"))
+    fake.fail("head", AccessDeniedError("403"), times=None)
+    with pytest.raises(PreconditionFailedError):
+        RetryingStorage(fake).put_object("k", BODY, condition=IfMatch(etag))
+    assert fake.count("put") == 2
 
 
 @pytest.mark.timeout(30)
