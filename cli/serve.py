@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from sidetier.cli import exits
 from sidetier.cli.commands.serve import RELAY
 from sidetier.cli.signals import handled_signals
-from sidetier.cli.stores import open_archive, require_directory, with_short_timeouts
+from sidetier.cli.stores import open_archive, require_directory, with_few_retries
 from sidetier.config.loading import LoadedConfig
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.connection import ServerSettings
@@ -62,9 +62,9 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         BrokerError: The live cluster of the groups refuses the login.
         SidetierError: The archive cannot be read.
     """
-    # Clients repeat a request after an error, but wait for its answer for 30 s only (Java).
     raise_file_limit(max_connections)
-    config = with_short_timeouts(loaded.config)
+    # Clients repeat a request after an error, but wait for its answer for 30 s only (Java).
+    config = with_few_retries(loaded.config)
     configure_logs(config.log.format, config.log.level)
     _return_large_memory_when_freed()
     require_directory(config.storage.url)

@@ -123,22 +123,36 @@ def open_every_store(config: Config, *, connections: int = 16) -> Iterator[Every
         yield EveryStore(provider, stores)
 
 
-def with_short_timeouts(config: Config) -> Config:
-    """Return the configuration with short timeouts, so that commands fail soon."""
-    retry, deadline = config.storage.retry, config.storage.deadline
-    attempts = min(retry.attempts, _HASTY_ATTEMPTS)
+def with_few_retries(config: Config) -> Config:
+    """Return the configuration with few retries, so that reads of records fail soon.
+
+    Each attempt keeps the configured deadline: a slow store answers within it.
+    """
+    retry = config.storage.retry
     changes = {
-        "retry": retry.model_copy(
-            update={"attempts": attempts, "max_elapsed": min(retry.max_elapsed, _HASTY_SECONDS)}
-        ),
-        "deadline": deadline.model_copy(
-            update={
-                "base": min(deadline.base, _HASTY_SECONDS),
-                "connect": min(deadline.connect, _HASTY_SECONDS / attempts),
-                "silence": min(deadline.silence, _HASTY_SECONDS / attempts),
-            }
-        ),
+        "attempts": min(retry.attempts, _HASTY_ATTEMPTS),
+        "max_elapsed": min(retry.max_elapsed, _HASTY_SECONDS),
     }
+    return _with_storage(config, {"retry": retry.model_copy(update=changes)})
+
+
+def with_short_timeouts(config: Config) -> Config:
+    """Return the configuration with few retries and short deadlines, so that commands fail soon.
+
+    A silent store uses up the time in one attempt. It is not divided among the attempts: a store
+    that needs longer than a share of it would never be read.
+    """
+    deadline = config.storage.deadline
+    changes = {
+        name: min(getattr(deadline, name), _HASTY_SECONDS)
+        for name in ("base", "connect", "silence")
+    }
+    return with_few_retries(
+        _with_storage(config, {"deadline": deadline.model_copy(update=changes)})
+    )
+
+
+def _with_storage(config: Config, changes: Mapping[str, object]) -> Config:
     return config.model_copy(update={"storage": config.storage.model_copy(update=changes)})
 
 

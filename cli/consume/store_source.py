@@ -13,7 +13,7 @@ from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli.archive_listing import list_partitions, not_archived
 from sidetier.cli.consume.request import RecordFormat, Request
-from sidetier.cli.stores import open_archive, require_directory, with_short_timeouts
+from sidetier.cli.stores import open_archive, require_directory, with_few_retries
 from sidetier.config.model import Config
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
@@ -107,7 +107,7 @@ def open_store(config: Config, request: Request) -> Iterator[StoreSource]:
         max_batch_bytes=request.max_batch_bytes,
         columns=_COLUMNS[request.form],
     )
-    patient = config if request.follow else with_short_timeouts(config)
+    patient = config if request.follow else with_few_retries(config)
     with open_archive(patient, connections=_AT_ONCE) as archive:
         reader = ArchiveReader(archive, settings)
         try:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from sidetier.archive.reader.results import Failed, ReachedEnd, Records, Taken
 from sidetier.cli.consume.request import Request
-from sidetier.cli.stores import with_short_timeouts
+from sidetier.cli.stores import with_few_retries
 from sidetier.config.model import Config
 from sidetier.consumer.settings import read_settings
 from sidetier.consumer.sides import open_sides
@@ -112,7 +112,7 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
     Raises:
         ConfigurationError: No broker is configured or given, or a setting is wrong.
     """
-    patient = config if request.follow else with_short_timeouts(config)
+    patient = config if request.follow else with_few_retries(config)
     client = dict(patient.broker.client_properties())
     servers = request.bootstrap or client.get("bootstrap.servers")
     if servers is None:

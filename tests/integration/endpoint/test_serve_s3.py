@@ -136,8 +136,13 @@ def test_a_store_that_breaks_connections(over_s3: OverS3) -> None:
 
 
 def test_a_slow_store(over_s3: OverS3) -> None:
-    """Each request takes half a second longer."""
-    over_s3.proxy.misbehave(s3_proxy.always(s3_proxy.late(0.5)))
+    """Each request takes half a second longer, and the first reads of records take 4 s."""
+    slow = s3_proxy.first(3, s3_proxy.late(4.0), method="GET", part=".log")
+
+    def rule(method: str, key: str) -> s3_proxy.Fault | None:
+        return slow(method, key) or s3_proxy.late(0.5)
+
+    over_s3.proxy.misbehave(rule)
     assert _read(over_s3, "slow") == _expected()
 
 
