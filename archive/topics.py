@@ -8,8 +8,13 @@ existing prefixes are listed first.
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import DirectoryState, parse_partition_directory
+from sidetier.segments.names import (
+    DirectoryState,
+    parse_partition_directory,
+    partition_count,
+)
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
 
@@ -56,6 +61,30 @@ def live_partition(
     tp = parsed.topic_partition
     # A directory under other entropy bits is of another layout, or a copy.
     return tp if layout.partition_prefix(tp) == f"{cluster_prefix}{directory}/" else None
+
+
+def numbers_by_topic(tps: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Return the partition numbers of each topic, in their order."""
+    numbers: dict[str, list[int]] = {}
+    for tp in tps:
+        numbers.setdefault(tp.topic, []).append(tp.partition)
+    return numbers
+
+
+def count_partitions(topic: str, numbers: Iterable[int], known: int = 0) -> int:
+    """Return how many partitions a copy of a topic needs; see `partition_count`.
+
+    Raises:
+        ConfigurationError: A stored number is too high.
+    """
+    count, too_high = partition_count(numbers, known)
+    if too_high:
+        raise ConfigurationError(
+            f"{topic}-{too_high[0]} is stored, but hardly any partition below it: {topic} would be "
+            f"created with {too_high[0] + 1} partitions. If its objects are of no partition, "
+            "delete them; else leave the topic out"
+        )
+    return count
 
 
 def _existing_bits(store: RemoteStorage, length: int) -> Iterator[str]:

@@ -20,12 +20,14 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.topics import cluster_prefixes, stored_partitions
+from sidetier.archive.topics import cluster_prefixes, numbers_by_topic, stored_partitions
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
+from sidetier.endpoint.log_limits import Once
 from sidetier.endpoint.transactions import ServedTransactions
 from sidetier.segments.errors import SidetierError, StoreTimeoutError
 from sidetier.segments.headers import LENGTH_PREFIX_BYTES
+from sidetier.segments.names import partition_count
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.settings import StorageEndpoint
@@ -60,11 +62,19 @@ class CatalogSettings:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic in the archive. It has the partitions 0 to `partitions` - 1; some may be empty."""
+    """A topic in the archive.
+
+    Attributes:
+        name: Its name.
+        topic_id: Its id.
+        partitions: Clients are shown the partitions 0 to `partitions` - 1.
+        stored: Those of them that have objects, ascending. The others are empty.
+    """
 
     name: str
     topic_id: UUID
     partitions: int
+    stored: tuple[int, ...]
 
 
 class Partition:
@@ -181,6 +191,7 @@ class Catalog:
         """Guards `_listings`; notified when a listing ends."""
         self._listings: dict[StorageEndpoint, _Listing] = {}
         self._guard = threading.Lock()
+        self._warned = Once()
         self._closed = threading.Event()
         self._topics: Mapping[str, Topic] = {}
         self._by_id: Mapping[UUID, Topic] = {}
@@ -288,7 +299,7 @@ class Catalog:
         """
         topic = self.topic(name)
         can_read = True
-        for number in range(0 if topic is None else topic.partitions):
+        for number in () if topic is None else topic.stored:
             partition = self._partition(TopicPartition(name, number))
             try:
                 if can_read:
@@ -564,20 +575,34 @@ class Catalog:
             lambda prefix: list(stored_partitions(store, layout, prefix)),
             cluster_prefixes(store, layout),
         )
-        numbers: dict[str, int] = {}
-        for tp in (tp for tps in listings for tp in tps):
-            # A topic that moved to another store may have left objects in this one.
-            if provider.endpoint(tp.topic) == endpoint:
-                numbers[tp.topic] = max(numbers.get(tp.topic, 0), tp.partition + 1)
-        ids = helpers.map(lambda name: self._topic_id(name, numbers[name]), numbers)
+        # A topic that moved to another store may have left objects in this one.
+        numbers = numbers_by_topic(
+            tp for tps in listings for tp in tps if provider.endpoint(tp.topic) == endpoint
+        )
+        counts: dict[str, int] = {}
+        stored: dict[str, tuple[int, ...]] = {}
+        for name, of_topic in numbers.items():
+            count, too_high = partition_count(of_topic)
+            if too_high and self._warned.is_new((name, too_high[0])):
+                log.warning(
+                    "endpoint.partition_left_out",
+                    topic=name,
+                    partition=too_high[0],
+                    help="hardly any partition below it has objects, so clients do not see it; if "
+                    "its objects are of no partition, delete them",
+                )
+            if count:
+                counts[name] = count
+                stored[name] = tuple(sorted(number for number in of_topic if number < count))
+        ids = helpers.map(lambda name: self._topic_id(name, stored[name]), counts)
         return {
-            name: Topic(name, topic_id, numbers[name])
-            for name, topic_id in zip(numbers, ids, strict=True)
+            name: Topic(name, topic_id, counts[name], stored[name])
+            for name, topic_id in zip(counts, ids, strict=True)
         }
 
-    def _topic_id(self, name: str, count: int) -> UUID:
+    def _topic_id(self, name: str, numbers: Iterable[int]) -> UUID:
         """Return the cluster's own id of a topic, or else one that follows from its name."""
-        for number in range(count):
+        for number in numbers:
             try:
                 view = self._partition(TopicPartition(name, number)).view(
                     self._settings.discovery_interval / 2

@@ -19,7 +19,7 @@ from sidetier.segments.names import (
     parse_segment_file_name,
     segment_file_name,
 )
-from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
+from sidetier.segments.offsets import MAX_OFFSET, BaseOffset, Offset, OffsetRange, TopicPartition
 
 # An MD5 has no more bits.
 MAX_BITS: Final = 128
@@ -266,7 +266,10 @@ def _partition_folder(key: str) -> str:
 def parse_gap_key(key: str, gap_prefix: str) -> OffsetRange | None:
     """Return the gap that a key below a partition's gap prefix names; None for another key."""
     match = _GAP.fullmatch(key.removeprefix(gap_prefix)) if key.startswith(gap_prefix) else None
-    return None if match is None else OffsetRange(Offset(int(match[1])), Offset(int(match[2])))
+    if match is None:
+        return None
+    start, end = int(match[1]), int(match[2])
+    return OffsetRange(Offset(start), Offset(end)) if end <= MAX_OFFSET else None
 
 
 def parse_group_key(key: str, prefix: str) -> str | None:

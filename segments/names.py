@@ -5,15 +5,16 @@ Source: Kafka's `LogFileUtils` (file names), `LocalLog.parseTopicPartitionName` 
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
-from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.segments.offsets import MAX_OFFSET, BaseOffset, TopicPartition
 
-# A name of 20 digits can be higher than a signed 64-bit offset.
-_MAX_OFFSET = 2**63 - 1
 _MAX_PARTITION = 2**31 - 1
+_EMPTY_PARTITIONS: Final = 1000
+_EMPTY_PER_STORED: Final = 9
 # Kafka's limit, `Topic.MAX_NAME_LENGTH`.
 _MAX_TOPIC_LENGTH = 249
 
@@ -74,7 +75,7 @@ def parse_segment_file_name(name: str) -> SegmentFileName | None:
         return None
     digits, kind, deleted = match.groups()
     base = int(digits)
-    if base > _MAX_OFFSET:
+    if base > MAX_OFFSET:  # 20 digits can be higher than any offset
         return None
     return SegmentFileName(BaseOffset(base), _KINDS[kind], deleted is not None)
 
@@ -120,6 +121,31 @@ def parse_partition_directory(name: str) -> PartitionDirectory | None:
         return None
     state = DirectoryState(match[3]) if match[3] else DirectoryState.LIVE
     return PartitionDirectory(TopicPartition(match[1], int(match[2])), state)
+
+
+def partition_count(numbers: Iterable[int], known: int = 0) -> tuple[int, tuple[int, ...]]:
+    """Return how many partitions a topic has, by the numbers that directories have.
+
+    Kafka numbers partitions from 0 on, so a topic with the partition 7 has the partitions below it,
+    too. A number counts only if at most 1,000 of the partitions below it have no directory, or at
+    most nine tenths: one object under `orders-2147483647` would otherwise be a topic with two
+    billion partitions.
+
+    Args:
+        numbers: The numbers, in any order.
+        known: Number of partitions that the topic is known to have.
+
+    Returns:
+        The number of partitions, and the numbers that do not count, ascending.
+    """
+    above = sorted({number for number in numbers if number >= known})
+    counting = [
+        place
+        for place, number in enumerate(above, 1)
+        if number + 1 - known - place <= max(_EMPTY_PARTITIONS, _EMPTY_PER_STORED * place)
+    ]
+    counted = max(counting, default=0)
+    return (above[counted - 1] + 1 if counted else known), tuple(above[counted:])
 
 
 def is_legal_topic(topic: str) -> bool:

@@ -1,9 +1,12 @@
 """The primitives of a log: offsets, leader epochs, partitions."""
 
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 Offset = NewType("Offset", int)
 """A record's position in its partition, from 0. As a *next offset*, one past the last record."""
+
+MAX_OFFSET: Final = 2**63 - 1
+"""Largest number that an offset can have: it is a signed 64-bit integer."""
 
 BaseOffset = NewType("BaseOffset", int)
 """The offset in a segment's name: its first record's offset, or lower if records are missing."""

@@ -17,7 +17,14 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, LeaderEpoch, Offset
+from sidetier.segments.offsets import (
+    MAX_OFFSET,
+    UNKNOWN_EPOCH,
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+)
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
 
@@ -25,7 +32,6 @@ WATERMARK_VERSION: Final = 1
 UNKNOWN_BROKER: Final = BrokerId(-1)
 
 _LINES = re.compile(rb"([0-9]{20})(?:\r?\n(?:(\{[^\n]*\})\n?)?)?")
-_MAX_OFFSET = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,7 @@ def decode_watermark(data: bytes, key: str) -> Watermark:
         MalformedObjectError: The bytes have neither form, or line 2 has an unknown version.
     """
     match = _LINES.fullmatch(data)
-    if match is None or int(match[1]) > _MAX_OFFSET:
+    if match is None or int(match[1]) > MAX_OFFSET:
         raise _malformed(key, data, "expected 20 digits, and one line of JSON or none")
     base = BaseOffset(int(match[1]))
     if match[2] is None:
@@ -210,6 +216,8 @@ def _number(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, expected a number")  # noqa: TRY004 - the data is wrong, not the caller's argument
+    if not -MAX_OFFSET <= value <= MAX_OFFSET:
+        raise ValueError(f"{name} has more than 64 bits")
     return value
 
 

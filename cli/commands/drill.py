@@ -288,6 +288,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         LIBRARIES,
         "consumer,mirror",
     )
+    from sidetier.archive.topics import numbers_by_topic  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.mirror.drill.sample import SampleRules, choose_sample  # noqa: PLC0415
     from sidetier.mirror.hydrate.survey import (  # noqa: PLC0415
@@ -295,6 +296,8 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         archived_partitions,
         partition_planner,
     )
+    from sidetier.segments.names import partition_count  # noqa: PLC0415
+    from sidetier.segments.offsets import TopicPartition  # noqa: PLC0415
 
     loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
@@ -309,10 +312,19 @@ def command(  # noqa: PLR0913 -- one parameter for each option
             click.echo(f"sidetier: {step}", err=True)
 
     with ended_by_signals(), open_archive(config, connections=_CONNECTIONS) as archive:
+        archived = archived_partitions(archive)
+        too_high = {
+            TopicPartition(topic, number)
+            for topic, stored_numbers in numbers_by_topic(archived).items()
+            for number in partition_count(stored_numbers)[1]
+        }
         stored = [
             tp
-            for tp in archived_partitions(archive)
-            if is_wanted(tp.topic) and (not numbers or tp.partition in numbers)
+            for tp in archived
+            if is_wanted(tp.topic)
+            and (not numbers or tp.partition in numbers)
+            # The brokers of the drill would get all partitions below it.
+            and tp not in too_high
         ]
         sample = choose_sample(stored, partition_planner(archive, Cut()), rules)
         if dry_run:

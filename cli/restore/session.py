@@ -6,7 +6,7 @@ Needs the packages of the extra `mirror`.
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ from sidetier.archive.folders import ArchiveFolder
 from sidetier.archive.objects.cluster_snapshots import last_definitions
 from sidetier.archive.objects.layout import read_note
 from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.archive.topics import numbers_by_topic
 from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses
 from sidetier.cli.consume.request import BEGINNING, END, Request
@@ -449,8 +450,8 @@ class _Session:
     def _catalog(self, definitions: Mapping[str, TopicDefinition]) -> Catalog:
         wanted = {tp.topic for tp in self.wanted}
         topics = {
-            name: archived_topic(numbers, definitions.get(name))
-            for name, numbers in _numbers(self.all_partitions).items()
+            name: archived_topic(name, numbers, definitions.get(name))
+            for name, numbers in numbers_by_topic(self.all_partitions).items()
             if name in wanted
         }
         note = read_note(self.archive.default_store, self.archive.layout)
@@ -518,7 +519,7 @@ class _Session:
             )
         return [
             course
-            for topic, numbers in sorted(_numbers(known).items())
+            for topic, numbers in sorted(numbers_by_topic(known).items())
             for course in plan_courses(
                 ArchiveRanges(archive, self.records.committed, numbers, self._aborts_open),
                 Request(topic, tuple(numbers), begin=begin, end=end),
@@ -563,14 +564,6 @@ class ArchiveRanges:
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """See `Bounded`."""
         return self.reader.offset_for_time(tp, timestamp_ms)
-
-
-def _numbers(tps: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Return the partition numbers of each topic."""
-    numbers_by_topic: dict[str, list[int]] = {}
-    for tp in tps:
-        numbers_by_topic.setdefault(tp.topic, []).append(tp.partition)
-    return numbers_by_topic
 
 
 def _selection(given: Mapping[str, Any]) -> tuple[TopicRules, Sequence[TopicPartition]]:

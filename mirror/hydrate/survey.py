@@ -13,7 +13,12 @@ from sidetier.archive.objects.segment import StoredLog, noted_records
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.reader.time_search import SegmentTimes
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.topics import cluster_prefixes, stored_partitions
+from sidetier.archive.topics import (
+    cluster_prefixes,
+    count_partitions,
+    numbers_by_topic,
+    stored_partitions,
+)
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.hydrate.batch_scan import read_chunk, scan_batches
 from sidetier.mirror.hydrate.consistent_cut import (
@@ -106,8 +111,8 @@ def make_plan(
     Raises:
         DamagedSegmentError, UnsupportedFormatError: A segment that is read is not a sequence of
             batches.
-        ConfigurationError: The layout is another one, or an offset was given for a partition that
-            is not archived.
+        ConfigurationError: The layout is another one, an offset was given for a partition that is
+            not archived, or a partition has a number that is too high.
         StorageError: As `RemoteStorage` documents.
     """
     stored = [tp for tp in archived_partitions(archive) if wanted(tp.topic)]
@@ -177,12 +182,10 @@ def _planned_topics(
         for name, known in definitions.items()
         if wanted(name) and not is_internal_topic(name)
     }
-    for tp in stored:
-        known = topics.get(tp.topic, PlannedTopic(0))
-        if tp.partition >= known.partitions:
-            topics[tp.topic] = PlannedTopic(
-                tp.partition + 1, known.replication_factor, known.configs
-            )
+    for name, numbers in numbers_by_topic(stored).items():
+        known = topics.get(name, PlannedTopic(0))
+        count = count_partitions(name, numbers, known.partitions)
+        topics[name] = PlannedTopic(count, known.replication_factor, known.configs)
     return topics
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.topics import count_partitions
 from sidetier.mirror.topics.planning import PlannedCopy, SourceTopic
 from sidetier.mirror.topics.rules import Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
@@ -124,17 +125,21 @@ class ArchivedTopics:
         return {}
 
 
-def archived_topic(partitions: Iterable[int], known: TopicDefinition | None) -> SourceTopic:
+def archived_topic(
+    topic: str, partitions: Iterable[int], known: TopicDefinition | None
+) -> SourceTopic:
     """Return how the copy of an archived topic is created.
 
     Args:
+        topic: The topic.
         partitions: The archived partitions, at least one.
         known: The topic in a snapshot of the lost cluster; None if no snapshot has it.
+
+    Raises:
+        ConfigurationError: A partition has a number that is too high.
     """
-    count = max(partitions) + 1
-    if known is None:
-        return SourceTopic(count, KEEPS_RECORDS)
-    return SourceTopic(max(count, known.partitions), {**known.configs, **KEEPS_RECORDS})
+    count = count_partitions(topic, partitions, 0 if known is None else known.partitions)
+    return SourceTopic(count, {**({} if known is None else known.configs), **KEEPS_RECORDS})
 
 
 def settings_left(archived: Mapping[str, str], created: Mapping[str, str]) -> dict[str, str]:

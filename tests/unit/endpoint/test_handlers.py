@@ -20,6 +20,7 @@ from sidetier.endpoint.protocol import OFFERED, api_versions_response, offered_a
 from sidetier.endpoint.session import Session
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
@@ -28,6 +29,7 @@ from tests.harness.endpoint import EAGER, Parts, ask, endpoint_over, fetch_of, r
 from tests.harness.made_archive import LAYOUT, MadeArchive, batches
 from tests.harness.waiting import wait_until
 
+EMPTY = BytesBody(b"")
 TOPIC_ID = "cym-TlqmRE2h0UHouOCTtg"
 METADATA = {"include_topic_authorized_operations": False}
 
@@ -110,6 +112,24 @@ def test_ids_of_the_archived_cluster_as_they_are_now(store: FakeStorage, parts: 
     assert catalog.archived_topic_id("orders") == again  # without a listing of all topics
     with store.away():  # offsets that are committed now belong to this id, too
         assert catalog.archived_topic_id("orders") == again
+
+
+def test_one_object_makes_no_billion_partitions(store: FakeStorage) -> None:
+    """Clients see the partitions up to the highest one that can be one; the log names the other."""
+    for number in (3, 2_147_483_000):
+        for topic in ("orders", "zzz"):
+            store.put_object(f"{LAYOUT.partition_prefix(TopicPartition(topic, number))}x", EMPTY)
+    with capture_logs() as logs, endpoint_over(store) as parts:
+        answer = ask(parts.handlers, ApiKey.METADATA, 12, **METADATA, topics=None)
+        counts = {topic.name: len(topic.partitions) for topic in answer.topics}
+        assert counts == {"clicks": 1, "orders": 4, "zzz": 4}
+        assert parts.catalog.partition("orders", 2_147_483_000) is None
+        parts.catalog.topic("unknown")  # lists again
+    left_out = [row for row in logs if row["event"] == "endpoint.partition_left_out"]
+    assert sorted((row["topic"], row["partition"]) for row in left_out) == [
+        ("orders", 2_147_483_000),
+        ("zzz", 2_147_483_000),
+    ]
 
 
 def test_topic_ids_are_stable_over_restarts(store: FakeStorage) -> None:

@@ -20,6 +20,7 @@ from sidetier.mirror.restore.plan import (
 from sidetier.mirror.topics.planning import PlannedCopy, SourceTopic
 from sidetier.mirror.topics.rules import NOT_COPIED, Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
+from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
 from tests.harness.made_archive import TP
@@ -81,7 +82,7 @@ def test_topic_is_created_so_that_no_record_is_deleted_refused_or_changed() -> N
         "min.insync.replicas": "2",
         "max.message.bytes": "2000000",
     }
-    created = archived_topic([0, 4], TopicDefinition(3, 3, archived))
+    created = archived_topic("orders", [0, 4], TopicDefinition(3, 3, archived))
     kept = {"max.message.bytes", "message.timestamp.before.max.ms", "min.insync.replicas"}
     assert created == SourceTopic(5, {**archived, **KEEPS_RECORDS})
     assert settings_left(archived, created.settings).keys() == archived.keys() - kept
@@ -89,8 +90,13 @@ def test_topic_is_created_so_that_no_record_is_deleted_refused_or_changed() -> N
 
 
 def test_topic_keeps_partitions_that_were_never_archived() -> None:
-    assert archived_topic([0], TopicDefinition(6, 1, {})).partitions == 6
-    assert archived_topic([0, 1], None) == SourceTopic(2, KEEPS_RECORDS)
+    assert archived_topic("orders", [0], TopicDefinition(6, 1, {})).partitions == 6
+    assert archived_topic("orders", [0, 1], None) == SourceTopic(2, KEEPS_RECORDS)
+
+
+def test_topic_is_not_created_with_two_billion_partitions() -> None:
+    with pytest.raises(ConfigurationError, match="orders-2147483000 is stored, but hardly any"):
+        archived_topic("orders", [0, 2147483000], None)
 
 
 def test_target_with_other_records_is_refused() -> None:

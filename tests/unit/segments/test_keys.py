@@ -46,6 +46,7 @@ def test_keys_hidden_from_pinterest_lie_below_another_prefix() -> None:
     assert key == ("_sidetier/prod/gaps/orders-3/00000000000000000005-00000000000000000700.json")
     assert parse_gap_key(key, layout.gap_prefix(TP)) == (5, 700)
     assert parse_gap_key(key + "x", layout.gap_prefix(TP)) is None
+    assert parse_gap_key(f"{key[:-25]}{2**63}.json", layout.gap_prefix(TP)) is None  # no offset
     assert parse_gap_key(key, layout.gap_prefix(TopicPartition("orders", 30))) is None
     group = layout.group_key("a/b ü~")
     assert group == "_sidetier/prod/groups/a%2Fb%20%C3%BC%7E.json"

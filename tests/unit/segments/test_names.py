@@ -8,6 +8,7 @@ from sidetier.segments.names import (
     is_internal_topic,
     parse_partition_directory,
     parse_segment_file_name,
+    partition_count,
     segment_file_name,
 )
 from sidetier.segments.offsets import BaseOffset, TopicPartition
@@ -115,3 +116,24 @@ def test_only_kafkas_own_topics_are_internal() -> None:
     assert is_internal_topic("__share_group_state")
     assert not is_internal_topic("__mine")
     assert not is_internal_topic("consumer_offsets")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "known", "expected"),
+    [
+        ((), 0, (0, ())),
+        ((2, 0), 0, (3, ())),
+        ((2, 0), 6, (6, ())),
+        ((1000,), 0, (1001, ())),
+        ((1001,), 0, (0, (1001,))),
+        ((1001,), 1, (1002, ())),
+        ((0, 2**31 - 1), 0, (1, (2**31 - 1,))),
+        (tuple(range(0, 20_000, 10)), 0, (19_991, ())),
+        ((*range(0, 20_000, 10), 30_000), 0, (19_991, (30_000,))),
+    ],
+    ids=str,
+)
+def test_a_number_far_above_the_others_is_no_partition(
+    numbers: tuple[int, ...], known: int, expected: tuple[int, tuple[int, ...]]
+) -> None:
+    assert partition_count(numbers, known) == expected

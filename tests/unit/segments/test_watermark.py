@@ -53,6 +53,7 @@ def test_pinterest_watermark_is_read(ending: bytes) -> None:
         (LINE_1 + b'{"version": 1, "next_offset": "9"}\n', "next_offset is '9'"),
         (LINE_1 + b'{"version": 1, "next_offset": true}\n', "next_offset is True"),
         (LINE_1 + b'{"version": 1, "next_offset": 520}\n', "is not above the base"),
+        (LINE_1 + b'{"version": 1, "next_offset": 9223372036854775808}\n', "more than 64 bits"),
         (LINE_1 + b'{"version": 1, "next_offset": 521}\n', "leader_epoch is None"),
         (
             LINE_1 + b'{"version":1,"next_offset":521,"leader_epoch":0,"broker_id":1,"nonce":5}\n',

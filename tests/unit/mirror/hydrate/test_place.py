@@ -19,6 +19,7 @@ from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.producer_snapshot import open_transactions
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.made_archive import LAYOUT, MadeArchive, access_to, batches
@@ -197,6 +198,13 @@ def test_placing_killed_at_each_step_is_finished_by_the_next_run(
                 "recovery-point-offset-checkpoint", expected["recovery-point-offset-checkpoint"]
             )
             assert result == expected, (seen[number], broker_starts)
+
+
+def test_one_object_plans_no_billion_partitions(archive: MadeArchive) -> None:
+    key = f"{archive.layout.partition_prefix(TopicPartition('zzz', 2147483000))}x"
+    archive.store.put_object(key, BytesBody(b""))
+    with pytest.raises(ConfigurationError, match="zzz-2147483000 is stored, but hardly any"):
+        planned(archive)
 
 
 def test_a_placed_partition_is_not_touched_again(archive: MadeArchive, host: Host) -> None:
