@@ -35,7 +35,6 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
     TransientStorageError,
 )
-from sidetier.segments.offsets import BrokerId
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.factory import check_encryption, open_plain
 from sidetier.storage.port import RemoteStorage, StorageCapabilities
@@ -285,7 +284,7 @@ def daemon(
             topics=config.topics,
             # A backfill, which gives `leadership`, deletes nothing.
             local_retention=LocalRetentionConfig() if leadership else config.retention.local,
-            record_deleter=None if leadership else record_deleter(config, identity.broker_id),
+            record_deleter=None if leadership else record_deleter(config, identity),
             store_calls=calls,
             long_archives=long_archives,
             abandoned=abandoned,
@@ -421,7 +420,7 @@ def topic_config_source(config: Config) -> TopicConfigSource | None:
     return KafkaTopicConfigs(servers, _client_properties(config))
 
 
-def record_deleter(config: Config, broker_id: BrokerId) -> RecordDeleter | None:
+def record_deleter(config: Config, identity: MetaProperties) -> RecordDeleter | None:
     """Return the client that deletes records for local retention; None where that is off.
 
     Raises:
@@ -432,7 +431,9 @@ def record_deleter(config: Config, broker_id: BrokerId) -> RecordDeleter | None:
         return None
     from sidetier.leadership.record_deletion import KafkaRecordDeleter  # noqa: PLC0415 - as above
 
-    return KafkaRecordDeleter(servers, _client_properties(config), broker_id)
+    return KafkaRecordDeleter(
+        servers, _client_properties(config), identity.broker_id, identity.cluster_id
+    )
 
 
 def cluster_state_source(config: Config, ending: threading.Event) -> ClusterStateSource | None:

@@ -146,10 +146,12 @@ class RecordDeletion(NamedTuple):
         end: The new log start offset: records below it are deleted.
         leader_epoch: Leader epoch in which this broker must lead the partition. In any other epoch
             nothing is deleted.
+        topic_id: Id of the topic, as Kafka prints it. A topic with another id is not touched.
     """
 
     end: Offset
     leader_epoch: LeaderEpoch
+    topic_id: str | None
 
 
 CommittedOffsets = Mapping[str, Mapping[TopicPartition, Offset]]
@@ -164,8 +166,9 @@ class RecordDeleter(Protocol):
     ) -> Mapping[TopicPartition, Offset | SidetierError]:
         """Delete records of partitions that the broker leads, all partitions in one request.
 
-        Right before, the broker must confirm that it leads each partition in the given leader
-        epoch, and that its high watermark has reached the end of the deletion.
+        Right before, the brokers must confirm that they belong to the cluster of the log dirs and
+        have the topic, and the broker that it leads each partition in the given leader epoch and
+        that its high watermark has reached the end of the deletion.
 
         Returns:
             For each partition its new log start offset, or why nothing is known to be deleted.

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sidetier.leadership.port import CommittedOffsets, RecordDeletion
+from sidetier.leadership.topic_identity import identity_in
 from sidetier.segments.errors import KafkaApiError, LeadershipError, SidetierError
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 
@@ -29,6 +30,7 @@ class KafkaRecordDeleter:
         bootstrap_servers: Address of the own broker.
         properties: The user's librdkafka properties.
         broker_id: The own broker.
+        cluster_id: Kafka's id of the cluster, from the broker's log dirs.
         timeout: Timeout of connections and requests, in seconds.
 
     Raises:
@@ -40,6 +42,7 @@ class KafkaRecordDeleter:
         bootstrap_servers: str,
         properties: Mapping[str, str],
         broker_id: BrokerId,
+        cluster_id: str | None,
         timeout: float = 10.0,
     ) -> None:
         # Importing Kafka's messages takes 25 MB: only where records are deleted.
@@ -54,6 +57,7 @@ class KafkaRecordDeleter:
             request_timeout=min(timeout, settings.request_timeout),
         )
         self._broker_id = broker_id
+        self._cluster_id = cluster_id
         self._timeout = timeout
 
     def delete_records(
@@ -66,11 +70,16 @@ class KafkaRecordDeleter:
             return {}
         broker = self._broker_id
         with self._connected() as cluster:
-            epochs = {tp: deletion.leader_epoch for tp, deletion in deletions.items()}
-            log_ends = led_log_ends(cluster, broker, epochs)
             answers: dict[TopicPartition, Offset | SidetierError] = {}
+            answers |= self._of_others(cluster, deletions)
+            ours = {tp: one for tp, one in deletions.items() if tp not in answers}
+            if not ours:
+                return answers
+            log_ends = led_log_ends(
+                cluster, broker, {tp: one.leader_epoch for tp, one in ours.items()}
+            )
             ends: dict[TopicPartition, Offset] = {}
-            for tp, deletion in deletions.items():
+            for tp, deletion in ours.items():
                 log_end = log_ends.get(tp)
                 if isinstance(log_end, KafkaApiError):
                     answers[tp] = log_end
@@ -86,6 +95,30 @@ class KafkaRecordDeleter:
                 deleted = delete_records(cluster, broker, ends, _FOLLOWERS_SECONDS)
                 answers |= {tp: _outcome(deleted.get(tp), end) for tp, end in ends.items()}
         return answers
+
+    def _of_others(
+        self, cluster: "Cluster", deletions: Mapping[TopicPartition, RecordDeletion]
+    ) -> dict[TopicPartition, LeadershipError]:
+        """Return the partitions whose cluster or topic is not known to be that of the log.
+
+        Another cluster may have a broker of this id that leads a topic of the same name.
+        """
+        metadata = cluster.metadata({tp.topic for tp in deletions}, timeout=self._timeout)
+        if metadata.cluster_id is None or metadata.cluster_id != self._cluster_id:
+            error = LeadershipError(
+                f"broker.bootstrap_servers belong to Kafka cluster {metadata.cluster_id}, and the "
+                f"log dirs to {self._cluster_id}"
+            )
+            return dict.fromkeys(deletions, error)
+        topic_ids = {tp.topic: identity_in(metadata, tp.topic).topic_id for tp in deletions}
+        return {
+            tp: LeadershipError(
+                f"the brokers have topic {tp.topic} with id {topic_ids[tp.topic]}, and the log is "
+                f"of {deletion.topic_id}"
+            )
+            for tp, deletion in deletions.items()
+            if topic_ids[tp.topic] is None or topic_ids[tp.topic] != deletion.topic_id
+        }
 
     def committed_offsets(
         self, names: Collection[str], wanted: Callable[[str], bool]

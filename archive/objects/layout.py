@@ -106,10 +106,41 @@ def check_note(note: LayoutNote, layout: ArchiveLayout, kafka_cluster_id: str | 
     noted_id = note.kafka_cluster_id
     if noted_id is not None and kafka_cluster_id is not None and noted_id != kafka_cluster_id:
         raise ConfigurationError(
-            f"cluster.name {layout.cluster!r} is the archive of Kafka cluster {noted_id}, but this "
+            f"cluster.name {layout.cluster!r} is the archive of Kafka cluster {noted_id}, but the "
             f"broker belongs to {kafka_cluster_id} ({layout.layout_key()}): choose another "
-            "cluster.name or another storage.url"
+            "cluster.name or another storage.url, or check broker.bootstrap_servers"
         )
+
+
+def other_cluster(
+    note: LayoutNote | None, layout: ArchiveLayout, cluster_id: str | None
+) -> str | None:
+    """Tell why brokers are not known to be those of an archive; None if they are.
+
+    Args:
+        note: The content of `layout.json`; None if it is not stored.
+        layout: The layout of the archive.
+        cluster_id: Kafka's id of the cluster, as the brokers report it.
+    """
+    archived = None if note is None else note.kafka_cluster_id
+    key = layout.layout_key()
+    if archived is None:
+        return (
+            f"{key} does not tell the Kafka cluster of the archive, so the brokers are not known "
+            "to be its brokers; a sidecar or `sidetier backfill` beside a broker writes it if it "
+            "is missing"
+        )
+    if cluster_id is None:
+        return (
+            "the brokers report no cluster id, so they are not known to be those of the archived "
+            f"Kafka cluster {archived} ({key})"
+        )
+    if cluster_id != archived:
+        return (
+            f"the brokers belong to the Kafka cluster {cluster_id}, and the archive to {archived} "
+            f"({key}): check broker.bootstrap_servers, cluster.name and storage.url"
+        )
+    return None
 
 
 def _write_note(store: RemoteStorage, layout: ArchiveLayout, kafka_id: str | None) -> LayoutNote:

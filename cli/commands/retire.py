@@ -1,14 +1,15 @@
 """`sidetier retire`: move the archive of a deleted or recreated topic to `retired/`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from sidetier.archive.objects.layout import check_note, read_note
+from sidetier.archive.objects.layout import LayoutNote, check_note, other_cluster, read_note
 from sidetier.archive.objects.quarantine import MovePlan
 from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
 from sidetier.archive.topics import cluster_prefixes
@@ -19,10 +20,12 @@ from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
 from sidetier.cli.progress import Amount, Progress, shown
 from sidetier.cli.stores import layout_of, open_every_store, require_fencing
+from sidetier.leadership.cluster import as_texts
+from sidetier.leadership.topic_identity import TopicIdentity, ask_identity
 from sidetier.segments.errors import (
     ArchiveError,
+    BrokerError,
     ConfigurationError,
-    LeadershipUnavailableError,
     SidetierError,
 )
 from sidetier.segments.keys import ArchiveLayout
@@ -31,48 +34,11 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.quarantine.mover import MoveContext
 from sidetier.uploader.archive.quarantine.retirement import is_there, plan_retirement, retire
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.settings import ClientSettings
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
-
-
-_TIMEOUT_SECONDS: Final = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class TopicIdentity:
-    """A topic's id as Kafka prints it, and its number of partitions; 0 if the topic is absent."""
-
-    topic_id: str | None = None
-    partitions: int = 0
-
-    def has(self, partition: int) -> bool:
-        """Return whether the topic has this partition."""
-        return partition < self.partitions
-
-
-def ask_identity(config: "Config", topic: str) -> TopicIdentity:
-    """Ask the configured brokers. For an unknown topic, return an identity without an id.
-
-    Raises:
-        LeadershipUnavailableError: No broker answers, or it refuses.
-    """
-    from confluent_kafka import KafkaException  # noqa: PLC0415
-
-    from sidetier.leadership.cluster import admin_client, as_texts, described, kafka_text  # noqa: PLC0415
-
-    servers = config.broker.bootstrap_servers or ""
-    properties = as_texts(config.broker.client_properties())
-    client = admin_client(servers, properties, {"log_level": 0})
-    try:
-        description = described(client, topic, _TIMEOUT_SECONDS)
-    except KafkaException as error:
-        raise LeadershipUnavailableError(
-            f"{servers}: topic {topic} cannot be described: {error.args[0].str()}"
-        ) from error
-    if description is None:
-        return TopicIdentity()
-    return TopicIdentity(kafka_text(str(description.topic_id)), len(description.partitions))
 
 
 _AT_ONCE: Final = 16
@@ -157,27 +123,35 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     is moved; then they start a new archive without a further command. Use it also for a topic that
     was deleted for good, and for partitions that a new topic of the same name does not have.
 
-    The command asks the broker for the current topic id. It does not move the archive of that id,
-    nor an archive without an id, unless the topic is deleted or --force is given. The next call
-    finishes an interrupted move; two concurrent calls do no harm. The store copies the objects. The
-    command deletes them once all objects of a partition are copied, so it needs permission to
-    delete.
+    The command asks the brokers for the ids of their cluster and of the current topic. Unless
+    --force is given, it moves nothing if the brokers belong to another cluster than the archive. It
+    moves the archive of the current topic's id, and an archive without an id, only if the topic is
+    deleted or --force is given.
+
+    The next call finishes an interrupted move; two concurrent calls do no harm. The store copies
+    the objects. The command deletes them once all objects of a partition are copied, so it needs
+    permission to delete.
 
     \b
     Example:
       sidetier retire orders --dry-run --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 every archive was moved; 1 an error; 2 nothing is archived under the given names;
-    3 at least one archive was not moved.
+    Exit codes: 0 every archive was moved; 1 an error; 2 nothing is archived under the given names,
+    or the brokers belong to another cluster; 3 at least one archive was not moved.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = invocation(context).load(needs_log_dirs=False).config
-    identity = None if offline else ask_identity(_servers(config), topic)
     with ExitStack() as stack:
+        settings = None if offline else _client_settings(config)
         store = stack.enter_context(open_every_store(config, connections=_AT_ONCE)).of_topic(topic)
         layout = layout_of(config)
-        _check(config, store, layout, topic)
+        note = _checked_note(config, store, layout, topic)
+        identity = None
+        if settings is not None and not force:
+            cluster = stack.enter_context(Cluster(settings))
+            identity = partial(_identity, cluster, topic, note, layout)
+            identity()  # brokers of another cluster are refused before anything is shown
         pool = stack.enter_context(ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="retire"))
-        retirement = _Retirement(store, layout, pool, identity, force=force)
+        retirement = _Retirement(store, layout, pool, identity)
         stored_partitions = retirement.stored(topic, partitions)
         _check_names(config, retirement, stored_partitions, topic, partitions)
         rows = (
@@ -196,20 +170,42 @@ def _code(rows: Iterable[RetiredRow]) -> int:
     return exits.FINDINGS if any(row.left for row in rows) else exits.OK
 
 
-def _servers(config: "Config") -> "Config":
+def _client_settings(config: "Config") -> ClientSettings:
     if config.broker.bootstrap_servers is None:
         raise ConfigurationError(
             "broker.bootstrap_servers is not set, so the current topic id is not known; with "
             "--offline no broker is asked, and the whole archive of the topic is moved"
         )
-    return config
+    return ClientSettings.from_properties(as_texts(config.broker.client_properties()))
 
 
-def _check(config: "Config", store: RemoteStorage, layout: ArchiveLayout, topic: str) -> None:
+def _checked_note(
+    config: "Config", store: RemoteStorage, layout: ArchiveLayout, topic: str
+) -> LayoutNote | None:
     require_fencing(config, store, config.storage.target(topic).url)
     note = read_note(store, layout)
     if note is not None:
         check_note(note, layout, None)
+    return note
+
+
+def _identity(
+    cluster: Cluster, topic: str, note: LayoutNote | None, layout: ArchiveLayout
+) -> TopicIdentity:
+    """Ask the brokers about the topic.
+
+    Raises:
+        BrokerError: No broker answers, or it refuses.
+        ConfigurationError: They are not known to be the brokers of the archived cluster.
+    """
+    identity = ask_identity(cluster, topic)
+    reason = other_cluster(note, layout, identity.cluster_id)
+    if reason is not None:
+        raise ConfigurationError(
+            f"{reason}. With --force the archive is moved all the same, and with --offline no "
+            "broker is asked"
+        )
+    return identity
 
 
 def _check_names(
@@ -239,8 +235,8 @@ class _Retirement:
     store: RemoteStorage
     layout: ArchiveLayout
     pool: ThreadPoolExecutor
-    identity: TopicIdentity | None
-    force: bool
+    identity: Callable[[], TopicIdentity] | None
+    """Asks the brokers about the topic; None to move every archive."""
 
     def stored(self, topic: str, partitions: Sequence[int]) -> list[StoredPartition]:
         """Return the stored partitions among those requested.
@@ -284,9 +280,11 @@ class _Retirement:
         """Return the partition's `offset.wm`, and what the command would do."""
         try:
             mark = read_watermark(self.store, self.layout.watermark_key(stored.topic_partition))
-        except ArchiveError as error:
+            # Asked for each partition: a topic may be created again while others are moved.
+            current = None if self.identity is None else self.identity()
+        except (ArchiveError, BrokerError) as error:
             return None, self._row(stored, None, problem=str(error))
-        reason_to_leave = self._why_not(stored, mark)
+        reason_to_leave = self._why_not(stored, mark, current)
         if reason_to_leave is not None:
             return mark, self._row(stored, mark, left=reason_to_leave)
         plan = plan_retirement(self.layout, stored.topic_partition, mark, _REASON)
@@ -321,22 +319,20 @@ class _Retirement:
             return RetiredRow(**{**asdict(row), "target": None, "left": "nothing is archived"})
         return RetiredRow(**{**asdict(row), "target": plan.target})
 
-    def _why_not(self, stored: StoredPartition, mark: StoredWatermark | None) -> str | None:
-        current = self.identity
+    def _why_not(
+        self, stored: StoredPartition, mark: StoredWatermark | None, current: TopicIdentity | None
+    ) -> str | None:
         # A move that was begun is finished in any case.
         is_move_begun = mark is not None and mark.watermark.pending is not None
-        if (
-            current is None
-            or self.force
-            or is_move_begun
-            or not current.has(stored.topic_partition.partition)
-        ):
+        if current is None or is_move_begun or not current.has(stored.topic_partition.partition):
             return None
         archived_topic_id = mark.watermark.topic_id if mark else None
         if archived_topic_id is None:
             return (
                 "left: it has no topic id, so it may belong to the current topic; --force moves it"
             )
+        if current.topic_id is None:
+            return "left: the brokers report no topic id (Kafka before 2.8); --force moves it"
         if archived_topic_id == current.topic_id:
             return "left: it belongs to the current topic; --force moves it"
         return None

@@ -19,6 +19,7 @@ from sidetier.cli.wiring import identify, record_deleter, topic_config_source
 from sidetier.config.model import Config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BrokerId, TopicPartition
+from sidetier.segments.properties import MetaProperties
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.trim.archive_check import LedPartition
 from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Trim
@@ -134,20 +135,30 @@ def _limited(columns: tuple[str, ...], rows: Sequence[Sequence[Cell]]) -> Table:
 
 
 def _led_partitions(
-    config: Config, broker_id: BrokerId, topics: Collection[str]
+    config: Config, identity: MetaProperties, topics: Collection[str]
 ) -> tuple[Mapping[TopicPartition, str], tuple[str, ...]]:
-    """Return the directories of the partitions that are to be trimmed, and notes."""
+    """Return the directories of the partitions that are to be trimmed, and notes.
+
+    Raises:
+        ConfigurationError: The brokers belong to another cluster than the log dirs.
+    """
 
     def wanted(topic: str) -> bool:
         named = not topics or topic in topics
         return named and config.topics.selects(topic) and config.retention.local.selects(topic)
 
     found = find_partitions(map(str, config.log_dirs), wanted)
-    partitions = need_cluster(config).map().partitions
+    cluster = need_cluster(config).map()
+    if cluster.cluster_id != identity.cluster_id:
+        raise ConfigurationError(
+            f"broker.bootstrap_servers belong to Kafka cluster {cluster.cluster_id}, and the log "
+            f"dirs to {identity.cluster_id}: check broker.bootstrap_servers and log_dirs"
+        )
+    partitions = cluster.partitions
     directories = {
         tp: directory
         for tp, directory in sorted(found.directories.items())
-        if tp in partitions and partitions[tp].leader == broker_id
+        if tp in partitions and partitions[tp].leader == identity.broker_id
     }
     return directories, tuple(found.problems)
 
@@ -228,11 +239,11 @@ def command(
         raise ConfigurationError(
             f"--topic {unknown[0]}: retention.local.topics does not match this topic"
         )
-    broker_id = identify(config).broker_id
-    deleter, configs = record_deleter(config, broker_id), topic_config_source(config)
+    identity = identify(config)
+    deleter, configs = record_deleter(config, identity), topic_config_source(config)
     if deleter is None or configs is None:  # the configuration's check has refused this
         raise ConfigurationError("broker.bootstrap_servers is not set")
-    directories, notes = _led_partitions(config, broker_id, topics)
+    directories, notes = _led_partitions(config, identity, topics)
     with (
         told_waits() as calls,
         open_archive(config, connections=CHECK_THREADS, calls=calls) as archive,
@@ -249,6 +260,6 @@ def command(
     ]
     if survey.groups_problem is not None:
         notes = (*notes, survey.groups_problem)
-    result = TrimResult(broker_id, dry_run, len(led), tuple(trims), tuple(behind), notes)
+    result = TrimResult(identity.broker_id, dry_run, len(led), tuple(trims), tuple(behind), notes)
     emit(result, output)
     context.exit(exits.FINDINGS if result.is_held else exits.OK)

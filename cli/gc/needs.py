@@ -4,7 +4,9 @@ Committed offsets are those of the brokers at the time of the request. If an ope
 commits later ones, they do not count yet.
 
 Each need has the topic id of its offset, which must be the one of the archive. `PartitionCollector`
-compares them once more: the topic may be recreated meanwhile.
+compares them once more: the topic may be recreated meanwhile. Brokers store no topic id with a
+committed offset, so they are asked for the topic's id and for the cluster's before and after they
+are asked for the offsets.
 """
 
 from collections import defaultdict
@@ -15,6 +17,7 @@ from uuid import UUID
 
 from sidetier.archive.access import endpoint_provider
 from sidetier.archive.gc.retention import Need, other_topic
+from sidetier.archive.objects.layout import other_cluster, read_note
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.cli.extras import from_extra
 from sidetier.cli.stores import EveryStore, layout_of, require_directory
@@ -22,6 +25,7 @@ from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.groups.stored_offsets import parse_group
 from sidetier.leadership.cluster import as_texts
 from sidetier.leadership.kraft.image import print_uuid
+from sidetier.leadership.topic_identity import TopicIdentity, ask_identity
 from sidetier.mirror.topics.rules import MirrorNames, decode_lineage
 from sidetier.segments.errors import (
     BrokerError,
@@ -105,16 +109,15 @@ def read_needs(
     keep_for = rule.keep_for
     if not any(consumers for _, consumers in keep_for):
         return needs
-    # A consumer group stores no topic id, and Kafka deletes its offsets together with the topic.
     # Read before the offsets: of an archive that has begun anew since, nothing is deleted.
     archived_ids = _archived_ids(layout_of(config), stores, partitions)
     for group in keep_for.groups:
         consumer = f"consumer group {group}"
-        committed = _of_group(_brokers(config), group, partitions, consumer)
+        answer = _of_group(_brokers(config), group, partitions, consumer)
+        topic_id = _archived_topic_id(config, stores, answer, consumer)
         next_offsets = {
-            tp: _NextOffset(answer.offset, archived_ids[tp])
-            for tp, answer in committed.items()
-            if tp in archived_ids
+            tp: _NextOffset(committed.offset, topic_id)
+            for tp, committed in answer.committed.items()
         }
         _add(needs, partitions, next_offsets, consumer)
     for mirror in keep_for.mirrors:
@@ -186,23 +189,72 @@ def _brokers(config: "Config") -> dict[str, str]:
     return as_texts(config.broker.client_properties())
 
 
+class _GroupAnswer(NamedTuple):
+    """The committed offsets of a group in a topic, and what the brokers say about the topic."""
+
+    topic: str
+    committed: Mapping[TopicPartition, CommittedOffset]
+    identity: TopicIdentity
+
+
 def _of_group(
     properties: Mapping[str, str],
     group: str,
     partitions: Collection[TopicPartition],
     consumer: str,
-) -> dict[TopicPartition, CommittedOffset]:
-    """Return the committed offsets of a consumer group. A missing group has none."""
+) -> _GroupAnswer:
+    """Return the committed offsets of a consumer group in the partitions of one topic. A missing
+    group has none.
+    """
+    [topic] = {tp.topic for tp in partitions}
+    servers = properties[_BOOTSTRAP]
     # Not librdkafka's client: it crashes the process if the coordinator has just started.
     try:
         with Cluster(ClientSettings.from_properties(properties)) as cluster:
-            return committed_offsets(
+            before = ask_identity(cluster, topic)
+            committed = committed_offsets(
                 cluster, group, partitions, require_stable=False, timeout=_TIMEOUT_SECONDS
             )
+            after = ask_identity(cluster, topic)
     except (BrokerError, ConfigurationError) as error:
         raise UnknownProgressError(
-            f"{consumer}: {properties[_BOOTSTRAP]} does not tell its committed offsets: {error}"
+            f"{consumer}: {servers} does not tell its committed offsets: {error}"
         ) from error
+    if before != after:
+        raise UnknownProgressError(
+            f"{consumer}: {servers} reported another cluster, topic or number of partitions of "
+            f"{topic} after its committed offsets were read than before"
+        )
+    return _GroupAnswer(topic, committed, after)
+
+
+def _archived_topic_id(
+    config: "Config", stores: EveryStore, answer: _GroupAnswer, consumer: str
+) -> str:
+    """Return the topic id of committed offsets, after a check that the brokers are the archive's.
+
+    Raises:
+        UnknownProgressError: The brokers belong to another cluster, or that or the id is not known.
+    """
+    topic, identity, layout = answer.topic, answer.identity, layout_of(config)
+    servers = config.broker.bootstrap_servers
+    try:
+        note = read_note(stores.of_topic(topic), layout)
+    except SidetierError as error:
+        raise UnknownProgressError(f"{consumer}: {error}") from error
+    reason = other_cluster(note, layout, identity.cluster_id)
+    if reason is not None:
+        raise UnknownProgressError(f"{consumer}: {reason}")
+    if not identity.partitions:
+        raise UnknownProgressError(f"{consumer}: {servers} has no topic {topic}")
+    if identity.topic_id is None:
+        raise UnknownProgressError(
+            f"{consumer}: {servers} reports no id of topic {topic}, so the committed offsets may "
+            "be of another topic than the archive. Kafka has topic ids from 2.8 on "
+            "(inter.broker.protocol.version): upgrade the brokers, or remove the group from "
+            "keep_for"
+        )
+    return identity.topic_id
 
 
 def _of_mirror(
@@ -221,25 +273,33 @@ def _of_mirror(
         TopicPartition(mirror.topics.get(tp.topic, tp.topic), tp.partition): tp for tp in partitions
     }
     group = MirrorNames(mirror.name).group
-    committed = _of_group(properties, group, copies, consumer)
-    return {
-        copies[tp]: _NextOffset(answer.offset, _source_topic_id(answer.metadata, tp, consumer))
-        for tp, answer in committed.items()
-        if tp in copies
-    }
+    answer = _of_group(properties, group, copies, consumer)
+    next_offsets = {}
+    for tp, committed in answer.committed.items():
+        if tp not in copies:
+            continue
+        lineage = decode_lineage(committed.metadata)
+        target_id = _kafka_id(lineage.target_id if lineage else None, "target_id", tp, consumer)
+        if target_id is not None and target_id != answer.identity.topic_id:
+            raise UnknownProgressError(
+                f"{consumer}: its progress in {tp} is of topic id {target_id} on the target, and "
+                f"the target has {answer.identity.topic_id}: the copy was deleted or created again"
+            )
+        source_id = _kafka_id(lineage.source_id if lineage else None, "source_id", tp, consumer)
+        next_offsets[copies[tp]] = _NextOffset(committed.offset, source_id)
+    return next_offsets
 
 
-def _source_topic_id(metadata: str, tp: TopicPartition, consumer: str) -> str | None:
-    lineage = decode_lineage(metadata)
-    if lineage is None or lineage.source_id is None:
+def _kafka_id(text: str | None, name: str, tp: TopicPartition, consumer: str) -> str | None:
+    """Convert a topic id of a mirror's progress to Kafka's form."""
+    if text is None:
         return None
     try:
         # The mirror writes the id as RFC 9562 does, the archive as Kafka does.
-        return print_uuid(UUID(lineage.source_id).bytes)
+        return print_uuid(UUID(text).bytes)
     except (AttributeError, TypeError, ValueError):
         raise UnknownProgressError(
-            f"{consumer}: the source_id beside its offset in {tp} is {lineage.source_id!r}, which "
-            "is not a topic id"
+            f"{consumer}: the {name} beside its offset in {tp} is {text!r}, which is not a topic id"
         ) from None
 
 

@@ -74,6 +74,7 @@ class ArchivedOffset:
         gap: The recorded gap that contains the offset.
         moved_away: Keys of quarantined and retired segments below `_sidetier/` that hold the offset
             or may hold it.
+        kafka_cluster_id: Kafka's id of the archived cluster; None if unknown.
     """
 
     uri: str
@@ -83,6 +84,7 @@ class ArchivedOffset:
     holder: StoredHolder | None = None
     gap: RecordedGap | None = None
     moved_away: tuple[str, ...] = ()
+    kafka_cluster_id: str | None = None
 
     @property
     def begins_at(self) -> Offset | None:
@@ -121,6 +123,7 @@ class ArchivedPartition:
         archive_end = read_archive_end(self.store, self.layout, self.tp)
         return ArchivedOffset(
             uri=f"{self.url}/{self.layout.partition_prefix(self.tp)}",
+            kafka_cluster_id=None if note is None else note.kafka_cluster_id,
             watermark=archive_end,
             first_base=self._first_base(),
             start_offset=self._start(),

@@ -179,6 +179,7 @@ class RecordQuestion:
 
 @dataclass(frozen=True, slots=True)
 class _ClusterAnswer:
+    cluster_id: str | None
     replicas: ReplicaSet | None
     log_offsets: LogOffsets
     settings: Settings | None
@@ -205,6 +206,14 @@ def gather_record(question: RecordQuestion) -> RecordFacts:
     archived, says, brokers = _answer(archive), _answer(sidecar), _answer(cluster)
     identity = _local_identity(config)
     broker_id = None if says is None else says.broker_id
+    if archived is not None and brokers is not None:
+        of_archive = archived.kafka_cluster_id
+        if None not in {of_archive, brokers.cluster_id} and of_archive != brokers.cluster_id:
+            problems["cluster"] = (
+                f"the brokers belong to the Kafka cluster {brokers.cluster_id}, and the archive to "
+                f"{of_archive}"
+            )
+            brokers = None
     # The Metadata request has succeeded, but the partition's leader did not return its offsets.
     if brokers is not None and brokers.log_offsets.problem is not None:
         problems["cluster"] = brokers.log_offsets.problem
@@ -273,11 +282,14 @@ def _cluster_answer(question: RecordQuestion) -> _ClusterAnswer:
     cluster = open_cluster(question.config, question.bootstrap_servers)
     if cluster is None:
         raise LeadershipError("broker.bootstrap_servers is not set")
-    replicas = cluster.map().partitions.get(tp)
+    found = cluster.map()
+    replicas = found.partitions.get(tp)
     if replicas is None:
-        return _ClusterAnswer(None, LogOffsets(problem=f"there is no partition {tp}"), None)
+        absent = LogOffsets(problem=f"there is no partition {tp}")
+        return _ClusterAnswer(found.cluster_id, None, absent, None)
     log_offsets = LogOffsets() if replicas.leader is None else cluster.log_offsets([tp])[tp]
-    return _ClusterAnswer(replicas, log_offsets, _topic_settings(cluster, [tp.topic]).get(tp.topic))
+    settings = _topic_settings(cluster, [tp.topic]).get(tp.topic)
+    return _ClusterAnswer(found.cluster_id, replicas, log_offsets, settings)
 
 
 def _topic_settings(cluster: Cluster, topics: Collection[str]) -> Mapping[str, Settings]:
@@ -332,7 +344,7 @@ def gather_broker(question: BrokerQuestion, cluster: Cluster) -> BrokerFacts:
         PartitionFacts(tp, cluster_map.partitions[tp], exclusion=exclusions[tp.topic]) for tp in tps
     ]
     # The archive first: a high watermark that is read later is not below the archive end.
-    partitions = _with_archives(partitions, config)
+    partitions = _with_archives(partitions, config, cluster_map.cluster_id)
     partitions = _with_log_offsets(partitions, cluster, cluster_map)
     partitions, note = _with_sidecar(partitions, question)
     is_up = broker_id in cluster_map.brokers
@@ -368,18 +380,20 @@ def _check_broker(broker_id: int, known: ClusterMap, tps: Collection[TopicPartit
         )
 
 
-def _with_archives(partitions: list[PartitionFacts], config: Config) -> list[PartitionFacts]:
+def _with_archives(
+    partitions: list[PartitionFacts], config: Config, cluster_id: str | None
+) -> list[PartitionFacts]:
     try:
         with open_every_store(with_short_timeouts(config)) as stores:
-            return _read_archives(partitions, config, stores)
+            return _read_archives(partitions, config, stores, cluster_id)
     except ConfigurationError as error:  # such as a missing directory
         return [_unread(partition, str(error)) for partition in partitions]
 
 
 def _read_archives(
-    partitions: list[PartitionFacts], config: Config, stores: EveryStore
+    partitions: list[PartitionFacts], config: Config, stores: EveryStore, cluster_id: str | None
 ) -> list[PartitionFacts]:
-    """Read the `offset.wm` of each partition whose store answers."""
+    """Read the `offset.wm` of each partition whose store answers, if it is of these brokers."""
     layout = layout_of(config)
     # Check each store once: an unreachable store would cost a timeout for each of its partitions.
     problems: dict[int, str | None] = {}
@@ -387,7 +401,7 @@ def _read_archives(
         try:
             note = read_note(store, layout)
             if note is not None:
-                check_note(note, layout, None)
+                check_note(note, layout, cluster_id)
             problems[id(store)] = None
         except SidetierError as error:
             problems[id(store)] = str(error)

@@ -102,7 +102,7 @@ def gather_retention(config: Config, tp: TopicPartition) -> PartitionRetention |
     # Loads the client that reads committed offsets: only where a topic has local retention.
     from sidetier.cli.wiring import identify, record_deleter, topic_config_source  # noqa: PLC0415
 
-    deleter = record_deleter(config, identify(config).broker_id)
+    deleter = record_deleter(config, identify(config))
     topic_configs = topic_config_source(config)
     if deleter is None or topic_configs is None:  # the configuration's check has refused this
         raise ConfigurationError("broker.bootstrap_servers is not set")

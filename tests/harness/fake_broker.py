@@ -52,30 +52,37 @@ def response_body(api: ApiKey, version: int, **values: object) -> bytes:
 
 
 def led_by(
-    broker: "FakeBroker", request: Received, tp: TopicPartition, topic_id: UUID | None = None
+    broker: "FakeBroker",
+    request: Received,
+    *partitions: TopicPartition,
+    topic_id: UUID | None = None,
+    cluster_id: str | None = "cluster",
 ) -> bytes:
-    """Answer Metadata for a cluster with one broker, one topic and one partition."""
-    partition = {
-        "error_code": ErrorCode.none,
-        "partition_index": tp.partition,
-        "leader_id": 1,
-        "leader_epoch": 5,
-        "replica_nodes": (1,),
-        "isr_nodes": (1,),
-        "offline_replicas": (),
-    }
+    """Answer Metadata for a cluster with one broker and at most one topic."""
+    rows = tuple(
+        {
+            "error_code": ErrorCode.none,
+            "partition_index": tp.partition,
+            "leader_id": 1,
+            "leader_epoch": 5,
+            "replica_nodes": (1,),
+            "isr_nodes": (1,),
+            "offline_replicas": (),
+        }
+        for tp in partitions
+    )
     topic = {
-        "error_code": ErrorCode.none,
-        "name": tp.topic,
+        "error_code": ErrorCode.none if partitions else ErrorCode.unknown_topic_or_partition,
+        "name": next((named.name for named in request.entity.topics or ()), None),
         "topic_id": topic_id,
         "is_internal": False,
-        "partitions": (partition,),
+        "partitions": rows,
         "topic_authorized_operations": 0,
     }
     host, port = broker.address
     return request.response(
         throttle_time=0,
-        cluster_id="cluster",
+        cluster_id=cluster_id,
         controller_id=1,
         error_code=ErrorCode.none,
         brokers=[{"node_id": 1, "host": host, "port": port, "rack": None}],

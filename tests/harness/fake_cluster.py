@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from sidetier.cli.inspect.cluster import ClusterMap, LogOffsets, ReplicaSet, Settings
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
+from tests.harness.log_dir import CLUSTER_ID
 
 
 @dataclass
@@ -18,6 +19,7 @@ class FakeCluster:
     settings: dict[str, Settings] = field(default_factory=dict)
     allowed: dict[str, frozenset[str]] = field(default_factory=dict)
     away: bool = False
+    cluster_id: str = CLUSTER_ID
     asked: list[str] = field(default_factory=list)
 
     def add(
@@ -29,7 +31,7 @@ class FakeCluster:
 
     def map(self) -> ClusterMap:
         self._ask("map")
-        return ClusterMap("K", 1, self.brokers, dict(self.partitions))
+        return ClusterMap(self.cluster_id, 1, self.brokers, dict(self.partitions))
 
     def log_offsets(
         self, partitions: Iterable[TopicPartition]

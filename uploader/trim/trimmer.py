@@ -256,7 +256,7 @@ class Trimmer:
         A trim that the broker has refused frees nothing, and has the reason.
         """
         deletions = {
-            trim.topic_partition: RecordDeletion(trim.end, led.leader_epoch)
+            trim.topic_partition: RecordDeletion(trim.end, led.leader_epoch, led.topic_id)
             for led, trim in verified
             if trim.end > trim.start
         }

@@ -1,6 +1,7 @@
 """`sidetier backfill` over the log dirs of a real broker, running and stopped."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,11 @@ def sidetier(directory: Path, settings: dict[str, Any], store: ArchiveStore, *li
         text=True,
         timeout=90,
         check=False,
-        env={"PATH": "", **store.environment},
+        env={
+            "PATH": "",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # of another working tree
+            **store.environment,
+        },
     )
     assert done.returncode in {0, 3}, done.stderr
     return {"code": done.returncode, **json.loads(done.stdout)}

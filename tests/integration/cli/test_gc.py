@@ -19,7 +19,7 @@ from tests.harness.ledger import Ledger
 from tests.harness.local_segments import small_segments
 from tests.harness.s3 import S3Bucket
 from tests.harness.sidecar import beside, merged
-from tests.harness.topics import create_topic
+from tests.harness.topics import create_topic, delete_topic
 from tests.integration.cli.test_backfill import sidetier
 from tests.integration.mirror.test_cluster_state import commit
 
@@ -75,6 +75,20 @@ def test_gc_keeps_what_groups_and_mirrors_need_and_deletes_the_rest_in_batches(
     assert stored == {
         offset: record for offset, record in records.items() if third <= offset < after.mark.next
     }
+
+    # The group's new offset is of a topic of which nothing is archived.
+    delete_topic(bootstrap, topic)
+    create_topic(bootstrap, topic)
+    commit(admin, group, KafkaPartition(topic, 0, before.mark.next))
+    settings = merged(base, rule(topic, groups=[group]))
+    recreated = sidetier(tmp_path, settings, store, "gc", "--yes")
+    assert recreated["code"] == 3, recreated
+    reason = recreated["partitions"][0]["reason"]
+    assert "its offset is of another topic of the same name" in reason
+    left = sidetier(tmp_path, base, store, "retire", topic, "--dry-run")
+    assert [row["left"] for row in left["partitions"]] == [None]
+    [kept] = [view for (name, _), view in reader.views().items() if name == topic]
+    assert kept.logs() == after.logs()
 
     alone = sidetier(tmp_path, merged(base, rule(topic)), store, "gc", "--yes")
     assert alone["partitions"][0]["new_start_offset"] == before.mark.base

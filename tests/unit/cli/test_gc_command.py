@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from base64 import urlsafe_b64decode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -26,6 +26,7 @@ from sidetier.cli.gc.session import GcSession
 from sidetier.cli.stores import EveryStore
 from sidetier.config.model import ReaderConfig
 from sidetier.endpoint.groups.stored_offsets import StoredGroup, StoredOffset, encode_group
+from sidetier.leadership.topic_identity import TopicIdentity
 from sidetier.mirror.topics.rules import Lineage
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, to_properties
 from sidetier.pipeline.export.state import Tail
@@ -39,9 +40,18 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
 from sidetier.storage.provider import PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
+from sidetier.wire.protocol import ApiKey
 from sidetier.wire.requests import CommittedOffset
 from tests.harness.command_line import CommandLine
-from tests.harness.log_dir import TOPIC_ID
+from tests.harness.fake_broker import (
+    FakeBroker,
+    Received,
+    committed_by,
+    coordinated_by,
+    fake_broker,
+    led_by,
+)
+from tests.harness.log_dir import CLUSTER_ID, TOPIC_ID
 
 AGE: dict[str, Any] = {"topics": ["orders"], "age": "1d"}
 """The records of the tests are of 2023."""
@@ -148,24 +158,108 @@ def test_ls_and_consume_show_the_rest_of_the_archive(stored: CommandLine) -> Non
     assert len(stored.lines()) == 10
 
 
-def group_at(monkeypatch: pytest.MonkeyPatch, offsets: dict[int, int]) -> None:
-    """Set the committed offsets of every consumer group in orders."""
-    answer = {
-        TopicPartition("orders", number): CommittedOffset(Offset(at))
+def answering(
+    offsets: Mapping[int, int], metadata: str = "", topic_id: str | None = TOPIC_ID
+) -> needs._GroupAnswer:
+    """Return brokers' answer about a group in orders."""
+    committed = {
+        TopicPartition("orders", number): CommittedOffset(Offset(at), metadata=metadata)
         for number, at in offsets.items()
     }
-    monkeypatch.setattr(needs, "_of_group", lambda *_: answer)
+    return needs._GroupAnswer("orders", committed, TopicIdentity(CLUSTER_ID, topic_id, 2))
+
+
+def group_at(monkeypatch: pytest.MonkeyPatch, offsets: dict[int, int]) -> None:
+    """Set the committed offsets of every consumer group in orders."""
+    monkeypatch.setattr(needs, "_of_group", lambda *_: answering(offsets))
+
+
+@pytest.fixture
+def group_broker(stored: CommandLine) -> Iterator[FakeBroker]:
+    """The archive's broker. The group billing, which a rule protects, has committed 15 and 100."""
+    with fake_broker() as broker:
+        tells(broker)
+        broker.answers |= {
+            ApiKey.FIND_COORDINATOR: lambda request: coordinated_by(broker, request),
+            ApiKey.OFFSET_FETCH: lambda request: committed_by(request, {0: 15, 1: 100}),
+        }
+        servers = str(broker.address)
+        stored.configure({"broker": {"bootstrap_servers": servers}})
+        with_rules(stored, {**AGE, "keep_for": {"groups": ["billing"]}})
+        yield broker
+
+
+def tells(broker: FakeBroker, *answers: dict[str, Any]) -> None:
+    """Set what the broker says about orders: the archive's ids, except for these values. Its last
+    answer is repeated.
+    """
+    known = {"cluster_id": CLUSTER_ID, "topic_id": uuid_of(TOPIC_ID), "partitions": 2}
+    queue = [{**known, **answer} for answer in answers] or [known]
+
+    def answer(request: Received) -> bytes:
+        values = dict(queue.pop(0) if len(queue) > 1 and request.entity.topics else queue[0])
+        partitions = [
+            TopicPartition("orders", number) for number in range(values.pop("partitions"))
+        ]
+        return led_by(broker, request, *partitions, **values)
+
+    broker.answers[ApiKey.METADATA] = answer
+
+
+def uuid_of(topic_id: str) -> UUID:
+    return UUID(bytes=urlsafe_b64decode(f"{topic_id}=="))
 
 
 def test_segments_that_a_group_needs_are_kept(
-    stored: CommandLine, monkeypatch: pytest.MonkeyPatch
+    stored: CommandLine, group_broker: FakeBroker
 ) -> None:
-    stored.configure({"broker": {"bootstrap_servers": "127.0.0.1:1"}})
-    with_rules(stored, {**AGE, "keep_for": {"groups": ["billing"]}})
-    group_at(monkeypatch, {0: 15, 1: 100})
     told = stored.json("gc", "--yes")
     assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]
     assert told["partitions"][0]["reason"] == "consumer group billing still needs offset 15"
+    asked = [api for api in group_broker.apis() if api is not ApiKey.FIND_COORDINATOR]
+    at = asked.index(ApiKey.OFFSET_FETCH)
+    assert ApiKey.METADATA in asked[:at], "the ids are read before the offsets"
+    assert ApiKey.METADATA in asked[at:], "and after them"
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        (
+            [{"topic_id": UUID(int=7)}],
+            f"of another topic of the same name: topic id {'A' * 20}Bw, and the archive has",
+        ),
+        ([{"topic_id": None}], "reports no id of topic orders, so the committed offsets may be"),
+        ([{"topic_id": UUID(int=0)}], "reports no id of topic orders"),
+        ([{"partitions": 0}], "has no topic orders"),
+        (
+            [{"cluster_id": "another"}],
+            f"the brokers belong to the Kafka cluster another, and the archive to {CLUSTER_ID}",
+        ),
+        ([{"cluster_id": None}], "the brokers report no cluster id"),
+        (
+            [{}, {"topic_id": UUID(int=7)}],
+            "reported another cluster, topic or number of partitions",
+        ),
+        ([{}, {"cluster_id": "another"}], "reported another cluster, topic"),
+    ],
+)
+def test_group_of_another_topic_or_cluster_is_not_the_archives(
+    stored: CommandLine, group_broker: FakeBroker, answers: list[dict[str, Any]], reason: str
+) -> None:
+    """Its committed offset says nothing about the archived records, so all of them stay."""
+    tells(group_broker, *answers)
+    blocked = blocked_by(stored)
+    assert "consumer group billing: " in blocked
+    assert reason in blocked
+
+
+@pytest.mark.usefixtures("group_broker")
+def test_group_protects_all_of_an_archive_whose_cluster_is_not_known(stored: CommandLine) -> None:
+    note = stored.store / "_sidetier/prod-a/layout.json"
+    known = json.loads(note.read_text())
+    note.write_text(json.dumps({**known, "kafka_cluster_id": None}))
+    assert "layout.json does not tell the Kafka cluster of the archive" in blocked_by(stored)
 
 
 def test_unknown_progress_keeps_every_partition_of_the_topic(
@@ -257,6 +351,7 @@ def test_table_that_is_behind_keeps_its_segments(stored: CommandLine, tmp_path: 
 
 
 NEW_ID = "AAAAAAAAAAAAAAAAAAAAAw"
+TARGET_ID = "AAAAAAAAAAAAAAAAAAAABA"
 
 
 def recreate(cli: CommandLine) -> None:
@@ -342,24 +437,22 @@ def test_mirror_of_a_deleted_topic_protects_the_new_one(
     with_rules(stored, {**AGE, "keep_for": {"mirrors": mirrors}})
 
     def mirrored(metadata: str) -> None:
-        answer = {
-            TopicPartition("orders", number): CommittedOffset(Offset(10), metadata=metadata)
-            for number in (0, 1)
-        }
+        answer = answering({0: 10, 1: 10}, metadata, topic_id=TARGET_ID)
         monkeypatch.setattr(needs, "_of_group", lambda *_: answer)
 
-    def lineage(source_id: str) -> str:
-        return Lineage("orders", ("source",), source_id=source_id).encoded()
+    def lineage(source_id: str, target_id: str | None = None) -> str:
+        return Lineage("orders", ("source",), source_id, target_id).encoded()
 
-    same = str(UUID(bytes=urlsafe_b64decode(f"{TOPIC_ID}==")))
-    other = str(UUID(bytes=urlsafe_b64decode(f"{NEW_ID}==")))
+    same, other, copy = (str(uuid_of(topic_id)) for topic_id in (TOPIC_ID, NEW_ID, TARGET_ID))
     mirrored(lineage(other))
     assert f"topic id {NEW_ID}, and the archive has {TOPIC_ID}" in blocked_by(stored)
     mirrored("")
     assert "mirror dr: it has no topic id" in blocked_by(stored)
     mirrored(lineage("x"))
     assert "is 'x', which is not a topic id" in blocked_by(stored)
-    mirrored(lineage(same))
+    mirrored(lineage(same, other))
+    assert f"is of topic id {NEW_ID} on the target, and the target has" in blocked_by(stored)
+    mirrored(lineage(same, copy))
     stored.json("gc", "--yes")
     assert logs(stored, "orders-0") == [10, 20]
 
@@ -370,9 +463,9 @@ def test_group_of_a_topic_that_is_recreated_meanwhile_deletes_nothing(
     """Its committed offset is of the topic whose archive is retired before gc surveys it."""
     stored.configure({"broker": {"bootstrap_servers": "127.0.0.1:1"}})
     with_rules(stored, {**AGE, "keep_for": {"groups": ["billing"]}})
-    committed = {TopicPartition("orders", number): CommittedOffset(Offset(30)) for number in (0, 1)}
+    committed = answering({0: 30, 1: 30})
 
-    def answer(*_: object) -> dict[TopicPartition, CommittedOffset]:
+    def answer(*_: object) -> needs._GroupAnswer:
         monkeypatch.setattr(needs, "_of_group", lambda *_: committed)
         stored.configure({"broker": {"bootstrap_servers": None}})
         recreate(stored)

@@ -383,6 +383,16 @@ def test_doctor_continues_without_store_broker_and_sidecar(
     assert "no sidecar answers" in found["sidecar"]
 
 
+def test_brokers_of_another_cluster_are_not_taken_for_those_of_the_archive(ground: Ground) -> None:
+    """Their topic of the same name has other records below the archive end offset."""
+    ground.cluster.cluster_id = "another"
+    told = ground.cli.json("can-i-lose", "1", "--sidecar", ground.sidecar, code=3)
+    assert "the broker belongs to another" in str(told)
+    told = ground.cli.json("explain", "orders", "0", "15", "--sidecar", ground.sidecar)
+    assert "the brokers belong to the Kafka cluster another" in told["problems"]["cluster"]
+    assert not told["cluster"]
+
+
 @pytest.mark.parametrize("name", ["explain", "can-i-lose", "doctor"])
 def test_help_has_an_example_and_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([name, "--help"]) == 0

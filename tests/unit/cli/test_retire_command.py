@@ -4,10 +4,10 @@ import pytest
 from confluent_kafka import Uuid
 
 from sidetier.cli.commands import retire
-from sidetier.cli.commands.retire import TopicIdentity
 from sidetier.leadership.cluster import kafka_text
+from sidetier.leadership.topic_identity import TopicIdentity
 from tests.harness.command_line import CommandLine
-from tests.harness.log_dir import TOPIC_ID
+from tests.harness.log_dir import CLUSTER_ID, TOPIC_ID
 
 BROKER = {"broker": {"bootstrap_servers": "127.0.0.1:1"}}
 
@@ -24,7 +24,7 @@ def stored(cli: CommandLine) -> CommandLine:
 
 def now_is(monkeypatch: pytest.MonkeyPatch, identity: TopicIdentity) -> None:
     """Set the broker's answer about the topic."""
-    monkeypatch.setattr(retire, "ask_identity", lambda _config, _topic: identity)
+    monkeypatch.setattr(retire, "ask_identity", lambda _cluster, _topic: identity)
 
 
 def test_dry_run_writes_nothing(stored: CommandLine) -> None:
@@ -55,7 +55,7 @@ def test_archive_of_the_current_topic_id_is_left(
     stored: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored.configure(BROKER)
-    now_is(monkeypatch, TopicIdentity(TOPIC_ID, 1))
+    now_is(monkeypatch, TopicIdentity(CLUSTER_ID, TOPIC_ID, 1))
     told = stored.json("retire", "orders", code=3)
     assert [(row["left"] is None, row["target"] is None) for row in told["partitions"]] == [
         (False, True),
@@ -66,7 +66,9 @@ def test_archive_of_the_current_topic_id_is_left(
 
 
 @pytest.mark.parametrize(
-    "identity", [TopicIdentity("another", 2), TopicIdentity()], ids=["recreated", "deleted"]
+    "identity",
+    [TopicIdentity(CLUSTER_ID, "another", 2), TopicIdentity(CLUSTER_ID)],
+    ids=["recreated", "deleted"],
 )
 def test_archive_of_a_deleted_topic_is_moved(
     stored: CommandLine, monkeypatch: pytest.MonkeyPatch, identity: TopicIdentity
@@ -88,3 +90,47 @@ def test_topic_id_is_encoded_as_in_kafka() -> None:
     """As in `partition.metadata`; the sidecar writes the same text into `offset.wm`."""
     assert kafka_text(str(Uuid(-1, -2))) == "_____________________g"
     assert kafka_text(str(Uuid(-(2**58), 1))) == "_AAAAAAAAAAAAAAAAAAAAQ"
+
+
+@pytest.mark.parametrize("cluster_id", ["another", None])
+def test_brokers_of_another_cluster_say_nothing_about_the_topic(
+    stored: CommandLine, monkeypatch: pytest.MonkeyPatch, cluster_id: str | None
+) -> None:
+    """There, the topic is absent, or was created at another time."""
+    stored.configure(BROKER)
+    before = stored.stored()
+    for identity in (TopicIdentity(cluster_id), TopicIdentity(cluster_id, "another", 2)):
+        now_is(monkeypatch, identity)
+        assert stored.run("retire", "orders") == 2
+        assert "cluster" in stored.err
+        assert "--force" in stored.err
+        assert stored.stored() == before
+    assert stored.run("retire", "orders", "--force") == 0
+
+
+def test_archive_whose_cluster_is_not_known_is_left(
+    stored: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.configure(BROKER)
+    now_is(monkeypatch, TopicIdentity(CLUSTER_ID))
+    stored.remove("layout.json")
+    before = stored.stored()
+    assert stored.run("retire", "orders") == 2
+    assert "layout.json does not tell the Kafka cluster of the archive" in stored.err
+    assert stored.stored() == before
+
+
+def test_topic_that_is_created_again_while_its_partitions_are_moved_keeps_its_archive(
+    stored: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers about the first partition do not count for the second one."""
+    stored.configure(BROKER)
+    deleted, again = TopicIdentity(CLUSTER_ID), TopicIdentity(CLUSTER_ID, TOPIC_ID, 2)
+    # One answer for the check of the cluster, two for the plan, one for the first move.
+    answers = [deleted] * 4
+    monkeypatch.setattr(
+        retire, "ask_identity", lambda _cluster, _topic: answers.pop() if answers else again
+    )
+    told = stored.json("retire", "orders", code=3)
+    assert [row["left"] is None for row in told["partitions"]] == [True, False]
+    assert any("/orders-1/" in key and "/retired/" not in key for key in stored.stored())

@@ -2,23 +2,33 @@
 
 from collections.abc import Collection
 from typing import Any
+from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
 
+from sidetier.leadership.kraft.image import print_uuid
 from sidetier.leadership.port import RecordDeletion
 from sidetier.leadership.record_deletion import KafkaRecordDeleter
 from sidetier.segments.errors import KafkaApiError, LeadershipError, UnsupportedVersionError
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.wire import cluster
-from sidetier.wire.cluster import Broker, Cluster, Route
+from sidetier.wire.cluster import (
+    DEFAULT_TIMEOUT,
+    Broker,
+    Cluster,
+    ClusterMetadata,
+    Route,
+    TopicMetadata,
+)
 from sidetier.wire.protocol import ApiKey, build_request, build_response, encode
 
 TP = TopicPartition("t", 3)
 OTHER = TopicPartition("t", 4)
+TOPIC_ID = print_uuid(UUID(int=5).bytes)
 WANTED = {
-    TP: RecordDeletion(Offset(40), LeaderEpoch(7)),
-    OTHER: RecordDeletion(Offset(50), LeaderEpoch(8)),
+    TP: RecordDeletion(Offset(40), LeaderEpoch(7), TOPIC_ID),
+    OTHER: RecordDeletion(Offset(50), LeaderEpoch(8), TOPIC_ID),
 }
 
 
@@ -29,6 +39,18 @@ class Answering(Cluster):
     high_watermark: int
     version: int
     sent: list[tuple[ApiKey, Any]]
+    cluster_id: str | None
+    topic_id: UUID | None
+
+    def metadata(
+        self, topics: Collection[str] | None = None, *, timeout: float = DEFAULT_TIMEOUT
+    ) -> ClusterMetadata:
+        del timeout
+        described = {
+            name: TopicMetadata(name, self.topic_id, is_internal=False, partitions={})
+            for name in topics or ()
+        }
+        return ClusterMetadata(self.cluster_id, BrokerId(1), {}, described, {})
 
     def request_once(
         self,
@@ -68,11 +90,27 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> type[Answering]:
     monkeypatch.setattr(cluster, "Cluster", Answering)
     Answering.errors, Answering.high_watermark = {}, 100
     Answering.version, Answering.sent = 7, []
+    Answering.cluster_id, Answering.topic_id = "K", UUID(int=5)
     return Answering
 
 
 def deleter() -> KafkaRecordDeleter:
-    return KafkaRecordDeleter("broker:9092", {}, BrokerId(1))
+    return KafkaRecordDeleter("broker:9092", {}, BrokerId(1), "K")
+
+
+@pytest.mark.parametrize(
+    ("cluster_id", "topic_id"),
+    [("another", UUID(int=5)), (None, UUID(int=5)), ("K", UUID(int=6)), ("K", None)],
+)
+def test_nothing_is_deleted_of_another_cluster_or_topic(
+    answering: type[Answering], cluster_id: str | None, topic_id: UUID | None
+) -> None:
+    """It may have a broker of the same id that leads a topic of the same name."""
+    answering.cluster_id, answering.topic_id = cluster_id, topic_id
+    answers = deleter().delete_records(WANTED)
+    assert all(isinstance(answer, LeadershipError) for answer in answers.values())
+    assert answers.keys() == WANTED.keys()
+    assert not answering.sent
 
 
 def test_lead_is_confirmed_before_records_are_deleted(answering: type[Answering]) -> None:

@@ -30,7 +30,7 @@ class Recreated:
         broker.answers |= {ApiKey.METADATA: self.metadata, ApiKey.FETCH: self.fetch}
 
     def metadata(self, request: Received) -> bytes:
-        return led_by(self.broker, request, TP, self.topic_id)
+        return led_by(self.broker, request, TP, topic_id=self.topic_id)
 
     def fetch(self, request: Received) -> bytes:
         (asked,) = request.entity.topics

@@ -178,7 +178,7 @@ def test_later_log_start_is_a_difference_with_its_reason() -> None:
     archive = ArchiveSide(access_to(MadeArchive().store))
     with fake_broker() as broker:
         broker.answers = {
-            ApiKey.METADATA: partial(led_by, broker, tp=TopicPartition("orders", 0)),
+            ApiKey.METADATA: lambda request: led_by(broker, request, TopicPartition("orders", 0)),
             ApiKey.LIST_OFFSETS: partial(starting_at, 5),
         }
         settings = ClientSettings((broker.address,))
