@@ -129,7 +129,7 @@ def environment_of(version: Version) -> dict[str, str]:
     return {
         "JAVA_HOME": str(find_java_for_spark().home),
         "PYSPARK_PYTHON": str(version.python),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",  # this tree, also if another one is installed
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 

@@ -26,6 +26,7 @@ from tests.harness.batches import pread_of
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import BrokerSegment
 from tests.harness.made_archive import MadeArchive
+from tests.harness.record_batches import MadeBatch, MadeRecord
 from tests.harness.spark import SparkDriver, spark_driver
 
 ROOT = Path(__file__).parents[2]
@@ -53,18 +54,12 @@ class GrowingArchive:
         return [directory.rpartition("-")[0] for directory in self.directories]
 
     def create(self) -> "GrowingArchive":
-        (self.root / "logs").mkdir(parents=True)
         url = f"file://{self.root}/store"
         store = open_plain(StorageEndpoint(url))
         for directory in self.directories:
             self.segments[directory] = store_broker_segments(store, LAYOUT, directory)
         store.close()
-        settings = {
-            "cluster": {"name": LAYOUT.cluster},
-            "log_dirs": [str(self.root / "logs")],
-            "storage": {"url": url},
-        }
-        self.config.write_text(yaml.safe_dump(settings))
+        _configured(self.root, url)
         return self
 
     def end_at(self, fraction: float) -> None:
@@ -92,6 +87,29 @@ class GrowingArchive:
             for entry in batches
             if first < entry.next_offset and entry.base_offset < end
         )
+
+
+def made_archive(root: Path, values: Sequence[bytes]) -> Path:
+    """Archive these values in orders-0, and return the path of a sidecar's configuration."""
+    url = f"file://{root}/made"
+    with closing(open_plain(StorageEndpoint(url))) as store:
+        archive = MadeArchive(store, LAYOUT)
+        records = tuple(MadeRecord(at, at, value=value) for at, value in enumerate(values))
+        archive.segment(0, [MadeBatch(records)])
+        archive.mark(0, len(values))
+    return _configured(root, url)
+
+
+def _configured(root: Path, url: str) -> Path:
+    (root / "logs").mkdir(parents=True, exist_ok=True)
+    settings = {
+        "cluster": {"name": LAYOUT.cluster},
+        "log_dirs": [str(root / "logs")],
+        "storage": {"url": url},
+    }
+    path = root / "sidetier.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
 
 
 def iceberg_catalog(warehouse: Path | str, name: str = "lake") -> dict[str, str]:

@@ -20,6 +20,7 @@ from tests.harness.table_exports import (
     consumed,
     exported,
     iceberg_catalog,
+    made_archive,
     stored_offsets,
 )
 
@@ -124,6 +125,24 @@ def test_rows_that_do_not_fit_the_table_leave_nothing(export: Export) -> None:
     assert said.code == 1
     assert "the rows do not fit the table" in said.text
     assert export.sql("SELECT * FROM crash.db.odd") == []
+
+
+def test_text_too_long_for_a_directory_is_a_dead_letter(export: Export, tmp_path: Path) -> None:
+    """In a new table, and in one that exists. Iceberg escapes the others: `..` is a value."""
+    schema = tmp_path / "value.json"
+    schema.write_text('{"type": "object", "properties": {"to": {"type": "string"}}}')
+    values = [json.dumps({"to": to}).encode() for to in ("n" * 256, "..", "n" * 256, "a/../b")]
+    config, table = made_archive(tmp_path, values), f"{CATALOG}.db.aside"
+    command = ["iceberg", "orders", "--table", table, "--config", str(config), "--flat"]
+    command += ["--partitioned-by", "to", "--value-format", "json", "--value-schema", str(schema)]
+    command += ["--dead-letters", f"file://{tmp_path}/letters"]
+    for ending in (2, 4):
+        ends = json.dumps({"orders": {"0": ending}})
+        said = exported(export.survivor, [*command, "--ending-offsets", ends])
+        assert said.code == 3, said.text
+    rows = export.sql(f"SELECT offset, to FROM {table} ORDER BY offset")  # noqa: S608
+    assert rows == [{"offset": 1, "to": ".."}, {"offset": 3, "to": "a/../b"}]
+    assert sorted(one.stem[-1] for one in tmp_path.glob("letters/*/*/*.json")) == ["0", "2"]
 
 
 def test_expired_history_does_not_restart_the_export(export: Export) -> None:

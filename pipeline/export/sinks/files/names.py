@@ -67,11 +67,15 @@ def why_no_directory(directory: str, topic: str, encoded: str) -> str | None:
     """Return why some store cannot hold a file in this encoded partition; None if every
     store can.
     """
-    path = f"{topic_prefix(directory, topic)}{encoded}"
+    return why_no_path(f"{topic_prefix(directory, topic)}{encoded}")
+
+
+def why_no_path(path: str) -> str | None:
+    """Return why some store cannot hold a file in this directory; None if every store can."""
     size = len(path.encode())
     if size > _LONGEST_DIRECTORY:
         return f"the path of its directory has {size} bytes; the limit is {_LONGEST_DIRECTORY}"
-    longest = max(len(part.encode()) for part in encoded.split("/"))
+    longest = max(len(part.encode()) for part in path.split("/"))
     if longest > _LONGEST_COMPONENT:
         return f"a name in its directory has {longest} bytes; the limit is {_LONGEST_COMPONENT}"
     try:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
+from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
 from sidetier.pipeline.export.values.decoder import (
     DecodedValues,
     Misfit,
@@ -43,6 +44,7 @@ class ValueColumns:
         null_values: whether records without a value are kept.
         keys: how keys are decoded.
         registry: connection to the schema registry.
+        paths: fields whose values become directories of the table; None if there are none.
     """
 
     options: ValueOptions
@@ -52,6 +54,7 @@ class ValueColumns:
     null_values: Literal["keep", "skip"] = "keep"
     keys: ValueOptions = AS_BYTES
     registry: RegistryConfig | None = None
+    paths: PartitionPaths | None = None
 
     @property
     def decodes(self) -> bool:
@@ -122,6 +125,9 @@ class ValueColumns:
                 more += [Misfit(misfit.row, f"key: {misfit.reason}") for misfit in keys.misfits]
                 if self.flat:
                     more += lacking(decoder, batch.column(_VALUE))
+                if self.paths is not None:
+                    named = _columns(batch, decoded.values, keys.values, flat=self.flat)
+                    more += self.paths.misfits(named)
                 if more:
                     misfits = {misfit.row: misfit for misfit in (*decoded.misfits, *more)}
                     ordered = tuple(misfits[row] for row in sorted(misfits))
@@ -189,14 +195,20 @@ def _with_value(schema: pa.Schema, kind: pa.DataType, *, flat: bool) -> pa.Schem
 def _replaced(
     batch: pa.RecordBatch, values: pa.Array, keys: pa.Array, schema: pa.Schema, *, flat: bool
 ) -> pa.RecordBatch:
+    columns = _columns(batch, values, keys, flat=flat)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _columns(
+    batch: pa.RecordBatch, values: pa.Array, keys: pa.Array, *, flat: bool
+) -> dict[str, pa.Array]:
+    """Return the columns of a batch by name, with decoded keys and values."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | {_KEY: keys}
     if not flat:
-        columns[_VALUE] = values
-    else:
-        del columns[_VALUE]
-        names = [values.type.field(number).name for number in range(values.type.num_fields)]
-        columns |= dict(zip(names, values.flatten(), strict=True))
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+        return {**columns, _VALUE: values}
+    del columns[_VALUE]
+    names = [values.type.field(number).name for number in range(values.type.num_fields)]
+    return columns | dict(zip(names, values.flatten(), strict=True))
 
 
 def _misfit(batch: pa.RecordBatch, misfit: Misfit) -> MisfitError:

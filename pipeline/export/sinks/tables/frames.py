@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.gateway import require_class
+from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
 from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.values.registry import RegistryConfig
@@ -120,7 +121,7 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, structs, type=HEADERS_TYPE, mask=mask)
 
 
-def value_columns(
+def value_columns(  # noqa: PLR0913 -- as the fields of `ValueColumns`
     values: ValueOptions,
     letters: DeadLetters | None = None,
     *,
@@ -128,10 +129,11 @@ def value_columns(
     null_values: Literal["keep", "skip"] = "keep",
     keys: ValueOptions = AS_BYTES,
     registry: RegistryConfig | None = None,
+    paths: PartitionPaths | None = None,
 ) -> ValueColumns:
     """Return how keys and values become columns, beside the other columns of a record."""
     kafka = pa.schema([(name, TYPES[name]) for name in COLUMNS])
-    return ValueColumns(values, flat, kafka, letters, null_values, keys, registry)
+    return ValueColumns(values, flat, kafka, letters, null_values, keys, registry, paths)
 
 
 def table_frames(

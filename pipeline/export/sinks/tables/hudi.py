@@ -40,6 +40,7 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
     require_class,
 )
 from sidetier.pipeline.export.sinks.tables.lease import Lease
+from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths, hudi_paths
 from sidetier.pipeline.export.sinks.tables.run import DEFAULT_TIMEOUT
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
 from sidetier.segments.errors import ConfigurationError
@@ -264,6 +265,13 @@ class Timeline:
         builder = java.org.apache.hudi.common.table.HoodieTableMetaClient.builder()
         return builder.setConf(conf).setBasePath(self._base_path).build()
 
+    def properties(self) -> dict[str, str]:
+        """Return the properties of the table; none if it does not exist."""
+        if not self.exists():
+            return {}
+        properties = self.meta_client().getTableConfig().getProps()
+        return {str(name): str(properties.get(name)) for name in properties.keySet().toArray()}
+
     def has_pending(self) -> bool:
         """Return whether a commit has begun and not ended."""
         commits = self.meta_client().getActiveTimeline().getCommitsTimeline()
@@ -346,6 +354,10 @@ class HudiTable:
     def name(self) -> str:
         """The table's path."""
         return self._options.base_path
+
+    def partition_paths(self) -> PartitionPaths | None:
+        """See `Table.partition_paths`. The properties of the table apply to what is not given."""
+        return hudi_paths({**self._timeline.properties(), **self._options.write})
 
     def recover(self) -> None:
         """Roll back the pending commits of dead writers. See `Table.recover`."""

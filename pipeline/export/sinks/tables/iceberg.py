@@ -58,6 +58,11 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
     not_committed,
     require_class,
 )
+from sidetier.pipeline.export.sinks.tables.partition_paths import (
+    PartitionPaths,
+    iceberg_paths,
+    identity_fields,
+)
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
 from sidetier.segments.errors import ConfigurationError
 
@@ -109,6 +114,15 @@ class IcebergMetadata:
         convert = jvm(self._spark).org.apache.iceberg.spark.SparkSchemaUtil.convert
         schema = convert(frame._jdf.schema())  # noqa: SLF001 -- PySpark has no public name for it
         self.load().updateSchema().unionByNameWith(schema).commit()
+
+    def identity_fields(self) -> list[str]:
+        """Return the fields by whose values the table is partitioned, without a transform."""
+        table = self.load()
+        return [
+            str(table.schema().findColumnName(field.sourceId()))
+            for field in table.spec().fields()
+            if field.transform().isIdentity()
+        ]
 
     def progress(self, seen: Seen) -> Progress | None:
         """Return the state of the last snapshot of an export among the current one and its
@@ -329,6 +343,12 @@ class IcebergTable:
     def name(self) -> str:
         """The table's name in its catalog."""
         return self._options.table
+
+    def partition_paths(self) -> PartitionPaths | None:
+        """See `Table.partition_paths`."""
+        if not self._exists():
+            return iceberg_paths(identity_fields(self._options.partitioned_by))
+        return iceberg_paths(self._metadata.identity_fields())
 
     def recover(self) -> None:
         """Leave snapshots that were staged and not published. Readers do not see them."""

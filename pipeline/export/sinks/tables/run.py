@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sidetier.pipeline.export.sinks.tables.frames import Frames
+    from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
 
 DEFAULT_TIMEOUT: Final = 300.0
 """Time limit of one commit, in seconds. Hudi's sink connector has the same default."""
@@ -52,6 +53,10 @@ class Table(Protocol):
     @property
     def name(self) -> str:
         """The table's name, for errors."""
+        ...
+
+    def partition_paths(self) -> "PartitionPaths | None":
+        """Return which fields of rows become directories of the table, and how."""
         ...
 
     def recover(self) -> None:

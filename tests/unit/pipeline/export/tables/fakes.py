@@ -45,6 +45,9 @@ class FakeTable:
     recovered: int = 0
     name: str = "lake.db.t"
 
+    def partition_paths(self) -> None:
+        return None
+
     def recover(self) -> None:
         self.recovered += 1
 

@@ -11,6 +11,7 @@ from sidetier.pipeline.export.errors import MisfitError, NewerSchemaError
 from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.frames import COLUMNS
+from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
 from sidetier.pipeline.export.values.options import ValueFormat, ValueOptions
 from sidetier.pipeline.reading import timestamps
 from sidetier.pipeline.spark.columns import TYPES
@@ -125,6 +126,15 @@ def test_dead_letter_is_stored_once_under_its_offset(tmp_path: Path) -> None:
     letter = json.loads((tmp_path / "letters/orders/3" / names[1]).read_text())
     assert letter["reason"]
     assert (letter["offset"], letter["timestamp"], letter["value"]) == (9, 0, "/w==")
+
+
+@pytest.mark.parametrize(("flat", "field"), [(True, "to"), (False, "value.to")])
+def test_value_that_can_be_no_directory_of_the_table_does_not_fit(flat: bool, field: str) -> None:  # noqa: FBT001
+    paths = PartitionPaths((field,), named=False, form="plain")
+    how = replace(columns(ValueFormat.JSON, ORDER, flat=flat), paths=paths)
+    with pytest.raises(MisfitError, match=rf"orders-3 offset 8: field {field} is '\.\.'"):
+        decoded(how, b'{"to": "de"}', b'{"to": ".."}')
+    decoded(how, b'{"to": "de"}', None)
 
 
 def test_batch_of_only_dead_letters_is_dropped(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Values that can be no directories of a table, measured with Hudi 1.2 on Spark 3.5."""
+
+from typing import Final
+
+import pyarrow as pa
+import pytest
+
+from sidetier.pipeline.export.sinks.tables.partition_paths import (
+    PartitionPaths,
+    hudi_paths,
+    iceberg_paths,
+    identity_fields,
+)
+
+FIELD: Final = "hoodie.datasource.write.partitionpath.field"
+HIVE: Final = "hoodie.datasource.write.hive_style_partitioning"
+ENCODED: Final = "hoodie.datasource.write.partitionpath.urlencode"
+GENERATOR: Final = "hoodie.datasource.write.keygenerator.class"
+
+SAFE: Final = (
+    "de",
+    "a/b",
+    "2026/11/21",
+    " ",
+    "a b",
+    "*",
+    "a\\b",
+    "a?b",
+    "a#b",
+    "{a}",
+    "a=b",
+    "a%b",
+)
+OUTSIDE: Final = ("..", ".", "a/../b", "../x", "s3://x/y", "file:/tmp/x")
+"""Hudi commits these records, and no reader finds them."""
+LOST: Final = ("a//b", "a/", "/", "/abs")
+"""Hudi commits these records, and readers find none of them, or another value."""
+REFUSED: Final = ("a:b", "x\0y", "x\ny", "n" * 256, "\u00e9" * 128)
+"""Hudi refuses the commit, or some store does."""
+CHANGED: Final = ("%2e%2e", "a%41")
+"""Hudi's readers decode them."""
+EVERY: Final = (*SAFE, *OUTSIDE, *LOST, *REFUSED, *CHANGED, ".hoodie", ".hoodie/x")
+LONG: Final = ("n" * 256, "\u00e9" * 128)
+
+
+def hudi(**more: str) -> PartitionPaths:
+    given = {"hive": HIVE, "encoded": ENCODED}
+    paths = hudi_paths({FIELD: "to", **{given[name]: value for name, value in more.items()}})
+    assert paths is not None
+    return paths
+
+
+def unfit(paths: PartitionPaths) -> set[str]:
+    columns = {"to": pa.array([*EVERY, None, ""])}
+    return {EVERY[misfit.row] for misfit in paths.misfits(columns)}
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (hudi(), {*OUTSIDE, *LOST, *REFUSED, *CHANGED, ".hoodie", ".hoodie/x"}),
+        (
+            hudi(hive="true"),
+            {*OUTSIDE, *LOST, *REFUSED, *CHANGED} - {"..", ".", "/abs", "../x"},
+        ),
+        (hudi(encoded="TRUE"), {"..", ".", ".hoodie", *LONG}),
+        (hudi(encoded="true", hive="true"), {*LONG}),
+        (iceberg_paths(["to"]), {*LONG}),
+    ],
+)
+def test_values_that_lead_elsewhere_do_not_fit(paths: PartitionPaths, expected: set[str]) -> None:
+    assert unfit(paths) == expected
+
+
+def test_reason_names_the_field_and_the_value() -> None:
+    paths = PartitionPaths(("value.to",), named=False, form="plain")
+    values = pa.array([{"to": "ok"}, None, {"to": ".."}, {"to": "x" * 300}])
+    first, second = paths.misfits({"value": values})
+    assert first.row == 2
+    assert first.reason.startswith("field value.to is '..', which can be no directory of the table")
+    assert second.row == 3
+    assert len(second.reason) < 200
+
+
+def test_fields_of_other_types_and_unknown_fields_are_left_to_the_table() -> None:
+    paths = PartitionPaths(("id", "none", "to.x", "id.x"), named=False, form="plain")
+    columns = {"id": pa.array([1, 2]), "to": pa.array([{"y": ".."}, None])}
+    assert not list(paths.misfits(columns))
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({}, None),
+        ({FIELD: ""}, None),
+        ({FIELD: "a, value.b"}, ("a", "value.b")),
+        ({"hoodie.table.partition.fields": "a"}, ("a",)),
+        ({FIELD: "a", "hoodie.table.partition.fields": "b"}, ("a",)),
+        ({FIELD: "a:simple,at:timestamp", GENERATOR: "org.apache.hudi.CustomKeyGenerator"}, ("a",)),
+        ({FIELD: "at", GENERATOR: "org.apache.hudi.keygen.TimestampBasedKeyGenerator"}, None),
+        ({FIELD: "at", GENERATOR: "org.apache.hudi.keygen.NonpartitionedKeyGenerator"}, None),
+        ({FIELD: "at", "hoodie.table.keygenerator.type": "NON_PARTITION"}, None),
+    ],
+)
+def test_fields_of_a_hudi_table_are_known(
+    options: dict[str, str], fields: tuple[str, ...] | None
+) -> None:
+    paths = hudi_paths(options)
+    assert (None if paths is None else paths.fields) == fields
+
+
+def test_fields_of_a_new_iceberg_table_are_known() -> None:
+    assert identity_fields(
+        "days(timestamp), `country`, truncate(3, x), bucket(4, id), value.to"
+    ) == [
+        "country",
+        "value.to",
+    ]
+    assert iceberg_paths(identity_fields("")) is None
