@@ -46,12 +46,14 @@ class ArchiveBounds:
         is_pinterest: Whether Pinterest's uploader fills the archive. Then nothing proves that the
             stored records were ever committed.
         taken_at: The reader's clock when the snapshot was taken, in seconds.
+        topic_id: Kafka's id of the archived topic; None if it is not known.
     """
 
     start_offset: Offset
     next_offset: Offset
     is_pinterest: bool
     taken_at: float
+    topic_id: str | None = None
 
 
 _LISTING_SECONDS: Final = 60.0
@@ -163,7 +165,8 @@ class PartitionArchive:
         view = snapshot.view
         if view is None:
             return None
-        return ArchiveBounds(view.start, view.end, view.is_pinterest, snapshot.taken_at)
+        topic_id = view.watermark.topic_id
+        return ArchiveBounds(view.start, view.end, view.is_pinterest, snapshot.taken_at, topic_id)
 
     def end_of(self, log: StoredLog) -> Offset:
         """Return the offset after the last one of a segment, from the segment's bytes. Raises

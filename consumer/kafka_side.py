@@ -11,14 +11,18 @@ raises `_STATE`. It must be assigned again, which librdkafka allows for single p
 an eager group.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection
+from confluent_kafka.admin import AdminClient
 
-from sidetier.consumer.sources import Logical
+from sidetier.consumer.errors import is_transient
+from sidetier.consumer.sources import Identity, Logical
+from sidetier.leadership.cluster import topic_id_of
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 # The application's callbacks. Their exceptions are raised after Kafka's client has returned.
@@ -127,6 +131,46 @@ LOOKUP_SECONDS: Final = 1.0
 """Timeout of one lookup at Kafka, which is then repeated."""
 
 
+TopicIdAnswer = str | KafkaError | None
+"""A topic's id; None without one (no such topic, or brokers before 2.8); or a transient error."""
+_NOT_OF_ADMIN: Final = frozenset({*_GUARDED, "logger", "statistics.interval.ms"})
+
+
+class TopicIds:
+    """Asks brokers for topic ids, which Kafka's consumer does not return.
+
+    An admin client with the consumer's settings asks them. It is created at the first question.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        own = {key: value for key, value in config.items() if key not in _NOT_OF_ADMIN}
+        # The consumer itself logs that no broker answers, and calls `error_cb`.
+        self._config = {**own, "log_level": 0}
+        self._admin: AdminClient | None = None
+
+    def __call__(self, topics: Collection[str]) -> dict[str, TopicIdAnswer]:
+        """Return the id of each topic; waits up to `LOOKUP_SECONDS`."""
+        if self._admin is None:
+            self._admin = AdminClient(self._config)
+        asked = TopicCollection(list(topics))
+        futures = self._admin.describe_topics(asked, request_timeout=LOOKUP_SECONDS)
+        return {topic: _topic_id(future) for topic, future in futures.items()}
+
+    def close(self) -> None:
+        """Close the client. May be called twice."""
+        self._admin = None
+
+
+def _topic_id(future: Any) -> TopicIdAnswer:  # noqa: ANN401 -- confluent-kafka has no type for it
+    try:
+        return topic_id_of(future.result(2 * LOOKUP_SECONDS).topic_id)
+    except KafkaException as error:
+        # Not transient: the topic is deleted, or these brokers do not show it.
+        return error.args[0] if is_transient(error.args[0]) else None
+    except TimeoutError:
+        return KafkaError(KafkaError._TIMED_OUT)
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """Position of a partition in Kafka's consumer.
@@ -162,6 +206,7 @@ class KafkaSide:
     Attributes:
         callbacks: keeps exceptions of the application's callbacks until a call of `consumer`
             returns.
+        seen: the last answer about each topic.
     """
 
     def __init__(
@@ -170,8 +215,13 @@ class KafkaSide:
         *,
         cooperative: bool,
         callbacks: Callbacks | None = None,
+        topic_ids: Callable[[Collection[str]], Mapping[str, TopicIdAnswer]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.consumer = consumer
+        self._topic_ids, self._clock = topic_ids, clock
+        self.seen: dict[str, Identity] = {}
+        self._unreachable: tuple[float, KafkaError] | None = None
         self.callbacks = callbacks or Callbacks()
         self._cooperative = cooperative
         self._subscribed = False
@@ -261,6 +311,32 @@ class KafkaSide:
             else AtKafka(committed=offset.offset if offset.offset >= 0 else None)
             for tp, offset in _by_name(offsets)
         }
+
+    def identities(self, topics: Collection[str]) -> dict[str, Identity | KafkaError]:
+        """Return for each topic which one the cluster has now, or a transient error.
+
+        After an error, no broker is asked for a second: polling must not wait for each partition.
+        """
+        now = self._clock()
+        if self._unreachable is not None and now - self._unreachable[0] < LOOKUP_SECONDS:
+            return dict.fromkeys(topics, self._unreachable[1])
+        ids = self._topic_ids(topics) if self._topic_ids is not None else {}
+        cluster_id = self._cluster_id() if any(isinstance(i, str) for i in ids.values()) else None
+        found: dict[str, Identity | KafkaError] = {}
+        for topic in topics:
+            topic_id = ids.get(topic)
+            if isinstance(topic_id, KafkaError):
+                self._unreachable = self._clock(), topic_id
+                found[topic] = topic_id
+            else:
+                found[topic] = self.seen[topic] = Identity(topic_id, cluster_id)
+        return found
+
+    def _cluster_id(self) -> str | None:
+        try:
+            return self.consumer.cluster_id(LOOKUP_SECONDS)
+        except KafkaException:
+            return None
 
     def spans(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, AtKafka]:
         """Return where the logs of these partitions start and end now."""

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 
 from sidetier.archive.partition_archive import ArchiveBounds
 from sidetier.consumer.kafka_side import AtKafka, KafkaSide
-from sidetier.consumer.sources import Archive
+from sidetier.consumer.sources import UNKNOWN, Archive, Identity
 from sidetier.consumer.store_side import StoreSide
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
@@ -46,12 +46,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a question. Only what was asked for is set."""
+    """Answer to a question. Only what was asked for is set.
+
+    Attributes:
+        identity: the topic that the cluster has now, asked together with `kafka` or `archive`.
+    """
 
     question: Question
     committed: int | None = None
     kafka: OffsetRange | None = None
     archive: Archive | None = None
+    identity: Identity = UNKNOWN
     kafka_error: KafkaError | None = None
     store_error: SidetierError | None = None
 
@@ -88,6 +93,7 @@ class Lookups:
             answers, [question.tp for question in questions if question.committed], _committed
         )
         self._each(answers, [question.tp for question in questions if question.kafka], _spans)
+        self._identify(answers)
         for answer in answers.values():
             if answer.question.store and answer.kafka_error is None:
                 self._pool.submit(self._look, answer)
@@ -130,6 +136,19 @@ class Lookups:
                 kafka_error=reply.error or answer.kafka_error,
             )
 
+    def _identify(self, answers: dict[TopicPartition, Answer]) -> None:
+        """Ask for the cluster's topics, before the store is asked which topics are archived."""
+        asked = [tp for tp, each in answers.items() if each.question.kafka or each.question.store]
+        if not asked or self._kafka is None:
+            return
+        identities = self._kafka.identities({tp.topic for tp in asked})
+        for tp in asked:
+            identity = identities[tp.topic]
+            if not isinstance(identity, Identity):
+                # Without an answer, the archive is read, and compared again before Kafka is read.
+                identity = self._kafka.seen.get(tp.topic, UNKNOWN)
+            answers[tp] = replace(answers[tp], identity=identity)
+
     def _look(self, answer: Answer) -> None:
         try:
             self._found.put(self._looked(answer))
@@ -137,11 +156,12 @@ class Lookups:
             self._found.put(error)
 
     def _looked(self, answer: Answer) -> Answer:
+        tp = answer.question.tp
         try:
-            bounds = self._store.bounds(answer.question.tp)
+            found = archive_of(self._store, tp, answer.identity)
         except SidetierError as error:
             return replace(answer, archive=Archive(unavailable=True), store_error=error)
-        return replace(answer, archive=Archive(_stored(bounds)))
+        return replace(answer, archive=found)
 
 
 def _committed(kafka: KafkaSide, tps: list[TopicPartition]) -> dict[TopicPartition, AtKafka]:
@@ -152,7 +172,31 @@ def _spans(kafka: KafkaSide, tps: list[TopicPartition]) -> dict[TopicPartition, 
     return kafka.spans(tps)
 
 
-def _stored(bounds: ArchiveBounds | None) -> OffsetRange | None:
-    if bounds is None or bounds.start_offset >= bounds.next_offset:
+def archive_of(
+    store: StoreSide, tp: TopicPartition, here: Identity, *, max_age: float = 0.0
+) -> Archive:
+    """Look up what the store holds of a partition of the topic that the cluster has.
+
+    Args:
+        store: the archive reader.
+        tp: the partition.
+        here: the cluster's topic.
+        max_age: maximum age of the store's answer, in seconds.
+
+    Raises:
+        SidetierError: the store does not answer.
+    """
+    bounds = store.bounds(tp, max_age=max_age)
+    if bounds is None:
+        return Archive()
+    there = Identity(bounds.topic_id, store.kafka_cluster_id(tp.topic))
+    if there.differs(here):
+        return Archive(identity=there, foreign=True)
+    verified = there.topic_id is not None and there.topic_id == here.topic_id
+    return Archive(_stored(bounds), identity=there, verified=verified)
+
+
+def _stored(bounds: ArchiveBounds) -> OffsetRange | None:
+    if bounds.start_offset >= bounds.next_offset:
         return None
     return OffsetRange(bounds.start_offset, bounds.next_offset)

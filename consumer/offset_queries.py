@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import OFFSET_END, OFFSET_INVALID, TopicPartition
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartition
 
 from sidetier.consumer.errors import StoreError
 from sidetier.consumer.group_api import PollLock
 from sidetier.consumer.kafka_side import KafkaSide, named
+from sidetier.consumer.lookups import archive_of
 from sidetier.consumer.sides import Sides
-from sidetier.consumer.sources import Mode
+from sidetier.consumer.sources import UNKNOWN, Archive, Identity, Mode, joined
 from sidetier.segments import offsets as domain
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, OffsetRange
@@ -43,19 +44,13 @@ class OffsetQueries:
         if kafka is not None:
             with self.poll_lock:
                 low, high = kafka.consumer.get_watermark_offsets(partition, timeout, cached)
-        try:
-            archive = self.sides.reader.bounds(tp, max_age=_CACHED_SECONDS if cached else 0.0)
-        except SidetierError as error:
-            raise StoreError(tp, None, error) from error
-        stored = None if archive is None else OffsetRange(archive.start_offset, archive.next_offset)
+        stored = self._archive(tp, max_age=_CACHED_SECONDS if cached else 0.0).span
         # With `cached`, librdkafka knows an offset only after a fetch has returned it.
         if kafka is not None and min(low, high) < 0:
             return _known(low, high, stored)
         at_kafka = None if kafka is None else OffsetRange(Offset(low), Offset(high))
-        known = [span for span in (at_kafka, stored) if span is not None]
-        if not known:
-            return 0, 0
-        return min(span.start for span in known), max(span.end for span in known)
+        log = joined(at_kafka, stored)
+        return (0, 0) if log is None else (log.start, log.end)
 
     def for_times(
         self, partitions: Sequence[TopicPartition], timeout: float
@@ -88,10 +83,7 @@ class OffsetQueries:
         if at_kafka is not None and (at_kafka.error is not None or asked.offset == OFFSET_END):
             return at_kafka  # OFFSET_END as a timestamp asks for the log's end, which Kafka knows
         tp = domain.TopicPartition(asked.topic, asked.partition)
-        try:
-            stored = self._stored_at(tp, asked.offset)
-        except SidetierError as error:
-            raise StoreError(tp, None, error) from error
+        stored = self._stored_at(tp, asked.offset)
         # Each side returns its first match, and both hold the same log: the lower offset is first.
         answers = (stored, None if at_kafka is None else at_kafka.offset)
         known = [offset for offset in answers if offset is not None and offset >= 0]
@@ -99,10 +91,25 @@ class OffsetQueries:
 
     def _stored_at(self, tp: domain.TopicPartition, timestamp: int) -> int | None:
         """Search the archive. As in ListOffsets, timestamp -1 (OFFSET_END) means the end."""
-        if timestamp != OFFSET_END:
+        archive = self._archive(tp)
+        if archive.span is None or timestamp == OFFSET_END:
+            return None if archive.span is None else archive.span.end
+        try:
             return self.sides.reader.offset_for_time(tp, timestamp)
-        archive = self.sides.reader.bounds(tp)
-        return None if archive is None else archive.next_offset
+        except SidetierError as error:
+            raise StoreError(tp, None, error) from error
+
+    def _archive(self, tp: domain.TopicPartition, max_age: float = 0.0) -> Archive:
+        """Look up the archive of the topic that the cluster has."""
+        here: Identity | KafkaError = UNKNOWN
+        if self.sides.kafka is not None and self.mode is not Mode.KAFKA_ONLY:
+            with self.poll_lock:
+                here = self.sides.kafka.identities([tp.topic])[tp.topic]
+        known = here if isinstance(here, Identity) else UNKNOWN
+        try:
+            return archive_of(self.sides.reader, tp, known, max_age=max_age)
+        except SidetierError as error:
+            raise StoreError(tp, None, error) from error
 
 
 def _known(low: int, high: int, stored: OffsetRange | None) -> tuple[int, int]:

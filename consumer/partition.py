@@ -1,11 +1,11 @@
 """State of one assigned partition."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import confluent_kafka
 
-from sidetier.consumer.sources import Archive, Facts, Logical
+from sidetier.consumer.sources import UNKNOWN, Archive, Facts, Identity, Logical
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
@@ -42,7 +42,10 @@ class Partition:
         kafka, archive, refused, gap: results of lookups, dropped when a source is chosen; see
             `Facts`.
         detail: why the offsets of the gap are missing.
+        identity: the topic that `position` is an offset of, as far as it is known.
+        recreated: `position` is an offset of a topic that was deleted.
         warned_empty: the warning that the store has nothing of the partition was given.
+        warned_foreign: the archived topic that the application was warned about.
         stored: offset that the application stored itself, stored again after a new assignment.
     """
 
@@ -68,7 +71,10 @@ class Partition:
     refused: bool = False
     gap: OffsetRange | None = None
     detail: str = ""
+    identity: Identity = UNKNOWN
+    recreated: bool = False
     warned_empty: bool = False
+    warned_foreign: Identity | None = None
     stored: confluent_kafka.TopicPartition | None = None
 
     @property
@@ -81,8 +87,16 @@ class Partition:
         """Return the input of `decide`."""
         archive = self.archive
         if archive is not None and self.gap is not None:
-            archive = Archive(archive.span, archive.unavailable, self.gap)
-        return Facts(self._wanted(), self.kafka, archive, self.refused)
+            archive = replace(archive, gap=self.gap)
+        return Facts(self._wanted(), self.kafka, archive, self.refused, self.recreated)
+
+    def identified(self, identity: Identity) -> None:
+        """Note which topic the partition belongs to now."""
+        if identity.differs(self.identity):
+            self.recreated = True
+        elif identity.topic_id is None:
+            return  # no broker answers now, or brokers before 2.8: nothing new is known
+        self.identity = identity
 
     def moved(self, position: int, leader_epoch: int | None) -> None:
         """Set the next offset after a record was returned."""
@@ -111,6 +125,7 @@ class Partition:
         gap = self.gap
         self.source, self.position = source, position
         self.forget()
+        self.recreated = False
         if source is Source.KAFKA and gap is not None and position in gap:
             self.gap = gap
 
@@ -121,6 +136,7 @@ class Partition:
         self.consumed, self.dirty = False, False
         self.asking, self.due, self.tries, self.missing_since = False, 0.0, 0, None
         self.leader_epoch = None
+        self.identity, self.recreated = UNKNOWN, False
         self.forget()
 
     def _wanted(self) -> int | None:

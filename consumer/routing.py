@@ -19,11 +19,13 @@ from sidetier.consumer.lookups import Answer, Lookups, Question
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.consumer.partition import Partition, Source
 from sidetier.consumer.sources import (
+    UNKNOWN,
     Archive,
     Ask,
     Decision,
     FromKafka,
     FromStore,
+    Identity,
     Missing,
     Mode,
     NoReset,
@@ -159,7 +161,12 @@ class Router:
         return bool(questions)
 
     def from_kafka(self, partition: Partition, decision: FromKafka) -> None:
-        """Read the partition from Kafka once `aim` is called."""
+        """Read the partition from Kafka once `aim` is called.
+
+        If the position may be an offset of a deleted topic, the search begins again instead.
+        """
+        if not self._is_of_the_clusters_topic(partition):
+            return
         self._log_reset(partition, decision.offset, decision.reset)
         if partition.source is Source.STORE:
             self._store.unassign(partition.tp)
@@ -169,6 +176,26 @@ class Router:
         self._looking.pop(partition.tp, None)
         self._aims[partition.tp] = partition
         self.changes += 1
+
+    def _is_of_the_clusters_topic(self, partition: Partition) -> bool:
+        """Whether Kafka can be read at the partition's position; if not, search its source again.
+
+        The topic may have been deleted and created again while its archive was read.
+        """
+        if self._kafka is None or partition.identity == UNKNOWN:
+            return True  # neither the archive nor a lookup has led here
+        topic = partition.tp.topic
+        identity = self._kafka.identities([topic])[topic]
+        if not isinstance(identity, Identity):
+            partition.tries += 1
+        elif identity.differs(partition.identity):
+            partition.identified(identity)
+        else:
+            return True
+        self.leave(partition)
+        partition.forget()
+        self.look(partition)
+        return False
 
     def aim(self, *more: Partition) -> None:
         """Seek Kafka's consumer to the positions that it must read from."""
@@ -221,6 +248,8 @@ class Router:
         self._log_reset(partition, decision.offset, decision.reset)
         if partition.consumed:
             self._switched(partition, Source.STORE, decision.offset)
+        if partition.archive is not None and partition.identity == UNKNOWN:
+            partition.identity = partition.archive.identity
         partition.settle(Source.STORE, decision.offset)
         partition.until = decision.until
         self._looking.pop(partition.tp, None)
@@ -263,15 +292,25 @@ class Router:
             partition.tries += 1
             partition.due = now + pause_after(partition.tries)
             return
-        if answer.question.committed:
-            partition.committed_known, partition.committed = True, answer.committed
-        if answer.question.kafka:
-            partition.kafka = answer.kafka
+        if self._is_outdated(answer):
+            return
+        _learn(partition, answer)
         if answer.question.store:
-            partition.archive = answer.archive
             self._warn_if_empty(partition)
+            self._warn_if_foreign(partition, answer.identity)
         if answer.store_error is not None:
             self.report_store_error(partition, StoreError(partition.tp, None, answer.store_error))
+
+    def _is_outdated(self, answer: Answer) -> bool:
+        """Whether the topic was created again, and its old archive retired, between both answers.
+
+        The store, which is asked last, then has the archive of a topic that the brokers did not
+        have yet.
+        """
+        if self._kafka is None or answer.archive is None or not answer.archive.foreign:
+            return False
+        topic = answer.question.tp.topic
+        return self._kafka.identities([topic])[topic] != answer.identity
 
     def _warn_if_empty(self, partition: Partition) -> None:
         """Warn once if the store has nothing of the partition: its URL may be wrong."""
@@ -287,6 +326,32 @@ class Router:
                 "tiered.storage.url, cluster.name and the topic"
             )
             self._warn(KafkaError(KafkaError._UNKNOWN_PARTITION, text))
+
+    def _warn_if_foreign(self, partition: Partition, here: Identity) -> None:
+        """Warn once if the archive is of another topic than the cluster's."""
+        archive = partition.archive
+        if archive is None or not archive.foreign or partition.warned_foreign == archive.identity:
+            return
+        partition.warned_foreign = archive.identity
+        name, place = str(partition.tp), self._store.where(partition.tp)
+        fix = (
+            f"sidetier retire {partition.tp.topic}"
+            if _same_cluster(here, archive.identity)
+            else "tiered.storage.url or tiered.storage.cluster.name"
+        )
+        log.warning(
+            "consumer.archive_of_another_topic",
+            partition=name,
+            archive=archive.identity,
+            kafka=here,
+            where=place,
+            fix=fix,
+        )
+        text = (
+            f"{place} has the archive of {archive.identity}, but the brokers have {here}: it is "
+            f"not read. To correct it: {fix}"
+        )
+        self._warn(KafkaError(KafkaError._INCONSISTENT, text))
 
     def report_store_error(self, partition: Partition, error: StoreError) -> None:
         """Report a store that does not answer or refuses.
@@ -325,6 +390,27 @@ def start_now(partition: Partition) -> Start:
         return Start(partition.tp, PARKED, flowing=False)
     at = partition.start if partition.position is None else partition.position
     return Start(partition.tp, at, flowing=not partition.paused)
+
+
+def _learn(partition: Partition, answer: Answer) -> None:
+    here, archive = answer.identity, partition.archive
+    if here == UNKNOWN and partition.identity != UNKNOWN and answer.archive is not None:
+        here = answer.archive.identity  # without a broker, two archives can be compared
+    if here.differs(partition.identity) or (
+        archive is not None and not archive.foreign and here.differs(archive.identity)
+    ):
+        partition.forget()  # earlier answers were about the deleted topic
+    partition.identified(here)
+    if answer.question.committed:
+        partition.committed_known, partition.committed = True, answer.committed
+    if answer.question.kafka:
+        partition.kafka = answer.kafka
+    if answer.question.store:
+        partition.archive = answer.archive
+
+
+def _same_cluster(one: Identity, other: Identity) -> bool:
+    return not Identity(cluster_id=one.cluster_id).differs(Identity(cluster_id=other.cluster_id))
 
 
 def _later(partition: Partition, due: float) -> None:

@@ -11,7 +11,7 @@ import confluent_kafka
 from sidetier.archive.access import open_archive
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.consumer.feed import Idle
-from sidetier.consumer.kafka_side import Callbacks, KafkaSide
+from sidetier.consumer.kafka_side import Callbacks, KafkaSide, TopicIds
 from sidetier.consumer.lookups import Lookups
 from sidetier.consumer.metrics import ConsumerMetrics, metrics_of
 from sidetier.consumer.settings import Settings
@@ -51,7 +51,14 @@ def open_sides(settings: Settings) -> Sides:
         if settings.kafka.config is not None:
             callbacks = Callbacks()
             consumer = confluent_kafka.Consumer(callbacks.guarded(settings.kafka.config))
-            kafka = KafkaSide(consumer, cooperative=settings.kafka.cooperative, callbacks=callbacks)
+            topic_ids = TopicIds(settings.kafka.config)
+            stack.callback(topic_ids.close)
+            kafka = KafkaSide(
+                consumer,
+                cooperative=settings.kafka.cooperative,
+                callbacks=callbacks,
+                topic_ids=topic_ids,
+            )
         lookups = Lookups(kafka, reader, threads=settings.reader.fetch_threads)
         close = stack.pop_all().close
         return Sides(kafka, reader, lookups, metrics, time.monotonic, threading.Event(), close)

@@ -67,19 +67,50 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Kafka's ids of a topic and of its cluster; None where an id is not known.
+
+    A name and an offset identify nothing: a topic may be deleted and created again.
+    """
+
+    topic_id: str | None = None
+    cluster_id: str | None = None
+
+    def differs(self, other: "Identity") -> bool:
+        """Whether the two are certainly not the same topic."""
+        return _differ(self.topic_id, other.topic_id) or _differ(self.cluster_id, other.cluster_id)
+
+    def __str__(self) -> str:
+        return f"topic id {self.topic_id or 'unknown'} of cluster {self.cluster_id or 'unknown'}"
+
+
+UNKNOWN: Final = Identity()
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return None not in {one, other} and one != other
+
+
+@dataclass(frozen=True, slots=True)
 class Archive:
     """What the store holds of a partition.
 
     Attributes:
-        span: readable offsets; None where nothing is stored.
+        span: readable offsets; None where nothing of the cluster's topic is stored.
         unavailable: the store did not answer. `span` is None then, which does not mean that the
             archive is empty.
         gap: offsets within the span that cannot be read from the store.
+        identity: the topic that was archived.
+        verified: the cluster has this topic, by its id. False if an id is not known.
+        foreign: another topic was archived here than the cluster has. `span` is None then.
     """
 
     span: OffsetRange | None = None
     unavailable: bool = False
     gap: OffsetRange | None = None
+    identity: Identity = UNKNOWN
+    verified: bool = False
+    foreign: bool = False
 
     def holds(self, offset: int) -> bool:
         """Whether the store can be read from this offset on."""
@@ -108,12 +139,15 @@ class Facts:
         kafka: offsets in Kafka; None before Kafka was asked.
         archive: offsets in the store; None before the store was asked.
         refused: Kafka has refused `wanted` as out of range.
+        recreated: `wanted` is an offset of a topic that was deleted. The facts are about the topic
+            that has its name now.
     """
 
     wanted: int | None
     kafka: OffsetRange | None = None
     archive: Archive | None = None
     refused: bool = False
+    recreated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +227,9 @@ def decide(mode: Mode, reset: Reset, facts: Facts, *, broker: bool = True) -> De
     wanted = facts.wanted
     if wanted is None or wanted < 0:
         return _without_position(mode, reset, facts)
+    if facts.recreated:
+        why = f"offset {wanted} is of a topic that was deleted and created again"
+        return _by_reset(mode, reset, facts, why)
     if mode is Mode.TIERED_STORAGE_ONLY:
         return _store_only(reset, facts, wanted, broker=broker)
     if mode is Mode.KAFKA_PREFERRED:
@@ -290,10 +327,21 @@ def _on_neither_side(mode: Mode, reset: Reset, facts: Facts, wanted: int) -> Dec
             mode, reset, facts, f"offset {wanted} is below the oldest offset of both sides"
         )
     if wanted > kafka.end and (stored is None or wanted >= stored.end):
-        return _by_reset(
-            mode, reset, facts, f"offset {wanted} is above the newest offset of both sides"
-        )
+        why = f"offset {wanted} is above the newest offset of both sides"
+        return _by_reset(mode, reset, _continued_by_kafka(facts, kafka), why)
     return _missing(facts, wanted)
+
+
+def _continued_by_kafka(facts: Facts, kafka: OffsetRange) -> Facts:
+    """Return the facts with the archive only if it is certainly the beginning of Kafka's log.
+
+    Otherwise a reset could go back to the archive of a deleted topic; or Kafka would refuse the
+    archive's end again, and the reader would read the archive again and again.
+    """
+    archive = facts.archive or Archive()
+    if archive.span is None or (archive.verified and archive.span.end <= kafka.end):
+        return facts
+    return replace(facts, archive=Archive())
 
 
 def _missing(facts: Facts, wanted: int) -> Missing | RetryLater:
@@ -364,12 +412,20 @@ def _tail(mode: Mode, reset: Reset, facts: Facts) -> Decision:
         return Ask(kafka=not store_only and facts.kafka is None, store=facts.archive is None)
     if facts.archive.unavailable:
         return RetryLater("the store does not answer")
-    spans = [span for span in (facts.kafka, facts.archive.span) if span is not None]
-    if store_only:
-        # The archive's span is the last of the list. Kafka may have been asked before.
-        spans = spans[-1:] if facts.archive.span is not None else []
-    if not spans:
+    # Kafka may have been asked before, also with `TIERED_STORAGE_ONLY`.
+    log = joined(None if store_only else facts.kafka, facts.archive.span)
+    if log is None:
         return RetryLater("nothing is stored of the partition")
     back = TAIL_BASE - (facts.wanted or TAIL_BASE)
-    wanted = max(min(span.start for span in spans), max(span.end for span in spans) - back)
+    wanted = max(log.start, log.end - back)
     return decide(mode, reset, Facts(wanted, facts.kafka, facts.archive))
+
+
+def joined(kafka: OffsetRange | None, stored: OffsetRange | None) -> OffsetRange | None:
+    """Return the range of the log that both sides are parts of; None if there is none.
+
+    Kafka alone knows the end of the log.
+    """
+    if kafka is None or stored is None:
+        return kafka or stored
+    return OffsetRange(min(kafka.start, stored.start), kafka.end)

@@ -20,11 +20,15 @@ from sidetier.segments.offsets import Offset, TopicPartition
 
 class StoreSide(Protocol):
     """The methods of `ArchiveReader` that a consumer needs; see there. No method but `take` waits
-    for the store's answer, except `bounds` and `offset_for_time`.
+    for the store's answer, except `bounds`, `kafka_cluster_id` and `offset_for_time`.
     """
 
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
         """Return the readable range of the archive; None if there is no archive."""
+        ...
+
+    def kafka_cluster_id(self, topic: str) -> str | None:
+        """Return Kafka's id of the archived cluster; None if it is not known."""
         ...
 
     def where(self, tp: TopicPartition) -> str:
@@ -70,6 +74,11 @@ class NoStore:
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
         """Return None: there is no archive."""
         del tp, max_age
+        return None
+
+    def kafka_cluster_id(self, topic: str) -> str | None:
+        """Never called."""
+        del topic
         return None
 
     def where(self, tp: TopicPartition) -> str:

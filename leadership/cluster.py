@@ -194,6 +194,15 @@ def kafka_text(uuid: str) -> str:
     return uuid.rstrip("=").translate(_URL_SAFE)
 
 
+_NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
+
+
+def topic_id_of(uuid: object) -> str | None:
+    """Return a described topic's id in Kafka's form; None from brokers before 2.8."""
+    text = "" if uuid is None else kafka_text(str(uuid))
+    return None if text in {"", _NO_ID} else text
+
+
 # High watermarks from the brokers: ListOffsets for the latest offset, read_uncommitted (KIP-396).
 #
 # read_committed would return the last stable offset, which an open transaction holds back.

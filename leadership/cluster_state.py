@@ -15,7 +15,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from sidetier.leadership.cluster import admin_client, kafka_text
+from sidetier.leadership.cluster import admin_client, topic_id_of
 from sidetier.leadership.port import ReadState
 from sidetier.segments.cluster_state import (
     AclBinding,
@@ -188,7 +188,7 @@ class KafkaClusterState:
                         len(partition.replicas) for partition in topic.partitions
                     ),
                     configs=entries,
-                    topic_id=None if topic.topic_id is None else kafka_text(str(topic.topic_id)),
+                    topic_id=topic_id_of(topic.topic_id),
                 )
         return ReadState(TopicDefinitions(definitions), _joined(problems))
 

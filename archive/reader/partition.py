@@ -370,7 +370,11 @@ class PartitionReader:
     def view_extract(self, snapshot: ArchiveSnapshot) -> None:
         """Begin with the snapshot of an extract. Every change of the archive counts since then."""
         self._view, self._view_at = snapshot.view, snapshot.taken_at
-        self._changes_seen = 0
+        self.notice_changes_since(snapshot)
+
+    def notice_changes_since(self, snapshot: ArchiveSnapshot) -> None:
+        """Process the changes since this snapshot, by which the caller chose the offset."""
+        self._changes_seen = len(snapshot.changes)
 
     # -- fetch threads: the next action, and the events that it ends with --------------------------
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.objects.layout import read_note
 from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
 from sidetier.archive.reader.fetch_threads import FetchThreads
 from sidetier.archive.reader.memory import BufferPool, MemoryBudget
@@ -87,6 +88,7 @@ class ArchiveReader:
         it again.
         """
         self._largest: dict[TopicPartition, Largest] = {}
+        self._cluster_ids: dict[str, str | None] = {}
         self._closed = False
         self._threads = FetchThreads(
             self._settings.fetch_threads,
@@ -126,6 +128,26 @@ class ArchiveReader:
             StorageError: As `RemoteStorage` says.
         """
         return self._archive(tp).bounds(max_age)
+
+    def kafka_cluster_id(self, topic: str) -> str | None:
+        """Return Kafka's id of the archived cluster, as `layout.json` has it; None if it is not
+        known.
+
+        One request for each store.
+
+        Raises:
+            MalformedObjectError: `layout.json` does not parse.
+            StorageError: As `RemoteStorage` says.
+        """
+        url = self._access.url(topic)
+        with self._lock:
+            if url in self._cluster_ids:
+                return self._cluster_ids[url]
+        note = read_note(self._access.store(topic), self._access.layout)
+        found = None if note is None else note.kafka_cluster_id
+        with self._lock:
+            self._cluster_ids[url] = found
+        return found
 
     def where(self, tp: TopicPartition) -> str:
         """Return the URL and key prefix of the partition. No request."""
@@ -192,6 +214,8 @@ class ArchiveReader:
             snapshot = opener.archive.latest
             if extract is not None and snapshot is not None:
                 partition.view_extract(snapshot)
+            elif snapshot is not None:
+                partition.notice_changes_since(snapshot)
             self._seek(partition, Offset(offset))
             self._partitions[tp] = partition
             self._threads.begin()

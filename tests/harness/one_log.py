@@ -7,7 +7,7 @@ refuses to change single partitions of an eager group, and drops stored offsets 
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.archive.missing_offsets import GapReason
 from sidetier.archive.partition_archive import ArchiveBounds
 from sidetier.archive.reader.results import (
@@ -42,11 +43,14 @@ class Log:
     store_start: int = 0
     store_end: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    topic: int = 0
+    """How many topics had the name before."""
 
     def produce(self, count: int, markers: int = 0) -> None:
         """Produce records, followed by offsets without records."""
+        name = f"new-{self.topic}" if self.topic else "value"
         for _ in range(count):
-            self.records[self.end] = b"value-%d" % self.end
+            self.records[self.end] = f"{name}-{self.end}".encode()
             self.end += 1
         self.end += markers
 
@@ -86,6 +90,29 @@ class World:
     store_error: SidetierError | None = None
     now: float = 1000.0
     seed: int = 0
+    topic_id: str | None = "0"
+    archived_id: str | None = "0"
+    archived_cluster: str | None = None
+    archived: dict[TopicPartition, Log] = field(default_factory=dict)
+
+    def recreate(self, records: int) -> None:
+        """Delete the topic and create it again, with records. Its archive stays until `retire`."""
+        self.archived, self.committed = self.archived or self.logs, {}
+        topic = 1 + max(log.topic for log in self.logs.values())
+        self.topic_id = str(topic)
+        self.logs = {tp: Log(topic=topic) for tp in self.logs}
+        for log in self.logs.values():
+            log.produce(records)
+
+    def retire(self, *, uploads: bool = False) -> None:
+        """Move the archive of the deleted topic away. The new topic's archive begins."""
+        self.archived, self.archived_id = {}, self.topic_id
+        for log in self.logs.values() if uploads else ():
+            log.upload(log.end)
+
+    def stored(self, tp: TopicPartition) -> Log:
+        """Return the log that the partition's archive is of."""
+        return self.archived.get(tp) or self.log(tp)
 
     def log(self, tp: TopicPartition) -> Log:
         """Return the partition's log; an empty one is created if it is missing."""
@@ -314,6 +341,12 @@ class FakeKafka:
     def cluster_id(self, timeout: float = -1) -> str:
         return "fake"
 
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str | KafkaError | None]:
+        """Act as `TopicIds`."""
+        if self.world.brokers_away:
+            return {topic: KafkaError(KafkaError._TRANSPORT) for topic in topics}
+        return dict.fromkeys(topics, self.world.topic_id)
+
     def memberid(self) -> str:
         return "member"
 
@@ -372,6 +405,7 @@ class _Reading:
     said_end: int | None = None
     halted: bool = False
     again_at: float = 0.0
+    topic: int = 0
 
 
 class FakeReader:
@@ -381,6 +415,7 @@ class FakeReader:
         self.world, self.most = world, most
         self.readings: dict[TopicPartition, _Reading] = {}
         self.looks = 0
+        self.seen: dict[TopicPartition, int] = {}
         self.closed = False
         self._random = random.Random(world.seed + 1)
 
@@ -388,23 +423,31 @@ class FakeReader:
         self.looks += 1
         if self.world.store_error is not None:
             raise self.world.store_error
-        log = self.world.log(tp)
+        log = self.world.stored(tp)
+        self.seen[tp] = log.topic
         if log.store_start >= log.store_end:
             return None
         return ArchiveBounds(
-            Offset(log.store_start), Offset(log.store_end), is_pinterest=False, taken_at=0.0
+            Offset(log.store_start),
+            Offset(log.store_end),
+            is_pinterest=False,
+            taken_at=0.0,
+            topic_id=self.world.archived_id,
         )
+
+    def kafka_cluster_id(self, topic: str) -> str | None:
+        return self.world.archived_cluster
 
     def where(self, tp: TopicPartition) -> str:
         return f"memory://archive/c/{tp}/"
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
-        log = self.world.log(tp)
+        log = self.world.stored(tp)
         later = [at for at in log.between(log.store_start, log.store_end) if at >= timestamp_ms]
         return Offset(min(later)) if later else None
 
     def assign(self, tp: TopicPartition, offset: int) -> None:
-        self.readings[tp] = _Reading(offset)
+        self.readings[tp] = _Reading(offset, topic=self.seen[tp])
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         reading = self.readings[tp]
@@ -444,12 +487,15 @@ class FakeReader:
         self.closed = True
 
     def _take(self, tp: TopicPartition, reading: _Reading, most: int) -> Taken | None:
-        log = self.world.log(tp)
+        log = self.world.stored(tp)
         at = reading.offset
-        if self.world.store_error is not None:
-            reading.halted = not self.world.store_error.retry
+        error = self.world.store_error
+        if log.topic != reading.topic:
+            error = ArchiveReplacedError("the topic was created again", Offset(0))
+        if error is not None:
+            reading.halted = not error.retry
             reading.again_at = self.world.now + 5.0
-            return Failed(tp, Offset(at), self.world.store_error)
+            return Failed(tp, Offset(at), error)
         if at < log.store_start:
             reading.halted = True
             end = Offset(log.store_start)

@@ -81,7 +81,16 @@ def tiered(
     )
     kafka = FakeKafka(world, cooperative=settings.kafka.cooperative)
     reader = FakeReader(world)
-    side = KafkaSide(kafka, cooperative=settings.kafka.cooperative) if broker else None  # type: ignore[arg-type]
+    side = (
+        KafkaSide(
+            kafka,  # type: ignore[arg-type]
+            cooperative=settings.kafka.cooperative,
+            topic_ids=kafka.topic_ids,
+            clock=world.clock,
+        )
+        if broker
+        else None
+    )
     metrics = ConsumerMetrics(registry)
     lookups = Lookups(side, reader, pool=pool or AtOnce())
     sides = Sides(side, reader, lookups, metrics, world.clock, world, reader.close)

@@ -11,7 +11,7 @@ from sidetier.leadership.cluster import (
     all_offsets,
     as_texts,
     described,
-    kafka_text,
+    topic_id_of,
 )
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
@@ -19,7 +19,6 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
 
 _TIMEOUT: Final = 10.0
-_NONE: Final = "A" * 22
 """Kafka's zero topic id, which means no id: brokers before 2.8, or ZooKeeper clusters before
 an upgrade.
 """
@@ -73,9 +72,4 @@ def broker_topic(broker: BrokerConfig, topic: str, isolation: IsolationLevel) ->
         )
         for tp in tps
     }
-    return BrokerTopic(_topic_id(description.topic_id), logs, cluster.cluster_id)
-
-
-def _topic_id(uuid: object) -> str | None:
-    text = kafka_text(str(uuid))
-    return None if text == _NONE else text
+    return BrokerTopic(topic_id_of(description.topic_id), logs, cluster.cluster_id)

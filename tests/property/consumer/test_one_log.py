@@ -2,12 +2,14 @@
 
 Records are produced; segments are stored (sometimes after Kafka has deleted them: the sidecar keeps
 them); retention and gc delete; the group rebalances; partitions are paused and sought; brokers and
-the store are unavailable for a while; responses arrive late; and consumers are killed. The records
+the store are unavailable for a while; responses arrive late; consumers are killed; and the topic is
+deleted and created again, while its archive stays or is retired. The records
 that are delivered are, per assignment, in order and without a gap or a repetition; no offset is
 committed whose record was not delivered; and at the end each record was delivered at least once.
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,6 +17,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sidetier.consumer.partition import Source
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from tests.harness.one_log import INVALID, Later, World
@@ -23,6 +26,7 @@ from tests.harness.tiered import OTHER, TP, Tiered, at, tiered
 PARTITIONS = (TP, OTHER)
 AWAY = StoreUnavailableError("the store is away")
 KILLS = 3
+RECREATIONS = 2
 SELDOM = st.sampled_from([False, False, False, False, True])
 
 
@@ -40,7 +44,7 @@ class OneLog(RuleBasedStateMachine):
         self.seen: dict[TopicPartition, set[int]] = {tp: set() for tp in PARTITIONS}
         self.paused: set[TopicPartition] = set()
         self.assigned: set[TopicPartition] = set()
-        self.kills = 0
+        self.kills = self.recreations = 0
         self.it: Tiered
 
     @initialize(seed=st.integers(0, 1000))
@@ -107,14 +111,17 @@ class OneLog(RuleBasedStateMachine):
     def produce(self, tp: TopicPartition, count: int, markers: int) -> None:
         self.world.log(tp).produce(count, markers)
 
+    @precondition(lambda self: not self.world.archived)  # the sidecar has stopped until `retire`
     @rule(tp=st.sampled_from(PARTITIONS), size=st.integers(1, 15))
     def upload(self, tp: TopicPartition, size: int) -> None:
         log = self.world.log(tp)
         log.upload(log.store_end + size)
 
+    @precondition(lambda self: not self.world.archived)
     @rule(tp=st.sampled_from(PARTITIONS), size=st.integers(1, 20), late=st.integers(0, 4))
     def retain(self, tp: TopicPartition, size: int, late: int) -> None:
         log = self.world.log(tp)
+        late = late if log.store_end else 0  # the beginning of a log that has no archive is Kafka's
         log.retain(min(log.kafka_start + size, log.store_end + late))
 
     @rule(tp=st.sampled_from(PARTITIONS), share=st.floats(0, 1))
@@ -124,6 +131,83 @@ class OneLog(RuleBasedStateMachine):
         behind = min(self.world.committed.get(tp, 0), self.next.get(tp, 0), log.kafka_start)
         log.gc(int(behind * share))
 
+    @precondition(
+        lambda self: (
+            self.recreations < RECREATIONS
+            and not self.world.brokers_away
+            and self.world.store_error is None
+        )
+    )
+    @rule(records=st.integers(1, 30), retires=st.booleans(), ahead=st.booleans())
+    def recreate(self, records: int, *, retires: bool, ahead: bool) -> None:
+        """Create the topic again under the reader, and read until it has noticed.
+
+        Records of the deleted topic may still be returned, in order. Then the new topic's follow,
+        from its first one on: except after a read from Kafka at an offset that the new topic has,
+        too, where no consumer notices anything.
+        """
+        self.recreations += 1
+        self.it.consumer.resume([at(INVALID, tp) for tp in PARTITIONS])
+        self.paused.clear()
+        old = dict(self.world.archived or self.world.logs)
+        last, before = dict(self.world.logs), self.next
+        unnoticed = self.unnoticed_positions()
+        # At none of these positions, so that there is something to read.
+        while records in set().union(*unnoticed.values()):
+            records += 1
+        self.world.recreate(records)
+        if retires or self.mode == "TIERED_STORAGE_ONLY":
+            self.world.retire(uploads=True)
+        if ahead:
+            self.it.kafka.fetch(TP)
+        self.next, self.seen = {}, {tp: set() for tp in PARTITIONS}
+        for _ in range(150):
+            self.pool.run()
+            for tp, offset, value in self.consumed():
+                topics = [log for log in (last[tp], old[tp]) if log.records.get(offset) == value]
+                if topics:
+                    assert tp not in self.next, f"{tp}: {offset} of the deleted topic came last"
+                    assert offset == topics[0].between(before[tp], topics[0].end)[0]
+                    before[tp] = offset + 1
+                else:
+                    self.handed_out_of_the_new_topic(tp, offset, unnoticed[tp])
+            if all(self.next.get(tp) == records for tp in self.assigned):
+                break
+        assert self.next == dict.fromkeys(self.assigned, records), "a partition stands still"
+        self.commit()
+
+    def handed_out_of_the_new_topic(
+        self, tp: TopicPartition, offset: int, unnoticed: set[int | None]
+    ) -> None:
+        if tp not in self.next:
+            skipped = offset if offset in unnoticed else 0
+            self.next[tp], self.seen[tp] = skipped, set(range(skipped))
+        self.handed_out(*tp, [offset])
+
+    def unnoticed_positions(self) -> dict[TopicPartition, set[int | None]]:
+        """Return where the new topic may be read first: at an offset that the application or the
+        group gave and no source was read at yet; or where Kafka's consumer notices nothing.
+        """
+        found: dict[TopicPartition, set[int | None]] = {tp: set() for tp in PARTITIONS}
+        for tp, partition in self.it.consumer._state.partitions.items():
+            if partition.source is not Source.STORE:
+                fetched = self.it.kafka.fetchers[tp].offset
+                found[tp] |= {partition.position, partition.start, partition.committed, fetched}
+        return found
+
+    def consumed(self) -> Iterator[tuple[TopicPartition, int, bytes]]:
+        """Yield partition, offset and value of the records of one call."""
+        for message in self.it.consumer.consume(20, 0.5):
+            if message.error() is None:
+                tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
+                yield tp, int(message.offset() or 0), bytes(message.value() or b"")
+            else:  # the archive was retired while it was read
+                assert "created again" in str(message.error())
+
+    @rule()
+    def retire(self) -> None:
+        self.world.retire()
+
     @rule(tp=st.sampled_from(PARTITIONS))
     def fetch_ahead(self, tp: TopicPartition) -> None:
         self.it.kafka.fetch(tp)
@@ -132,7 +216,8 @@ class OneLog(RuleBasedStateMachine):
 
     @rule(away=SELDOM)
     def brokers(self, *, away: bool) -> None:
-        self.world.brokers_away = away
+        # Without a broker, a consumer that never saw the new topic reads the old one's archive.
+        self.world.brokers_away = away and not self.world.archived
 
     @rule(away=SELDOM)
     def store(self, *, away: bool) -> None:
@@ -231,6 +316,7 @@ class OneLog(RuleBasedStateMachine):
         if not hasattr(self, "it"):
             return
         self.world.brokers_away, self.world.store_error = False, None
+        self.world.retire()
         for tp in PARTITIONS:
             log = self.world.log(tp)
             log.upload(log.end)

@@ -103,6 +103,42 @@ _stored = st.none() | _spans.filter(lambda span: span.start < span.end)
 
 
 @given(
+    mode=st.sampled_from([FIRST, PREFERRED]),
+    reset=st.sampled_from([Reset.EARLIEST, Reset.LATEST]),
+    wanted=st.integers(0, 60),
+    kafka=_spans,
+    stored=_stored,
+    verified=st.booleans(),
+)
+def test_no_reset_leads_to_an_archive_that_kafka_does_not_continue(
+    mode: Mode,
+    reset: Reset,
+    wanted: int,
+    kafka: OffsetRange,
+    stored: OffsetRange | None,
+    *,
+    verified: bool,
+) -> None:
+    archive = Archive(stored, verified=verified and stored is not None)
+    decision = decide(mode, reset, Facts(wanted, kafka, archive, refused=True))
+    if not isinstance(decision, FromStore) or not decision.reset or wanted <= kafka.end:
+        return
+    assert verified
+    assert stored is not None
+    assert stored.end <= kafka.end
+
+
+@pytest.mark.parametrize("mode", [FIRST, PREFERRED, ONLY])
+def test_offset_of_a_deleted_topic_is_reset_although_the_new_topic_has_it(mode: Mode) -> None:
+    facts = Facts(70, KAFKA, STORED, recreated=True)
+    decision = decide(mode, Reset.EARLIEST, facts)
+    assert isinstance(decision, FromStore)
+    assert decision.offset == 20
+    assert "deleted and created again" in decision.reset
+    assert isinstance(decide(mode, Reset.ERROR, facts), NoReset)
+
+
+@given(
     mode=st.sampled_from([FIRST, PREFERRED, ONLY]),
     reset=st.sampled_from(Reset),
     wanted=st.none() | st.integers(0, 60),

@@ -410,6 +410,22 @@ def test_recreated_topic_is_an_error(archive: MadeArchive) -> None:
     assert failed.next_offset == 300
 
 
+def test_topic_recreated_between_a_look_at_the_bounds_and_the_read_is_an_error(
+    archive: MadeArchive,
+) -> None:
+    archive.mark(200, 300, topic_id="first")
+    clock = Clock()
+    with reading(archive.store, clock=clock) as reader:
+        assert reader.bounds(TP) is not None
+        archive.mark(200, 300, topic_id="second")
+        clock.now += 10
+        reader.assign(TP, 250)
+        failed = take_to_end(reader)[-1]
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, ArchiveReplacedError)
+    assert failed.next_offset == 250
+
+
 def test_retired_archive_is_an_error(archive: MadeArchive) -> None:
     clock = Clock()
     with reading(archive.store, clock=clock) as reader:

@@ -1,0 +1,175 @@
+"""An archive is read only if it is of the topic that the cluster has; and a reset never goes back
+to an archive that Kafka does not continue.
+"""
+
+import logging
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError
+
+from tests.harness.one_log import World
+from tests.harness.tiered import TP, Tiered, at, tiered, world_of
+
+READING = ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED")
+BOTH = pytest.mark.parametrize("mode", READING)
+
+
+def values(it: Tiered, polls: int = 200) -> list[bytes]:
+    """Return the values from this number of polls, without errors."""
+    found = [it.consumer.poll(0.1) for _ in range(polls)]
+    return [bytes(one.value() or b"") for one in found if one is not None and one.error() is None]
+
+
+def new_records(end: int, start: int = 0) -> list[bytes]:
+    return [b"new-1-%d" % offset for offset in range(start, end)]
+
+
+def recreated(records: int) -> World:
+    """Return a world whose archive, [0, 80), is of a deleted topic."""
+    world = world_of(kafka_start=60, store=(0, 80))
+    world.recreate(records)
+    return world
+
+
+@BOTH
+@pytest.mark.parametrize("start", [0, 5, OFFSET_BEGINNING, -1001])
+def test_archive_of_a_deleted_topic_is_not_read(
+    mode: str, start: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[KafkaError] = []
+    caplog.set_level(logging.WARNING, "sidetier.consumer")
+    it = tiered(recreated(20), mode, {"error_cb": told.append})
+    it.consumer.assign([at(start)])
+    assert values(it) == new_records(20, max(start, 0))
+    assert it.consumer.get_watermark_offsets(at(0)) == (0, 20)
+    assert it.consumer.offsets_for_times([at(15)])[0].offset == 15
+    assert it.consumer.offsets_for_times([at(50)])[0].offset == OFFSET_END
+    if mode == "TIERED_STORAGE_PREFERRED" or start < 0:
+        assert caplog.text.count("consumer.archive_of_another_topic") == 1
+        assert "sidetier retire t" in caplog.text
+        assert "sidetier retire t" in told[0].str()
+
+
+@BOTH
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_position_above_the_new_topic_is_reset_within_kafka(mode: str, reset: str) -> None:
+    it = tiered(recreated(20), mode, {"auto.offset.reset": reset})
+    it.consumer.assign([at(80)])
+    found = values(it)
+    it.world.log(TP).produce(5)
+    assert found + values(it) == new_records(25, 0 if reset == "earliest" else 20)
+    assert it.count("offset_resets_total") == 1
+
+
+def test_archive_of_a_deleted_topic_is_read_after_it_was_retired_only() -> None:
+    told: list[KafkaError] = []
+    it = tiered(recreated(20), "TIERED_STORAGE_ONLY", {"error_cb": told.append})
+    it.consumer.assign([at(0)])
+    assert values(it) == []
+    assert it.consumer.get_watermark_offsets(at(0)) == (0, 0)
+    assert "sidetier retire t" in told[0].str()
+    it.world.retire()
+    it.world.log(TP).upload(15)
+    assert values(it, 400) == new_records(15)
+
+
+def test_archive_of_a_deleted_topic_is_read_without_a_broker() -> None:
+    """Nothing can be compared, and this is how the archive of a deleted topic is read."""
+    it = tiered(recreated(20), "TIERED_STORAGE_ONLY", broker=False)
+    it.consumer.assign([at(0)])
+    assert len(values(it)) == 80
+
+
+@BOTH
+@pytest.mark.parametrize("records", [20, 100, 200])
+def test_topic_recreated_while_its_archive_is_read_is_read_from_its_beginning(
+    mode: str, records: int
+) -> None:
+    """Also if Kafka has the offset at which the old archive ends."""
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.consumer.assign([at(0)])
+    assert it.read(3) == [0, 1, 2]
+    it.world.recreate(records)
+    found = values(it, 600)
+    old = [value for value in found if value.startswith(b"value")]
+    assert old == [b"value-%d" % offset for offset in range(3, 3 + len(old))]
+    assert found[len(old) :] == new_records(records)
+
+
+@BOTH
+@pytest.mark.parametrize("broker", [True, False])
+def test_archive_retired_while_it_is_read_is_continued_by_the_new_topic(
+    mode: str,
+    broker: bool,  # noqa: FBT001 -- a parameter of the test
+) -> None:
+    mode = mode if broker else "TIERED_STORAGE_ONLY"
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode, broker=broker)
+    it.consumer.assign([at(0)])
+    assert it.read(3) == [0, 1, 2]
+    it.world.recreate(200)
+    it.world.retire()
+    log = it.world.log(TP)
+    log.upload(150)
+    log.retain(100)
+    found = values(it, 900)
+    assert found[-1] == b"new-1-%d" % (199 if broker else 149)
+    assert [value for value in found if value.startswith(b"new")] == new_records(
+        200 if broker else 150
+    )
+
+
+@BOTH
+def test_kafka_is_not_read_at_an_archives_end_before_a_broker_confirmed_the_topic(
+    mode: str,
+) -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.consumer.assign([at(0)])
+    assert it.read(3) == [0, 1, 2]
+    it.world.brokers_away = True
+    assert len(values(it)) >= 57
+    it.world.recreate(200)
+    it.world.brokers_away = False
+    assert [value for value in values(it, 900) if value.startswith(b"new")] == new_records(200)
+
+
+@BOTH
+def test_archive_of_another_cluster_is_not_read(mode: str, caplog: Any) -> None:  # noqa: ANN401
+    caplog.set_level(logging.WARNING, "sidetier.consumer")
+    world = world_of(end=20, store=(0, 80))
+    world.archived_id, world.archived_cluster = None, "other"
+    it = tiered(world, mode)
+    it.consumer.assign([at(OFFSET_BEGINNING)])
+    assert it.read(60) == list(range(20))
+    assert it.count("records_total", source="store") == 0
+    assert "tiered.storage.cluster.name" in caplog.text
+
+
+@BOTH
+@pytest.mark.parametrize("archived_id", ["0", None])
+def test_archive_that_ends_above_the_log_is_read_once(mode: str, archived_id: str | None) -> None:
+    """As after an unclean election, before the sidecar has moved the records to quarantine."""
+    it = tiered(world_of(end=40, kafka_start=20, store=(0, 80)), mode)
+    it.world.archived_id = archived_id
+    log = it.world.log(TP)
+    log.records |= {offset: b"discarded-%d" % offset for offset in range(40, 80)}
+    it.consumer.assign([at(0)])
+    found = it.read(400)
+    assert it.consumer.get_watermark_offsets(at(0)) == (0, 40)
+    if mode == "TIERED_STORAGE_PREFERRED":
+        assert found == [*range(80), *range(20, 40)]
+        assert it.count("offset_resets_total") == 1
+    else:
+        assert found == list(range(40))
+    log.records = {offset: value for offset, value in log.records.items() if offset < 40}
+    log.produce(10)
+    assert it.read(100) == list(range(40, 50))
+
+
+@BOTH
+def test_archive_whose_topic_is_unknown_is_not_read_after_a_refusal(mode: str) -> None:
+    world = world_of(end=40, kafka_start=20, store=(0, 30))
+    world.archived_id = None
+    it = tiered(world, mode)
+    it.consumer.assign([at(500)])
+    assert it.read(60) == list(range(20, 40))
