@@ -1,8 +1,8 @@
-"""Errors that keep a partition from being archived: kinds of `ArchiveConflictError`."""
+"""Errors that keep a partition from being archived."""
 
 from sidetier.archive.objects.watermark import StoredWatermark
 from sidetier.segments.epoch_history import Contradiction
-from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.errors import ArchiveConflictError, UnsupportedFormatError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch
 from sidetier.uploader.state.plan import Conflict
 
@@ -86,3 +86,16 @@ class AnotherTopicError(OrphanSegmentError):
 
 class UnfinishedMoveError(DivergedError):
     """A part of the archive is being moved, and this sidecar must not finish the move."""
+
+
+class UnarchivableError(UnsupportedFormatError):
+    """The segment has a format without leader epochs, so nothing proves that it may be archived.
+
+    Args:
+        message: The text of the error.
+        accepted: Whether an operator has accepted the loss of its records.
+    """
+
+    def __init__(self, message: str, *, accepted: bool) -> None:
+        super().__init__(message)
+        self.accepted = accepted

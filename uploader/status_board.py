@@ -553,10 +553,9 @@ def _waiting_for(partition: Partition, oldest: TrackedSegment | None) -> str | N
     stopped = _stopped(partition)
     if stopped is not None:
         return stopped
-    if partition.unanswered is not None:
-        return partition.unanswered
-    if partition.moving is not None:
-        return partition.moving
+    waiting = partition.unanswered or partition.moving or _old_format(partition)
+    if waiting is not None:
+        return waiting
     held = (
         partition.held_error
         or partition.hold.error
@@ -567,6 +566,18 @@ def _waiting_for(partition: Partition, oldest: TrackedSegment | None) -> str | N
     if partition.gap is not None:
         return f"a second check of the gap {partition.gap}"
     return None if oldest is None else _gate_of(partition, oldest)
+
+
+def _old_format(partition: Partition) -> str | None:
+    lost = partition.unarchivable()
+    if lost is None:
+        return None
+    tp = partition.topic_partition
+    return (
+        f"an operator: offsets {lost} have message format v0 or v1, which cannot be archived. Copy "
+        "the records to a new topic, or accept their loss by `sidetier ack-gap "
+        f"{tp.topic} {tp.partition} {lost.start} {lost.end} --unarchivable`"
+    )
 
 
 def _gate_of(partition: Partition, oldest: TrackedSegment) -> str:

@@ -1,17 +1,21 @@
-"""Acknowledgements: an operator accepts a recorded gap, and says why.
+"""Acknowledgements: an operator accepts a gap, and says why.
 
 The acknowledgement of the gap record `_sidetier/<cluster>/gaps/<partition>/<start>-<end>.json` is
 `_sidetier/<cluster>/acknowledged/gaps/<partition>/<start>-<end>.json`. The gap record stays as it
 is, because readers need it. Earlier versions of the sidecar only look whether the key exists, so
 an empty object, as the runbook once told operators to store, counts as well.
+
+An acknowledgement covers every gap in its range. It may be older than the gap record: an operator
+accepts in advance that records of an old message format are lost (`accept_loss`).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
 from sidetier.archive.objects.gaps import recorded_gaps
+from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.errors import (
     ConfigurationError,
     ObjectNotFoundError,
@@ -53,6 +57,12 @@ def acknowledged_gaps(
     prefix = layout.acknowledgement_key(layout.gap_prefix(tp))
     gaps = ((parse_gap_key(row.key, prefix), row.key) for row in store.list_objects(prefix))
     return {gap: key for gap, key in gaps if gap is not None}
+
+
+def covering(gap: OffsetRange, acknowledged: Iterable[OffsetRange]) -> OffsetRange | None:
+    """Return the smallest acknowledged range that contains a gap; None if there is none."""
+    around = (r for r in acknowledged if r.start <= gap.start and gap.end <= r.end)
+    return min(around, key=lambda r: r.size, default=None)
 
 
 def read_acknowledgement(store: RemoteStorage, key: str) -> Acknowledgement:
@@ -98,6 +108,47 @@ def acknowledge_gap(
         raise ConfigurationError(
             f"{tp} has no recorded gap {gap}; its recorded gaps, START and END: {known}"
         )
+    return _acknowledge(store, layout, tp, gap, acknowledgement)
+
+
+def accept_loss(
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    tp: TopicPartition,
+    lost: OffsetRange,
+    acknowledgement: Acknowledgement,
+) -> bool:
+    """Accept in advance that offsets above the archive end are lost, by one conditional put.
+
+    It moves nothing and hides nothing. The leader's sidecar records a gap, and only for segments
+    whose format it cannot archive. A kill right after the put leaves the acknowledgement.
+
+    Returns:
+        False if the same offsets had been accepted before: the earlier reason stays.
+
+    Raises:
+        ConfigurationError: The range is empty, or begins below the archive end offset.
+        StorageError: As `RemoteStorage` says.
+    """
+    if not lost.size > 0:
+        raise ConfigurationError(f"END {lost.end} is not above START {lost.start}")
+    mark = read_watermark(store, layout.watermark_key(tp))
+    end = None if mark is None else mark.watermark.next_offset
+    if end is not None and lost.start < end:
+        raise ConfigurationError(
+            f"{tp} is archived up to {end}: START must be {end} or higher, as `sidetier status` "
+            "shows it"
+        )
+    return _acknowledge(store, layout, tp, lost, acknowledgement)
+
+
+def _acknowledge(
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    tp: TopicPartition,
+    gap: OffsetRange,
+    acknowledgement: Acknowledgement,
+) -> bool:
     fields = {
         "version": _VERSION,
         "topic": tp.topic,

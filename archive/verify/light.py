@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from sidetier.archive.objects.acknowledgements import (
     Acknowledgement,
     acknowledged_gaps,
+    covering,
     read_acknowledgement,
 )
 from sidetier.archive.objects.chapters import read_chapter, stored_chapters
@@ -259,7 +260,12 @@ def _read_once(
         damaged.append(Finding(FindingKind.DAMAGED_EPOCHS, tp, where, None, str(error)))
     gaps = tuple(sorted(recorded_gaps(store, layout, [tp])[tp]))
     keys = acknowledged_gaps(store, layout, tp) if gaps else {}
-    acknowledged = {gap: read_acknowledgement(store, keys[gap]) for gap in gaps if gap in keys}
+    accepted = {gap: covering(gap, keys) for gap in gaps}
+    acknowledged = {
+        gap: read_acknowledgement(store, keys[around])
+        for gap, around in accepted.items()
+        if around is not None
+    }
     objects = PartitionObjects(
         tp, before, segments, metadata, epochs, gaps, acknowledged, damaged=tuple(damaged)
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from sidetier.archive.objects.acknowledgements import acknowledged_gaps, covering
 from sidetier.config.model import Config
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import ArchiveError, LeadershipError, SegmentError
@@ -31,7 +32,7 @@ from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWa
 from sidetier.uploader.gates.topic_rules import CleanerCheckpoints, refusal_of
 from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
 from sidetier.uploader.state.plan import PlannedSegment, available, plan
-from sidetier.uploader.watching.disk import LogDirPartitions, list_names
+from sidetier.uploader.watching.disk import LogDirPartitions, list_names, old_format_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,12 @@ class PartitionPlan:
         next_offset: Archive end offset; None if there is no archive yet.
         due: Segments to store, in rising order.
         gaps: Offsets whose records were deleted before they were archived.
-        stored_segments: Closed segments on disk that this plan does not store.
+        stored_segments: Closed segments on disk that are archived already.
         present: Due segments whose `.log` is on the store already, above the archive end. The
             upload compares them and does not send them again.
         refused: Why the topic must not be archived.
-        problem: Why the partition's directory or archive cannot be read.
+        problem: Why the partition's directory or archive cannot be read, or why the segments
+            behind `due` cannot be archived.
     """
 
     topic_partition: TopicPartition
@@ -263,6 +265,17 @@ class Survey:
         start = Offset(segments[0].base_offset)
         after = start if archive.next_offset is None else archive.next_offset
         planned, gaps = plan_all(after, segments, partition.listing.active)
+        unarchivable = self._unarchivable(partition, planned)
+        given_up = {segment.segment.base_offset for segment in unarchivable.accepted}
+        if given_up:
+            kept = [segment for segment in segments if segment.base_offset not in given_up]
+            planned, gaps = plan_all(after, kept, partition.listing.active)
+        waiting = len(planned)
+        blocked = unarchivable.refused
+        if blocked:
+            # Nothing behind such a segment is committed before an operator has decided about it.
+            planned = [segment for segment in planned if segment.start < blocked[0].start]
+            gaps = [gap for gap in gaps if gap.start < blocked[0].start]
         if gaps and self.config.uploader.on_gap == "halt":
             planned = [segment for segment in planned if segment.start < gaps[0].start]
         due = [_due(partition, segment, gate) for segment in planned]
@@ -278,8 +291,23 @@ class Survey:
             next_offset=archive.next_offset,
             due=tuple(segment for segment in due if segment is not None),
             gaps=tuple(gaps),
-            stored_segments=len(segments) - len(planned),
+            stored_segments=len(segments) - waiting - len(given_up),
             refused=refusal_of(tp.topic, config, refuse_compacted=refuse_compacted),
+            problem=_unarchivable_text(tp, blocked) if blocked else None,
+        )
+
+    def _unarchivable(
+        self, partition: _OnDisk, planned: Sequence[PlannedSegment]
+    ) -> "_Unarchivable":
+        """Find planned segments of message format v0 or v1. A store is asked only if there are."""
+        old = [segment for segment in planned if _is_old(partition.directory, segment.segment)]
+        store = self.store_of(partition.tp.topic) if old else None
+        if store is None:
+            return _Unarchivable((), tuple(old))
+        acknowledged = acknowledged_gaps(store, self.layout, partition.tp)
+        accepted = [segment for segment in old if covering(_range_of(segment), acknowledged)]
+        return _Unarchivable(
+            tuple(accepted), tuple(segment for segment in old if segment not in accepted)
         )
 
     def _with_present(self, plan: PartitionPlan) -> PartitionPlan:
@@ -288,6 +316,42 @@ class Survey:
             return plan
         stored = _logs_above(store, self.layout, plan)
         return replace(plan, present=sum(due.base_offset in stored for due in plan.due))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unarchivable:
+    """Segments of message format v0 or v1, in rising order.
+
+    Attributes:
+        accepted: An operator has accepted the loss of their records.
+        refused: The others.
+    """
+
+    accepted: tuple[PlannedSegment, ...]
+    refused: tuple[PlannedSegment, ...]
+
+
+def _is_old(directory: str, segment: ClosedSegment) -> bool:
+    name = segment_file_name(segment.base_offset, FileKind.LOG, deleted=segment.marked_for_deletion)
+    return old_format_of(str(Path(directory, name))) is not None
+
+
+def _range_of(planned: PlannedSegment) -> OffsetRange:
+    return OffsetRange(planned.start, Offset(planned.segment.next_base or planned.start))
+
+
+def _unarchivable_text(tp: TopicPartition, blocked: Sequence[PlannedSegment]) -> str:
+    lost = _range_of(blocked[0])
+    for segment in blocked[1:]:
+        following = _range_of(segment)
+        if following.start != lost.end:
+            break
+        lost = OffsetRange(lost.start, following.end)
+    return (
+        f"offsets {lost} have message format v0 or v1, which cannot be archived, and hold what "
+        "follows them: copy the records to a new topic, or accept their loss by `sidetier ack-gap "
+        f"{tp.topic} {tp.partition} {lost.start} {lost.end} --unarchivable`"
+    )
 
 
 def _list(tp: TopicPartition, directory: str) -> _OnDisk | PartitionPlan:

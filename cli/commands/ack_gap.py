@@ -1,4 +1,4 @@
-"""`sidetier ack-gap`: accept a recorded gap, with a reason."""
+"""`sidetier ack-gap`: accept a gap, with a reason."""
 
 import getpass
 import time
@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 import click
 
-from sidetier.archive.objects.acknowledgements import Acknowledgement, acknowledge_gap
+from sidetier.archive.objects.acknowledgements import (
+    Acknowledgement,
+    accept_loss,
+    acknowledge_gap,
+)
 from sidetier.cli.arguments import PARTITION, checked_topic
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
@@ -18,12 +22,17 @@ _OFFSET = click.IntRange(0, 2**63 - 1)
 
 @dataclass(frozen=True, slots=True)
 class AckResult:
-    """An acknowledged gap. `is_new` is False if it had been acknowledged before."""
+    """An acknowledged gap. `is_new` is False if it had been acknowledged before.
+
+    Attributes:
+        in_advance: Whether the sidecar has yet to record the gap.
+    """
 
     topic_partition: TopicPartition
     gap: OffsetRange
     key: str
     is_new: bool
+    in_advance: bool = False
 
     def as_json(self) -> object:
         """Return the gap and the key of its acknowledgement."""
@@ -40,6 +49,8 @@ class AckResult:
         """Return one line."""
         text = f"{self.topic_partition}: the gap {self.gap} "
         text += "is acknowledged" if self.is_new else "was acknowledged before; its reason stays"
+        if self.in_advance:
+            text += "; the sidecar looks at its segments within 5 minutes"
         return [Table((), footer=f"{text} ({self.key})")]
 
 
@@ -61,6 +72,12 @@ def _checked_reason(_context: click.Context, _option: click.Parameter, given: st
     help="Why the loss is accepted. Stored beside the gap record, with the user and the time.",
 )
 @click.option("--user", help="Name to store.  [default: the account that runs the command]")
+@click.option(
+    "--unarchivable",
+    is_flag=True,
+    help="Accept in advance that records of message format v0 or v1 are not archived. START is "
+    "where the archive ends.",
+)
 @configuration_options
 @output_option
 @click.pass_context
@@ -73,6 +90,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     end: int,
     reason: str,
     user: str | None,
+    unarchivable: bool,
     output: OutputFormat,
 ) -> None:
     """Accept a recorded gap: records that were deleted before they could be archived.
@@ -83,12 +101,18 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     sidecar reads the acknowledgement within 5 minutes. `sidetier verify` shows it with severity
     info.
 
+    With --unarchivable the gap does not have to be recorded yet: segments of message format v0 or
+    v1 cannot be archived, and hold what follows them. Take START and END from `sidetier status` or
+    `sidetier backfill --dry-run`. The leader's sidecar then records a gap for those segments in
+    the range that have such a format, and for no other records.
+
     \b
     Example:
       sidetier ack-gap orders 3 1200 7200 --reason "retention of 1 h during the outage, INC-42"
+      sidetier ack-gap old 0 0 9000 --unarchivable --reason "copied to orders-v2"
 
     Exit codes: 0 the gap is acknowledged, also if it was before; 1 the store does not answer; 2 no
-    such gap is recorded.
+    such gap is recorded, or (--unarchivable) START is below the archive end.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = with_short_timeouts(invocation(context).load(needs_log_dirs=False).config)
     layout, tp = layout_of(config), TopicPartition(topic, partition)
@@ -96,9 +120,10 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     acknowledgement = Acknowledgement(reason, user or _account(), time.time_ns() // 1_000_000)
     with open_every_store(config) as stores:
         store = stores.of_topic(topic)
-        is_new = acknowledge_gap(store, layout, tp, gap, acknowledgement)
+        acknowledge = accept_loss if unarchivable else acknowledge_gap
+        is_new = acknowledge(store, layout, tp, gap, acknowledgement)
     key = layout.acknowledgement_key(layout.gap_key(tp, gap.start, gap.end))
-    emit(AckResult(tp, gap, key, is_new), output)
+    emit(AckResult(tp, gap, key, is_new, unarchivable), output)
 
 
 def _account() -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sidetier.archive.objects.acknowledgements import (
     Acknowledgement,
     acknowledged_gaps,
+    covering,
     read_acknowledgement,
 )
 from sidetier.archive.objects.layout import check_note, read_note
@@ -193,8 +194,9 @@ class ArchivedPartition:
         return None
 
     def _acknowledgement(self, gap: OffsetRange) -> Acknowledgement | None:
-        key = acknowledged_gaps(self.store, self.layout, self.tp).get(gap)
-        return None if key is None else read_acknowledgement(self.store, key)
+        keys = acknowledged_gaps(self.store, self.layout, self.tp)
+        around = covering(gap, keys)
+        return None if around is None else read_acknowledgement(self.store, keys[around])
 
     def _moved_away(self, offset: int) -> Iterator[str]:
         for prefix in (self.layout.quarantine_prefix(self.tp), self.layout.retired_prefix(self.tp)):

@@ -1,5 +1,6 @@
 """Check settings, host, stores and sidecar for causes of lost records. Pure functions."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -252,6 +253,51 @@ def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
     )
 
 
+def message_format(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check that the log dirs have no segment of message format v0 or v1."""
+    if facts.old_formats:
+        segments = sum(facts.old_formats.values())
+        yield problem(
+            "message format",
+            f"{segments} segments begin with message format v0 or v1, which cannot be archived, "
+            f"and hold what follows them: {first_names(map(str, facts.old_formats))}",
+            "copy the records to a new topic, or accept their loss: `sidetier backfill --dry-run` "
+            "shows the offsets, and `sidetier ack-gap --unarchivable` accepts it",
+        )
+
+
+def new_messages(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check that brokers before 4.0 write message format v2 to every topic."""
+    # From this version on, brokers ignore `message.format.version` (KIP-724).
+    protocol = _version(facts.broker_settings.get("inter.broker.protocol.version"))
+    ignored = protocol is not None and protocol >= _FORMAT_IS_IGNORED
+    written = {
+        topic.name: _version(topic.settings.get("message.format.version")) for topic in facts.topics
+    }
+    old = [name for name, version in written.items() if version and version < _FIRST_WITH_V2]
+    if old and not ignored:
+        yield problem(
+            "message format",
+            f"the broker writes message format v0 or v1, which cannot be archived: "
+            f"{first_names(old)}",
+            "remove log.message.format.version (broker) and message.format.version (topic), or "
+            "set them to 0.11.0 or higher",
+            "message.format.version=0.11.0",
+        )
+    elif not facts.old_formats:  # else `message_format` has a finding
+        yield ok("message format", "v2")
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    """Return major and minor version of a Kafka setting such as `0.10.2-IV0`; None if absent."""
+    parts = re.match(r"(\d+)\.(\d+)", text or "")
+    return None if parts is None else (int(parts[1]), int(parts[2]))
+
+
+_FIRST_WITH_V2: Final = (0, 11)
+_FORMAT_IS_IGNORED: Final = (3, 0)
+
+
 _HOST_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     log_dirs,
     open_files,
@@ -259,6 +305,7 @@ _HOST_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     room_for_pins,
     spool,
     page_cache,
+    message_format,
 )
 
 
@@ -704,6 +751,7 @@ def _with(facts: DoctorFacts, name: str, value: str) -> list[str]:
 
 _TOPIC_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     refused,
+    new_messages,
     retention_by_time,
     retention_by_size,
     delete_delay,

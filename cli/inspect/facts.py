@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sidetier.archive.objects.layout import check_note, read_note
@@ -55,7 +56,7 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.led_partitions import topic_id_in
-from sidetier.uploader.watching.disk import find_partitions
+from sidetier.uploader.watching.disk import find_partitions, old_format_of
 
 _AT_ONCE: Final = 16
 """Maximum number of concurrent requests to the stores."""
@@ -546,6 +547,7 @@ class DoctorFacts:
         broker_settings: Configuration of this host's broker.
         partitions: Selected partitions in the log dirs.
         without_topic_id: Those with local retention whose log has no topic id.
+        old_formats: Number of segments in the log dirs that begin with message format v0 or v1.
         keys: The keys of `storage.encryption`.
         other_fingerprints: Why keys are not those that the other sidecars have.
         undecryptable: Stored segments that these keys do not decrypt: their keys, and why.
@@ -561,6 +563,7 @@ class DoctorFacts:
     sidecar: SidecarState | None = None
     partitions: tuple[TopicPartition, ...] = ()
     without_topic_id: tuple[TopicPartition, ...] = ()
+    old_formats: Mapping[TopicPartition, int] = field(default_factory=dict)
     keys: tuple[KeyFacts, ...] = ()
     other_fingerprints: tuple[str, ...] = ()
     undecryptable: tuple[str, ...] = ()
@@ -606,6 +609,11 @@ def gather_host(
             for tp, directory in sorted(on_disk.directories.items())
             if config.retention.local.selects(tp.topic) and topic_id_in(directory) is None
         ),
+        old_formats={
+            tp: count
+            for tp, directory in sorted(on_disk.directories.items())
+            if (count := sum(old_format_of(str(log)) is not None for log in _logs_in(directory)))
+        },
         keys=keys,
         other_fingerprints=others,
         undecryptable=stored,
@@ -618,6 +626,13 @@ def gather_host(
     except SidetierError as error:
         problems["sidecar"] = str(error)
     return replace(facts, sidecar=sidecar, problems=problems)
+
+
+def _logs_in(directory: str) -> list[Path]:
+    try:
+        return sorted(Path(directory).glob("*.log"))
+    except OSError:  # the log dir has a finding
+        return []
 
 
 def _without_encryption(config: Config) -> Config:

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from sidetier.archive.objects.acknowledgements import covering
 from sidetier.archive.objects.drill_record import DrillRecord, read_drill
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.errors import MalformedObjectError, StorageError
@@ -62,6 +63,7 @@ def read_unresolved(
         StorageError: as the port says.
     """
     acknowledged = {row.key for row in store.list_objects(layout.acknowledged_prefix())}
+    accepted = _accepted(acknowledged)
     unacknowledged: dict[TopicPartition, list[OffsetRange]] = {}
     gaps: dict[TopicPartition, tuple[tuple[Offset, Offset], ...]] = {}
     for row in store.list_objects(layout.gaps_prefix()):
@@ -71,7 +73,7 @@ def read_unresolved(
             continue
         known = gaps.get(tp, ())
         gaps[tp] = (*known[1 - _MOST_GAPS :], (Offset(gap[0]), Offset(gap[1])))
-        if layout.acknowledgement_key(row.key) not in acknowledged:
+        if covering(gap, accepted.get(tp, ())) is None:
             unacknowledged.setdefault(tp, []).append(gap)
     gap_records: dict[TopicPartition, int] = {}
     for tp, ranges in unacknowledged.items():
@@ -79,6 +81,17 @@ def read_unresolved(
         if records := sum(max(0, gap.end - max(gap.start, start)) for gap in ranges):
             gap_records[tp] = records
     return Unresolved(gap_records, _quarantines(store, layout, acknowledged), gaps)
+
+
+def _accepted(keys: Iterable[str]) -> Mapping[TopicPartition, Collection[OffsetRange]]:
+    """Return the acknowledged ranges of each partition."""
+    accepted: dict[TopicPartition, list[OffsetRange]] = {}
+    for key in keys:
+        prefix = key[: key.rindex("/") + 1]
+        tp, gap = _partition_of(prefix), parse_gap_key(key, prefix)
+        if tp is not None and gap is not None:
+            accepted.setdefault(tp, []).append(gap)
+    return accepted
 
 
 def _quarantines(

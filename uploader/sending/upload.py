@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sidetier.segments.errors import SegmentError
+from sidetier.archive.objects.acknowledgements import acknowledged_gaps, covering
+from sidetier.segments.errors import SegmentError, UnsupportedFormatError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import OPTIONAL_KINDS, FileKind
 from sidetier.segments.notes import (
@@ -20,7 +21,14 @@ from sidetier.segments.notes import (
     epochs_note,
     records_note,
 )
-from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import (
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
 from sidetier.segments.producer_snapshot import check_snapshot
 from sidetier.segments.txn_index import (
     ABORTED_TXN_BYTES,
@@ -28,7 +36,7 @@ from sidetier.segments.txn_index import (
     read_txn_index,
 )
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.errors import StoredOtherwiseError
+from sidetier.uploader.errors import StoredOtherwiseError, UnarchivableError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
@@ -218,6 +226,7 @@ class Uploader:
             progress: Counts the bytes of the `.log` while it is sent.
 
         Raises:
+            UnarchivableError: the segment has message format v0 or v1.
             SegmentError: the local file is damaged, has changed, or must not be stored.
             StoredByAnotherError: another sidecar's segment is stored there: continue behind it.
             StoredOtherwiseError: the segment has left the log, and the archive ends within one of
@@ -238,7 +247,7 @@ class Uploader:
                 committed,
                 progress,
             )
-            verified = verify(pinned, planned, reading)
+            verified = _verified(to, pinned, planned, reading)
             if not (to.compacted or to.begins):
                 _check_follows(pinned, planned, verified)
             stored = Extent(verified.base_offset, verified.next_offset)
@@ -269,6 +278,24 @@ class Uploader:
         if buffer is None:
             buffer = self._local.buffer = memoryview(bytearray(CHUNK_BYTES))
         return buffer
+
+
+def _verified(
+    to: Destination, pinned: PinnedSegment, planned: PlannedSegment, reading: Reading
+) -> VerifiedSegment:
+    try:
+        return verify(pinned, planned, reading)
+    except UnsupportedFormatError as error:
+        if planned.segment.next_base is None:
+            raise
+        lost = OffsetRange(planned.start, Offset(planned.segment.next_base))
+        # Asked only here: such segments are rare, and an operator accepts their loss one by one.
+        accepted = acknowledged_gaps(to.store, to.layout, to.topic_partition)
+        raise UnarchivableError(
+            f"{error}: copy the records to a new topic, or accept their loss by `sidetier ack-gap "
+            "--unarchivable`",
+            accepted=covering(lost, accepted) is not None,
+        ) from error
 
 
 def _check_follows(

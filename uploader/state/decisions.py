@@ -197,6 +197,8 @@ def _halt_at_gap(partition: "Partition", now: float) -> list[Action]:
     gap = partition.gap
     if gap is None or not (partition.gap_is_confirmed() and partition.gap_vouched):
         return []
+    if partition.gap_is_given_up():
+        return []  # an operator has accepted it
     if partition.archive is None or not partition.archive.start_is_kept:
         return []  # a restart would begin behind the gap, and not know of it
     partition.halt_at_gap(gap)

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from sidetier.leadership.port import TopicConfig
@@ -36,6 +37,7 @@ from sidetier.uploader.errors import (
     RecreatedError,
     StoredByAnotherError,
     StoredOtherwiseError,
+    UnarchivableError,
 )
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.state.decisions import GAP_CONFIRM_SECONDS, Situation, decide
@@ -377,7 +379,34 @@ class Partition:
             return Plan()
         conflicts = {b: t.conflict for b, t in self.tracked.items() if t.conflict is not None}
         empty = [base for base, t in self.tracked.items() if self.is_empty(t)]
-        return plan(self.archive.next_offset, self.segments(), self.active, conflicts, empty)
+        segments = [s for s in self.segments() if not self.tracked[s.base_offset].given_up]
+        return plan(self.archive.next_offset, segments, self.active, conflicts, empty)
+
+    def unarchivable(self) -> OffsetRange | None:
+        """Return the next offsets if their format cannot be archived, and nobody has accepted it.
+
+        They end with the last segment in a row that is known to have such a format.
+        """
+        if not any(tracked.unarchivable for tracked in self.tracked.values()):
+            return None  # for most partitions there is nothing to plan
+        blocked = list(
+            takewhile(
+                lambda planned: self.tracked[planned.segment.base_offset].unarchivable,
+                self.plan().segments,
+            )
+        )
+        end = blocked[-1].segment.next_base if blocked else None
+        return None if end is None else OffsetRange(blocked[0].start, Offset(end))
+
+    def gap_is_given_up(self) -> bool:
+        """Whether an operator has accepted the loss of all records in the gap."""
+        if self.gap is None:
+            return False
+        end = self.gap.start
+        for base, tracked in sorted(self.tracked.items()):
+            if tracked.given_up and base <= end and tracked.segment.next_base is not None:
+                end = max(end, Offset(tracked.segment.next_base))
+        return end >= self.gap.end
 
     def resume(self, epoch: LeaderEpoch) -> None:
         """Lead (again) in this epoch. The pins stay valid; the archive must be read again."""
@@ -820,7 +849,10 @@ class Partition:
         if isinstance(error, SegmentEndsElsewhereError):
             segment.ends_at(error.next_offset)  # planned again, and checked by the gates again
             return self._released_unless_tracked(segment)
-        segment.hold.fail(str(error), now)
+        if isinstance(error, UnarchivableError):
+            segment.cannot_be_archived(str(error), now, accepted=error.accepted)
+        else:
+            segment.hold.fail(str(error), now)
         report = ReportUploadFailed(base, error, segment.hold.failures)
         # No reading of an unlinked file can succeed once its bytes are damaged. Its records are a
         # gap, and its pin must not use the room of an intact segment.

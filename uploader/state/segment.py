@@ -26,6 +26,8 @@ DEFAULT_RETENTION: Final = 7 * 86400.0
 
 _FIRST_HOLD: Final = 1.0
 _LONGEST_HOLD: Final = 60.0
+_LOOK_AGAIN_SECONDS: Final = 300.0
+"""How often a segment is looked at again whose format cannot be archived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class TrackedSegment:
         epochs: The log's leader epochs up to its end, from when the pinned file was in the log.
         committed: Whether `epochs` were still the same after the high watermark had passed its end.
         progress: Counts the bytes of its last upload.
+        unarchivable: Whether its format cannot be archived.
+        given_up: Whether an operator has accepted the loss of its records, too: they are a gap.
     """
 
     segment: ClosedSegment
@@ -143,6 +147,8 @@ class TrackedSegment:
     epochs: EpochHistory | None = None
     committed: bool = False
     progress: SendProgress | None = None
+    unarchivable: bool = False
+    given_up: bool = False
 
     @property
     def largest_timestamp(self) -> float:
@@ -200,6 +206,16 @@ class TrackedSegment:
         self.segment = ClosedSegment(
             base, BaseOffset(next_offset), self.segment.marked_for_deletion
         )
+
+    def cannot_be_archived(self, error: str, now: float, *, accepted: bool) -> None:
+        """Note that the segment's format cannot be archived.
+
+        The same bytes never can. They are looked at again only to notice that the broker has
+        deleted the file, or that an operator has accepted the loss.
+        """
+        self.unarchivable, self.given_up = True, accepted
+        self.hold.fail(error, now)
+        self.hold.until = now + _LOOK_AGAIN_SECONDS
 
     def follows_not(self, conflict: Conflict, *, unlinked: bool) -> None:
         """Note that the archive ends within a record batch of this segment.

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.config.startup import META_PROPERTIES
-from sidetier.segments.errors import SegmentError
+from sidetier.segments.errors import DamagedSegmentError, SegmentError, UnsupportedFormatError
+from sidetier.segments.headers import HEADER_BYTES, check_beginning
 from sidetier.segments.names import DirectoryState, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.properties import MetaProperties, parse_meta_properties
@@ -184,3 +185,18 @@ def free_bytes(path: str) -> tuple[int, int]:
     """Return the free bytes for users other than root, and all bytes, of a path's file system."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+
+
+def old_format_of(path: str) -> str | None:
+    """Return why a `.log` cannot be archived: it begins with message format v0 or v1.
+
+    None for format v2, and for a file that does not tell it: an empty, damaged or deleted one.
+    """
+    try:
+        with open(path, "rb") as file:
+            check_beginning(file.read(HEADER_BYTES))
+    except UnsupportedFormatError as error:
+        return str(error)
+    except (OSError, DamagedSegmentError):
+        return None
+    return None

@@ -11,6 +11,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.state import decisions, partition
 from sidetier.uploader.watching import disk
+from tests.harness.batches import make_batch
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.stored_log import read_records
@@ -342,3 +343,42 @@ def test_directory_that_cannot_be_listed_is_a_finding_of_its_partition(
     assert cli.run("backfill") == 3
     assert f"pay-0: {pay.path} cannot be read: Input/output error" in cli.out
     assert stored_values(cli, "orders-0") == orders.values
+
+
+def test_old_message_format_is_not_archivable_until_its_loss_is_accepted(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
+    orders.closed_segments(2)
+    for base in (10, 20):
+        orders.file(base).write_bytes(make_batch(base, 10, magic=1))
+    cli.log_dir.checkpoint_high_watermarks()
+    advice = "sidetier ack-gap orders 0 10 30 --unarchivable"
+
+    plan = cli.json("backfill", "--dry-run", code=3)
+    (row,) = plan["partitions"]
+    assert [segment["base_offset"] for segment in row["segments"]] == [0]
+    assert row["stored_segments"] == 0
+    assert "offsets [10, 30) have message format v0 or v1" in row["problem"]
+    assert advice in row["problem"]
+    assert cli.run("backfill") == 3
+    assert advice in cli.out
+    assert set(stored_values(cli, "orders-0")) >= set(range(10))
+
+    accept = ("ack-gap", "orders", "0", "10", "30", "--unarchivable", "--reason", "copied to v2")
+    assert cli.run(*accept[:3], "9", *accept[4:]) == 2
+    assert "orders-0 is archived up to 10: START must be 10 or higher" in cli.err
+    assert cli.run(*accept[:4], "10", *accept[5:]) == 2
+    assert cli.run(*accept) == 0
+    assert "the sidecar looks at its segments within 5 minutes" in cli.out
+    kinds = {finding["kind"] for finding in cli.json("verify")["findings"]}
+    assert kinds <= {"not_committed"}, "no gap is recorded yet"
+    (row,) = cli.json("backfill", "--dry-run", code=3)["partitions"]
+    assert row["gaps"] == [{"start_offset": 10, "end_offset": 30}]
+    assert row["problem"] is None
+    assert cli.run("backfill") == 3, "the gap is reported"
+    wait_until(lambda: cli.run("backfill") == 0, 30, "the rest, which a slow machine may leave")
+    assert set(stored_values(cli, "orders-0")) == {*range(10), *range(30, 50)}
+    findings = cli.json("verify")["findings"]
+    ranges = {(f["kind"], f["start_offset"], f["end_offset"]) for f in findings}
+    assert ("acknowledged_gap", 10, 30) in ranges, findings
+    assert "recorded_gap" not in {kind for kind, _, _ in ranges}

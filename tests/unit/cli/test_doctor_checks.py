@@ -283,6 +283,18 @@ def test_correct_setup_has_no_findings() -> None:
             "unclean election",
             "diverges from the log",
         ),
+        (
+            with_topic(topic(message_format_version="0.10.2-IV0")),
+            "problem",
+            "message format",
+            "v0 or v1, which cannot be archived: orders",
+        ),
+        (
+            replace(SOUND, old_formats={TopicPartition("orders", 0): 7}),
+            "problem",
+            "message format",
+            "7 segments begin with message format v0 or v1",
+        ),
         (with_topic(topic(min_insync_replicas="1")), "advice", "min.insync.replicas", "orders"),
         (with_topic(topic(replicas=1)), "advice", "replicas", "only one: orders"),
         (
@@ -446,6 +458,17 @@ def test_worst_finding_comes_first_and_decides_the_verdict() -> None:
         "orders\n-> close segments more often: records in the active segment are only on the "
         "brokers\n   segment.ms=3600000"
     )
+
+
+@pytest.mark.parametrize("version", ["0.11.0-IV2", "1.0", "3.0-IV1"])
+def test_message_format_v2_is_sound(version: str) -> None:
+    assert faults(with_topic(topic(message_format_version=version))) == []
+
+
+def test_message_format_is_ignored_by_newer_brokers() -> None:
+    facts = with_topic(topic(message_format_version="0.10.2-IV0"))
+    settings = {**SOUND.broker_settings, "inter.broker.protocol.version": "3.9-IV0"}
+    assert faults(replace(facts, broker_settings=settings)) == []
 
 
 def test_long_lists_of_names_are_shortened() -> None:

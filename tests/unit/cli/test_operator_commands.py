@@ -27,6 +27,7 @@ from sidetier.telemetry.status import (
     StatusSnapshot,
 )
 from sidetier.uploader.archive.quarantine.relocation import Claim
+from tests.harness.batches import make_batch
 from tests.harness.command_line import CommandLine
 from tests.harness.fake_cluster import FakeCluster
 from tests.harness.log_dir import PartitionLog
@@ -347,6 +348,13 @@ def test_doctor_checks_everything_and_writes_nothing(ground: Ground) -> None:
     assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 3
     assert ground.cli.lines()[0].startswith("1 problem, ")
     assert "because they are compacted: orders" in ground.cli.out
+
+
+def test_doctor_counts_segments_of_an_old_message_format(ground: Ground) -> None:
+    first = ground.log.bases()[0]
+    ground.log.file(first).write_bytes(make_batch(first, 10, magic=0))
+    assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 3
+    assert "1 segments begin with message format v0 or v1" in ground.cli.out
 
 
 def test_doctor_tries_conditional_writes_only_on_request(ground: Ground) -> None:

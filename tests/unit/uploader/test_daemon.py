@@ -6,16 +6,19 @@ from collections import Counter
 
 import pytest
 
+from sidetier.archive.objects.acknowledgements import Acknowledgement, accept_loss
 from sidetier.archive.objects.drill_record import DrillRecord, encode_drill, record_drill
 from sidetier.archive.objects.segment import noted_records
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.leadership.port import HighWatermark, TopicConfig
-from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import DrillStatus, PartitionState
+from sidetier.uploader.archive.unresolved import read_unresolved
 from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
 from tests.harness.archive_sound import check_archive, recorded_gaps
+from tests.harness.batches import make_batch
 from tests.harness.daemons import (
     LAYOUT,
     ConfigsByHand,
@@ -487,3 +490,40 @@ def test_last_drill_is_reported_as_recorded_in_the_store(
         ahead += 600
         expected = DrillStatus(9000, succeeded=False, last_successful_ms=7000, problem="t-0: x")
         running.wait(lambda: told() == expected, "a drill that failed")
+
+
+@pytest.mark.parametrize("on_gap", ["step_over", "halt"])
+def test_old_message_format_holds_a_partition_until_its_loss_is_accepted(
+    site: Site, log_dir: LogDir, store: FakeStorage, on_gap: str
+) -> None:
+    log = log_dir.create("t")
+    log.closed_segments(5)
+    for base in (10, 20):
+        log.file(base).write_bytes(make_batch(base, 10, magic=1))
+    log_dir.checkpoint_high_watermarks()
+    ahead = 0.0
+    site.clock = Clock(lambda: SYSTEM_CLOCK.monotonic() + ahead, SYSTEM_CLOCK.wall)
+    with site.running(on_gap=on_gap) as running:
+        command = "sidetier ack-gap t 0 10 30 --unarchivable"
+
+        def waits() -> str:
+            status = running.status(log.tp)
+            return "" if status is None else str(status.waiting_for)
+
+        running.wait(lambda: command in waits(), "the partition to name the offsets")
+        running.wait(lambda: len(stored_logs(store, log.tp)) == 3, "the segments behind them")
+        status = running.status(log.tp)
+        assert status is not None
+        assert "message format v1" in (status.last_error or "")
+        # The same bytes cannot become archivable: no retry with the usual backoff of up to 60 s.
+        assert (status.segments[0].retry_at_ms or 0) / 1000 > SYSTEM_CLOCK.wall() + 120
+        assert stored_next(store, log.tp) == 10
+        assert recorded_gaps(store, log.tp) == []
+
+        lost = OffsetRange(Offset(10), Offset(30))
+        assert accept_loss(store, LAYOUT, log.tp, lost, Acknowledgement("copied to t-v2"))
+        ahead += 400
+        wait_for_next(running, store, log)
+    assert recorded_gaps(store, log.tp) == [(10, 30)]
+    assert sorted(stored_logs(store, log.tp)) == [0, 30, 40]
+    assert read_unresolved(store, LAYOUT, [log.tp]).gap_records == {}
