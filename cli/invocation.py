@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from sidetier.segments.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from sidetier.config.loading import LoadedConfig
 
@@ -54,12 +56,27 @@ class Invocation:
         """
         # Import on use: `--help` must not load pydantic.
         from sidetier.config.loading import load  # noqa: PLC0415
+        from sidetier.config.sources import environment_layer  # noqa: PLC0415
         from sidetier.config.startup import with_found_log_dirs  # noqa: PLC0415
 
-        loaded = load(
-            self.config_files(environ), environ, self.assignments, needs_log_dirs=needs_log_dirs
-        )
+        files = self.config_files(environ)
+        try:
+            loaded = load(files, environ, self.assignments, needs_log_dirs=needs_log_dirs)
+        except ConfigurationError as error:
+            if files:
+                raise
+            given = self.assignments or environment_layer(environ).values
+            # Without any setting, the list of required ones would hide the reason.
+            raise ConfigurationError(
+                f"{self._no_file()}\n{error}" if given else self._no_file()
+            ) from error
         return replace(loaded, config=with_found_log_dirs(loaded.config))
+
+    def _no_file(self) -> str:
+        return (
+            f"no configuration file: {self.default_config} does not exist; name a file by --config "
+            f"or {CONFIG_VARIABLE}"
+        )
 
 
 def invocation(context: click.Context) -> Invocation:

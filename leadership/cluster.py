@@ -1,6 +1,7 @@
 """Admin requests to a Kafka cluster through librdkafka: offsets, topics, topic configurations."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,11 +37,63 @@ def as_texts(properties: Mapping[str, str | int | float | bool]) -> dict[str, st
     }
 
 
+_THREAD: Final = re.compile(r"^\[thrd:[^]]*\]: ")
+_STATE: Final = re.compile(r" \(after \d+ms in state .*\)$")
+_WITHOUT_REASON: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own codes begin with _
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._TRANSPORT,  # noqa: SLF001
+    }
+)
+"""Errors of a request that do not say why there is no connection: only librdkafka's log does."""
+
+
+class _ClientLog:
+    """Receives librdkafka's log lines, and keeps the newest connection error.
+
+    librdkafka logs each failed attempt to connect, many per second and client. The lines are at
+    level debug; the error of a request, which its caller reports, contains the newest one.
+    """
+
+    def __init__(self) -> None:
+        self.connection_error: str | None = None
+
+    def log(self, level: int, form: str, *values: object) -> None:
+        """Take a line: facility, name of the client, text. `AdminClient.poll` calls it."""
+        _logger.log(logging.DEBUG, form, *values)
+        if level >= logging.ERROR:
+            text = _THREAD.sub("", str(values[-1]))
+            self.connection_error = _STATE.sub("", text)
+
+
+class QuietAdminClient(AdminClient):
+    """AdminClient that logs connection errors at level debug only, and adds them to errors."""
+
+    def __init__(self, settings: Mapping[str, str | int | float | bool]) -> None:
+        """Create the client, which connects in the background."""
+        self._log = _ClientLog()
+        super().__init__(dict(settings), logger=self._log)
+
+    def reason(self, error: KafkaException) -> str:
+        """Return the text of a request's error, with the newest connection error if it does not
+        say itself why there is no connection.
+        """
+        self.drain_log()
+        why = self._log.connection_error
+        inner = error.args[0]
+        return f"{inner.str()}: {why}" if inner.code() in _WITHOUT_REASON and why else inner.str()
+
+    def drain_log(self) -> None:
+        """Take over librdkafka's log lines, which it keeps in memory until then."""
+        self.poll(0)
+
+
 def admin_client(
     bootstrap_servers: str,
     properties: Mapping[str, str],
     ours: Mapping[str, str | int | float | bool] | None = None,
-) -> AdminClient:
+) -> QuietAdminClient:
     """Return a client that connects in the background.
 
     Args:
@@ -58,7 +111,7 @@ def admin_client(
         **properties,
     }
     try:
-        return AdminClient(settings, logger=_logger)
+        return QuietAdminClient(settings)
     except (KafkaException, ValueError, TypeError) as error:
         raise ConfigurationError(f"the Kafka client's properties are refused: {error}") from error
 
@@ -247,7 +300,9 @@ class KafkaHighWatermarks:
         }
 
     def _unavailable(self, error: KafkaException) -> LeadershipUnavailableError:
-        return LeadershipUnavailableError(f"{self._servers}: no high watermark: {error}")
+        return LeadershipUnavailableError(
+            f"{self._servers}: no high watermark: {self._client.reason(error)}"
+        )
 
     def close(self) -> None:
         """Do nothing: librdkafka closes the connections when the client is destroyed."""
@@ -313,7 +368,9 @@ class KafkaTopicConfigs:
         return answers
 
     def _unavailable(self, error: KafkaException) -> LeadershipUnavailableError:
-        return LeadershipUnavailableError(f"{self._servers}: no topic configuration: {error}")
+        return LeadershipUnavailableError(
+            f"{self._servers}: no topic configuration: {self._client.reason(error)}"
+        )
 
     def close(self) -> None:
         """Do nothing: librdkafka closes the connections when the client is destroyed."""

@@ -138,7 +138,7 @@ class KafkaClusterState:
     def _text_of(self, kind: SnapshotKind, error: KafkaException) -> str:
         if error.args[0].code() in _REFUSALS:
             return f"{error.args[0].str()}: the sidecar's principal needs {_NO_PERMISSION[kind]}"
-        return f"{self._servers}: {error}"
+        return f"{self._servers}: {self._client.reason(error)}"
 
     def _spread(self, items: Sequence[T], size: int, seconds: float) -> Iterator[Sequence[T]]:
         """Yield the items in batches that are spread over `seconds`."""

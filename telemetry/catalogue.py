@@ -297,8 +297,8 @@ FOLLOWED_PINNED: Final = Metric(
 LOG_DIR_PROBLEMS: Final = Metric(
     _name("log_dir_problems"),
     Kind.GAUGE,
-    "Log dirs that cannot be read, and partition directories that are symbolic links to another "
-    "file system: nothing in them is archived.",
+    "Log dirs and partition directories that cannot be read, and partition directories that are "
+    "symbolic links to another file system: nothing in them is archived.",
 )
 QUEUE_SEGMENTS: Final = Metric(
     _name("queue_segments"), Kind.GAUGE, "Segments that wait for an upload thread."

@@ -6,7 +6,10 @@ the same form.
 """
 
 import logging
+import re
 import sys
+import threading
+from collections import OrderedDict
 from typing import Any, Final, Literal, TextIO
 
 import structlog
@@ -33,6 +36,9 @@ _TALKATIVE: Final = (
 )
 """Libraries that log from `warning` on, except at level `debug`."""
 _OURS: Final = "sidetier"
+_REPEAT_SECONDS: Final = 60.0
+_MAX_LINES: Final = 256
+_DIGITS: Final = re.compile(r"\d+")
 
 
 def configure_logs(
@@ -54,6 +60,8 @@ def configure_logs(
     )
     handler = logging.StreamHandler(target)
     handler.setFormatter(_formatter(form, colours=target.isatty()))
+    if level != "debug":
+        handler.addFilter(_RepeatedLines())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(_LEVELS[level])
@@ -61,6 +69,38 @@ def configure_logs(
         quiet = logging.NOTSET if level == "debug" else max(logging.WARNING, _LEVELS[level])
         logging.getLogger(name).setLevel(quiet)
     logging.captureWarnings(capture=True)
+
+
+class _RepeatedLines(logging.Filter):
+    """Passes a library's line at most once a minute; digits do not make lines different.
+
+    A client that reconnects, such as kazoo, logs each attempt. The next line that passes has
+    `repeated`, the number of lines that were left out before it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._lines: OrderedDict[tuple[str, int, str], tuple[float, int]] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the line passes."""
+        ours = isinstance(record.msg, dict)  # from structlog, under any name
+        if ours or record.name.partition(".")[0] == _OURS:
+            return True
+        line = (record.name, record.levelno, _DIGITS.sub("0", record.getMessage()))
+        with self._lock:
+            passed_at, repeated = self._lines.get(line, (None, 0))
+            if passed_at is not None and 0 <= record.created - passed_at < _REPEAT_SECONDS:
+                self._lines[line] = (passed_at, repeated + 1)
+                return False
+            self._lines[line] = (record.created, 0)
+            self._lines.move_to_end(line)
+            if len(self._lines) > _MAX_LINES:
+                self._lines.popitem(last=False)
+        if repeated:
+            record.repeated = repeated
+        return True
 
 
 def logger(**values: Any) -> FilteringBoundLogger:  # noqa: ANN401 -- as structlog's own

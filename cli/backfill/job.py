@@ -341,7 +341,7 @@ def _wanted(
     return LogDirPartitions(
         {tp: directory for tp, directory in on_disk.directories.items() if tp in selected},
         {tp: reason for tp, reason in on_disk.refused.items() if tp in selected},
-        on_disk.unreadable,
+        unreadable=on_disk.unreadable,
     )
 
 

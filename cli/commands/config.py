@@ -15,8 +15,10 @@ from sidetier.config.loading import LoadedConfig
 from sidetier.config.problems import Problem, SettingPath, dotted, problem_line
 from sidetier.config.secrets import REDACTED, is_sensitive_property, redacted
 from sidetier.config.startup import LocalMachine, check_machine
+from sidetier.config.topic_patterns import PatternSelection, selections
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.factory import check_driver
+from sidetier.uploader.watching.disk import find_partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +29,24 @@ class CheckResult:
     warnings: tuple[str, ...]
     cluster_id: str | None = None
     broker_id: int | None = None
+    patterns: tuple[PatternSelection, ...] | None = None
+    """With `--topics`: what each pattern selects of the topics in the log dirs."""
 
     def as_json(self) -> object:
-        """Return `ok`, the lines, and the ids of cluster and broker."""
-        return {
+        """Return `ok`, the lines, the ids of cluster and broker, and with `--topics` the topics."""
+        value: dict[str, object] = {
             "ok": not self.problems,
             "problems": list(self.problems),
             "warnings": list(self.warnings),
             "cluster_id": self.cluster_id,
             "broker_id": self.broker_id,
         }
+        if self.patterns is not None:
+            value["patterns"] = [
+                {"setting": dotted(one.setting), "pattern": one.pattern, "topics": list(one.topics)}
+                for one in self.patterns
+            ]
+        return value
 
     def as_tables(self) -> Sequence[Table]:
         """Return one row for each problem and warning."""
@@ -47,7 +57,14 @@ class CheckResult:
                 "" if self.broker_id is None else f"broker {self.broker_id} of {self.cluster_id}"
             )
             rows.append(("ok", broker or "no mistake in the settings"))
-        return (Table(("RESULT", "DETAIL"), rows),)
+        tables = [Table(("RESULT", "DETAIL"), rows)]
+        if self.patterns is not None:
+            cells = [
+                (dotted(one.setting), one.pattern, ", ".join(one.topics) or "no topic here")
+                for one in self.patterns
+            ]
+            tables.append(Table(("SETTING", "PATTERN", "TOPICS IN THE LOG DIRS"), cells))
+        return tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +108,35 @@ def command() -> None:
 @configuration_options
 @output_option
 @click.option("--settings-only", is_flag=True, help="Do not check the log dirs of this machine.")
+@click.option(
+    "--topics",
+    "show_topics",
+    is_flag=True,
+    help="Show which topics in the log dirs each pattern selects.",
+)
 @click.pass_context
-def check(context: click.Context, output: OutputFormat, *, settings_only: bool) -> None:
+def check(
+    context: click.Context, output: OutputFormat, *, settings_only: bool, show_topics: bool
+) -> None:
     """Find every mistake in the settings, in the log dirs they name, and missing packages.
+
+    `sidetier doctor` also compares the patterns of topics with all topics of the cluster.
 
     \b
     Example:
-      sidetier config check --config /etc/sidetier/sidetier.yaml
+      sidetier config check --config /etc/sidetier/sidetier.yaml --topics
 
     Exit codes: 0 no mistake; 2 at least one mistake. The command writes nothing and sends no
     request to the store or the broker.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    result = _check(context, settings_only=settings_only)
+    if settings_only and show_topics:
+        raise click.UsageError("--topics reads the log dirs, and --settings-only leaves them out")
+    result = _check(context, settings_only=settings_only, show_topics=show_topics)
     emit(result, output)
     context.exit(exits.MISCONFIGURED if result.problems else exits.OK)
 
 
-def _check(context: click.Context, *, settings_only: bool) -> CheckResult:
+def _check(context: click.Context, *, settings_only: bool, show_topics: bool) -> CheckResult:
     try:
         loaded = invocation(context).load()
     except ConfigurationError as error:
@@ -115,7 +144,8 @@ def _check(context: click.Context, *, settings_only: bool) -> CheckResult:
     missing = tuple(_missing_drivers(loaded))
     if settings_only:
         return CheckResult(missing, loaded.warnings)
-    report = check_machine(loaded.config, LocalMachine())
+    config = loaded.config
+    report = check_machine(config, LocalMachine())
     # A warning is a problem here, too: `run` starts without an unreadable log dir if another one is
     # readable, but archives nothing of it.
     wrong = (*report.problems, *report.warnings)
@@ -123,7 +153,16 @@ def _check(context: click.Context, *, settings_only: bool) -> CheckResult:
     if report.identity is None:
         return CheckResult(problems, loaded.warnings)
     identity = report.identity
-    return CheckResult(problems, loaded.warnings, identity.cluster_id, identity.broker_id)
+    on_disk = find_partitions(map(str, config.log_dirs), lambda _: True)
+    not_archived = {
+        str(tp): reason
+        for tp, reason in (on_disk.refused | on_disk.forbidden).items()
+        if config.topics.selects(tp.topic)
+    }
+    problems += tuple(not_archived[name] for name in sorted(not_archived))
+    topics = {tp.topic for tp in on_disk.directories}
+    patterns = tuple(selections(config, topics)) if show_topics else None
+    return CheckResult(problems, loaded.warnings, identity.cluster_id, identity.broker_id, patterns)
 
 
 def _missing_drivers(loaded: LoadedConfig) -> Iterator[str]:

@@ -134,7 +134,7 @@ def run_drill(
 
 
 def _admin(broker: TemporaryBroker) -> topics.TopicAdmin:
-    return topics.TopicAdmin(admin_client(broker.bootstrap_servers, {}, {"log_level": 0}))
+    return topics.TopicAdmin(admin_client(broker.bootstrap_servers, {}))
 
 
 def _prepared(plan: HydratePlan, broker: TemporaryBroker) -> HydratePlan:

@@ -154,4 +154,4 @@ def topic_admin(config: Config, bootstrap: str | None) -> TopicAdmin:
     """Return a client of the new cluster that creates and describes topics."""
     properties = as_texts(cluster_properties(config, bootstrap))
     servers = properties.pop("bootstrap.servers")
-    return TopicAdmin(admin_client(servers, properties, {"log_level": 0}))
+    return TopicAdmin(admin_client(servers, properties))

@@ -100,8 +100,7 @@ class KafkaCluster:
         """
         self._servers = servers
         self._timeout = timeout
-        # The calls return all errors, so librdkafka need not log beside the command's output.
-        self._client = admin_client(servers, properties, {"log_level": 0})
+        self._client = admin_client(servers, properties)
 
     def map(self) -> ClusterMap:
         """See the port. Requests all topics, because a request for one topic could create it."""
@@ -202,7 +201,7 @@ class KafkaCluster:
         return settings_by_name, problem
 
     def _unavailable(self, what: str, why: object) -> LeadershipUnavailableError:
-        reason = _text_of(why) if isinstance(why, KafkaException) else why
+        reason = self._client.reason(why) if isinstance(why, KafkaException) else why
         return LeadershipUnavailableError(f"{self._servers} returns no {what}: {reason}")
 
 

@@ -16,6 +16,8 @@ from sidetier.cli.inspect.host import LogDirFacts
 from sidetier.cli.inspect.sidecar import SidecarState
 from sidetier.cli.inspect.store import StoreFacts
 from sidetier.cli.stores import layout_of
+from sidetier.config.problems import dotted
+from sidetier.config.topic_patterns import selections
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.uploader.gates.topic_rules import refusal_of
@@ -488,21 +490,67 @@ _LONG_WAIT_MS: Final = 86_400_000
 _SHORT_RETENTION: Final = 3600.0
 _MARGIN: Final = 4
 _FEW_SEGMENTS: Final = 4
+_ESSENTIAL_PATTERNS: Final = frozenset(
+    {
+        ("topics", "include"),
+        ("storage", "encryption", "topics"),
+        ("storage", "encryption", "refuse_plain"),
+    }
+)
+"""Settings of patterns whose topics would be archived, or encrypted, if the name were right."""
 
 
 def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
-    """Run all checks of topics, if the brokers have returned the configurations."""
+    """Check the patterns of topics, and the topics' configurations, if the brokers answer."""
+    yield from _patterns(facts)
     if not facts.topics_known:
-        why = facts.problems.get("cluster", "broker.bootstrap_servers is not set")
-        yield advice(
-            "topics",
-            f"their settings are not known: {why}",
-            "set the broker's address, and allow Describe and DescribeConfigs on the topics",
-            "broker.bootstrap_servers: localhost:9092",
-        )
+        yield _unknown_topics(facts)
         return
     for check in _TOPIC_CHECKS:
         yield from check(facts)
+
+
+def _unknown_topics(facts: DoctorFacts) -> Finding:
+    servers = facts.config.broker.bootstrap_servers
+    if servers is None:
+        return advice(
+            "topics",
+            "their settings are not known: broker.bootstrap_servers is not set",
+            "set the broker's address, and allow Describe and DescribeConfigs on the topics",
+            "broker.bootstrap_servers: localhost:9092",
+        )
+    why = facts.problems.get("cluster", "the broker has not answered")
+    if facts.cluster_topics is None:
+        return problem(
+            "broker",
+            f"{why}. The topics were not checked",
+            "start the broker, or correct its address, security settings and permissions",
+            f"broker.bootstrap_servers: {servers}",
+        )
+    return advice(
+        "topics",
+        f"their settings are not known: {why}",
+        "allow Describe and DescribeConfigs on the topics, and DescribeConfigs on the cluster",
+    )
+
+
+def _patterns(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check that each pattern of topics in the configuration matches a topic of the cluster."""
+    known = facts.cluster_topics
+    if not known:
+        return
+    unmatched = [one for one in selections(facts.config, known) if not one.topics]
+    for one in unmatched:
+        setting = dotted(one.setting)
+        yield Finding(
+            Level.PROBLEM if one.setting in _ESSENTIAL_PATTERNS else Level.ADVICE,
+            "patterns",
+            f"{setting}: {one.unmatched(known)}",
+            "correct the pattern, or remove it; a pattern matches the whole name of a topic",
+            setting,
+        )
+    if not unmatched:
+        yield ok("patterns", "each pattern of topics matches a topic of the cluster")
 
 
 def local_retention(facts: DoctorFacts) -> Iterator[Finding]:
@@ -592,7 +640,11 @@ def refused(facts: DoctorFacts) -> Iterator[Finding]:
             f"topics.exclude: [{names[False][0]}], or topics.compacted: as_closed",
         )
     if not any(names.values()):
-        yield ok("refused topics", f"none of {len(facts.topics)} topics")
+        count = len(facts.topics)
+        text = "no topic is selected"
+        if count:
+            text = f"none of {count} topic{'' if count == 1 else 's'}"
+        yield ok("refused topics", text)
 
 
 def delete_delay(facts: DoctorFacts) -> Iterator[Finding]:

@@ -544,6 +544,7 @@ class DoctorFacts:
 
     Attributes:
         topics_known: Whether the brokers have returned the topics' configurations.
+        cluster_topics: Names of all topics of the cluster; None if the brokers have not answered.
         broker_settings: Configuration of this host's broker.
         partitions: Selected partitions in the log dirs.
         without_topic_id: Those with local retention whose log has no topic id.
@@ -558,6 +559,7 @@ class DoctorFacts:
     host: HostFacts = field(default_factory=HostFacts)
     topics: tuple[TopicFacts, ...] = ()
     topics_known: bool = False
+    cluster_topics: frozenset[str] | None = None
     broker_settings: Settings = field(default_factory=dict)
     stores: tuple[StoreFacts, ...] = ()
     sidecar: SidecarState | None = None
@@ -648,6 +650,7 @@ def _with_cluster(
         if cluster is None:
             return facts
         cluster_map = cluster.map()
+        facts = replace(facts, cluster_topics=frozenset(tp.topic for tp in cluster_map.partitions))
         names = sorted({tp.topic for tp in facts.partitions})
         settings = cluster.topic_settings(names)
         broker = {} if identity is None else cluster.broker_settings(identity.broker_id)

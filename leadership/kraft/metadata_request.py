@@ -15,7 +15,9 @@ from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import BrokerId, TopicPartition
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, ClusterMetadata
+    from confluent_kafka.admin import ClusterMetadata
+
+    from sidetier.leadership.cluster import QuietAdminClient
 
 
 _OURS: Mapping[str, str | int | float | bool] = {
@@ -71,7 +73,7 @@ class BrokerMetadataRequest:
         Raises:
             ConfigurationError: librdkafka rejects a property.
         """
-        self._client: AdminClient | None = admin_client(bootstrap_servers, properties, _OURS)
+        self._client: QuietAdminClient | None = admin_client(bootstrap_servers, properties, _OURS)
         self._broker_id = broker_id
         self._timeout = timeout
 
@@ -82,9 +84,10 @@ class BrokerMetadataRequest:
         try:
             metadata = self._client.list_topics(timeout=self._timeout)
         except KafkaException as error:
-            raise LeadershipUnavailableError(f"no answer to a Metadata request: {error}") from error
-        finally:
-            self._client.poll(0)  # passes librdkafka's log lines to the logger
+            raise LeadershipUnavailableError(
+                f"no answer to a Metadata request: {self._client.reason(error)}"
+            ) from error
+        self._client.drain_log()
         return MetadataAnswer(_led_by(self._broker_id, metadata), metadata.cluster_id)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
+from typing import Final
 
 import structlog
 
@@ -23,6 +24,9 @@ from sidetier.leadership.settings import KraftSettings
 from sidetier.leadership.worker import Mailbox, ViewPublisher, Worker
 from sidetier.segments.errors import ConfigurationError, LeadershipError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
+
+_SILENCE_INTERVAL: Final = 60.0
+"""Seconds between two log lines about a broker that does not answer."""
 
 
 @dataclass(slots=True)
@@ -160,7 +164,8 @@ class KraftLeadership:
             confirms=request is not None or settings.bootstrap_servers is not None,
             stale_after=settings.stale_after,
         )
-        self._silent = False
+        self._silent_since: float | None = None
+        self._silence_due = 0.0
         self._unreadable: dict[str, Unreadable] = {}
         self._published_at = float("-inf")
 
@@ -292,11 +297,11 @@ class KraftLeadership:
                 self._combined.answered(answer.leads, now)
                 self._schedule.answered(now, took, settled=self._combined.settled())
                 self._unreadable.pop(_METADATA_REQUEST, None)
-                self._note_silence(None)
+                self._note_answer(now)
             case Unanswered(error):
                 self._schedule.failed(now)
                 if isinstance(error, LeadershipError):
-                    self._note_silence(error)
+                    self._note_silence(error, now)
                 else:
                     self._note_unexpected(_METADATA_REQUEST, error)
 
@@ -322,10 +327,17 @@ class KraftLeadership:
             exc_info=None if same else error,
         )
 
-    def _note_silence(self, error: LeadershipError | None) -> None:
-        silent = error is not None
-        if silent and not self._silent:
-            _log.warning("leadership.broker_silent", reason=str(error))
-        elif self._silent and not silent:
-            _log.info("leadership.broker_answers")
-        self._silent = silent
+    def _note_silence(self, error: LeadershipError, now: float) -> None:
+        """Log when it begins, and then once a minute."""
+        if self._silent_since is None:
+            self._silent_since = now
+        elif now < self._silence_due:
+            return
+        self._silence_due = now + _SILENCE_INTERVAL
+        seconds = round(now - self._silent_since)
+        _log.warning("leadership.broker_silent", reason=str(error), seconds=seconds)
+
+    def _note_answer(self, now: float) -> None:
+        if self._silent_since is not None:
+            _log.info("leadership.broker_answers", seconds=round(now - self._silent_since))
+        self._silent_since = None

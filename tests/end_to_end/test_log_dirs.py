@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.harness.clusters import KraftFactory
 from tests.harness.copied_log_dir import CopiedLogDir, Original, static_settings
 from tests.harness.ledger import Ledger, Load
 from tests.harness.local_segments import closed_end, small_segments
-from tests.harness.sidecar import Sidecar, beside
+from tests.harness.sidecar import PROGRAM, Sidecar, beside
 from tests.harness.topics import create_topic, delete_topic
 from tests.harness.waiting import wait_until
 
@@ -80,11 +81,20 @@ def test_unreadable_partition_does_not_block_the_others(original: Original, tmp_
         wait_until_stored(store.objects, "t", 0, original.bases[-1])
         for name in ("hidden", "secret"):
             wait_for_error(sidecar, name, "Permission denied")
+        # A directory that cannot be listed is a problem of the whole sidecar, which stays ready.
+        sidecar.wait_until_ready()
+        why = f"{hidden} cannot be read, and nothing in it is archived"
+        assert why in sidecar.seen("partition.unreadable", topic="hidden")[0]["reason"]
+        assert sidecar.metric("sidetier_log_dir_problems") == 1
+        check = [*launcher, str(PROGRAM), "--config", str(sidecar.config), "config", "check"]
+        checked = subprocess.run(check, capture_output=True, text=True, check=False)
+        assert (checked.returncode, why in " ".join(checked.stdout.split())) == (2, True)
         hidden.chmod(0o755)
         for path in secret.glob("*.log"):
             path.chmod(0o644)
         for name in ("hidden", "secret"):
             wait_until_stored(store.objects, name, 0, original.bases[-1], 60)
+        wait_until(lambda: sidecar.metric("sidetier_log_dir_problems") == 0, 30, "no problem")
         assert sidecar.stop() == 0
     compare(store.objects, copied.sent())
 

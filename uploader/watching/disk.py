@@ -26,17 +26,20 @@ class LogDirPartitions:
     Attributes:
         directories: The directory of each partition.
         refused: Why a partition's directory, a symbolic link, is not followed.
+        forbidden: Why one of `directories` cannot be listed. It stays there: once its permissions
+            are corrected, it is archived.
         unreadable: Why a log dir could not be read. Its partitions are not known.
     """
 
     directories: dict[TopicPartition, str] = field(default_factory=dict)
     refused: dict[TopicPartition, str] = field(default_factory=dict)
+    forbidden: dict[TopicPartition, str] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
 
     @property
     def problems(self) -> list[str]:
         """The problems that keep partitions from being archived, each as a line of text."""
-        return [*self.unreadable.values(), *self.refused.values()]
+        return [*self.unreadable.values(), *self.refused.values(), *self.forbidden.values()]
 
 
 def find_partitions(
@@ -54,6 +57,7 @@ def find_partitions(
             continue
         combined.directories.update(partitions.directories)
         combined.refused.update(partitions.refused)
+        combined.forbidden.update(partitions.forbidden)
     # A refused link does not matter if another log dir has the partition.
     for tp in combined.directories.keys() & combined.refused.keys():
         del combined.refused[tp]
@@ -95,7 +99,12 @@ def read_log_dir(
                     continue
             elif not entry.is_dir(follow_symlinks=False):
                 continue
-            partitions.directories[tp] = os.path.join(log_dir, entry.name)
+            partitions.directories[tp] = entry.path
+            if not os.access(entry.path, os.R_OK | os.X_OK):
+                partitions.forbidden[tp] = (
+                    f"{entry.path} cannot be read, and nothing in it is archived: run as the "
+                    "broker's user or in its group"
+                )
     return partitions
 
 

@@ -48,11 +48,14 @@ class LogDirs:
         self._unreadable: dict[str, str] = {}
         self._directories: dict[TopicPartition, str] = {}
         self._refused: dict[TopicPartition, str] = {}
+        self._forbidden: dict[TopicPartition, str] = {}
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Log dirs that cannot be read, and links that are not followed, one line each."""
-        return (*self._unreadable.values(), *self._refused.values())
+        """Log dirs and partitions that cannot be read, and links that are not followed, one line
+        each.
+        """
+        return (*self._unreadable.values(), *self._refused.values(), *self._forbidden.values())
 
     def rescan(self) -> None:
         """Read all log dirs."""
@@ -79,15 +82,23 @@ class LogDirs:
         """
         directories: dict[TopicPartition, str] = {}
         refused: dict[TopicPartition, str] = {}
+        forbidden: dict[TopicPartition, str] = {}
         # Unreadable log dirs first, so that `update` lets the readable ones win.
         for path in sorted(self.paths, key=lambda path: path not in self._unreadable):
             directories.update(self._by_log_dir[path].directories)
             refused.update(self._by_log_dir[path].refused)
+            forbidden.update(self._by_log_dir[path].forbidden)
         refused = {tp: why for tp, why in refused.items() if tp not in directories}
         for tp, why in refused.items():
             if self._refused.get(tp) != why:
                 log.error("partition.refused", topic=tp.topic, partition=tp.partition, reason=why)
-        self._directories, self._refused = directories, refused
+        for tp, why in forbidden.items():
+            if tp not in self._forbidden:
+                values = {"topic": tp.topic, "partition": tp.partition, "reason": why}
+                log.error("partition.unreadable", **values)
+        for tp in self._forbidden.keys() - forbidden.keys():
+            log.info("partition.readable", topic=tp.topic, partition=tp.partition)
+        self._directories, self._refused, self._forbidden = directories, refused, forbidden
 
     def directory(self, tp: TopicPartition) -> str | None:
         """Return the directory of the partition, or None."""

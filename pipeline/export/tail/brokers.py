@@ -49,7 +49,7 @@ def broker_topic(broker: BrokerConfig, topic: str, isolation: IsolationLevel) ->
         LeadershipUnavailableError: the cluster does not answer.
     """
     servers, properties = client_settings(broker)
-    client = admin_client(servers, properties, {"log_level": 0})
+    client = admin_client(servers, properties)
     try:
         cluster = client.describe_cluster(request_timeout=_TIMEOUT).result()
         description = described(client, topic, _TIMEOUT)

@@ -86,6 +86,46 @@ def test_check_is_stricter_than_a_start(
     assert "none does not exist" in capsys.readouterr().out
 
 
+def test_check_shows_the_topics_that_each_pattern_selects(
+    file: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("orders-0", "orders-1", "clicks-0", "audit-0-delete"):
+        (log_dir / name).mkdir()
+    options = ["--set", 'topics.include=["ord.*","ordrs"]', "--set", 'topics.exclude=["clicks"]']
+    arguments = [*options, "config", "check", "--config", str(file), "--topics"]
+    assert run([*arguments, "--output", "json"]) == 0
+    assert result(capsys)["patterns"] == [
+        {"setting": "topics.include", "pattern": "ord.*", "topics": ["orders"]},
+        {"setting": "topics.include", "pattern": "ordrs", "topics": []},
+        {"setting": "topics.exclude", "pattern": "clicks", "topics": ["clicks"]},
+    ]
+    assert run(arguments) == 0
+    assert "ordrs    no topic here" in capsys.readouterr().out
+    assert run([*arguments, "--settings-only"]) == 2
+
+
+def test_check_finds_a_partition_that_is_not_archived(
+    file: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (log_dir / "orders-0").symlink_to(log_dir / "none")
+    assert run(["config", "check", "--config", str(file), "--output", "json"]) == 2
+    [line] = result(capsys)["problems"]
+    assert f"{log_dir}/orders-0 is a symbolic link to" in line
+
+
+def test_missing_file_is_named_instead_of_each_required_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidetier.cli.invocation.DEFAULT_CONFIG", tmp_path / "sidetier.yaml")
+    assert run(["config", "show"]) == 2
+    why = f"no configuration file: {tmp_path}/sidetier.yaml does not exist; name a file by --config"
+    assert capsys.readouterr().err == f"sidetier: {why} or SIDETIER_CONFIG\n"
+    assert run(["--set", "cluster.name=a", "config", "show"]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0].startswith(f"sidetier: {why}")
+    assert shown[1] == "sidetier: log_dirs: is required"
+
+
 def test_check_can_skip_the_machine(
     file: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,11 +80,15 @@ SOUND = DoctorFacts(
     HostFacts(100_000, 100_000, 128, 20, (DISK,), kafka_cluster_id="K"),
     topics=(topic(),),
     topics_known=True,
+    cluster_topics=frozenset({"orders", "clicks"}),
     broker_settings={"log.dirs": "/kafka"},
     stores=(StoreFacts("s3://bucket", note=LayoutNote(5, "K"), skew_seconds=1.0),),
     sidecar=sidecar(row()),
     partitions=(TopicPartition("orders", 0),),
 )
+
+
+WITH_BROKER = config(broker={"bootstrap_servers": "kafka:9092"})
 
 
 def findings(facts: DoctorFacts) -> Iterator[Finding]:
@@ -298,10 +302,40 @@ def test_correct_setup_has_no_findings() -> None:
         (with_topic(topic(min_insync_replicas="1")), "advice", "min.insync.replicas", "orders"),
         (with_topic(topic(replicas=1)), "advice", "replicas", "only one: orders"),
         (
-            replace(SOUND, topics_known=False, problems={"cluster": "no answer"}),
+            replace(SOUND, topics_known=False, config=WITH_BROKER, problems={"cluster": "refused"}),
             "advice",
             "topics",
-            "not known: no answer",
+            "not known: refused",
+        ),
+        (
+            replace(
+                SOUND,
+                topics_known=False,
+                cluster_topics=None,
+                config=WITH_BROKER,
+                problems={"cluster": "kafka:9092 returns no metadata: Connection refused"},
+            ),
+            "problem",
+            "broker",
+            "kafka:9092 returns no metadata: Connection refused. The topics were not checked",
+        ),
+        (
+            replace(SOUND, topics_known=False, cluster_topics=None),
+            "advice",
+            "topics",
+            "broker.bootstrap_servers is not set",
+        ),
+        (
+            replace(SOUND, config=config(topics={"include": ["ordrs"]})),
+            "problem",
+            "patterns",
+            "topics.include: 'ordrs' matches no topic of the cluster; did you mean orders?",
+        ),
+        (
+            replace(SOUND, config=config(topics={"exclude": ["pay.*"]})),
+            "advice",
+            "patterns",
+            "topics.exclude: 'pay.*' matches no topic",
         ),
         (with_host(problems=("/kafka does not exist",)), "problem", "log dirs", "not exist"),
         (

@@ -387,7 +387,7 @@ def test_doctor_continues_without_store_broker_and_sidecar(
     told = cli.json("doctor", "--sidecar", "http://127.0.0.1:1", code=3)
     found = {one["check"]: one["found"] for one in told["findings"]}
     assert "nothing is stored at this URL yet" in found["store"]
-    assert "one:9092 returns no metadata" in found["topics"]
+    assert "one:9092 returns no metadata" in found["broker"]
     assert "no sidecar answers" in found["sidecar"]
 
 

@@ -27,6 +27,9 @@ class Client:
     ) -> dict[ConfigResource, Future[dict[str, ConfigEntry]]]:
         return {resource: _future(self.answers[resource.name]) for resource in resources}
 
+    def reason(self, error: KafkaException) -> str:
+        return str(error)
+
 
 def _future(answer: Answer) -> Future[dict[str, ConfigEntry]]:
     future: Future[dict[str, ConfigEntry]] = Future()

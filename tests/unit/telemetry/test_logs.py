@@ -57,6 +57,22 @@ def test_standard_logging_of_our_packages_has_the_same_format() -> None:
     assert "library" not in line
 
 
+def test_line_that_a_library_repeats_passes_once_a_minute_with_the_number_left_out() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "info", stream)
+    [handler] = logging.getLogger().handlers
+    for second in range(130):
+        text = f"Connection dropped, attempt {second}"
+        record = logging.LogRecord("kazoo.client", logging.WARNING, "", 0, text, (), None)
+        record.created = 1000.0 + second
+        handler.handle(record)
+        logger().info("ours")
+    libraries = [line for line in lines(stream) if line["event"] == "library.log"]
+    assert [line["message"].rpartition(" ")[2] for line in libraries] == ["0", "60", "120"]
+    assert [line.get("repeated") for line in libraries] == [None, 59, 59]
+    assert len(lines(stream)) == 130 + 3
+
+
 def test_debug_level_includes_the_libraries() -> None:
     stream = io.StringIO()
     configure_logs("json", "debug", stream)

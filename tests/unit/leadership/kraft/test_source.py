@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import pytest
+from structlog.testing import capture_logs
 
 from sidetier.leadership.kraft.source import KraftLeadership
 from sidetier.leadership.settings import KraftSettings
@@ -115,6 +118,31 @@ def test_answer_under_way_does_not_confirm_a_newer_gain(
     request.hold(held=False)
     views.wait_for([])
     assert all(SECOND not in view.leads for view in views.views)
+
+
+@pytest.mark.usefixtures("writer")
+def test_silent_broker_is_logged_at_its_begin_once_a_minute_and_at_its_end(
+    settings: KraftSettings, views: ViewRecorder
+) -> None:
+    request, ahead = FakeMetadataRequest([ORDERS]), [0.0]
+    source = KraftLeadership(settings, request=request, clock=lambda: monotonic() + ahead[0])
+    with capture_logs() as lines:
+        source.start(views)
+        try:
+            views.wait_for([ORDERS])
+            request.be_silent()
+            for seconds in (0.0, 30.0, 40.0, 30.0):
+                ahead[0] += seconds
+                enough = request.asked + 2
+                wait_until(partial(lambda wanted: request.asked >= wanted, enough), 5, "requests")
+            request.be_silent(silent=False)
+            wait_until(lambda: lines[-1]["event"] == "leadership.broker_answers", 5, "an answer")
+        finally:
+            source.stop()
+    about = [line for line in lines if "broker" in line["event"]]
+    assert [line["event"].rpartition("_")[2] for line in about] == ["silent", "silent", "answers"]
+    assert about[0]["seconds"] == 0
+    assert 70 <= about[1]["seconds"] < 100 <= about[2]["seconds"]
 
 
 @pytest.mark.usefixtures("writer")
