@@ -511,21 +511,20 @@ def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def _unknown_topics(facts: DoctorFacts) -> Finding:
-    servers = facts.config.broker.bootstrap_servers
-    if servers is None:
+    why = facts.problems.get("cluster")
+    if why is None:
         return advice(
             "topics",
             "their settings are not known: broker.bootstrap_servers is not set",
             "set the broker's address, and allow Describe and DescribeConfigs on the topics",
             "broker.bootstrap_servers: localhost:9092",
         )
-    why = facts.problems.get("cluster", "the broker has not answered")
     if facts.cluster_topics is None:
         return problem(
             "broker",
             f"{why}. The topics were not checked",
             "start the broker, or correct its address, security settings and permissions",
-            f"broker.bootstrap_servers: {servers}",
+            "broker.bootstrap_servers, broker.client",
         )
     return advice(
         "topics",
