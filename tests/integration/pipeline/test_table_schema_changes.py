@@ -9,7 +9,7 @@ from tests.harness import table_jobs
 from tests.harness.schema_changes import ChangingTopic, Row, check_rows_of_each_version
 from tests.harness.schema_registry import serving
 from tests.harness.spark import SparkDriver
-from tests.harness.table_exports import exported
+from tests.harness.table_exports import Said, exported
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -22,11 +22,12 @@ def test_columns_are_added_and_rows_of_each_version_are_kept(
     with serving() as registry:
         topic = ChangingTopic(tmp_path, registry)
 
-        def rows_after_export() -> list[Row]:
-            said = exported(spark40, ["iceberg", "orders", "--table", TABLE, *topic.options])
-            assert said.code == 0, said.text
+        def run() -> Said:
+            return exported(spark40, ["iceberg", "orders", "--table", TABLE, *topic.options])
+
+        def rows() -> list[Row]:
             every = "to_json(struct(*), map('ignoreNullFields', 'false'))"
             text = f"SELECT {every} AS row FROM {TABLE} ORDER BY offset"  # noqa: S608
             return [json.loads(one["row"]) for one in spark40.call(table_jobs.sql, text=text)]
 
-        check_rows_of_each_version(topic, rows_after_export)
+        check_rows_of_each_version(topic, run, rows)

@@ -5,6 +5,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sidetier.pipeline.export.errors import (
     MissingJarsError,
@@ -62,6 +63,11 @@ def columns_in_sql(frame: DataFrame) -> str:
     return str(frame._jdf.schema().toDDL())  # noqa: SLF001 - PySpark has no public name for it
 
 
+def java_type(spark: SparkSession, kind: StructType) -> Any:  # noqa: ANN401
+    """Return Spark's Java type for a type of rows."""
+    return jvm(spark).org.apache.spark.sql.types.DataType.fromJson(kind.json())
+
+
 def require_class(spark: SparkSession, name: str, jar: TableJar) -> None:
     """Check that Spark has a class of a jar.
 
@@ -80,13 +86,18 @@ def require_class(spark: SparkSession, name: str, jar: TableJar) -> None:
 
 def not_committed(error: Exception, table: str, given_up: str = "") -> NotCommittedError:
     """Return the error for a failed write, with Spark's message."""
-    text = _told(str(error))
     if isinstance(error, AnalysisException) and not given_up:
-        return RefusedRowsError(f"{table}: the rows do not fit the table: {text}")
+        return refused_rows(error, table)
+    text = _told(str(error))
     outcome = f"cancelled: {given_up}" if given_up else "the write failed"
     return NotCommittedError(
-        f"{table}: {outcome}; the table is as it was before. Spark says: {text}"
+        f"{table}: {outcome}; no record of this commit is visible. Spark says: {text}"
     )
+
+
+def refused_rows(error: Exception, table: str) -> RefusedRowsError:
+    """Return the error for rows whose columns or types do not fit the table."""
+    return RefusedRowsError(f"{table}: the rows do not fit the table: {_told(str(error))}")
 
 
 def _told(text: str) -> str:

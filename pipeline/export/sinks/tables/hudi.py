@@ -37,10 +37,16 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
     java_context,
     jvm,
     not_committed,
+    refused_rows,
     require_class,
 )
 from sidetier.pipeline.export.sinks.tables.lease import Lease
 from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths, hudi_paths
+from sidetier.pipeline.export.sinks.tables.row_types import (
+    UnfitRowsError,
+    converted,
+    matching_of,
+)
 from sidetier.pipeline.export.sinks.tables.run import DEFAULT_TIMEOUT
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
 from sidetier.segments.errors import ConfigurationError
@@ -392,8 +398,10 @@ class HudiTable:
         context = self._spark.sparkContext
         with cancel_jobs_after(context, seconds, self._why_to_stop) as watch:
             try:
-                writer = frame.write.format("hudi").mode("append")
+                writer = self._named(frame).write.format("hudi").mode("append")
                 writer.options(**self._options.write, **to_properties(progress)).save(self.name)
+            except UnfitRowsError as error:
+                raise refused_rows(error, self.name) from None
             except SPARK_ERRORS as error:
                 if watch.reason == _LOST:
                     raise OtherWriterError(f"{self.name}: {_LOST}; this export stops") from error
@@ -402,6 +410,19 @@ class HudiTable:
                         f"{self.name}: the commit was cancelled: {watch.reason}"
                     ) from error
                 raise not_committed(error, self.name) from error
+
+    def _named(self, frame: DataFrame) -> DataFrame:
+        """Return the rows with the names of the table's columns: Hudi compares names with case.
+
+        Raises:
+            UnfitRowsError: a name is ambiguous.
+        """
+        matching = matching_of(self._spark)
+        if not self._timeline.exists():
+            matching.require_distinct(frame.schema)
+            return frame
+        table = self._spark.read.format("hudi").load(self.name).schema
+        return converted(frame, matching, matching.named_as(table, frame.schema))
 
     def _why_to_stop(self) -> str:
         return _LOST if self._lease.lost else ""

@@ -3,8 +3,9 @@
 By itself, Iceberg accepts the appends of two writers, whatever table state each has started from.
 So a commit has these steps, and a kill leaves this:
 
-0. If rows have columns that the table does not have, the table gets them, in a change of its own.
-   After a kill, these columns are null in all rows.
+0. If rows have columns that the table does not have, the table gets them, in a change of its own,
+   after everything that may refuse the rows was checked. After a kill, these columns are null in
+   all rows.
 1. Spark writes the rows and *stages* a snapshot of them, which readers do not see. After a kill,
    files and a snapshot are left that `expire_snapshots` and `remove_orphan_files` remove.
 2. One change of the table's metadata *publishes* the snapshot. It is based on metadata whose last
@@ -20,6 +21,7 @@ tag on the latter, because `expire_snapshots` keeps tagged snapshots. A snapshot
 state removes the tag.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,7 +29,7 @@ from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import lit
+from pyspark.sql.types import StructType
 
 from sidetier.pipeline.export.errors import (
     CommitTimedOutError,
@@ -54,14 +56,22 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
     columns_in_sql,
     default_scheme,
     java_session,
+    java_type,
     jvm,
     not_committed,
+    refused_rows,
     require_class,
 )
 from sidetier.pipeline.export.sinks.tables.partition_paths import (
     PartitionPaths,
     iceberg_paths,
     identity_fields,
+)
+from sidetier.pipeline.export.sinks.tables.row_types import (
+    UnfitRowsError,
+    converted,
+    filled,
+    matching_of,
 )
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
 from sidetier.segments.errors import ConfigurationError
@@ -105,15 +115,30 @@ class IcebergMetadata:
         if str(dict(table.properties()).get(_STAGING, "false")).lower() != "true":
             table.updateProperties().set(_STAGING, "true").commit()
 
-    def add_columns(self, frame: DataFrame) -> None:
-        """Add the columns of rows that the table does not have, at any depth.
+    def with_columns(self, rows: StructType, adds: bool) -> tuple[StructType, Any]:  # noqa: FBT001
+        """Return the type of the table with the columns of rows, and Iceberg's change of it.
+
+        Nothing is changed before the change is committed. It is None if the table has all columns,
+        or if none are to be added.
 
         Raises:
             SPARK_ERRORS: a column has another type, and its values would not fit.
         """
-        convert = jvm(self._spark).org.apache.iceberg.spark.SparkSchemaUtil.convert
-        schema = convert(frame._jdf.schema())  # noqa: SLF001 -- PySpark has no public name for it
-        self.load().updateSchema().unionByNameWith(schema).commit()
+        table = self.load()
+        if not adds:
+            return self._spark_type(table.schema()), None
+        schema = _util(self._spark).convert(java_type(self._spark, rows))
+        change = table.updateSchema().unionByNameWith(schema)
+        changed = change.apply()
+        return self._spark_type(changed), None if changed.sameSchema(table.schema()) else change
+
+    def type(self) -> StructType:
+        """Return the present type of the table."""
+        return self._spark_type(self.load().schema())
+
+    def _spark_type(self, schema: Any) -> StructType:  # noqa: ANN401 - Iceberg's `Schema`
+        converted = _util(self._spark).convert(schema)
+        return StructType.fromJson(json.loads(converted.json()))
 
     def identity_fields(self) -> list[str]:
         """Return the fields by whose values the table is partitioned, without a transform."""
@@ -223,6 +248,10 @@ class IcebergMetadata:
             return builder
         reference = jvm(self._spark).org.apache.iceberg.SnapshotRef.tagBuilder(snapshot_id).build()
         return builder.setRef(STATE_TAG, reference)
+
+
+def _util(spark: SparkSession) -> Any:  # noqa: ANN401 - a Java class
+    return jvm(spark).org.apache.iceberg.spark.SparkSchemaUtil
 
 
 def staged_properties(commit: str, properties: Mapping[str, str]) -> dict[str, str]:
@@ -363,10 +392,12 @@ class IcebergTable:
         """See `Table.write`. The table is created if it does not exist."""
         with cancel_jobs_after(self._spark.sparkContext, seconds) as watch:
             try:
-                self._make(frame)
-                self._require_since(self._metadata.refresh(), progress)
-                self._stage(frame, progress)
+                # First: another export may have changed the table, or have dropped it.
+                self._require_since(progress)
+                self._stage(self._prepared(frame), progress)
                 self._publish(progress, watch)
+            except UnfitRowsError as error:
+                raise refused_rows(error, self.name) from None
             except SPARK_ERRORS as error:
                 if watch.reason:
                     raise CommitTimedOutError(
@@ -377,21 +408,40 @@ class IcebergTable:
     def _exists(self) -> bool:
         return self._spark.catalog.tableExists(self.name)
 
-    def _make(self, frame: DataFrame) -> None:
-        if not self._exists():
+    def _prepared(self, frame: DataFrame) -> DataFrame:
+        """Create the table, or add columns to it; return the rows with its columns.
+
+        Whatever may refuse the rows is checked before the table changes.
+
+        Raises:
+            UnfitRowsError: the rows do not fit the table, which is unchanged.
+            RefusedRowsError: a column has another type.
+        """
+        matching = matching_of(self._spark)
+        if self._exists():
+            named = matching.named_as(self._metadata.type(), frame.schema)
+            with_columns, change = self._with_columns(named)
+            frame = converted(frame, matching, filled(with_columns, named))
+            if change is not None:
+                change.commit()
+        else:
+            matching.require_distinct(frame.schema)
             partitioned = self._options.partitioned_by
             self._spark.sql(
                 f"CREATE TABLE IF NOT EXISTS {self.name} ({columns_in_sql(frame)}) USING iceberg"
                 + (f" PARTITIONED BY ({partitioned})" if partitioned else "")
                 + _in_sql(self._options.properties)
             )
-        elif self._options.adds_columns:
-            self._metadata.add_columns(frame)
         self._metadata.allow_staging()
+        return frame
+
+    def _with_columns(self, rows: StructType) -> tuple[StructType, Any]:
+        try:
+            return self._metadata.with_columns(rows, self._options.adds_columns)
+        except SPARK_ERRORS as error:
+            raise refused_rows(error, self.name) from error
 
     def _stage(self, frame: DataFrame, progress: Progress) -> None:
-        if self._options.adds_columns:
-            frame = self._with_columns_of_table(frame)
         writer = frame.writeTo(self.name).options(**self._options.write)
         for name, value in to_properties(progress).items():
             writer = writer.option(f"snapshot-property.{name}", value)
@@ -406,25 +456,12 @@ class IcebergTable:
             else:
                 self._spark.conf.set(_STAGE_AS, before)
 
-    def _with_columns_of_table(self, frame: DataFrame) -> DataFrame:
-        """Add null columns for fields of the table that the newest schema does not have
-        any more.
-        """
-        # Spark compares column names without case by default.
-        known = {name.lower() for name in frame.columns}
-        missing = {
-            column.name: lit(None).cast(column.dataType)
-            for column in self._spark.table(self.name).schema
-            if column.name.lower() not in known
-        }
-        return frame.withColumns(missing) if missing else frame
-
     def _publish(self, progress: Progress, watch: Watch) -> None:
         for _ in range(_MOST_TRIES):
             if watch.reason:
                 raise CommitTimedOutError(f"{self.name}: not committed: {watch.reason}")
             seen = self._metadata.refresh()
-            self._require_since(seen, progress)
+            self._require_seen(seen, progress)
             staged = self._metadata.staged(seen, progress.commit)
             if staged is None:
                 raise NotCommittedError(
@@ -439,7 +476,13 @@ class IcebergTable:
             f"{self.name}: others have changed the table {_MOST_TRIES} times in a row meanwhile"
         )
 
-    def _require_since(self, seen: Seen, progress: Progress) -> None:
+    def _require_since(self, progress: Progress) -> None:
+        if self._exists():
+            self._require_seen(self._metadata.refresh(), progress)
+        elif progress.since:
+            raise OtherWriterError(f"{self.name}: the table was dropped meanwhile")
+
+    def _require_seen(self, seen: Seen, progress: Progress) -> None:
         if not is_at(lambda: self._metadata.progress(seen), progress.since):
             raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
 

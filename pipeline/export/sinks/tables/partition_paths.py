@@ -13,11 +13,10 @@ from typing import Final
 from urllib.parse import quote_plus
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sidetier.pipeline.export.sinks.files.names import escaped, why_no_path
-from sidetier.pipeline.export.sinks.files.partitioners import field_of
 from sidetier.pipeline.export.values.decoder import Misfit
-from sidetier.segments.errors import ConfigurationError
 
 _SHOWN: Final = 60
 
@@ -93,14 +92,15 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _column(columns: Mapping[str, pa.Array], path: str) -> pa.Array | None:
-    name, dot, rest = path.partition(".")
-    column = columns.get(name)
-    if column is None or not dot:
-        return column
-    try:
-        return field_of(column, rest)
-    except (pa.ArrowException, ConfigurationError, AttributeError):
-        return None
+    """Return the column of a table's field: names that differ only in case are the same name."""
+    name, *rest = path.lower().split(".")
+    column = next((column for known, column in columns.items() if known.lower() == name), None)
+    for step in rest:
+        if column is None or not pa.types.is_struct(column.type):
+            return None
+        names = [column.type.field(at).name.lower() for at in range(column.type.num_fields)]
+        column = pc.struct_field(column, names.index(step)) if step in names else None
+    return column
 
 
 def iceberg_paths(fields: Iterable[str]) -> PartitionPaths | None:

@@ -21,7 +21,7 @@ def test_error_contains_the_cause_without_the_java_stack_trace() -> None:
     assert type(error) is NotCommittedError
     assert error.retry
     text = str(error)
-    assert text.startswith("lake.db.t: the write failed; the table is as it was before.")
+    assert text.startswith("lake.db.t: the write failed; no record of this commit is visible.")
     assert "MisfitError: orders-3 offset 8: no number" in text
     assert "BaseWriteHelper.java" not in text
     assert "values.py" not in text

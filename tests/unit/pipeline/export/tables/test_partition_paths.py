@@ -88,6 +88,13 @@ def test_fields_of_other_types_and_unknown_fields_are_left_to_the_table() -> Non
     assert not list(paths.misfits(columns))
 
 
+def test_values_of_a_field_whose_name_differs_in_case_are_checked() -> None:
+    [found] = PartitionPaths(("value.to",), named=False, form="plain").misfits(
+        {"Value": pa.array([{"TO": ".."}])}
+    )
+    assert found.row == 0
+
+
 @pytest.mark.parametrize(
     ("options", "fields"),
     [
