@@ -27,7 +27,7 @@ _LIMIT_MS, _LIMIT_KB = 100.0, 200.0
 _REQUESTS = {
     "100, worst first": "offset=0&limit=100",
     "100, by age, one topic pattern": "offset=0&limit=100&sort=age&topic=*7*",
-    "100, of one state": "offset=0&limit=100&state=idle",
+    "100, of one state": "offset=0&limit=100&state=archived",
     "100, the last": "offset={last}&limit=100",
     "1,000, worst first": "offset=0&limit=1000",
     "all, without pages": "",
@@ -53,7 +53,7 @@ def _board(partitions: int) -> StatusBoard:
         status = PartitionStatus(
             tp.topic,
             tp.partition,
-            PartitionState.WAITING if is_behind else PartitionState.IDLE,
+            PartitionState.WAITING if is_behind else PartitionState.ARCHIVED,
             watermark_base=BaseOffset(end * 9 // 10),
             archive_start=Offset(end // 10),
             next_offset=Offset(end),

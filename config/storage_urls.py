@@ -18,12 +18,18 @@ from sidetier.segments.errors import ConfigurationError
 SCHEMES: Final = ("s3", "file", "gs", "abfs", "hdfs", "memory")
 
 
+def wrong_scheme(value: str) -> str:
+    """Return what is wrong with a URL without a known scheme."""
+    known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+    directory = f"; for a directory: file://{value}" if value.startswith("/") else ""
+    return f"must begin with one of {known}{directory}"
+
+
 def storage_url(value: str) -> str:
     """Return the URL without trailing slashes; raise ValueError with the problem."""
-    known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
     parts = urlsplit(value)
     if "://" not in value or parts.scheme not in SCHEMES:
-        raise ValueError(f"must begin with one of {known}")
+        raise ValueError(wrong_scheme(value))
     if parts.username or parts.password:
         raise ValueError("must not contain a user or a password")
     if "?" in value or "#" in value:

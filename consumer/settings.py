@@ -141,7 +141,7 @@ class TieredConfig(ArchiveOptions):
     on_gap: Literal["error", "skip"] = Field(
         default="error",
         description="Action at offsets that neither side has: an error; or a warning and a count, "
-        "and reading continues behind them.",
+        "and reading continues after them.",
     )
     gap_patience: Duration = Field(
         default=60.0,

@@ -75,8 +75,9 @@ def open_plain(endpoint: StorageEndpoint) -> RemoteStorage:
     """Open the store without encryption and retries: each request is tried once."""
     scheme = urlsplit(endpoint.url).scheme
     if scheme not in _OPENERS:
-        known = ", ".join(f"{name}://" for name in _OPENERS)
-        raise ConfigurationError(f"storage url {endpoint.url!r} must begin with one of {known}")
+        from sidetier.config.storage_urls import wrong_scheme  # noqa: PLC0415 - loads pydantic
+
+        raise ConfigurationError(f"storage url {endpoint.url!r} {wrong_scheme(endpoint.url)}")
     return _OPENERS[scheme](endpoint)
 
 

@@ -38,7 +38,7 @@ class ShownState(StrEnum):
     STARTING = "starting"
     WAITING = "waiting"
     UPLOADING = "uploading"
-    IDLE = "idle"
+    ARCHIVED = "archived"
 
     @property
     def is_problem(self) -> bool:
@@ -55,7 +55,7 @@ _SEVERITY: Final[Mapping[ShownState, int]] = {
     ShownState.STARTING: 5,
     ShownState.WAITING: 5,
     ShownState.UPLOADING: 5,
-    ShownState.IDLE: 6,
+    ShownState.ARCHIVED: 6,
 }
 
 

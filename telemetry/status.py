@@ -19,7 +19,7 @@ class PartitionState(StrEnum):
 
     STARTING = "starting"
     """The sidecar reads the partition's `offset.wm`."""
-    IDLE = "idle"
+    ARCHIVED = "archived"
     """Every closed segment is archived."""
     WAITING = "waiting"
     """Closed segments wait; `waiting_for` says what for."""

@@ -541,7 +541,7 @@ def _state(partition: Partition, unstored: list[TrackedSegment]) -> PartitionSta
         return PartitionState.UPLOADING
     if unstored and partition.archive is None:
         return PartitionState.STARTING
-    return PartitionState.WAITING if unstored or partition.gap else PartitionState.IDLE
+    return PartitionState.WAITING if unstored or partition.gap else PartitionState.ARCHIVED
 
 
 def _stopped(partition: Partition) -> str | None:

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 
 UNCOMMITTED_HINT = (
-    "not known to be committed: replication-offset-checkpoint is older than these segments or "
-    "below their end, and no broker returned a higher offset. If these log dirs are complete, see "
-    "--assume-committed in --help."
+    "the high watermark is unknown: start the broker, or use --assume-committed if these log dirs "
+    "are complete (see --help)"
 )
 
 
@@ -130,7 +129,7 @@ def _notes(partition: PartitionPlan) -> Sequence[str]:
     if partition.present:
         notes.append(f"{partition.present} are stored already, and not committed")
     if partition.uncommitted:
-        notes.append(f"{partition.uncommitted} not known to be committed")
+        notes.append(f"{partition.uncommitted} above the known high watermark")
     return notes
 
 

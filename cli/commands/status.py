@@ -206,9 +206,12 @@ class StatusResult:
         counts = [(name, _count(rows, severity)) for name, severity in _WORDS]
         parts = [f"{count} {name}" for name, count in counts if count]
         answer = self.sidecar.answer
-        line = f"broker {answer['broker_id']} of {answer['cluster']} leads {len(rows)} partitions: "
-        line += ", ".join(parts) or "nothing closed yet"
-        line += _lag(rows)
+        line = f"broker {answer['broker_id']} of {answer['cluster']} leads "
+        line += (
+            f"{len(rows)} partitions: {', '.join(parts)}{_lag(rows)}"
+            if rows
+            else "no partition that `topics` selects"
+        )
         alone = _on_the_broker_alone(rows)
         held_errors = [
             f"unexpected error, {error['failures']} times: {error['subject']}: {error['error']}"
@@ -270,16 +273,16 @@ def _of_cluster_snapshots(snapshots: Sequence[Fields]) -> list[str]:
     """Return the ages of the newest snapshots, and the problems with any of them."""
     if not snapshots:
         return []
-    ages = ", ".join(
-        f"{snapshot['kind']} {age_text(snapshot['age_seconds']) if snapshot['stored'] else 'never'}"
-        for snapshot in snapshots
-    )
+    stored = [snapshot for snapshot in snapshots if snapshot["stored"]]
+    ages = [f"{snapshot['kind']} {age_text(snapshot['age_seconds'])}" for snapshot in stored]
+    ages += [f"{one['kind']} pending" for one in snapshots if stored and not one["stored"]]
     wrong = [
         f"cluster snapshot of {snapshot['kind']}: {snapshot['problem']}"
         for snapshot in snapshots
         if snapshot["problem"] is not None
     ]
-    return [f"cluster snapshots, by age: {ages}", *wrong]
+    first = f"cluster snapshots, by age: {', '.join(ages)}"
+    return [first if stored else "cluster snapshots: the first one is pending", *wrong]
 
 
 def _of_local_retention(excess: Sequence[Fields]) -> list[str]:

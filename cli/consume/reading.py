@@ -318,7 +318,7 @@ class Reading:
         last = end if course.end is None else min(end, course.end)
         if not self._request.skip_gaps:
             raise ArchiveError(
-                f"{detail}\n--from {end} continues behind them, --on-gap skip skips every gap"
+                f"{detail}\n--from {end} continues after them, --on-gap skip skips every gap"
             )
         self._tell(f"skipped: {detail}")
         course.missing += max(last - max(first, course.position), 0)

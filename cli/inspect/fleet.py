@@ -93,7 +93,7 @@ class FleetSidecar:
     def worst(self) -> str:
         """The first partition of its page with its state; empty without one that is behind."""
         row = next(iter(self.rows), None)
-        if row is None or row["shown_state"] == ShownState.IDLE:
+        if row is None or row["shown_state"] == ShownState.ARCHIVED:
             return ""
         reason = row["last_error"] or row["waiting_for"]
         text = f"{row['topic']}-{row['partition']} {row['shown_state'].replace('_', ' ')}"

@@ -157,7 +157,7 @@ def read_split(
     Raises:
         MissingRecordsError: offsets are not stored, or a stored batch cannot be read, and
             `options.fail_on_data_loss` is set. Otherwise `on_missing` is called, and reading
-            continues behind them.
+            continues after them.
         BatchTooLargeError: a stored batch is larger, decompressed, than `options.max_batch_bytes`.
             It is never skipped.
         UnsupportedFormatError: a stored batch has an unknown message format or compression codec.

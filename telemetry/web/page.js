@@ -17,7 +17,7 @@ const STATES = {
   starting: { label: "starting", tone: "busy" },
   waiting: { label: "waiting", tone: "busy" },
   uploading: { label: "uploading", tone: "busy" },
-  idle: { label: "archived", tone: "good" },
+  archived: { label: "archived", tone: "good" },
 };
 const CONDITION_RUNBOOKS = {
   "leadership known": "SidetierLeadershipUnknown",
@@ -398,7 +398,7 @@ function renderTotals() {
     byId("totals"),
     total("Only on the brokers", bytes(totals.unarchived_bytes), `${count(totals.unarchived_records)} records`),
     total("Oldest record not archived", age(totals.oldest_age_seconds), "since it was appended"),
-    total("First local deletion", deletion(left), left === null ? "nothing unarchived is due" : "of records not archived", left === null ? null : left < 600 ? "bad" : left < 3600 ? "warn" : null),
+    total("First local deletion", deletion(left), left === null ? "the broker deletes nothing that is not archived" : "of records not archived", left === null ? null : left < 600 ? "bad" : left < 3600 ? "warn" : null),
     total("Uploading", segments(answer.uploading_segments), rate === null ? "rate: measuring" : `${bytes(rate)}/s in the last minute`),
     total("Queue", segments(answer.queued_segments), bytes(answer.queued_bytes)),
     total("Held on the broker's disk", bytes(answer.pinned_deleted_bytes), "deleted, pinned until archived"),

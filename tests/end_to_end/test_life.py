@@ -48,7 +48,7 @@ def test_sigterm_ends_an_idle_sidecar_at_once(
 ) -> None:
     with Sidecar(tmp_path, static_settings([log_dir], store)) as sidecar:
         wait_until_stored(store.objects, "t", 0, log_dir.original.bases[3])
-        wait_until(lambda: sidecar.partitions()[0]["state"] == "idle", 30, "nothing to do")
+        wait_until(lambda: sidecar.partitions()[0]["state"] == "archived", 30, "nothing to do")
         began = monotonic()
         assert sidecar.stop() == 0
         assert monotonic() - began < 1.0

@@ -16,10 +16,10 @@ READY = (
     Condition("bootstrapped", holds=True),
     Condition("store reachable", holds=True),
 )
-IDLE = PartitionStatus(
+ARCHIVED = PartitionStatus(
     "orders",
     0,
-    PartitionState.IDLE,
+    PartitionState.ARCHIVED,
     leader_epoch=LeaderEpoch(7),
     watermark_base=BaseOffset(900_000),
     archive_start=Offset(100_000),
@@ -36,7 +36,7 @@ IDLE = PartitionStatus(
     last_upload_bytes_per_second=48_000_000,
 )
 UPLOADING = replace(
-    IDLE,
+    ARCHIVED,
     partition=1,
     state=PartitionState.UPLOADING,
     log_end=Offset(1_200_000),
@@ -91,7 +91,7 @@ NEAR_DELETION = replace(
     segments=(),
 )
 GAP = replace(
-    IDLE,
+    ARCHIVED,
     topic="audit",
     partition=2,
     gaps=((Offset(300_000), Offset(340_000)),),
@@ -99,7 +99,7 @@ GAP = replace(
     unresolved_gap_records=40_000,
 )
 HALTED = replace(
-    IDLE,
+    ARCHIVED,
     topic="invoices",
     partition=0,
     state=PartitionState.HALTED,
@@ -110,7 +110,7 @@ HALTED = replace(
     unarchived_age_seconds=9_000.0,
 )
 NEW = PartitionStatus(
-    "fresh", 0, PartitionState.IDLE, local_start=Offset(0), local_closed_end=Offset(0)
+    "fresh", 0, PartitionState.ARCHIVED, local_start=Offset(0), local_closed_end=Offset(0)
 )
 PROBLEMS = (HALTED, NEAR_DELETION, HELD, GAP, UPLOADING)
 
@@ -119,7 +119,7 @@ def many(number: int) -> tuple[PartitionStatus, ...]:
     """Return this number of archived partitions, of topics with 50 partitions each."""
     return tuple(
         replace(
-            IDLE,
+            ARCHIVED,
             topic=f"events-{i // 50:04d}",
             partition=i % 50,
             unarchived_bytes=13_000_000 + i * 7919 % 1_000_000,

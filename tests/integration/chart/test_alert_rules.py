@@ -111,8 +111,8 @@ CASES = (
     Case("SidetierArchiveBehind", {UNARCHIVED_OF: "0x20 86300+60x10 0x20"}, 45, fires=False),
     Case("SidetierPartitionHalted", {f'sidetier_partition_state{{{TP},state="halted"}}': "1x20"}, 6,
          fires=True),
-    Case("SidetierPartitionHalted", {f'sidetier_partition_state{{{TP},state="idle"}}': "1x20"}, 6,
-         fires=False),
+    Case("SidetierPartitionHalted",
+         {f'sidetier_partition_state{{{TP},state="archived"}}': "1x20"}, 6, fires=False),
     # Above the cap of series the partition has no name; below it, one alert is enough.
     Case("SidetierPartitionHalted", {f'sidetier_partitions{{{WHO},state="halted"}}': "1x20"}, 6,
          fires=True),

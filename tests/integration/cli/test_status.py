@@ -46,7 +46,7 @@ def test_stored_segments_are_shown(
         capsys.readouterr()
         assert run(["status", "--url", sidecar.url, "--output", "json"]) == 0
         [row] = json.loads(capsys.readouterr().out)["partitions"]
-        assert (row["topic"], row["next_offset"], row["state"]) == (topic, end, "idle")
+        assert (row["topic"], row["next_offset"], row["state"]) == (topic, end, "archived")
         assert run(["--config", str(sidecar.config), "ls", topic, "0", "--output", "json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["next_offset"], found["segments"][-1]["next_offset"]) == (end, end)

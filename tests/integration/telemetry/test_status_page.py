@@ -20,10 +20,10 @@ from tests.harness.daemons import Site
 from tests.harness.intercepted_store import SlowStore
 from tests.harness.log_dir import LogDir
 from tests.harness.status_samples import (
+    ARCHIVED,
     GAP,
     HALTED,
     HELD,
-    IDLE,
     NEAR_DELETION,
     PROBLEMS,
     UPLOADING,
@@ -46,7 +46,7 @@ expect.set_options(timeout=WAIT_MS)
 
 class Status:
     def __init__(self) -> None:
-        self.now = snapshot_of(*PROBLEMS, IDLE)
+        self.now = snapshot_of(*PROBLEMS, ARCHIVED)
 
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- the port's
         return self.now
@@ -223,7 +223,7 @@ def test_page_refreshes_itself_and_shows_problems(
     page: Page, watched: Watched, status: Status
 ) -> None:
     status.now = replace(
-        snapshot_of(IDLE),
+        snapshot_of(ARCHIVED),
         conditions=(Condition("store reachable", holds=False, reason="403 for s3://bucket"),),
         held_errors=(HeldError("partition orders-3", "KeyError: 'x'", 4),),
         log_dir_problems=("/data/1: Input/output error",),

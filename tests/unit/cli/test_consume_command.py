@@ -169,7 +169,7 @@ def test_gap_ends_the_command_or_is_skipped_with_a_message(
     assert cli.run("consume", "orders", "0") == 1
     assert offsets(cli) == list(range(10))
     assert "offsets [10, 20) are missing" in cli.err
-    assert "--from 20 continues behind them, --on-gap skip skips every gap" in cli.err
+    assert "--from 20 continues after them, --on-gap skip skips every gap" in cli.err
     assert cli.run("consume", "orders", "0", "--on-gap", "skip") == 3
     assert offsets(cli) == [*range(10), *range(20, 40)]
     assert "skipped: " in cli.err

@@ -189,7 +189,7 @@ def test_skipped_gaps_are_counted_and_a_gap_beyond_the_end_ends_the_loop() -> No
 
 def test_gap_ends_the_loop_with_advice() -> None:
     ran = Ran(FilledSource(records(0, 5), gap(5, 9)))
-    assert str(ran.error).startswith("t-0: 5 to 8\n--from 9 continues behind them")
+    assert str(ran.error).startswith("t-0: 5 to 8\n--from 9 continues after them")
     assert not ran.reading.has_gaps
 
 

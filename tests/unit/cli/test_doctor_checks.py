@@ -66,7 +66,7 @@ def topic(name: str = "orders", replicas: int = 3, **settings: str) -> TopicFact
 
 
 def row(**fields: object) -> dict[str, object]:
-    known = {"topic": "orders", "partition": 0, "state": "idle", "unstored_bytes": 0}
+    known = {"topic": "orders", "partition": 0, "state": "archived", "unstored_bytes": 0}
     ages = {"oldest_unstored_age_seconds": None, "seconds_until_local_deletion": None}
     return {**known, **ages, **fields}
 

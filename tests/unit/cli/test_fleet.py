@@ -23,7 +23,7 @@ from sidetier.telemetry.metrics import create_registry
 from sidetier.telemetry.pages import Application, partition_page
 from sidetier.telemetry.partition_page import PartitionQuery, ShownState, page_of, parse_query
 from sidetier.telemetry.status import Condition, StatusSnapshot
-from tests.harness.status_samples import GAP, HALTED, HELD, IDLE, UPLOADING, many, snapshot_of
+from tests.harness.status_samples import ARCHIVED, GAP, HALTED, HELD, UPLOADING, many, snapshot_of
 from tests.harness.waiting import wait_until
 
 
@@ -64,7 +64,7 @@ def sidecars() -> Iterator[Sidecars]:
         yield Sidecars(stack)
 
 
-FINE = replace(snapshot_of(IDLE), broker_id=BrokerId(1))
+FINE = replace(snapshot_of(ARCHIVED), broker_id=BrokerId(1))
 TROUBLED = replace(snapshot_of(UPLOADING, HELD, HALTED), broker_id=BrokerId(2))
 UNREADY = replace(
     snapshot_of(GAP),

@@ -25,10 +25,10 @@ from sidetier.telemetry.status import (
     StatusSnapshot,
 )
 
-IDLE = PartitionStatus(
+ARCHIVED = PartitionStatus(
     "orders",
     0,
-    PartitionState.IDLE,
+    PartitionState.ARCHIVED,
     watermark_base=BaseOffset(100),
     next_offset=Offset(120),
     log_end=Offset(120),
@@ -36,7 +36,7 @@ IDLE = PartitionStatus(
     unarchived_bytes=0,
 )
 ACTIVE = replace(
-    IDLE,
+    ARCHIVED,
     partition=7,
     log_end=Offset(9755),
     unarchived_records=9635,
@@ -44,7 +44,7 @@ ACTIVE = replace(
     unarchived_age_seconds=330.0,
 )
 BEHIND = replace(
-    IDLE,
+    ARCHIVED,
     partition=1,
     state=PartitionState.WAITING,
     unstored_segments=3,
@@ -58,10 +58,10 @@ HELD = replace(
     waiting_for="another try after: put x: 403",
     last_error="put x: 403",
 )
-GAP = replace(IDLE, partition=3, gap_records=17)
-HALTED = replace(IDLE, topic="pay", partition=9, state=PartitionState.HALTED, last_error="stop")
+GAP = replace(ARCHIVED, partition=3, gap_records=17)
+HALTED = replace(ARCHIVED, topic="pay", partition=9, state=PartitionState.HALTED, last_error="stop")
 MOVING = replace(
-    IDLE,
+    ARCHIVED,
     topic="pay",
     partition=4,
     state=PartitionState.QUARANTINING,
@@ -73,7 +73,7 @@ READY = (Condition("bootstrapped", holds=True),)
 
 class Status:
     def __init__(self) -> None:
-        self.now = StatusSnapshot("prod-a", BrokerId(3), conditions=READY, partitions=(IDLE,))
+        self.now = StatusSnapshot("prod-a", BrokerId(3), conditions=READY, partitions=(ARCHIVED,))
 
     def show(self, *partitions: PartitionStatus) -> None:
         self.now = replace(self.now, partitions=partitions)
@@ -111,7 +111,7 @@ def test_healthy_sidecar_exits_with_0(url: str, capsys: pytest.CaptureFixture[st
     head, row, summary = lines(capsys)
     assert head.split("  ")[0] == "PARTITION"
     assert head.endswith("WAITING FOR")
-    assert row.split() == ["orders-0", "idle", "120", "120", "0", "-", "-"]
+    assert row.split() == ["orders-0", "archived", "120", "120", "0", "-", "-"]
     assert summary == ("broker 3 of prod-a leads 1 partitions: 1 with all closed segments archived")
 
 
@@ -119,8 +119,8 @@ def test_acknowledged_gap_is_no_finding(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     acknowledged = replace(GAP, unresolved_gap_records=0, unresolved_quarantines=0)
-    of_an_earlier_life = replace(IDLE, partition=4, unresolved_gap_records=5)
-    aside = replace(IDLE, partition=5, unresolved_quarantines=2)
+    of_an_earlier_life = replace(ARCHIVED, partition=4, unresolved_gap_records=5)
+    aside = replace(ARCHIVED, partition=5, unresolved_quarantines=2)
     status.show(acknowledged)
     assert run(["status", "--url", url]) == 0
     capsys.readouterr()
@@ -178,16 +178,16 @@ def test_progress_of_an_upload_is_shown(
 def test_partitions_that_need_an_operator_come_first(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status.show(IDLE, BEHIND, GAP, HELD, HALTED)
+    status.show(ARCHIVED, BEHIND, GAP, HELD, HALTED)
     assert run(["status", "--url", url]) == 3
     _, *shown, summary = lines(capsys)
     rows, problems = shown[:5], shown[5:]
     assert [row.split()[:2] for row in rows] == [
         ["pay-9", "halted"],
         ["orders-2", "held"],
-        ["orders-3", "idle"],
+        ["orders-3", "archived"],
         ["orders-1", "waiting"],
-        ["orders-0", "idle"],
+        ["orders-0", "archived"],
     ]
     assert [row.endswith("see below") for row in rows] == [True, True, True, False, False]
     assert rows[3].endswith("3 seg, 3.0 MB, 1 min  waits for the high watermark")
@@ -218,7 +218,7 @@ def test_quarantining_is_distinguished_from_halted(
 
 @pytest.mark.parametrize(
     ("partitions", "code"),
-    [((), 0), ((IDLE, BEHIND), 0), ((GAP,), 3), ((HELD,), 3), ((HALTED,), 3), ((MOVING,), 3)],
+    [((), 0), ((ARCHIVED, BEHIND), 0), ((GAP,), 3), ((HELD,), 3), ((HALTED,), 3), ((MOVING,), 3)],
 )
 def test_exit_code_depends_on_the_worst_state(
     partitions: Sequence[PartitionStatus], code: int, url: str, status: Status
@@ -236,7 +236,7 @@ def test_sidecar_that_is_not_ready_gives_the_reason(
     status.now = replace(status.now, conditions=conditions, partitions=())
     assert run(["status", "--url", url]) == 3
     assert lines(capsys) == [
-        "broker 3 of prod-a leads 0 partitions: nothing closed yet",
+        "broker 3 of prod-a leads no partition that `topics` selects",
         f"not ready: leadership known: {reason}",
     ]
 
@@ -261,7 +261,7 @@ def test_ages_and_problems_of_cluster_snapshots_are_shown(
     )
     assert run(["status", "--sidecar", url]) == 0
     shown = lines(capsys)
-    assert "cluster snapshots, by age: topics 4 min, acls never" in shown
+    assert "cluster snapshots, by age: topics 4 min, acls pending" in shown
     assert "cluster snapshot of acls: needs DESCRIBE" in shown
 
 
@@ -296,7 +296,7 @@ def test_last_drill_is_shown(
 def test_idle_partitions_of_a_long_list_are_hidden(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status.show(BEHIND, *(replace(IDLE, partition=n) for n in range(10, 10 + MOST_ROWS)))
+    status.show(BEHIND, *(replace(ARCHIVED, partition=n) for n in range(10, 10 + MOST_ROWS)))
     assert run(["status", "--url", url]) == 0
     shown = lines(capsys)
     assert [line.split()[0] for line in shown[:2]] == ["PARTITION", "orders-1"]
@@ -323,7 +323,7 @@ def test_long_list_of_problems_is_shortened(
 def test_one_topic_is_printed_as_json(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status.show(IDLE, HALTED)
+    status.show(ARCHIVED, HALTED)
     assert run(["status", "--url", url + "/", "--topic", "pay", "--output", "json"]) == 3
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert [(row["topic"], row["partition"]) for row in found["partitions"]] == [("pay", 9)]

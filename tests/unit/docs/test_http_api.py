@@ -34,11 +34,11 @@ from sidetier.telemetry.status import (
     StatusSnapshot,
 )
 from tests.harness.markdown import text_of
-from tests.harness.status_samples import IDLE, UPLOADING, snapshot_of
+from tests.harness.status_samples import ARCHIVED, UPLOADING, snapshot_of
 
 PAGE = text_of(Path("docs/http-api.md"))
 FULL = replace(
-    snapshot_of(UPLOADING, IDLE),
+    snapshot_of(UPLOADING, ARCHIVED),
     pins=(PinnedRange("t", 0, Offset(0), Offset(1), 2),),
     held_errors=(HeldError("x", "y", 1),),
     cluster_snapshots=(ClusterSnapshotStatus("topics", 1.0, stored=True),),

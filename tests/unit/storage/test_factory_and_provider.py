@@ -54,7 +54,7 @@ def test_opening_s3_sends_no_request() -> None:
     ("url", "text"),
     [
         ("ftp://host/x", "must begin with one of"),
-        ("/plain/path", "must begin with one of"),
+        ("/plain/path", "for a directory: file:///plain/path"),
         ("s3:///prefix", "names no bucket"),
         ("file://host/path", "absolute directory"),
         ("file:///", "absolute directory"),

@@ -33,7 +33,7 @@ SNAPSHOT = StatusSnapshot(
     broker_id=BrokerId(3),
     conditions=(Condition("bootstrapped", holds=True), Condition("store", holds=True)),
     partitions=(
-        PartitionStatus("orders", 0, PartitionState.IDLE, next_offset=Offset(7)),
+        PartitionStatus("orders", 0, PartitionState.ARCHIVED, next_offset=Offset(7)),
         PartitionStatus("pay", 1, PartitionState.WAITING, waiting_for="the high watermark"),
     ),
 )
@@ -152,7 +152,7 @@ def test_partitions_come_in_pages(server: HttpServer) -> None:
     assert [row["topic"] for row in body["partitions"]] == ["pay"]
     assert body["partitions"][0]["shown_state"] == "waiting"
     assert body["page"] == {"offset": 1, "limit": 1, "matching": 2}
-    assert (body["totals"]["partitions"], body["totals"]["states"]["idle"]) == (2, 1)
+    assert (body["totals"]["partitions"], body["totals"]["states"]["archived"]) == (2, 1)
     assert (body["ready"], body["version"], body["runbook_url"]) == (True, __version__, "")
     assert [condition["name"] for condition in body["conditions"]] == ["bootstrapped", "store"]
     status, body = ask_json(server, "/api/partitions?limit=many")
@@ -336,7 +336,7 @@ def open_files() -> int:
 
 
 def many_partitions(number: int) -> StatusSnapshot:
-    row = PartitionStatus("orders", 0, PartitionState.IDLE, waiting_for="x" * 1000)
+    row = PartitionStatus("orders", 0, PartitionState.ARCHIVED, waiting_for="x" * 1000)
     return StatusSnapshot(cluster="prod-a", partitions=(row,) * number)
 
 

@@ -18,10 +18,10 @@ from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, _Known
 from tests.harness.status_samples import (
+    ARCHIVED,
     GAP,
     HALTED,
     HELD,
-    IDLE,
     NEAR_DELETION,
     NEW,
     PROBLEMS,
@@ -30,7 +30,7 @@ from tests.harness.status_samples import (
     snapshot_of,
 )
 
-ALL = (IDLE, *PROBLEMS, NEW)
+ALL = (ARCHIVED, *PROBLEMS, NEW)
 
 
 def shown(query: PartitionQuery, *partitions: PartitionStatus) -> list[str]:
@@ -66,7 +66,7 @@ def test_filters_select_topics_and_states() -> None:
     assert shown(PartitionQuery(topic="order")) == []
     assert shown(PartitionQuery(topic="[o]rder*")) == []  # only `*` makes a pattern
     assert shown(PartitionQuery(topic="?rder*")) == []
-    hard = replace(IDLE, topic="a" * 249)
+    hard = replace(ARCHIVED, topic="a" * 249)
     assert shown(PartitionQuery(topic="*a" * 200 + "b"), hard) == []  # in no time
     states = frozenset({ShownState.HELD, ShownState.GAP})
     assert shown(PartitionQuery(states=states)) == ["payments-4", "audit-2"]
@@ -86,7 +86,7 @@ def test_totals_have_every_state_of_the_selected_topics() -> None:
         "starting": 0,
         "waiting": 0,
         "uploading": 1,
-        "idle": 2,
+        "archived": 2,
     }
     assert page.totals.oldest_age_seconds == 9_000.0
     assert page.totals.seconds_until_local_deletion == 210.0
@@ -97,16 +97,16 @@ def test_totals_have_every_state_of_the_selected_topics() -> None:
 def test_acknowledged_gap_is_no_problem() -> None:
     acknowledged = replace(GAP, unresolved_gap_records=0)
     [state] = page_of(snapshot_of(acknowledged), PartitionQuery()).states
-    assert state is ShownState.IDLE
+    assert state is ShownState.ARCHIVED
     assert not state.is_problem
 
 
 def test_query_is_parsed() -> None:
     assert parse_query("") is None
     assert parse_query("topic=orders") is None  # as before there were pages
-    assert parse_query("limit=7&offset=20&sort=age&topic=o*&state=held,gap&state=idle") == (
+    assert parse_query("limit=7&offset=20&sort=age&topic=o*&state=held,gap&state=archived") == (
         PartitionQuery(
-            20, 7, "age", "o*", frozenset({ShownState.HELD, ShownState.GAP, ShownState.IDLE})
+            20, 7, "age", "o*", frozenset({ShownState.HELD, ShownState.GAP, ShownState.ARCHIVED})
         )
     )
     assert parse_query("offset=&limit=&sort=&topic=&state=") == PartitionQuery(0, DEFAULT_LIMIT)
@@ -139,7 +139,7 @@ def test_wrong_query_is_refused(query: str, message: str) -> None:
         (2, None, frozenset[ShownState]()),
         (60, None, frozenset[ShownState]()),  # the last page
         (0, "*events*1", frozenset[ShownState]()),
-        (1, "e*", frozenset({ShownState.IDLE, ShownState.NEAR_DELETION})),
+        (1, "e*", frozenset({ShownState.ARCHIVED, ShownState.NEAR_DELETION})),
         (0, "no-such-topic", frozenset[ShownState]()),
     ],
 )
@@ -149,7 +149,7 @@ def test_pages_of_the_status_board_are_those_of_its_snapshot(
     """The board takes a shortcut: it describes in full only the partitions on the page."""
     now = 1_790_000_000.0
     board = StatusBoard("prod-a", BrokerId(1), Clock(lambda: 50.0, lambda: now))
-    bare = (HALTED, HELD, IDLE, NEAR_DELETION, UPLOADING, NEW, *many(60))
+    bare = (HALTED, HELD, ARCHIVED, NEAR_DELETION, UPLOADING, NEW, *many(60))
     for i, status in enumerate(bare):
         known = replace(
             status,
@@ -173,7 +173,7 @@ def test_pages_of_the_status_board_are_those_of_its_snapshot(
     if with_records:
         tp = TopicPartition("events-0000", 7)
         gaps = {tp: ((Offset(1), Offset(4)),)}
-        unresolved = Unresolved({tp: 3}, {IDLE.topic_partition: 1}, gaps)
+        unresolved = Unresolved({tp: 3}, {ARCHIVED.topic_partition: 1}, gaps)
         board.set_store_records(StoreRecords(unresolved, None))
     query = PartitionQuery(offset, 20, sort, topic, states)
     assert board.page(query) == page_of(board.snapshot(), query)

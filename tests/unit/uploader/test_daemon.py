@@ -373,7 +373,7 @@ def test_status_reports_the_upload_progress(
         running.wait(
             lambda: (
                 (s := running.status(log.tp)) is not None
-                and s.state is PartitionState.IDLE
+                and s.state is PartitionState.ARCHIVED
                 and s.next_offset == 20
                 and s.unstored_segments == 0
                 and s.watermark_base == 10
@@ -419,7 +419,7 @@ def test_records_of_the_active_segment_are_reported_as_not_archived(
         def told(log: PartitionLog, start: int, records: int) -> bool:
             status = running.status(log.tp)
             return status is not None and (
-                status.state is PartitionState.IDLE
+                status.state is PartitionState.ARCHIVED
                 and status.log_end == start + records
                 and status.unarchived_records == records
                 and status.unarchived_bytes == len(log.written[start])

@@ -597,7 +597,7 @@ def test_status_reports_a_running_quarantine(
             assert status is not None
             assert status.state is PartitionState.QUARANTINING
         running.wait(
-            lambda: (s := running.status(log.tp)) and s.state is PartitionState.IDLE, "the end"
+            lambda: (s := running.status(log.tp)) and s.state is PartitionState.ARCHIVED, "the end"
         )
 
 
