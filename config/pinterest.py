@@ -4,7 +4,6 @@ The table also generates the docs page. Source: `SegmentUploaderConfiguration`,
 `MetricsConfiguration` and the dead letter queue handlers of their open-source release.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Final, Literal
 from sidetier.config.problems import Problem, suggestion
 from sidetier.config.properties_file import Property, parse_properties
 from sidetier.config.sources import Layer, read_config_text
+from sidetier.segments.json_text import parse_json
 
 PREFIX: Final = "ts.segment.uploader."
 Fate = Literal["taken", "ignored", "refused"]
@@ -191,7 +191,7 @@ def endpoint_layer(layer: Layer, path: Path) -> None:
     if not path.is_file():
         return
     try:
-        url, overrides = _places(json.loads(read_config_text(path)))
+        url, overrides = _places(parse_json(read_config_text(path)))
     except (ValueError, KeyError, TypeError, AttributeError):
         message = "is neither of the two JSON forms that are known; set storage.url instead"
         layer.problems.append(Problem((str(path),), message))

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sidetier.segments.json_text import parse_json
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, ObjectHead
 
 FORMAT: Final = 1
@@ -103,7 +104,7 @@ def decode(data: bytes) -> tuple[Record, ...]:
 
 def _versions(data: bytes) -> list[Any]:
     """Return the versions of a record file; raises an error of `_DAMAGE` if it is damaged."""
-    parsed = json.loads(data.decode())
+    parsed = parse_json(data.decode())
     known: list[Any] = parsed["versions"] if parsed["format"] == FORMAT else []
     return known
 

@@ -21,6 +21,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -72,8 +73,8 @@ def read_acknowledgement(store: RemoteStorage, key: str) -> Acknowledgement:
         StorageError: As `RemoteStorage` says.
     """
     try:
-        fields = json.loads(store.get_object(key).data)
-    except (ObjectNotFoundError, ValueError, RecursionError):
+        fields = parse_json(store.get_object(key).data)
+    except (ObjectNotFoundError, ValueError):
         return Acknowledgement()
     if not isinstance(fields, dict):
         return Acknowledgement()

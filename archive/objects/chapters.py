@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from sidetier.archive.objects.segment import noted_next_offset, noted_number, noted_records
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout, parse_chapter_key
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
@@ -109,10 +110,10 @@ def decode_chapter(data: bytes, key: str) -> list[ChapterEntry]:
         MalformedObjectError: It is no chapter; the message names `key`.
     """
     try:
-        rows = json.loads(data)["segments"]
+        rows = parse_json(data)["segments"]
         width = len(ChapterEntry._fields)
         return [_checked(*row[:width]) for row in rows]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MalformedObjectError(f"{key} is no chapter: {error!r}") from error
 
 

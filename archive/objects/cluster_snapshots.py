@@ -31,6 +31,7 @@ from sidetier.segments.cluster_state import (
     TopicDefinitions,
 )
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout, parse_cluster_snapshot_key
 from sidetier.storage.port import RemoteStorage
 
@@ -349,8 +350,8 @@ _HEAD_NUMBER: Final = TypeAdapter(int)
 
 def _fields(data: bytes, key: str) -> dict[str, Any]:
     try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(data)
+    except ValueError as error:
         raise _malformed(key, f"{error}; it begins {data[:60]!r}") from None
     if not isinstance(fields, dict):
         raise _malformed(key, f"expected a JSON object; it begins {data[:60]!r}")

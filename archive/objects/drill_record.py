@@ -17,6 +17,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
@@ -67,7 +68,7 @@ def decode_drill(data: bytes, key: str) -> DrillRecord:
         MalformedObjectError: The bytes are no record, or a record of an unknown version.
     """
     try:
-        fields: Any = json.loads(data)
+        fields: Any = parse_json(data)
         version = fields.get("version") if isinstance(fields, dict) else None
         if version != DRILL_VERSION:
             raise MalformedObjectError(
@@ -80,7 +81,7 @@ def decode_drill(data: bytes, key: str) -> DrillRecord:
         raise MalformedObjectError(
             f"{key}: not the record of a drill: {where}: {first['msg']}"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise MalformedObjectError(f"{key}: not the record of a drill: {error}") from None
 
 

@@ -11,6 +11,7 @@ from os.path import commonprefix
 from typing import Literal
 
 from sidetier.segments.errors import PreconditionFailedError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -98,7 +99,7 @@ def shorten_gap(
         if start < end < old_end:
             data = store.get_object(layout.gap_key(tp, start, old_end)).data
             try:
-                fields = json.loads(data) | {"end_offset": end}
+                fields = parse_json(data) | {"end_offset": end}
             except (ValueError, TypeError):
                 fields = {"version": 1, "start_offset": start, "end_offset": end}
             _put(store, layout.gap_key(tp, start, end), fields)

@@ -15,6 +15,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
@@ -89,7 +90,7 @@ def _read(store: RemoteStorage, layout: ArchiveLayout, name: str) -> str | None:
     except ObjectNotFoundError:
         return None
     try:
-        return str(json.loads(data)["hmac_sha256"])
+        return str(parse_json(data)["hmac_sha256"])
     except (ValueError, KeyError, TypeError):
         raise MalformedObjectError(
             f"{key} is not a fingerprint of a key: {data[:80]!r}; delete it, and start the sidecar "

@@ -9,6 +9,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
@@ -39,7 +40,7 @@ def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
     except ObjectNotFoundError:
         return None
     try:
-        note = json.loads(data)
+        note = parse_json(data)
         kafka_id = note.get("kafka_cluster_id")
         return LayoutNote(int(note["bits"]), None if kafka_id is None else str(kafka_id))
     except (ValueError, KeyError, TypeError, AttributeError):

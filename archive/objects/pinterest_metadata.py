@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 
@@ -184,13 +185,13 @@ def decode_metadata(data: bytes, key: str) -> PartitionMetadata:
         MalformedObjectError: The bytes are not such a document.
     """
     try:
-        document = json.loads(data)
+        document = parse_json(data)
         identity = document["topicPartition"]
         timeindex = document["metadata"].get("timeindex") or {"entries": []}
         entries = _in_order([_entry(row) for row in timeindex["entries"]])
         partition = _number(identity, "partition", least=0)
         return PartitionMetadata(TopicPartition(_text(identity, "topic"), partition), entries)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise MalformedObjectError(
             f"{key}: not a partition's metadata ({type(error).__name__}: {error}); "
             f"it begins {data[:60]!r}"

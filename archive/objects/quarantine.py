@@ -19,6 +19,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
     BaseOffset,
@@ -151,8 +152,8 @@ def decode_plan(data: bytes, key: str) -> MovePlan:
         MalformedObjectError: The bytes are no plan, or a plan of an unknown version.
     """
     try:
-        return _from_fields(json.loads(data))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        return _from_fields(parse_json(data))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise MalformedObjectError(
             f"{key}: no plan of a move ({type(error).__name__}: {error}); it begins {data[:60]!r}"
         ) from None

@@ -19,6 +19,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -195,7 +196,7 @@ def _body(record: dict[str, Any]) -> BytesBody:
 
 def _decode(data: bytes, key: str) -> _Record:
     try:
-        fields = json.loads(data)
+        fields = parse_json(data)
         earliest = fields.get("offset_reset") == _EARLIEST
         return _Record(Offset(int(fields["start_offset"])), earliest, fields.get("topic_id"))
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -17,6 +17,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import (
     MAX_OFFSET,
     UNKNOWN_EPOCH,
@@ -183,8 +184,8 @@ def decode_watermark(data: bytes, key: str) -> Watermark:
     if match[2] is None:
         return Watermark(base, None)
     try:
-        return _from_fields(base, json.loads(match[2]))
-    except (ValueError, RecursionError) as error:
+        return _from_fields(base, parse_json(match[2]))
+    except ValueError as error:
         raise _malformed(key, data, f"line 2: {error}") from None
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.verify.findings import Finding, FindingKind
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 _VERSION: Final = 1
@@ -117,7 +118,7 @@ class ProgressFile:
 
 def _parsed(line: str) -> Any:  # noqa: ANN401 -- JSON
     try:
-        return json.loads(line)
+        return parse_json(line)
     except ValueError:
         return None  # the line that a kill has cut
 

@@ -1,6 +1,5 @@
 """Facts on the store about one offset: the segment that holds it, or why none does."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +14,7 @@ from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import derive_next_offset
 from sidetier.cli.archive_listing import ArchiveEnd, read_archive_end
 from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
 from sidetier.segments.names import FileKind, parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
@@ -206,7 +206,7 @@ class ArchivedPartition:
     def _json(self, key: str) -> dict[str, Any]:
         """Return a JSON object that Sidetier wrote; {} if it is absent or cannot be parsed."""
         try:
-            parsed = json.loads(self.store.get_object(key).data)
+            parsed = parse_json(self.store.get_object(key).data)
         except (ObjectNotFoundError, ValueError):
             return {}
         return parsed if isinstance(parsed, dict) else {}

@@ -1,6 +1,5 @@
 """Facts that a running sidecar reports over HTTP: its partitions, pins and readiness."""
 
-import json
 import urllib.error
 import urllib.request
 import zlib
@@ -15,6 +14,7 @@ import click
 
 from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError, SidetierError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.telemetry.status import PinnedRange
 
@@ -307,8 +307,8 @@ def _body(response: Any, url: str, most_bytes: int) -> bytes:  # noqa: ANN401 --
 
 def _parsed(body: bytes, url: str) -> Fields:
     try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
+        parsed = parse_json(body)
+    except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
         raise NoSidecarError(

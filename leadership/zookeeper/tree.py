@@ -3,7 +3,6 @@
 Source: Kafka's `ZkData.scala`. Paths are relative to the chroot of `zookeeper.connect`.
 """
 
-import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from sidetier.leadership.port import LeadershipView
 from sidetier.segments.errors import LeadershipError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 
 TOPICS_PATH = "/brokers/topics"
@@ -90,7 +90,7 @@ def parse_cluster_id(data: bytes) -> str:
 
 def _parse_object(path: str, data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except ValueError as error:
         raise LeadershipError(f"ZooKeeper node {path} is not JSON") from error
     if not isinstance(value, dict):

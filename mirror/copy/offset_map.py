@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _SOURCE: Final = attrgetter("source")
@@ -347,7 +348,7 @@ def decode_map_record(key: bytes, value: bytes) -> MapChunk:
         MalformedObjectError: The record is not a chunk of the map, or has an unknown version.
     """
     try:
-        names, chunk = json.loads(key), json.loads(value)
+        names, chunk = parse_json(key), parse_json(value)
         if chunk["version"] != _VERSION:
             raise MalformedObjectError(
                 f"offset map: version {chunk['version']}, this release knows version {_VERSION}"

@@ -24,6 +24,7 @@ from sidetier.segments.errors import (
     MirrorError,
     SidetierError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.groups import GroupKind, heartbeat, join_group, leave_group, sync_group
@@ -73,7 +74,7 @@ def decode_share(data: bytes) -> Share:
         MalformedResponseError: The bytes are not a share, or have an unknown version.
     """
     try:
-        value = json.loads(data)
+        value = parse_json(data)
         if value["version"] != 1:
             raise MalformedResponseError(f"version {value['version']} of a share is not known")
         return Share(int(value["worker"]), int(value["workers"]))

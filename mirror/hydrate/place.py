@@ -61,6 +61,7 @@ from sidetier.mirror.hydrate.plan import (
 )
 from sidetier.segments.epoch_history import EpochHistory, encode_leader_epoch_checkpoint
 from sidetier.segments.errors import ConfigurationError, DamagedSegmentError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.txn_index import encode_txn_index
@@ -129,7 +130,7 @@ class Journal:
         with suppress(FileNotFoundError):
             data = self._path.read_bytes()
             try:
-                fields = json.loads(data)
+                fields = parse_json(data)
                 self.switching, self.placed = set(fields["switching"]), set(fields["placed"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigurationError(

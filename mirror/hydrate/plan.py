@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 PLAN_VERSION: Final = 1
@@ -233,7 +234,7 @@ def decode_plan(data: bytes, name: str) -> HydratePlan:
         ConfigurationError: The bytes are not a plan, or have an unknown version.
     """
     try:
-        fields: Any = json.loads(data)
+        fields: Any = parse_json(data)
         version = fields.get("version") if isinstance(fields, dict) else None
         if version != PLAN_VERSION:
             raise ConfigurationError(
@@ -244,7 +245,7 @@ def decode_plan(data: bytes, name: str) -> HydratePlan:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigurationError(f"{name}: not a hydrate plan: {where}: {first['msg']}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"{name}: not a hydrate plan: {error}") from None
     for partition in plan.partitions:
         check_partition(partition)

@@ -21,6 +21,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -131,7 +132,7 @@ def _encode(stored: StoredMap) -> bytes:
 
 def _decode(data: bytes, key: str) -> StoredMap:
     try:
-        value = json.loads(data)
+        value = parse_json(data)
         if value["version"] != _VERSION:
             raise MalformedObjectError(
                 f"{key}: offset map of version {value['version']}, this release knows version "
@@ -145,5 +146,5 @@ def _decode(data: bytes, key: str) -> StoredMap:
             Offset(int(value["mirrored_to"])),
             OffsetMap([Run(*map(int, run)) for run in value["runs"]], int(value["exact_from"])),
         )
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise MalformedObjectError(f"{key}: not an offset map: {error}") from None

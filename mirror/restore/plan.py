@@ -14,6 +14,7 @@ from sidetier.archive.topics import count_partitions
 from sidetier.mirror.topics.planning import PlannedCopy, SourceTopic
 from sidetier.mirror.topics.rules import Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
 
@@ -47,7 +48,7 @@ class RestoreNote:
 
     def encoded(self) -> str:
         """Encode the note as JSON text, which `decode_lineage` can also read."""
-        lineage = json.loads(self.lineage.encoded())
+        lineage = parse_json(self.lineage.encoded())
         value = {**lineage, "start": self.start, "folder": self.folder}
         return json.dumps(value, separators=(",", ":"))
 
@@ -56,7 +57,7 @@ def decode_note(metadata: str) -> RestoreNote | None:
     """Decode what `RestoreNote.encoded` has made; None for any other text."""
     lineage = decode_lineage(metadata)
     try:
-        value = json.loads(metadata)
+        value = parse_json(metadata)
         start, folder = Offset(int(value["start"])), str(value["folder"])
     except (KeyError, TypeError, ValueError):
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.names import is_legal_topic
 from sidetier.segments.offsets import TopicPartition
 
@@ -201,7 +202,7 @@ class Lineage:
 def decode_lineage(metadata: str | None) -> Lineage | None:
     """Decode what `Lineage.encoded` has made; None for any other text."""
     try:
-        value = json.loads(metadata or "")
+        value = parse_json(metadata or "")
         return Lineage(
             str(value["source_topic"]),
             tuple(map(str, value["clusters"])),

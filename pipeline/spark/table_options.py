@@ -13,6 +13,7 @@ from typing import Final
 from pyspark.sql.types import StructField, StructType
 
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 
 _PREFIX: Final = "option."
 _METADATA: Final = "sidetier.options"
@@ -61,6 +62,6 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 def _kept(schema: StructType) -> dict[str, str]:
     for column in schema.fields:
         if _METADATA in column.metadata:
-            options: dict[str, str] = json.loads(column.metadata[_METADATA])
+            options: dict[str, str] = parse_json(column.metadata[_METADATA])
             return options
     return {}

@@ -17,7 +17,6 @@ A column of Avro's type `null` is text that is always null: Parquet, Hudi and Ic
 type.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ import pyarrow as pa
 from sidetier.pipeline.export.values.avro_schema import LOGICAL_TYPES, PLAIN_TYPES
 from sidetier.pipeline.export.values.json_texts import text_of
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 
 Convert = Callable[[Any], Any]
 """Converts what fastavro reads to what Arrow takes; raises ValueError for a value that does not
@@ -495,6 +495,6 @@ def _takes_null(schema: Any) -> bool:  # noqa: ANN401
 def parsed_json(text: str) -> Any:  # noqa: ANN401
     """Parse a schema's JSON; raise ConfigurationError if it is invalid."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise ConfigurationError(f"the Avro schema is no JSON: {error}") from None

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 
 PLAIN_TYPES: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -99,8 +100,8 @@ def inlined(text: str, needed: Iterable[str]) -> str:
     """
     known: dict[str, Any] = {}
     for needed_text in needed:
-        known.update(_defined(json.loads(needed_text), ""))
-    return json.dumps(_Inliner(known).schema(json.loads(text), ""), ensure_ascii=False)
+        known.update(_defined(parse_json(needed_text), ""))
+    return json.dumps(_Inliner(known).schema(parse_json(text), ""), ensure_ascii=False)
 
 
 class _Inliner:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from sidetier.pipeline.export.values.decoder import DecodedValues, decode_each
 from sidetier.pipeline.export.values.framing import Framing
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 
 Coerce = Callable[[Any], Any]
 """Converts a parsed value to the column's type. Raises _UnfitError with the path below the
@@ -55,7 +56,7 @@ class JsonDecoder:
             ConfigurationError: the schema is invalid, or cannot be a column.
         """
         try:
-            schema = json.loads(schema_text)
+            schema = parse_json(schema_text)
         except ValueError as error:
             raise ConfigurationError(f"the schema of values is no JSON: {error}") from None
         reader = _SchemaReader(schema)

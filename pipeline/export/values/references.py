@@ -7,6 +7,7 @@ from typing import Any, Final
 from urllib.parse import urldefrag, urljoin
 
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 
 _DEEPEST: Final = 100
 _SHOWN: Final = 5
@@ -124,7 +125,7 @@ def _place(name: str) -> str:
 
 def _led(schema: Registered, places: Mapping[Reference, str], here: str) -> Any:  # noqa: ANN401
     """Return a schema whose references point into the document; `here` is its own place there."""
-    root = json.loads(schema.text)
+    root = parse_json(schema.text)
     base = root.get("$id", "") if isinstance(root, Mapping) else ""
     names = {item.name: _place(places[item]) for item in schema.references}
 

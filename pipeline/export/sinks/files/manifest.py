@@ -4,7 +4,6 @@ It has the next offset of each Kafka partition, and the plan that is being carri
 replaces only the version that it has read.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -23,6 +22,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
@@ -199,7 +199,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         MalformedObjectError: it is not a manifest of any known version.
     """
     try:
-        version = json.loads(data)["version"]
+        version = parse_json(data)["version"]
         if isinstance(version, int):
             refuse_later(version, VERSION, "a manifest", where)
         return Manifest.model_validate_json(data)

@@ -33,6 +33,7 @@ from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, TopicPartition
 
 PREFIX: Final = "sidetier."
@@ -294,7 +295,7 @@ def _known(version: str, where: str) -> int:
 
 def _tail(properties: Mapping[str, str]) -> Tail:
     offsets = _offsets(properties, TAIL_KEY) if TAIL_KEY in properties else {}
-    topics = json.loads(properties.get(TOPICS_KEY, "{}"))
+    topics = parse_json(properties.get(TOPICS_KEY, "{}"))
     if not isinstance(topics, dict) or not all(
         isinstance(topic_id, str) for topic_id in topics.values()
     ):

@@ -24,6 +24,7 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
     StorageError,
 )
+from sidetier.segments.json_text import parse_json
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
@@ -281,7 +282,7 @@ class Lease:
 
 def _parse(data: bytes, key: str) -> _Held:
     try:
-        parsed = json.loads(data)
+        parsed = parse_json(data)
         refuse_later(parsed["version"], VERSION, "a lease", key)
         return _Held(ProcessId(**parsed["holder"]), parsed["lease"], "")
     except (ValueError, KeyError, TypeError) as error:

@@ -19,7 +19,6 @@ table that is then created in the same location. They are older, so the newest f
 
 import gzip
 import io
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import reduce
@@ -38,6 +37,7 @@ from sidetier.pipeline.export.sinks.tables.commit_metadata import (
 )
 from sidetier.pipeline.export.state import Exported, Tail
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.json_text import parse_json
 from sidetier.storage.port import RemoteStorage
 
 _HUDI_PROPERTIES: Final = ".hoodie/hoodie.properties"
@@ -99,7 +99,7 @@ def hudi_progress(store: RemoteStorage, cluster: str) -> Exported:
 def _extra_metadata(data: bytes, key: str) -> Mapping[str, str]:
     try:
         commit: Any = (
-            json.loads(data)
+            parse_json(data)
             if data.startswith(b"{")
             else next(iter(fastavro.reader(io.BytesIO(data))))
         )
@@ -192,7 +192,7 @@ def _table_metadata(store: RemoteStorage, key: str) -> Mapping[str, Any]:
     data = store.get_object(key).data
     try:
         text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-        metadata = json.loads(text)
+        metadata = parse_json(text)
     except (ValueError, OSError, EOFError) as error:
         raise MalformedObjectError(f"{key}: not the metadata of a table: {error}") from error
     if not isinstance(metadata, dict):
