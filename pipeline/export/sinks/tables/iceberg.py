@@ -21,7 +21,6 @@ tag on the latter, because `expire_snapshots` keeps tagged snapshots. A snapshot
 state removes the tag.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -75,6 +74,7 @@ from sidetier.pipeline.export.sinks.tables.row_types import (
 )
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 
 _MAIN: Final = "main"
 _STAGED: Final = "wap.id"
@@ -138,7 +138,7 @@ class IcebergMetadata:
 
     def _spark_type(self, schema: Any) -> StructType:  # noqa: ANN401 - Iceberg's `Schema`
         converted = _util(self._spark).convert(schema)
-        return StructType.fromJson(json.loads(converted.json()))
+        return StructType.fromJson(parse_json(converted.json()))
 
     def identity_fields(self) -> list[str]:
         """Return the fields by whose values the table is partitioned, without a transform."""
