@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.blocks import FilePiece, Piece, size_of
 from sidetier.endpoint.fetch import FetchAnswer, Fetcher, encode_fetch, wait_of
 from sidetier.endpoint.groups.none import Groups
+from sidetier.endpoint.groups.requests import without_repeats
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.idle_polls import MOST_FRAME, IdleAnswers, IdlePoll, IdlePolls
 from sidetier.endpoint.logins import (
@@ -32,7 +33,7 @@ from sidetier.endpoint.logins import (
 )
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.protocol import OFFERED, Offered, api_versions_response, offered_api
-from sidetier.endpoint.session import Request, Session
+from sidetier.endpoint.session import Budget, Request, Session
 from sidetier.endpoint.tls import HANDSHAKE
 from sidetier.segments.errors import MalformedRequestError
 from sidetier.storage.attempt import Clock, monotonic
@@ -61,6 +62,24 @@ REQUEST_MEMORY: Final = 64 << 20
 """Memory for what all requests have beyond `SMALL_REQUEST`. Without it, 1000 connections could hold
 2 GB.
 """
+ENTRY_BYTES: Final = 1 << 10
+"""Memory for an entry of a request, decoded, and for its row in the answer."""
+_FREE_ENTRIES: Final = 128
+"""Entries of a request that need no memory of the budget."""
+ENTRY_MEMORY: Final = 128 << 20
+"""Memory for the entries of all requests that have more than `_FREE_ENTRIES`."""
+ANSWER_MEMORY: Final = 64 << 20
+"""Memory for all answers beyond 64 KiB that do not follow from the size of their requests: those of
+groups and Metadata.
+"""
+_LARGE_FETCH_WAIT: Final = 0.5
+"""Seconds that a Fetch may wait for records if its partitions need memory of the budget; the
+default of `fetch.max.wait.ms`.
+"""
+_MOST_BEFORE_LOGIN: Final = 20
+"""Requests before the login. Clients send four or five."""
+_MOST_TAGGED_FIELDS: Final = 100
+"""Most tagged fields of ApiVersions, which is answered before the login."""
 LEAST_TIMEOUT: Final = 0.001
 """A timeout of 0 would make a socket non-blocking."""
 _TLS_RECORD: Final = bytes((HANDSHAKE, 3))
@@ -122,7 +141,7 @@ class RequestMemory:
     """
 
     def __init__(self, size: int) -> None:
-        self.left = size
+        self.size = self.left = size
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         """Those that have asked, in their order: smaller requests do not overtake larger ones."""
@@ -167,6 +186,9 @@ class Service:
         bucket: The cap of all clients together, in bytes per second; None for no cap.
         request_memory: For what requests have beyond 64 KiB, while they are received and answered;
             those of Fetch while they are received and decoded.
+        entry_memory: For the entries of requests. Taken after `request_memory`, and before
+            `answer_memory`: no request waits for one that waits for it.
+        answer_memory: For answers that do not follow from the size of the request.
     """
 
     handlers: RequestHandlers
@@ -176,12 +198,68 @@ class Service:
     logins: Logins | None = None
     bucket: TokenBucket | None = None
     request_memory: RequestMemory = field(default_factory=lambda: RequestMemory(REQUEST_MEMORY))
+    entry_memory: RequestMemory = field(default_factory=lambda: RequestMemory(ENTRY_MEMORY))
+    answer_memory: RequestMemory = field(default_factory=lambda: RequestMemory(ANSWER_MEMORY))
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether a request waits for memory."""
+        budgets = (self.request_memory, self.entry_memory, self.answer_memory)
+        return any(memory.is_contended for memory in budgets)
 
     @property
     def offered(self) -> Offered:
         """Lowest and highest version of each request that is answered, inclusive."""
         of_logins = {} if self.logins is None else SASL_REQUESTS
         return {**OFFERED, **self.groups.offered, **of_logins}
+
+
+class _Held(Budget):
+    """The memory of the budgets that one request holds, until it is answered.
+
+    Args:
+        service: Has the budgets.
+        take: Takes memory of a budget, for `Connection`.
+    """
+
+    def __init__(self, service: Service, take: Callable[..., None]) -> None:
+        self._service = service
+        self._take = take
+        self._of_frame = ExitStack()
+        self._of_work = ExitStack()
+        self.has_entries = False
+        """Whether it holds memory for the entries of the request."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def take_frame(self, size: int, deadline: float) -> None:
+        """Take memory for the bytes of the request, which holds none yet: see `_receive_all`."""
+        self._take(self._service.request_memory, size, self._of_frame, deadline)
+
+    def release_frame(self) -> None:
+        """Return the memory for the bytes of the request."""
+        self._of_frame.close()
+
+    def take_entries(self, count: int) -> None:
+        """See `Budget`."""
+        if count > _FREE_ENTRIES:
+            self._take(self._service.entry_memory, count * ENTRY_BYTES, self._of_work)
+            self.has_entries = True
+
+    def take_answer(self, size: int) -> None:
+        """See `Budget`."""
+        if size > SMALL_REQUEST:
+            self._take(self._service.answer_memory, size, self._of_work)
+
+    def release(self) -> None:
+        """See `Budget`."""
+        self._of_frame.close()
+        self._of_work.close()
+        self.has_entries = False
 
 
 class Connection:
@@ -222,8 +300,9 @@ class Connection:
         self._login = None if service.logins is None else Login(service.logins, session)
         self.answer_by = math.inf
         """Monotonic second until which the client must take the answer that is being sent."""
-        self._has_memory = False
-        """Whether the request holds memory of the budget."""
+        self._taken = 0
+        """How often the request has taken memory of a budget that it holds now."""
+        self._left_before_login = _MOST_BEFORE_LOGIN
         self._contended_by = math.inf
         """Monotonic second from which on the client is late if others wait for that memory."""
         self._is_ended = False
@@ -248,7 +327,7 @@ class Connection:
         others may come later.
         """
         is_late = now >= self.answer_by or (
-            now >= self._contended_by and self._service.request_memory.is_contended
+            now >= self._contended_by and self._service.is_contended
         )
         if is_late:
             self._is_ended = True
@@ -267,13 +346,13 @@ class Connection:
         return is_open
 
     def _serve_frame(self) -> bool:
-        with ExitStack() as held:
+        with _Held(self._service, self._take) as held:
             frame = self._read_frame(held)
             if frame is not None:
                 self._answer(frame, held)
         return frame is not None
 
-    def _answer(self, frame: memoryview, held: ExitStack) -> None:
+    def _answer(self, frame: memoryview, held: "_Held") -> None:
         began = self._clock()
         header, position = parse_request_header(frame)
         if self._login is not None:
@@ -286,7 +365,7 @@ class Connection:
             # As brokers do: there is no answer that a client of another version could read.
             raise DropError("unsupported", f"request {header.api_key} of version {header.version}")
         request = Request(
-            api, header.version, header.correlation_id, header.client_id, frame, position
+            api, header.version, header.correlation_id, header.client_id, frame, position, held
         )
         prefix = encode_response_header(api, header.version, header.correlation_id)
         if api is ApiKey.FETCH:
@@ -294,8 +373,10 @@ class Connection:
         elif api in SASL_REQUESTS and self._login is not None:
             self._answer_login(self._login, request, prefix, began)
         else:
-            handlers = self._service.handlers if api in OFFERED else self._service.groups
-            answer = handlers.answer(request, self._session)
+            if api in OFFERED:
+                answer = self._service.handlers.answer(request, self._session)
+            else:
+                answer = self._service.groups.answer(without_repeats(request), self._session)
             pieces = [] if answer.body is None else [prefix, answer.body]
             self._send(api, pieces, began, answer.error)
 
@@ -306,7 +387,7 @@ class Connection:
         version, response = api_versions_response(self._offered, header.version)
         if api is not None:
             # Only to refuse malformed bytes: the answer does not depend on the body.
-            decode_request(api, version, frame, position)
+            decode_request(api, version, frame, position, most_entries=_MOST_TAGGED_FIELDS)
         pieces = [
             # Always version 0 of the header: the client does not know our versions yet (KIP-511).
             encode_response_header(ApiKey.API_VERSIONS, 0, header.correlation_id),
@@ -315,14 +396,17 @@ class Connection:
         error = ErrorCode.none if api is not None else ErrorCode.unsupported_version
         self._send(ApiKey.API_VERSIONS, pieces, began, error)
 
-    def _answer_fetch(self, request: Request, prefix: bytes, began: float, held: ExitStack) -> None:
-        asked, version, access = self._decoded(request), request.version, self._session.access
+    def _answer_fetch(self, request: Request, prefix: bytes, began: float, held: "_Held") -> None:
         is_small = len(request.frame) <= MOST_FRAME - _SIZE.size
+        if is_small:
+            request.budget = Budget()  # its partitions are few, and it may wait for long
+        asked, version, access = self._decoded(request), request.version, self._session.access
         if not is_small:
             # A long poll must not keep the memory for requests from other clients.
             request.frame.release()
-            held.close()
-        deadline = began + wait_of(asked)
+            held.release_frame()
+        wait = min(wait_of(asked), _LARGE_FETCH_WAIT) if held.has_entries else wait_of(asked)
+        deadline = began + wait
         if self._resumed is not None:
             (began, deadline), self._resumed = self._resumed, None
         buckets = (self._service.bucket, self._session.bucket)
@@ -435,7 +519,7 @@ class Connection:
             seconds = min(seconds, self._settings.login)
         began = self._clock()
         self.answer_by = began + seconds
-        if self._has_memory:
+        if self._taken:
             self._contended_by = began + self._settings.contended
         try:
             send_pieces(self._socket, pieces)
@@ -449,7 +533,7 @@ class Connection:
         finally:
             self.answer_by = self._contended_by = math.inf
 
-    def _read_frame(self, held: ExitStack) -> memoryview | None:
+    def _read_frame(self, held: "_Held") -> memoryview | None:
         """Return the next request without its size; None if the client has closed.
 
         Args:
@@ -459,6 +543,7 @@ class Connection:
         data, self._behind = self._behind, b""
         if self._login is not None and not self._login.is_complete:
             most, reason, deadline = SMALL_REQUEST, "login", self._login_by
+            self._check_before_login()
             data = data or self._receive(_READ_AHEAD, self._left(deadline), reason)
         else:
             most, reason = settings.max_frame_bytes, "slow"
@@ -475,8 +560,19 @@ class Connection:
             raise MalformedRequestError(f"a request of {size} bytes; at most {most} are accepted")
         return self._rest_of_frame(data, size, deadline, reason, held)
 
+    def _check_before_login(self) -> None:
+        """Check time and number of requests; requests that came together wait for no byte."""
+        if self._clock() >= self._login_by:
+            raise self._late_login()
+        if not self._left_before_login:
+            raise DropError("login", f"sent more than {_MOST_BEFORE_LOGIN} requests before a login")
+        self._left_before_login -= 1
+
+    def _late_login(self) -> DropError:
+        return DropError("login", f"did not log in within {self._settings.login:.0f} s")
+
     def _rest_of_frame(
-        self, data: bytes, size: int, deadline: float, reason: str, held: ExitStack
+        self, data: bytes, size: int, deadline: float, reason: str, held: "_Held"
     ) -> memoryview:
         """Return a request of `size` bytes; `data` begins with its size."""
         end = _SIZE.size + size
@@ -491,7 +587,7 @@ class Connection:
         return max(deadline - self._clock(), LEAST_TIMEOUT)
 
     def _receive_all(
-        self, size: int, deadline: float, reason: str, held: ExitStack, first: bytes = b""
+        self, size: int, deadline: float, reason: str, held: "_Held", first: bytes = b""
     ) -> bytearray:
         """Return `first`, of at most `SMALL_REQUEST` bytes, and the next `size` bytes."""
         received, size = bytearray(first), len(first) + size
@@ -501,7 +597,8 @@ class Connection:
         allowed = min(size, SMALL_REQUEST)
         while len(received) < size:
             if len(received) == allowed:
-                self._reserve(size - allowed, deadline, held)
+                held.take_frame(size - allowed, deadline)
+                self._contended_by = self._clock() + self._settings.contended
                 allowed = size
             wanted = min(allowed - len(received), _PIECE)
             part = self._receive(wanted, self._left(deadline), reason)
@@ -514,18 +611,28 @@ class Connection:
         self._contended_by = math.inf
         return received
 
-    def _reserve(self, size: int, deadline: float, held: ExitStack) -> None:
-        """Take memory for the rest of a request, which holds none yet: see `_receive_all`."""
-        memory = self._service.request_memory
+    def _take(
+        self, memory: RequestMemory, size: int, held: ExitStack, deadline: float | None = None
+    ) -> None:
+        """Take memory of a budget for the request; a request that needs more than all gets all.
+
+        Args:
+            memory: The budget.
+            size: Bytes.
+            held: Gets what returns the memory.
+            deadline: Monotonic second until which to wait; None for the time of a frame from now.
+        """
+        size = min(size, memory.size)
+        if deadline is None:
+            deadline = self._clock() + self._settings.frame
         if not memory.acquire(size, self._left(deadline)):
             raise DropError("busy", f"no memory for {size} more bytes of a request in time")
-        held.callback(self._release, size)
-        self._has_memory = True
-        self._contended_by = self._clock() + self._settings.contended
+        held.callback(self._give_back, memory, size)
+        self._taken += 1
 
-    def _release(self, size: int) -> None:
-        self._has_memory = False
-        self._service.request_memory.release(size)
+    def _give_back(self, memory: RequestMemory, size: int) -> None:
+        self._taken -= 1
+        memory.release(size)
 
     def _receive(self, size: int, timeout: float, reason: str) -> bytes:
         try:
@@ -538,7 +645,7 @@ class Connection:
         except (TimeoutError, BlockingIOError):  # of Python's timeout, or the kernel's
             detail = f"sent no request within {timeout:.0f} s"
             if reason == "login":
-                detail = f"did not log in within {self._settings.login:.0f} s"
+                raise self._late_login() from None
             raise DropError(reason, detail) from None
 
 

@@ -34,7 +34,12 @@ _NO_CONTROLLER: Final = (
 _TOPIC_RESOURCE: Final = 2
 _READ_ONLY: Final = "this endpoint is read-only"
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-_MOST_METADATA: Final = 64
+_METADATA_BYTES: Final = 16 << 20
+"""Most bytes of answers to Metadata that are remembered."""
+_NAME_BYTES: Final = 400
+"""Memory for a name that was asked for, at most."""
+_PARTITION_BYTES: Final = 1 << 10
+"""Memory for a partition of an answer to Metadata while it is built."""
 _MOST_LISTED: Final = 256
 _MOST_REPEATED: Final = 1024
 """Bytes of a ListOffsets request whose answer is remembered."""
@@ -61,9 +66,9 @@ class RequestHandlers:
         self._host, self._port = advertised
         self._guard = threading.Lock()
         self._metadata: OrderedDict[_MetadataKey, tuple[object, bytes]] = OrderedDict()
+        self._metadata_bytes = 0
         self._listed: OrderedDict[tuple[int, bytes, Access], tuple[_Views, Answer]] = OrderedDict()
         self._handlers: Mapping[ApiKey, Callable[[Any, int, Access], Answer]] = {
-            ApiKey.METADATA: self._answer_metadata,
             ApiKey.LIST_OFFSETS: self._answer_list_offsets,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._answer_epoch_ends,
             ApiKey.DESCRIBE_CLUSTER: self._answer_cluster,
@@ -76,12 +81,14 @@ class RequestHandlers:
         """Answer one request."""
         if request.api is ApiKey.LIST_OFFSETS and len(request.frame) <= _MOST_REPEATED:
             return self._answer_repeated(request, session.access)
+        if request.api is ApiKey.METADATA:
+            return self._answer_metadata(request, session.access)
         return self._handlers[request.api](request.decode(), request.version, session.access)
 
     # Metadata
 
-    def _answer_metadata(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
-        asked = request.topics
+    def _answer_metadata(self, request: Request, access: Access) -> Answer:
+        version, asked = request.version, request.decode().topics
         if asked is not None and not asked and version < _FIRST_NULL_FOR_ALL:
             asked = None  # version 0 has no null: an empty list means all topics
         names = None
@@ -99,10 +106,14 @@ class RequestHandlers:
         if known is not None and known[0] is topics:
             return Answer(known[1])
         if names is None:
-            readable = (topic for name, topic in topics.items() if access.can_read(name))
-            rows = [_metadata_row(topic) for topic in readable]
+            found: list[Topic | dict[str, Any]] = [
+                topic for name, topic in topics.items() if access.can_read(name)
+            ]
         else:
-            rows = [self._asked_row(name, topic_id, access) for name, topic_id in names]
+            found = [self._asked(name, topic_id, access) for name, topic_id in names]
+        partitions = sum(each.partitions for each in found if isinstance(each, Topic))
+        request.budget.take_answer(partitions * _PARTITION_BYTES)
+        rows = [_metadata_row(each) if isinstance(each, Topic) else each for each in found]
         response = build_response(
             ApiKey.METADATA,
             version,
@@ -116,11 +127,18 @@ class RequestHandlers:
         body = encode(response)
         error = first_error(row["error_code"] for row in rows)
         if error is ErrorCode.none:
-            with self._guard:
-                self._metadata[key] = topics, body
-                if len(self._metadata) > _MOST_METADATA:
-                    self._metadata.popitem(last=False)
+            self._remember(key, topics, body)
         return Answer(body, error)
+
+    def _remember(self, key: _MetadataKey, topics: object, body: bytes) -> None:
+        with self._guard:
+            replaced = self._metadata.pop(key, None)
+            self._metadata_bytes -= 0 if replaced is None else _remembered_bytes(key, replaced[1])
+            self._metadata[key] = topics, body
+            self._metadata_bytes += _remembered_bytes(key, body)
+            while self._metadata_bytes > _METADATA_BYTES:
+                dropped, (_, dropped_body) = self._metadata.popitem(last=False)
+                self._metadata_bytes -= _remembered_bytes(dropped, dropped_body)
 
     def _look_for(self, names: Iterable[tuple[str | None, UUID | None]], access: Access) -> None:
         """List the topics again if one of these is not known."""
@@ -133,7 +151,10 @@ class RequestHandlers:
             return None if topic_id is None else self._catalog.topic_of_id(topic_id)
         return self._catalog.topic(name)
 
-    def _asked_row(self, name: str | None, topic_id: UUID | None, access: Access) -> dict[str, Any]:
+    def _asked(
+        self, name: str | None, topic_id: UUID | None, access: Access
+    ) -> Topic | dict[str, Any]:
+        """Return a topic, or the row of an error."""
         if name is not None and not access.can_read(name):
             # The same for topics that do not exist, and without the id, as brokers do.
             return _error_row(ErrorCode.topic_authorization_failed, name, None)
@@ -143,7 +164,7 @@ class RequestHandlers:
         if not access.can_read(topic.name):
             # As brokers do: the id is no secret, but the name is.
             return _error_row(ErrorCode.topic_authorization_failed, None, topic_id)
-        return _metadata_row(topic)
+        return topic
 
     # Offsets
 
@@ -322,6 +343,10 @@ class RequestHandlers:
             producer_epoch=-1,
         )
         return Answer(encode(response), error)
+
+
+def _remembered_bytes(key: _MetadataKey, body: bytes) -> int:
+    return len(body) + _NAME_BYTES * len(key[1] or ())
 
 
 def _error_of_partitions(topics: Iterable[Mapping[str, Any]]) -> ErrorCode:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -12,11 +12,14 @@ from sidetier.storage.token_bucket import TokenBucket
 from sidetier.wire.protocol import (
     ApiKey,
     decode_request,
+    encode,
     encode_header,
     parse_request_header,
     request_body,
 )
 
+MOST_ENTRIES: Final = 100_000
+"""Most entries of all arrays of a request together. A Fetch of 2 MiB has 72,000 partitions."""
 ANONYMOUS = "ANONYMOUS"
 """Name of a client without a login, as in Kafka's logs and ACLs."""
 
@@ -40,7 +43,27 @@ class Session:
     closing: ExitStack = field(default_factory=ExitStack)
 
 
-@dataclass(frozen=True, slots=True)
+class Budget:
+    """The memory that a request may use. This one has no bounds.
+
+    Take memory in the order of the methods, and each kind once: a request that holds some of a kind
+    and waits for more of it could wait for another one that does the same.
+    """
+
+    def take_entries(self, count: int) -> None:
+        """Take memory for the entries of the request's arrays, and for a row of each in the answer.
+
+        May wait, or end the connection; so may the next one.
+        """
+
+    def take_answer(self, size: int) -> None:
+        """Take memory for an answer that does not follow from the size of the request, in bytes."""
+
+    def release(self) -> None:
+        """Return all: the request waits for something else, and its bytes are not needed again."""
+
+
+@dataclass(slots=True)
 class Request:
     """A request whose body is not decoded yet.
 
@@ -51,6 +74,7 @@ class Request:
         client_id: `client.id` of the client; None if it sends none.
         frame: The whole request, without its size.
         position: Position in `frame` after the client id.
+        budget: The memory that it may use.
     """
 
     api: ApiKey
@@ -59,14 +83,26 @@ class Request:
     client_id: str | None
     frame: memoryview
     position: int
+    budget: Budget = field(default_factory=Budget)
+    _decoded: Any = None
 
     def decode(self) -> Any:  # noqa: ANN401 - kio's classes share no base with fields
         """Return the body as an entity of kio.
 
         Raises:
-            MalformedRequestError: The bytes are not a request of this kind and version.
+            MalformedRequestError: The bytes are not a request of this kind and version, or it has
+                too many entries.
         """
-        return decode_request(self.api, self.version, self.frame, self.position)
+        if self._decoded is None:
+            self._decoded = decode_request(
+                self.api,
+                self.version,
+                self.frame,
+                self.position,
+                most_entries=MOST_ENTRIES,
+                reserve=self.budget.take_entries,
+            )
+        return self._decoded
 
     def body(self) -> memoryview:
         """Return the bytes of the body.
@@ -76,11 +112,12 @@ class Request:
         """
         return request_body(self.api, self.version, self.frame, self.position)
 
-    def with_body(self, body: bytes) -> "Request":
-        """Return the same request with other bytes as its body."""
+    def with_decoded(self, decoded: Any) -> "Request":  # noqa: ANN401 - as `decode`
+        """Return the same request with another body, which is a part of this one."""
         header = encode_header(self.api, self.version, self.correlation_id, self.client_id or "")
-        frame = memoryview(header + body)
-        return replace(self, frame=frame, position=parse_request_header(frame)[1])
+        frame = memoryview(header + encode(decoded))
+        position = parse_request_header(frame)[1]
+        return replace(self, frame=frame, position=position, _decoded=decoded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ that interval: then the other endpoint is gone, or no member commits there.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +40,7 @@ from sidetier.endpoint.groups.stored_offsets import (
 from sidetier.endpoint.log_limits import AtMostEvery
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.segments.errors import InvalidRequestError, SidetierError
+from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 
@@ -127,6 +128,10 @@ class _Group:
         """Whether nothing would differ if the group were not in memory."""
         is_known = self.owned is not None or self.lost is not None or now < self.retry_at
         return self.is_idle and not self.machine.size and not is_known
+
+
+def _only(offsets: Offsets, wanted: Collection[TopicPartition] | None) -> Offsets:
+    return offsets if wanted is None else {tp: offsets[tp] for tp in wanted if tp in offsets}
 
 
 class GroupCoordinator:
@@ -268,10 +273,16 @@ class GroupCoordinator:
                 self._count(group)
             return self._wait_for_store(group, owned, stored)
 
-    def offsets(self, name: str) -> Offsets | None:
+    def offsets(
+        self, name: str, wanted: Collection[TopicPartition] | None = None
+    ) -> Offsets | None:
         """Return committed offsets; None if there is no such group.
 
         Reading them takes no group from its owner.
+
+        Args:
+            name: The group.
+            wanted: The partitions whose offsets are needed; None for all.
 
         Raises:
             RefusedError: The store does not answer.
@@ -281,11 +292,16 @@ class GroupCoordinator:
             self._confirm_owner(group)
             owned = group.owned
             if owned is not None:
-                return owned.offsets
+                return _only(owned.offsets, wanted)
         if not self._is_name(name):
             raise RefusedError(ErrorCode.invalid_group_id)
-        stored = self._from_store(lambda: self._objects.read(name))
-        return None if stored is None else stored.offsets
+
+        def read() -> Offsets | None:
+            # In the threads of the store, which are few: a large group takes 150 MB.
+            stored = self._objects.read(name)
+            return None if stored is None else _only(stored.offsets, wanted)
+
+        return self._from_store(read)
 
     # Administration
 

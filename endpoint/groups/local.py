@@ -1,6 +1,6 @@
 """Consumer groups that the endpoint keeps itself (`--groups local`): the requests of groups."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -10,6 +10,7 @@ from sidetier.endpoint.groups.coordinator import GroupCoordinator, RefusedError
 from sidetier.endpoint.groups.requests import (
     FIRST_WITH_NULL_PROTOCOL,
     FIRST_WITH_SEVERAL_GROUPS,
+    MOST_ANSWER,
     OFFERED_OF_GROUPS,
     Coordinator,
     Decoded,
@@ -19,7 +20,7 @@ from sidetier.endpoint.groups.requests import (
     is_for_groups,
     refused_transactions,
 )
-from sidetier.endpoint.groups.stored_offsets import Offsets, StoredOffset
+from sidetier.endpoint.groups.stored_offsets import MAX_BYTES, Offsets, StoredOffset
 from sidetier.endpoint.log_limits import Once
 from sidetier.endpoint.session import ANONYMOUS, Answer, Request, Session, first_error
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
@@ -34,6 +35,8 @@ OFFERED_LOCAL: Final = OFFERED_OF_GROUPS
 
 MAX_METADATA: Final = 4096
 """Most bytes of the metadata of a committed offset (`offset.metadata.max.bytes`)."""
+_ROW_BYTES: Final = 500
+"""Memory for a row of an answer, besides its long texts."""
 _CLASSIC_ONLY: Final = "this endpoint keeps groups with group.protocol=classic only"
 _MEMBER_ID_REQUIRED_FROM: Final = 4
 _SKIP_ASSIGNMENT_FROM: Final = 9
@@ -118,6 +121,7 @@ class LocalGroups:
             can_skip_assignment=version >= _SKIP_ASSIGNMENT_FROM,
             owner=host if session.principal == ANONYMOUS else session.principal,
         )
+        request.budget.release()  # the coordinator counts what it keeps while the member waits
         answer = self._coordinator.join(decoded.group_id, join)
         no_protocol = None if version >= FIRST_WITH_NULL_PROTOCOL else ""
         return _answer(
@@ -141,10 +145,12 @@ class LocalGroups:
         )
 
     def _sync(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
+        assignments = {each.member_id: bytes(each.assignment) for each in decoded.assignments}
+        request.budget.release()  # as for JoinGroup
         answer = self._coordinator.sync(
             decoded.group_id,
             _member(decoded, decoded.generation_id),
-            {each.member_id: bytes(each.assignment) for each in decoded.assignments},
+            assignments,
             getattr(decoded, "protocol_type", None),
             getattr(decoded, "protocol_name", None),
         )
@@ -226,10 +232,22 @@ class LocalGroups:
         return _answer(request, first_error(errors.values()), topics=topics)
 
     def _fetch_offsets(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
-        if request.version < FIRST_WITH_SEVERAL_GROUPS:
+        several = request.version >= FIRST_WITH_SEVERAL_GROUPS
+        asked = decoded.groups if several else (decoded,)
+        request.budget.take_answer(min(sum(map(_most_bytes, asked)), 2 * MOST_ANSWER))
+        if not several:
             topics = self._committed_topics(decoded.group_id, decoded.topics)
             return _answer(request, ErrorCode.none, topics=topics, error_code=ErrorCode.none)
-        rows = [self._fetched_row(asked) for asked in decoded.groups]
+        rows: list[dict[str, Any]] = []
+        size = 0
+        for each in asked:
+            row = self._fetched_row(each) if size < MOST_ANSWER else _left_out(each.group_id)
+            size += sum(
+                _row_bytes(partition)
+                for topic in row["topics"]
+                for partition in topic["partitions"]
+            )
+            rows.append(row)
         return _answer(request, first_error(row["error_code"] for row in rows), groups=rows)
 
     def _fetched_row(self, asked: Decoded) -> dict[str, Any]:
@@ -242,19 +260,21 @@ class LocalGroups:
 
     def _committed_topics(self, group: str, asked: Decoded) -> list[dict[str, Any]]:
         """Return the rows of OffsetFetch; `asked` is None for all partitions."""
-        offsets = self._coordinator.offsets(group) or {}
-        names = None if asked is None else {topic.name for topic in asked}
-        ids = {
-            topic: self._topic_id(topic)
-            for topic in sorted({tp.topic for tp in offsets})
-            if names is None or topic in names
-        }
+        wanted = None
+        if asked is not None:
+            wanted = [
+                TopicPartition(topic.name, number)
+                for topic in asked
+                for number in topic.partition_indexes
+            ]
+        offsets = self._coordinator.offsets(group, wanted) or {}
+        ids = {topic: self._topic_id(topic) for topic in sorted({tp.topic for tp in offsets})}
         valid = {
             tp: committed
             for tp, committed in offsets.items()
-            if tp.topic in ids and not self._is_of_other_topic(group, tp, committed, ids[tp.topic])
+            if not self._is_of_other_topic(group, tp, committed, ids[tp.topic])
         }
-        return _committed_rows(valid, asked)
+        return _committed_rows(valid, sorted(valid) if wanted is None else wanted)
 
     def _is_of_other_topic(
         self, group: str, tp: TopicPartition, committed: StoredOffset, topic_id: str | None
@@ -277,19 +297,24 @@ class LocalGroups:
     # Administration
 
     def _describe(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
-        rows = [self._description(name, request.version) for name in decoded.groups]
+        described: list[str] = []
+        size = 0
+        for name in decoded.groups:
+            if size < MOST_ANSWER:
+                described.append(name)
+                with self._coordinator.group(name) as machine:
+                    size += 0 if machine is None else machine.memory
+        request.budget.take_answer(2 * size)  # the rows, and their bytes
+        rows = [self._description(name, request.version) for name in described]
+        # In the order of the request, of which the first ones are described.
+        rows += [
+            _no_description(name, ErrorCode.coordinator_load_in_progress)
+            for name in decoded.groups[len(described) :]
+        ]
         return _answer(request, first_error(row["error_code"] for row in rows), groups=rows)
 
     def _description(self, name: str, version: int) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "error_code": ErrorCode.none,
-            "error_message": None,
-            "group_id": name,
-            "group_state": GroupState.EMPTY.value,
-            "protocol_type": "",
-            "protocol_data": "",
-            "members": (),
-        }
+        row = _no_description(name, ErrorCode.none) | {"group_state": GroupState.EMPTY.value}
         with self._coordinator.group(name) as machine:
             if machine is not None:
                 return row | _described(machine)
@@ -306,6 +331,8 @@ class LocalGroups:
     def _list(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
         states = {state.casefold() for state in getattr(decoded, "states_filter", ())}
         kinds = {kind.casefold() for kind in getattr(decoded, "types_filter", ())}
+        all_states = self._coordinator.states()
+        request.budget.take_answer(len(all_states) * _ROW_BYTES)
         groups = [
             {
                 "group_id": name,
@@ -313,7 +340,7 @@ class LocalGroups:
                 "group_state": state.value,
                 "group_type": "classic",
             }
-            for name, (state, protocol_type) in sorted(self._coordinator.states().items())
+            for name, (state, protocol_type) in sorted(all_states.items())
             if (not states or state.casefold() in states) and (not kinds or "classic" in kinds)
         ]
         return _answer(request, ErrorCode.none, error_code=ErrorCode.none, groups=groups)
@@ -333,19 +360,29 @@ def _host(session: Session) -> str:
     return "/" + session.client.rpartition(":")[0]
 
 
-def _committed_rows(offsets: Offsets, asked: Decoded) -> list[dict[str, Any]]:
-    """Return offset -1 for partitions of `asked` without an offset; None asks for all."""
-    if asked is None:
-        partitions = sorted(offsets)
-    else:
-        partitions = [
-            TopicPartition(topic.name, number)
-            for topic in asked
-            for number in topic.partition_indexes
-        ]
+def _most_bytes(asked: Decoded) -> int:
+    """Return the most bytes that the committed offsets of a group can take in an answer."""
+    if asked.topics is None:
+        return MAX_BYTES
+    return min(
+        sum(len(topic.partition_indexes) for topic in asked.topics) * MAX_METADATA, MAX_BYTES
+    )
+
+
+def _row_bytes(row: Mapping[str, Any]) -> int:
+    return _ROW_BYTES + len(row["metadata"])
+
+
+def _left_out(group: str) -> dict[str, Any]:
+    error = ErrorCode.coordinator_load_in_progress
+    return {"group_id": group, "topics": (), "error_code": error}
+
+
+def _committed_rows(offsets: Offsets, tps: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+    """Return a row for each partition; offset -1 for those without an offset."""
     topics: dict[str, list[dict[str, Any]]] = {}
     nothing = StoredOffset(Offset(-1))
-    for tp in partitions:
+    for tp in tps:
         committed = offsets.get(tp, nothing)
         topics.setdefault(tp.topic, []).append(
             {
@@ -357,6 +394,18 @@ def _committed_rows(offsets: Offsets, asked: Decoded) -> list[dict[str, Any]]:
             }
         )
     return [{"name": name, "partitions": rows} for name, rows in topics.items()]
+
+
+def _no_description(group: str, error: ErrorCode) -> dict[str, Any]:
+    return {
+        "error_code": error,
+        "error_message": None,
+        "group_id": group,
+        "group_state": "",
+        "protocol_type": "",
+        "protocol_data": "",
+        "members": (),
+    }
 
 
 def _described(machine: ClassicGroup) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class PermittedGroups:
         if not permitted:
             return error_answer(request, decoded, error)
         others = tuple(entry for entry, name in names.items() if name in refused)
-        part = request.with_body(encode(replace(decoded, **{asked_field: permitted})))
+        part = request.with_decoded(replace(decoded, **{asked_field: permitted}))
         answer = self.answer(part, session)
         denied = error_answer(request, replace(decoded, **{asked_field: others}), error)
         rows = getattr(_response(request, denied), answered_field)
@@ -85,7 +85,7 @@ class PermittedGroups:
             return self._groups.answer(request, session)
         # Also without topics: the coordinator checks the member, and renews its session.
         permitted = tuple(topic for topic in decoded.topics if access.can_read(topic.name))
-        part = request.with_body(encode(replace(decoded, topics=permitted)))
+        part = request.with_decoded(replace(decoded, topics=permitted))
         response = _response(request, self._groups.answer(part, session))
         error = ErrorCode.topic_authorization_failed
         denied = _response(request, error_answer(request, replace(decoded, topics=others), error))

@@ -65,6 +65,11 @@ _REQUEST_TIMEOUT: Final = 10.0
 _REBALANCE_TIMEOUT: Final = 300.0
 _AWAY: Final = "the endpoint cannot reach the live cluster that keeps its groups"
 _REFUSED: Final = "the live cluster that keeps the groups names no coordinator: "
+_LATE: Final = f"not all keys of a FindCoordinator were found within {_REQUEST_TIMEOUT:.0f} s"
+_MOST_ANSWER: Final = 32 << 20
+"""Largest answer of the live cluster, in bytes. Descriptions of 10,000 groups take half of it."""
+_DECODED: Final = 4
+"""Memory of a decoded answer, in multiples of its bytes."""
 _LOG_PAUSE: Final = 60.0
 
 
@@ -117,6 +122,7 @@ class RelayClient:
             settings,
             connect_timeout=min(settings.connect_timeout, _CONNECT_TIMEOUT),
             request_timeout=min(settings.request_timeout, _REQUEST_TIMEOUT),
+            max_response_bytes=min(settings.max_response_bytes, _MOST_ANSWER),
         )
         return cls(short, None if settings.tls is None else settings.tls.context())
 
@@ -364,12 +370,16 @@ class RelayGroups:
             return refused_transactions(request.version, decoded)
         found: list[Coordinator] = []
         away: BrokerError | None = None
+        deadline = monotonic() + _REQUEST_TIMEOUT
         for key in coordinator_keys(decoded):
             upstream.cluster.forget_coordinator(key)
             try:
                 if away is not None:  # one wait for the cluster, not one for each key
                     raise away
-                self._connection(upstream, key)
+                left = deadline - monotonic()
+                if left <= 0:
+                    raise BrokerUnavailableError(_LATE)
+                self._connection(upstream, key, min(left, _LOCATE_TIMEOUT))
             except KafkaApiError as error:
                 self._note_failure(error, upstream, key)
                 # Without the text of the error, which names the broker's address.
@@ -403,6 +413,7 @@ class RelayGroups:
         asked = {part: _for_groups(request.api, decoded, own) for part, own in parts.items()}
         bodies = {part: encode(body) for part, body in asked.items() if part is not None}
         answers = self._exchange_all(upstream, request, bodies)
+        request.budget.take_answer(_DECODED * sum(map(len, answers.values())))
         answered_field = FIELDS_OF_SEVERAL[request.api][1]
         rows: list[Any] = []
         for part, own in parts.items():
@@ -428,6 +439,7 @@ class RelayGroups:
         names: tuple[str, ...],
     ) -> Answer:
         body = self._exchange(upstream, connection, request, request.body(), decoded)
+        request.budget.take_answer(_DECODED * len(body))
         response = self._examined(upstream, connection, request, body, names)
         return Answer(bytes(body), _first_error(response))
 
@@ -440,6 +452,7 @@ class RelayGroups:
         answers = self._exchange_all(upstream, request, dict.fromkeys(connections, request.body()))
         if not answers:
             raise away or BrokerUnavailableError("no broker of the live cluster lists its groups")
+        request.budget.take_answer(_DECODED * sum(map(len, answers.values())))
         rows: list[Any] = []
         for connection, body in answers.items():
             response: Any = decode_response(request.api, request.version, body, str(connection))
@@ -521,6 +534,8 @@ class RelayGroups:
         if request.api in {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP}:
             timeout += upstream.rebalance_timeout
         connection.send_buffers(request.api, request.version, [body], timeout=timeout)
+        if request.api in {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP}:
+            request.budget.release()  # it waits for other members
         return connection.receive_body()[1]
 
     # Responses

@@ -1,7 +1,7 @@
 """The groups that a request names, and answers that give all of it the same error."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -48,6 +48,10 @@ FIELDS_OF_SEVERAL: Final[Mapping[ApiKey, tuple[str, str]]] = MappingProxyType(
 )
 """Fields of the request and of the response that have one entry for each group."""
 
+MOST_ANSWER: Final = 16 << 20
+"""Bytes of an answer beyond which it has no further group. Those that are left out get
+COORDINATOR_LOAD_IN_PROGRESS: Java's Admin asks again for these only."""
+
 Decoded = Any
 """A request body as kio decodes it; kio's classes share no base with fields."""
 
@@ -69,6 +73,54 @@ def groups_of(api: ApiKey, request: Decoded) -> tuple[str, ...]:
         case ApiKey.LIST_GROUPS:
             return ()
     return (request.group_id,)
+
+
+def without_repeats(request: Request) -> Request:
+    """Return the request with each group, topic and partition once, of which it asks the state.
+
+    Brokers answer each repetition: 16 KB with the name of one group ask for gigabytes.
+    """
+    decoded = request.decode()
+    match request.api:
+        case ApiKey.FIND_COORDINATOR if hasattr(decoded, "coordinator_keys"):
+            unique: dict[str, Any] = {"coordinator_keys": _once(decoded.coordinator_keys)}
+        case ApiKey.DESCRIBE_GROUPS:
+            unique = {"groups": _once(decoded.groups)}
+        case ApiKey.CONSUMER_GROUP_DESCRIBE:
+            unique = {"group_ids": _once(decoded.group_ids)}
+        case ApiKey.OFFSET_FETCH if hasattr(decoded, "groups"):
+            groups: dict[str, Any] = {}
+            for asked in decoded.groups:
+                groups.setdefault(asked.group_id, asked)
+            unique = {
+                "groups": tuple(
+                    replace(asked, topics=_topics_once(asked.topics)) for asked in groups.values()
+                )
+            }
+        case ApiKey.OFFSET_FETCH:
+            unique = {"topics": _topics_once(decoded.topics)}
+        case _:
+            return request
+    once = replace(decoded, **unique)
+    return request if once == decoded else request.with_decoded(once)
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _topics_once(topics: Iterable[Any] | None) -> tuple[Any, ...] | None:
+    """Return each topic once, with all partitions that it is named with."""
+    if topics is None:
+        return None
+    numbers: dict[str, dict[int, None]] = {}
+    by_name: dict[str, Any] = {}
+    for topic in topics:
+        by_name[topic.name] = topic
+        numbers.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    return tuple(
+        replace(topic, partition_indexes=tuple(numbers[name])) for name, topic in by_name.items()
+    )
 
 
 def is_for_groups(request: Decoded) -> bool:

@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from sidetier.endpoint.groups import local
 from sidetier.endpoint.groups.classic_group import GroupLimits
 from sidetier.endpoint.groups.coordinator import CoordinatorSettings
 from sidetier.endpoint.groups.local import OFFERED_LOCAL, LocalGroups
@@ -271,6 +272,27 @@ def test_list_in_each_version(groups: LocalGroups, version: int) -> None:
     if version >= 5:
         assert names(types_filter=("consumer",)) == []
         assert names(types_filter=("Classic",)) == ["g", "stored"]
+
+
+def test_an_answer_is_bounded_in_bytes(
+    groups: LocalGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The groups behind the bound get an error that clients retry for these groups only."""
+    monkeypatch.setattr(local, "MOST_ANSWER", 600)
+    names = ["a", "b", "c"]
+    for name in names:
+        commit(groups, 5, group=name, metadata="m" * 200)
+        joined(groups, group=name, protocols=[{"name": "range", "metadata": b"m" * 600}])
+    later = ErrorCode.coordinator_load_in_progress
+    rows = ask(groups, ApiKey.DESCRIBE_GROUPS, 2, groups=names).groups
+    assert [(row.group_id, row.error_code) for row in rows] == [
+        ("a", NONE), ("b", later), ("c", later),
+    ]  # fmt: skip
+    asked = [{"group_id": name, "topics": None} for name in names]
+    rows = ask(groups, ApiKey.OFFSET_FETCH, 8, groups=asked, require_stable=False).groups
+    assert [(row.group_id, len(row.topics), row.error_code) for row in rows] == [
+        ("a", 1, NONE), ("b", 0, later), ("c", 0, later),
+    ]  # fmt: skip
 
 
 @every_version(ApiKey.CONSUMER_GROUP_HEARTBEAT)

@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from sidetier.endpoint import connection
 from sidetier.endpoint.connection import ServerSettings
 from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
@@ -195,6 +196,31 @@ def test_frames_before_a_login_are_small_and_in_time(users: Path) -> None:
             assert slow.is_closed()
         wait_until(lambda: registry.get_sample_value(DROPPED, {"reason": "login"}) == 2, 5, "count")
         assert registry.get_sample_value(DROPPED, {"reason": "malformed"}) == 1
+
+
+@pytest.mark.parametrize("most", [20, 10**9])
+def test_requests_before_a_login_do_not_extend_its_time(
+    users: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Their number and their time are bounded, also if they arrive together."""
+    monkeypatch.setattr(connection, "_MOST_BEFORE_LOGIN", most)
+    registry = CollectorRegistry()
+    answers = 0
+    with (
+        running(users, registry=registry, login=0.5 if most > 20 else 20.0) as endpoint,
+        RawClient(endpoint.address) as client,
+        suppress(ConnectionError),
+    ):
+        began = monotonic()
+        while monotonic() - began < 15:
+            client.socket.sendall(frame(ApiKey.API_VERSIONS, 0) * 10)
+            for _ in range(10):
+                if not client.receive():
+                    raise ConnectionResetError
+                answers += 1
+    assert monotonic() - began < 10
+    assert answers == 20 or most > 20
+    wait_until(lambda: registry.get_sample_value(DROPPED, {"reason": "login"}) == 1, 5, "the count")
 
 
 def test_the_deadline_ends_with_the_login(users: Path) -> None:

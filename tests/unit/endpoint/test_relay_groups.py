@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.groups.relay import OFFERED_RELAY, LiveCluster, RelayClient, RelayGroups
-from sidetier.endpoint.groups.requests import groups_of
+from sidetier.endpoint.groups.requests import groups_of, without_repeats
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.session import Session
 from sidetier.segments.errors import UnsupportedVersionError
-from sidetier.wire.protocol import ApiKey, decode_response
+from sidetier.wire.protocol import ApiKey, decode_request, decode_response
 from sidetier.wire.settings import Address, ClientSettings, SaslSettings, TlsSettings
 from tests.harness.endpoint import request_of
 from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker
@@ -459,6 +459,16 @@ def test_many_keys_wait_once_for_a_cluster_that_is_away() -> None:
         assert set(client.find(*names)) == {ErrorCode.coordinator_not_available}
         assert set(offsets_of(client, *names).values()) == {ErrorCode.not_coordinator}
     assert monotonic() - began < 30
+
+
+def test_a_group_that_is_named_often_is_relayed_once() -> None:
+    asked = {"group_ids": ["g", "h", "g"], "include_authorized_operations": False}
+    request = request_of(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, **asked)
+    once = without_repeats(request)
+    # Also in the bytes, which are passed on.
+    decoded: Any = decode_request(once.api, once.version, once.frame, once.position)
+    assert decoded.group_ids == ("g", "h")
+    assert without_repeats(once) is once  # passed on as it was received
 
 
 def test_a_cluster_that_comes_back(broker: FakeBroker) -> None:

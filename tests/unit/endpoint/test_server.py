@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import trustme
@@ -22,6 +22,7 @@ from structlog.testing import capture_logs
 
 from sidetier.endpoint.blocks import FilePiece, OpenFile
 from sidetier.endpoint.connection import (
+    ENTRY_MEMORY,
     REQUEST_MEMORY,
     SMALL_REQUEST,
     Connection,
@@ -48,11 +49,14 @@ from tests.harness.waiting import wait_until
 def running(
     store: RemoteStorage | None = None,
     registry: CollectorRegistry | None = None,
+    groups: Literal["none", "local"] = "none",
     **bounds: Any,  # noqa: ANN401 - of ServerSettings
 ) -> Iterator[RunningEndpoint]:
     made = store or FakeStorage()
     MadeArchive(made).segments(0, 20, 40)
-    settings = EndpointSettings(("127.0.0.1", 0), server=ServerSettings(**bounds), catalog=EAGER)
+    settings = EndpointSettings(
+        ("127.0.0.1", 0), server=ServerSettings(**bounds), groups=groups, catalog=EAGER
+    )
     with serving(access_to(made), settings, registry) as endpoint:
         yield endpoint
 
@@ -286,7 +290,8 @@ def test_an_answer_that_is_not_taken_holds_memory_for_a_short_time_only() -> Non
         memory.release(REQUEST_MEMORY)
 
 
-def test_a_long_poll_keeps_no_memory_for_its_request() -> None:
+def test_a_long_poll_keeps_no_memory_for_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidetier.endpoint.connection._LARGE_FETCH_WAIT", 60.0)
     with running() as endpoint, RawClient(endpoint.address) as client:
         wanted = fetch_of("orders", 40, max_wait=60_000)
         (topic,) = wanted["topics"]
@@ -304,6 +309,72 @@ def test_a_request_that_gets_no_memory_in_time_is_dropped() -> None:
         assert client.is_closed()
         name = "sidetier_endpoint_dropped_connections_total"
         wait_until(lambda: registry.get_sample_value(name, {"reason": "busy"}) == 1, 5, "the count")
+
+
+def test_a_group_that_is_named_often_is_answered_once() -> None:
+    topics = [{"name": "orders", "partition_indexes": (0,) * 9}] * 9
+    asked = {"group_id": "g", "topics": topics}
+    with running(groups="local") as endpoint, RawClient(endpoint.address) as client:
+        described: Any = client.request(ApiKey.DESCRIBE_GROUPS, 2, groups=["g", "h"] * 1000)
+        assert [row.group_id for row in described.groups] == ["g", "h"]
+        found: Any = client.request(
+            ApiKey.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=["g", "h"] * 1000
+        )
+        assert [row.key for row in found.coordinators] == ["g", "h"]
+        fetched: Any = client.request(
+            ApiKey.OFFSET_FETCH, 8, groups=[asked] * 9, require_stable=False
+        )
+        (of_group,) = fetched.groups
+        (of_topic,) = of_group.topics
+        assert [row.partition_index for row in of_topic.partitions] == [0]
+        old: Any = client.request(ApiKey.OFFSET_FETCH, 5, **asked)
+        assert [len(topic.partitions) for topic in old.topics] == [1]
+
+
+def test_topics_that_are_named_twice_keep_all_their_partitions() -> None:
+    """Some clients send a topic once for each partition."""
+    topics = [{"name": "orders", "partition_indexes": (number,)} for number in (2, 0, 2)]
+    with running(groups="local") as endpoint, RawClient(endpoint.address) as client:
+        answer: Any = client.request(ApiKey.OFFSET_FETCH, 5, group_id="g", topics=topics)
+        assert [row.partition_index for row in answer.topics[0].partitions] == [2, 0]
+
+
+def test_requests_with_many_entries_share_memory() -> None:
+    """Those of Kafka's usual clients need none of it."""
+    registry = CollectorRegistry()
+    dropped = "sidetier_endpoint_dropped_connections_total"
+    with running(registry=registry, frame=0.2) as endpoint:
+        memory = endpoint.server._service.entry_memory
+        assert memory.acquire(ENTRY_MEMORY, 0.0)
+        with RawClient(endpoint.address) as client:
+            client.request(ApiKey.METADATA, 1, topics=[{"name": "orders"}] * 128)
+            client.socket.sendall(frame(ApiKey.METADATA, 1, topics=[{"name": "orders"}] * 129))
+            assert client.is_closed()
+        wait_until(lambda: registry.get_sample_value(dropped, {"reason": "busy"}), 5, "the count")
+        memory.release(ENTRY_MEMORY)
+        with RawClient(endpoint.address) as client:
+            client.request(ApiKey.METADATA, 1, topics=[{"name": "orders"}] * 60_000)
+        wait_until(lambda: memory.left == ENTRY_MEMORY, 5, "its memory")
+
+
+def test_a_request_with_too_many_entries_is_refused_before_it_is_decoded() -> None:
+    keys = ("",) * 100_001
+    with running() as endpoint, RawClient(endpoint.address) as client, capture_logs() as logs:
+        client.socket.sendall(frame(ApiKey.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=keys))
+        assert client.is_closed()
+        wait_until(lambda: logs, 5, "the event")
+    assert "100001 entries so far; at most 100000" in logs[0]["detail"]
+
+
+def test_a_fetch_of_many_partitions_holds_its_memory_for_a_short_time_only() -> None:
+    values = fetch_of("orders", 40, max_wait=20_000)
+    values["topics"][0]["partitions"] *= 200
+    with running() as endpoint, RawClient(endpoint.address) as client:
+        memory = endpoint.server._service.entry_memory
+        began = monotonic()
+        client.request(ApiKey.FETCH, 11, **values)
+        assert monotonic() - began < 10
+        wait_until(lambda: memory.left == ENTRY_MEMORY, 5, "its memory")
 
 
 def test_refused_connections_are_logged_once_per_period_with_their_number() -> None:
