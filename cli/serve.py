@@ -22,6 +22,7 @@ from sidetier.endpoint.groups.relay import LiveCluster
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.endpoint.tls import TlsFiles
 from sidetier.segments.errors import ConfigurationError
+from sidetier.telemetry.allowed_hosts import AllowedHosts
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import create_registry
@@ -89,7 +90,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         handled_signals(stop.set),
         open_archive(config, connections=_CONNECTIONS, stop=stop) as archive,
         serving(archive, settings, registry) as endpoint,
-        _http_server(metrics_port, registry, endpoint),
+        _http_server(metrics_port, registry, endpoint, AllowedHosts(config.http.allowed_hosts)),
     ):
         stop.wait()
     return exits.OK
@@ -133,7 +134,7 @@ def _groups(given: str, file: Path | None) -> Literal["none", "local"] | LiveClu
 
 @contextmanager
 def _http_server(
-    port: int | None, registry: CollectorRegistry, status: StatusSource
+    port: int | None, registry: CollectorRegistry, status: StatusSource, hosts: AllowedHosts
 ) -> Iterator[None]:
     """Answer /metrics, /healthz and /readyz on a port until the block ends; None for no port.
 
@@ -143,7 +144,7 @@ def _http_server(
     if port is None:
         yield
         return
-    application = Application(registry, status, with_partitions=False)
+    application = Application(registry, status, with_partitions=False, hosts=hosts)
     # Prometheus and probes are on other hosts; in an IPv6 cluster, they use IPv6.
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 -- see above
     server = HttpServer(everywhere, port, application, settings="--metrics-port")

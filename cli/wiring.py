@@ -40,6 +40,7 @@ from sidetier.storage.factory import check_encryption, open_plain
 from sidetier.storage.port import RemoteStorage, StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import StoreCalls
+from sidetier.telemetry.allowed_hosts import AllowedHosts
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import LabelledRegistry, Metrics
 from sidetier.telemetry.pages import Application, PageSource, partition_page
@@ -466,6 +467,10 @@ def http_server(http: HttpConfig, registry: LabelledRegistry, status: StatusSour
     if isinstance(status, StatusBoard):
         pages = lambda query: partition_page(status.page(query), http.runbook_url)  # noqa: E731
     application = Application(
-        registry, status, None if token is None else token.resolve, pages=pages
+        registry,
+        status,
+        None if token is None else token.resolve,
+        pages=pages,
+        hosts=AllowedHosts(http.allowed_hosts),
     )
     return HttpServer(http.host, http.port, application)

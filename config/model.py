@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from sidetier.config.fleet import FleetConfig
 from sidetier.config.retention import RetentionConfig
@@ -231,6 +231,11 @@ def _runbook_url(text: str) -> str:
     return text.rstrip("/")
 
 
+HostPattern = Annotated[
+    str, StringConstraints(pattern=r"^(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?$")
+]
+
+
 class HttpConfig(Part):
     """HTTP server with the status page, /metrics, /healthz, /readyz and /api/partitions."""
 
@@ -246,6 +251,15 @@ class HttpConfig(Part):
         description="Token that requests must have in the header Authorization: Bearer, as {env: "
         "NAME} or {file: /path}. /healthz and /readyz also answer without it, but then without "
         "reasons.",
+    )
+    allowed_hosts: Annotated[tuple[HostPattern, ...], Field(strict=False)] = Field(
+        default=(),
+        description="Names under which the HTTP port also answers without a bearer token, such as "
+        "sidetier.example.com or *.example.com. Always allowed are addresses, names without a dot, "
+        "names of this host, and those that end in .local, .svc or .internal. A request with "
+        "another name in its header Host gets status 421: a page of a hostile site could have led "
+        "a browser here (DNS rebinding). The same applies to --metrics-port of sidetier serve and "
+        "to sidetier fleet serve.",
     )
     max_partition_series: int = Field(
         default=5000,

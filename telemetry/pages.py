@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import make_wsgi_app
 
 from sidetier import __version__
+from sidetier.telemetry.allowed_hosts import AllowedHosts, host_of
 from sidetier.telemetry.partition_page import (
     PartitionQuery,
     PartitionTotals,
@@ -157,6 +158,8 @@ class Application:
             `/readyz` answer without a token, because probes carry none, but then without reasons.
         with_partitions: whether there are the status page and `/api/partitions`; a process that
             is no sidecar has none.
+        hosts: names that the header Host may have where no token is required. Other requests get
+            no data, because a browser may have been led here (`allowed_hosts`).
         pages: returns one page of the partitions; None to take the pages from `source`, which
             describes all partitions for each of them.
     """
@@ -169,8 +172,10 @@ class Application:
         *,
         with_partitions: bool = True,
         pages: PageSource | None = None,
+        hosts: AllowedHosts | None = None,
     ) -> None:
         self._source = source
+        self._hosts = hosts or AllowedHosts()
         self._token = bearer_token
         self._metrics = make_wsgi_app(registry)
         self._probes: Mapping[str, Callable[[StatusSnapshot], Page]] = {
@@ -225,12 +230,21 @@ class Application:
             page = self._probes[path](self._source.snapshot(with_partitions=False))
             return page if allowed else _json(page.status, {"ok": page.status is HTTPStatus.OK})
         if not allowed:
-            return _json(HTTPStatus.UNAUTHORIZED, {"error": "the bearer token is missing or wrong"})
+            return self._refusal(environ)
         return self._pages[path](environ)
+
+    def _refusal(self, environ: "WSGIEnvironment") -> Page:
+        if self._token is not None:
+            return _json(HTTPStatus.UNAUTHORIZED, {"error": "the bearer token is missing or wrong"})
+        name = host_of(environ.get("HTTP_HOST", ""))
+        return _json(
+            HTTPStatus.MISDIRECTED_REQUEST,
+            {"error": f"{name} is no name of this host: add it to http.allowed_hosts"},
+        )
 
     def _is_allowed(self, environ: "WSGIEnvironment") -> bool:
         if self._token is None:
-            return True
+            return environ.get("HTTP_HOST", "") in self._hosts
         scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
         # WSGI decodes header bytes as Latin-1 (PEP 3333).
         given = token.strip().encode("latin-1")

@@ -154,6 +154,7 @@ class FleetSource:
     fleet: Fleet
     bearer_token: Callable[[], str | None]
     runbook_url: str
+    allowed_hosts: Sequence[str] = ()
 
 
 def _opened(
@@ -177,7 +178,9 @@ def _opened(
         return None if config is None else bearer_token_of(config.http)
 
     fleet = Fleet(sidecars, dns, timeout=timeout, bearer_token=token)
-    return FleetSource(fleet, token, "" if config is None else config.http.runbook_url)
+    if config is None:
+        return FleetSource(fleet, token, "")
+    return FleetSource(fleet, token, config.http.runbook_url, config.http.allowed_hosts)
 
 
 @click.group(name="fleet")
@@ -315,6 +318,7 @@ def serving_fleet(source: FleetSource, listen: Address) -> Iterator[str]:
     Raises:
         ConfigurationError: The port is taken.
     """
+    from sidetier.telemetry.allowed_hosts import AllowedHosts  # noqa: PLC0415 -- only a server needs it
     from sidetier.telemetry.http import HttpServer  # noqa: PLC0415 -- only a server needs it
     from sidetier.telemetry.metrics import create_registry  # noqa: PLC0415
     from sidetier.telemetry.pages import Application  # noqa: PLC0415
@@ -328,6 +332,7 @@ def serving_fleet(source: FleetSource, listen: Address) -> Iterator[str]:
         _FleetStatus(),
         None if token() is None else lambda: token() or "",
         pages=page,
+        hosts=AllowedHosts(source.allowed_hosts),
     )
     server = HttpServer(*listen, _always_paged(application), settings="--listen")
     server.start()

@@ -112,6 +112,7 @@ def test_status_codes_are_those_of_the_handlers() -> None:
         ask("/", HTTP_IF_NONE_MATCH=etag)[0],
         ask("/api/partitions?limit=0")[0],
         ask("/api/partitions", token="s3cret")[0],
+        ask("/api/partitions", HTTP_HOST="evil.com")[0],
         ask("/no-such-path")[0],
         ask("/healthz", method="POST")[0],
         503,  # the tests of the probes

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BrokerId, Offset
+from sidetier.telemetry.allowed_hosts import AllowedHosts
 from sidetier.telemetry.http import MAX_CONNECTIONS, WORKER_THREADS, HttpServer
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.pages import Application
@@ -455,5 +456,69 @@ def test_bearer_token_protects_everything_except_probes(source: ChangingStatus) 
         assert ask(server, "/")[0] == 200
         with_token = {"Authorization": "Bearer rotated"}
         assert "403 for" in ask(server, "/readyz", headers=with_token)[1]
+    finally:
+        server.stop()
+
+
+KNOWN_HOSTS = (
+    "127.0.0.1:9108",
+    "10.0.0.7:9108",
+    "[fd00::7]:9108",
+    "[::1]",
+    "localhost:9108",
+    "LOCALHOST.:9108",
+    "kafka-1:9108",
+    "sidetier-0.sidetier.kafka.svc.cluster.local",
+    "sidetier.kafka.svc:9108",
+    "ip-10-0-0-7.ec2.internal:9108",
+    "sidetier.example.com",
+    "Kafka-1.Brokers.example.com.:80",
+    "broker.example.net:9108",
+    "",
+)
+HOSTILE_HOSTS = (
+    "evil.com",
+    "evil.com:9108",
+    "sidetier.example.com.evil.com",
+    "example.com",
+    "svc.com",
+)
+
+
+@pytest.mark.parametrize("host", KNOWN_HOSTS)
+def test_host_of_this_network_is_allowed(host: str) -> None:
+    hosts = AllowedHosts(
+        ("sidetier.example.com", "*.brokers.example.com"), lambda: {"broker.example.net"}
+    )
+    assert host in hosts
+
+
+@pytest.mark.parametrize("host", HOSTILE_HOSTS)
+def test_host_of_a_foreign_site_gets_no_data(source: ChangingStatus, host: str) -> None:
+    """A page of that site could have made a browser resolve its name to this address."""
+    lost = Condition("store", holds=False, reason="403 for s3://bucket")
+    source.now = StatusSnapshot("prod-a", conditions=(lost,))
+    hosts = AllowedHosts(("sidetier.example.com",), set)
+    server = HttpServer("127.0.0.1", 0, Application(create_registry(), source, hosts=hosts))
+    server.start()
+    try:
+        for path in ("/metrics", "/api/partitions", "/api/partitions?limit=1"):
+            status, body, _ = ask(server, path, headers={"Host": host})
+            assert status == 421
+            assert "add it to http.allowed_hosts" in body
+            assert "prod-a" not in body
+            assert ask(server, path)[0] == 200
+        status, body, _ = ask(server, "/readyz", headers={"Host": host})
+        assert (status, json.loads(body)) == (503, {"ok": False})
+    finally:
+        server.stop()
+
+
+def test_host_does_not_matter_with_a_token(source: ChangingStatus) -> None:
+    server = HttpServer("127.0.0.1", 0, Application(create_registry(), source, lambda: "token"))
+    server.start()
+    try:
+        headers = {"Host": "evil.com", "Authorization": "Bearer token"}
+        assert ask(server, "/api/partitions", headers=headers)[0] == 200
     finally:
         server.stop()
