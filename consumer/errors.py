@@ -76,9 +76,20 @@ def not_configured(what: str) -> KafkaException:
     return KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, what))
 
 
-def not_assigned(tp: TopicPartition) -> KafkaException:
-    """Return librdkafka's error for a partition that is not assigned."""
-    return KafkaException(KafkaError(KafkaError._STATE, f"{tp} is not assigned"))
+def not_assigned(tp: TopicPartition, *, known: bool = True) -> KafkaException:
+    """Return librdkafka's error for a partition that is not assigned.
+
+    Args:
+        tp: the partition.
+        known: whether a partition of its topic was assigned before.
+    """
+    code = KafkaError._STATE if known else KafkaError._UNKNOWN_PARTITION
+    return KafkaException(KafkaError(code, f"{tp} is not assigned"))
+
+
+def cannot_remove(tp: TopicPartition) -> KafkaException:
+    """Return librdkafka's error for the removal of a partition that is not assigned."""
+    return KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{tp} is not assigned"))
 
 
 def _code(cause: SidetierError) -> int:

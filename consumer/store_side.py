@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
+from confluent_kafka import TIMESTAMP_CREATE_TIME, Message
 
 from sidetier.archive.kafka_messages import records_of
 from sidetier.archive.partition_archive import ArchiveBounds
@@ -146,7 +146,6 @@ def batches_of(messages: Iterable[Message]) -> Iterator[ArrowBatch]:
 _NO_LATENCY: Final = -1.0
 """librdkafka's value in consumed messages, for which `Message.latency()` returns None."""
 _make: Final[Callable[..., Message]] = Message
-_NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, -1)
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -224,13 +223,12 @@ def _values(records: pa.RecordBatch, name: str) -> list[bytes | None]:
 
 
 def _timestamps(records: pa.RecordBatch) -> Iterable[tuple[int, int]]:
-    """Return (type, ms) pairs. confluent-kafka's types are Kafka's plus 1; 0 is no timestamp."""
-    times = _numbers(records, "timestamp")
+    """Return (type, ms) pairs. confluent-kafka's types are Kafka's plus 1.
+
+    A record without a timestamp is (TIMESTAMP_CREATE_TIME, -1), as from Kafka's client.
+    """
     types = _mostly_one(_numbers(records, "timestamp_type") + TIMESTAMP_CREATE_TIME)
-    pairs = zip(types, times.tolist(), strict=True)
-    if times.min() >= 0:
-        return pairs
-    return [pair if pair[1] >= 0 else _NO_TIMESTAMP for pair in pairs]
+    return zip(types, _numbers(records, "timestamp").tolist(), strict=True)
 
 
 @dataclass(slots=True, eq=False)

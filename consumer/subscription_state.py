@@ -9,6 +9,7 @@ from sidetier.consumer.errors import (
     EndReachedError,
     StoreError,
     already_assigned,
+    cannot_remove,
     not_assigned,
 )
 from sidetier.consumer.fetch_buffer import FetchBuffer
@@ -54,6 +55,10 @@ class SubscriptionState:
         self._rules, self._metrics = rules, metrics
         self._kafka, self._store = sides
         self._serials = itertools.count(1)
+        # As in librdkafka: a pause lasts until `resume`, over assignments and rebalances; and only
+        # partitions of topics that were assigned before can be paused.
+        self._paused: set[TopicPartition] = set()
+        self._known_topics: set[str] = set()
 
     def assign(self, starts: Mapping[TopicPartition, int]) -> None:
         """Replace the assignment.
@@ -87,14 +92,15 @@ class SubscriptionState:
         """Remove from the assignment.
 
         Raises:
-            KafkaException: `_STATE`: a partition is not assigned.
+            KafkaException: `_INVALID_ARG`: a partition is not assigned.
         """
         gone = list(tps)
         if self._kafka is not None:
             self._kafka.remove(gone)
         # As in `add`: this finds an error only without a broker.
         for tp in gone:
-            self.partition(tp)
+            if tp not in self.partitions:
+                raise cannot_remove(tp)
         self._forget(gone)
 
     def clear(self) -> None:
@@ -107,12 +113,13 @@ class SubscriptionState:
         """Return an assigned partition.
 
         Raises:
-            KafkaException: `_STATE`: it is not assigned.
+            KafkaException: `_STATE`: it is not assigned; or `_UNKNOWN_PARTITION`: no partition of
+                its topic ever was.
         """
         try:
             return self.partitions[tp]
         except KeyError:
-            raise not_assigned(tp) from None
+            raise not_assigned(tp, known=tp.topic in self._known_topics) from None
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Continue at an offset, or at one of `Logical`."""
@@ -128,10 +135,12 @@ class SubscriptionState:
             self.router.step()
 
     def pause(self, tp: TopicPartition) -> None:
-        """Return nothing of the partition until `resume`.
+        """Return nothing of the partition until `resume`, also after another assignment.
 
         Records fetched already are dropped, and fetched again after `resume`.
         """
+        if tp.topic in self._known_topics:
+            self._paused.add(tp)
         partition = self.partitions.get(tp)
         if partition is None or partition.paused:
             return
@@ -147,6 +156,7 @@ class SubscriptionState:
 
     def resume(self, tp: TopicPartition) -> None:
         """Continue a paused partition."""
+        self._paused.discard(tp)
         partition = self.partitions.get(tp)
         if partition is None or not partition.paused:
             return
@@ -262,7 +272,10 @@ class SubscriptionState:
             self.router.aim()
 
     def _new(self, starts: Mapping[TopicPartition, int]) -> list[Partition]:
-        return [Partition(tp, start, next(self._serials)) for tp, start in starts.items()]
+        return [
+            Partition(tp, start, next(self._serials), paused=tp in self._paused)
+            for tp, start in starts.items()
+        ]
 
     def _begin(self, partition: Partition) -> Start:
         """Return the partition's start in Kafka's consumer; choose Kafka as source if that needs no
@@ -280,6 +293,7 @@ class SubscriptionState:
     def _accept(self, new: Iterable[Partition]) -> None:
         for partition in new:
             self.partitions[partition.tp] = partition
+            self._known_topics.add(partition.tp.topic)
             if partition.source is Source.LOOKING:
                 self.router.look(partition)
         self.router.changes += 1

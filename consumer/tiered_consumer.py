@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from sidetier.consumer.deserializing import Deserializing, deserializing
 from sidetier.consumer.errors import TieredError, given_twice
@@ -240,7 +247,11 @@ class TieredConsumer(GroupApi):
         """Return the assigned partitions, each with the offset that it was assigned with."""
         self._require_open()
         with self._poll_lock:
-            return [named(tp, partition.start) for tp, partition in self._state.partitions.items()]
+            return [
+                # As librdkafka: without an offset, the committed one.
+                named(tp, OFFSET_STORED if partition.start == OFFSET_INVALID else partition.start)
+                for tp, partition in self._state.partitions.items()
+            ]
 
     def seek(self, partition: TopicPartition) -> None:
         """Continue at `partition.offset`. OFFSET_BEGINNING and OFFSET_END refer to both sides as
@@ -254,7 +265,11 @@ class TieredConsumer(GroupApi):
             self._state.seek(_name(partition), partition.offset)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """Return no records of these partitions until `resume`."""
+        """Return no records of these partitions until `resume`, over assignments and rebalances.
+
+        As in confluent-kafka, a partition is ignored if no partition of its topic was ever
+        assigned: also in `on_assign` before the first assignment.
+        """
         self._require_open()
         with self._poll_lock:
             for tp in _names(partitions):

@@ -153,6 +153,8 @@ class FakeKafka:
         self.stored: dict[TopicPartition, int] = {}
         self.commits: list[dict[TopicPartition, int]] = []
         self.fetchers: dict[TopicPartition, _Fetcher] = {}
+        self.paused: set[TopicPartition] = set()
+        self.known_topics: set[str] = set()
         self.callbacks: dict[str, Callable[..., None]] = {}
         self.queue: list[Callable[[], None]] = []
         self.errors: list[Message] = []
@@ -210,6 +212,8 @@ class FakeKafka:
 
     def pause(self, partitions: list[KafkaTopicPartition]) -> None:
         for partition in partitions:
+            if partition.topic in self.known_topics:
+                self.paused.add(_tp(partition))
             fetcher = self.fetchers.get(_tp(partition))
             if fetcher is not None:
                 fetcher.paused = True
@@ -217,6 +221,7 @@ class FakeKafka:
 
     def resume(self, partitions: list[KafkaTopicPartition]) -> None:
         for partition in partitions:
+            self.paused.discard(_tp(partition))
             fetcher = self.fetchers.get(_tp(partition))
             if fetcher is not None:
                 fetcher.paused = False
@@ -351,9 +356,10 @@ class FakeKafka:
         return "member"
 
     def _start(self, partitions: list[KafkaTopicPartition]) -> None:
-        self.fetchers.update(
-            (_tp(partition), _Fetcher(partition.offset)) for partition in partitions
-        )
+        for partition in partitions:
+            tp = _tp(partition)
+            self.known_topics.add(tp.topic)
+            self.fetchers[tp] = _Fetcher(partition.offset, paused=tp in self.paused)
 
     def _back(self, fetcher: _Fetcher) -> None:
         """Drop fetched messages, and fetch them again from the application's position."""

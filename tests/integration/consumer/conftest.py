@@ -51,11 +51,11 @@ class Tier:
         }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def tier(
     kraft43: KraftCluster, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Tier]:
-    """Created once per module: nothing is written or deleted afterwards."""
+    """Created once per package: nothing is written or deleted afterwards."""
     topic, ledger = f"tiered-{uuid.uuid4().hex[:6]}", Ledger()
     bootstrap = kraft43.bootstrap_servers
     store = s3_store(new_bucket(s3_server))

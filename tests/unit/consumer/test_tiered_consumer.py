@@ -286,6 +286,10 @@ def test_seek_of_an_unassigned_partition_is_refused() -> None:
     it = of_the_group()
     with pytest.raises(KafkaException) as raised:
         it.consumer.seek(at(3))
+    assert raised.value.args[0].code() == KafkaError._UNKNOWN_PARTITION
+    it.consumer.assign([at(3, OTHER)])
+    with pytest.raises(KafkaException) as raised:
+        it.consumer.seek(at(3))
     assert raised.value.args[0].code() == KafkaError._STATE
 
 
