@@ -16,6 +16,7 @@ from typing import Final
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
+from sidetier.archive.objects.log_check import proven_end
 from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
 from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.orphan_segments import readable_names, without_orphans
@@ -188,6 +189,10 @@ class PartitionArchive:
             return noted_next_offset(self.store.head_object(log.key))
         except ObjectNotFoundError:
             return None
+
+    def proven_end(self, log: StoredLog, reached: Offset) -> Offset | None:
+        """See `log_check.proven_end`: the noted end of a segment whose last batch ends below it."""
+        return proven_end(self.store, log.key, log.row.etag, reached)
 
     def gaps(self) -> Gaps:
         """Read the recorded gaps. One request."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from sidetier.archive.objects.log_check import proven_end
 from sidetier.archive.objects.segment import StoredLog, Version, noted_records
 from sidetier.archive.transaction_indexes import open_at_base, transactions_of
 from sidetier.archive.view import ArchiveView
@@ -121,7 +122,7 @@ class PartitionTransactions:
         if noted_records(self._store.head_object(log.key)) is not None:
             # A sidecar notes the number of records only if the segment has no transactional batch.
             return _SegmentTransactions((), before)
-        return self._walk(log, before)
+        return self._walk(view, log, before)
 
     def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
         """Read from the producer snapshot, or from the nearest lower segment that has one."""
@@ -142,20 +143,23 @@ class PartitionTransactions:
         # In ascending order from the segment whose state is known: each walk needs the state at its
         # start.
         for lower in reversed(to_walk):
-            self._known[lower.version] = self._walk(lower, state)
+            self._known[lower.version] = self._walk(view, lower, state)
             state = self._known[lower.version].still_open
         return state
 
-    def _walk(self, log: StoredLog, before: OpenTransactions) -> _SegmentTransactions:
+    def _walk(
+        self, view: ArchiveView, log: StoredLog, before: OpenTransactions
+    ) -> _SegmentTransactions:
         """Read the transactions from the markers in the segment itself."""
         still_open = dict(before)
         aborted: list[AbortedTxn] = []
-        position = 0
+        position, reached = 0, Offset(log.base_offset)
         while position < log.size:
             data = self._batches(log, position)
             start = position
             for batch, header in split_batches(data):
                 position += len(batch)
+                reached = header.next_offset
                 if header.is_control:
                     first = still_open.pop(header.producer_id, None)
                     payload = bytes(batch[HEADER_BYTES:])
@@ -170,6 +174,10 @@ class PartitionTransactions:
                     still_open.setdefault(header.producer_id, int(header.base_offset))
             if position == start:
                 raise DamagedSegmentError(f"{log.key}: no whole batch at byte {position}")
+        if reached < view.until(log.base_offset):
+            # The last batches may have been compacted away. If they were lost, their markers and
+            # transactions are unknown, and the error says so.
+            proven_end(self._store, log.key, log.row.etag, reached)
         return _SegmentTransactions(tuple(aborted), still_open)
 
 

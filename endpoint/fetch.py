@@ -14,6 +14,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.view import ArchiveView
@@ -505,11 +506,11 @@ class Fetcher:
         Raises:
             NotFetchedError: Without `may_wait`, its bytes are not there yet.
             _MissingOffsetError: `offset` is missing in the archive.
+            DamagedArchiveError: The segment with `offset` has lost its last batches.
         """
         topic = partition.tp.topic
         while offset < limit:
             until = view.until(offset)
-            reached = offset
             for stored in _candidates(view, offset):
                 located = self._positions.first_batch(topic, stored, offset, may_wait=may_wait)
                 # From `until` on, the next segment has the records.
@@ -519,12 +520,27 @@ class Fetcher:
                         return None
                     following = view.after(stored.base_offset)
                     return _FirstBatch(stored, position, header, min(until, limit), following)
-                # Compaction may have removed the segment's last records: none of them is missing.
-                reached = max(reached, min(partition.transactions.notes(stored).end, until))
-            if reached == offset:
-                raise _MissingOffsetError(offset)
-            offset = reached
+            offset = self._reached(partition, view, offset)
         return None
+
+    def _reached(self, partition: Partition, view: ArchiveView, offset: Offset) -> Offset:
+        """Return up to where no record is missing, for an offset without a batch.
+
+        Raises: As `_first_batch`.
+        """
+        reached, until = offset, view.until(offset)
+        lost: DamagedArchiveError | None = None
+        for stored in _candidates(view, offset):
+            try:
+                end = partition.transactions.end_after(stored, offset)
+            except DamagedArchiveError as error:
+                lost = lost or error
+            else:
+                reached = max(reached, min(end, until))
+        # Segments may overlap: another one may reach further.
+        if reached > offset:
+            return reached
+        raise lost or _MissingOffsetError(offset)
 
     def _aborted(
         self,

@@ -9,7 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from sidetier.archive.objects.segment import StoredLog, Version, noted_records
+from sidetier.archive.objects.segment import (
+    StoredLog,
+    Version,
+    noted_next_offset,
+    noted_records,
+)
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.transactions import PartitionTransactions
 from sidetier.archive.view import ArchiveView
@@ -26,10 +31,12 @@ class SegmentNotes(NamedTuple):
         end: The offset after the segment's last one, also if compaction has removed that record;
             for a segment of Pinterest's uploader, the offset after its last batch.
         is_plain: Whether the segment is known to have no batch of a transaction.
+        is_whole: Whether the segment is known to have lost no batch (`end_after`).
     """
 
     end: Offset
     is_plain: bool
+    is_whole: bool = False
 
 
 class OpenTransactionError(Exception):
@@ -73,9 +80,26 @@ class ServedTransactions:
         if known is not None:
             return known
         head = self._archive.store.head_object(log.key)
-        noted = self._archive.noted_end(log)
+        noted = noted_next_offset(head)
         end = self._archive.end_of(log) if noted is None else noted
-        notes = SegmentNotes(end, noted_records(head) is not None)
+        return self._keep(log, SegmentNotes(end, noted_records(head) is not None))
+
+    def end_after(self, log: StoredLog, offset: Offset) -> Offset:
+        """Return the noted end of a segment without a batch at or above `offset`.
+
+        Compaction may have removed the segment's last records: none of them is missing.
+
+        Raises:
+            DamagedArchiveError: The segment has lost its last batches.
+            StorageError: As `notes`.
+        """
+        notes = self.notes(log)
+        if notes.end > offset and not notes.is_whole:
+            self._archive.proven_end(log, offset)
+            self._keep(log, notes._replace(is_whole=True))
+        return notes.end
+
+    def _keep(self, log: StoredLog, notes: SegmentNotes) -> SegmentNotes:
         with self._guard:
             self._notes[log.version] = notes
             if len(self._notes) > _MOST_SEGMENTS:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sidetier.segments.epoch_history import Entry, encode_runs
+from sidetier.segments.keys import place_of_log
 from sidetier.segments.names import FileKind
 
 CLASS_TAG: Final = "sidetier-class"
@@ -24,6 +25,10 @@ _MOST_EPOCHS_LENGTH: Final = 512
 """Characters. Longer values are omitted: a store accepts 2 KiB of metadata in total."""
 RECORDS_KEY: Final = "sidetier-record-count"
 """Number of records; omitted if a batch belongs to a transaction."""
+SIZE_KEY: Final = "sidetier-size"
+"""Size of the `.log` in bytes, before encryption."""
+PLACE_KEY: Final = "sidetier-place"
+"""Partition and base offset (`place_of_log`) of the key that the `.log` was stored under."""
 
 CHECKSUM_KEY: Final = "sidetier-crc64nvme"
 """CRC64NVME of the object's bytes in 16 hexadecimal digits. All files of a segment have it."""
@@ -50,3 +55,9 @@ def epochs_note(runs: Iterable[Entry]) -> dict[str, str]:
 def records_note(plain_records: int | None) -> dict[str, str]:
     """Return the metadata entry for a segment's number of records; no entry for None."""
     return {} if plain_records is None else {RECORDS_KEY: str(plain_records)}
+
+
+def object_note(key: str, size: int) -> dict[str, str]:
+    """Return the metadata entries that bind a `.log` of `size` bytes to its key."""
+    place = place_of_log(key)
+    return {SIZE_KEY: str(size)} | ({} if place is None else {PLACE_KEY: place})

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from sidetier.archive.objects.log_check import contradictions
 from sidetier.archive.objects.segment import noted_next_offset, noted_number, noted_records
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.json_text import parse_json
@@ -57,11 +58,11 @@ def chapter_entry(base: BaseOffset, row: ObjectSummary, head: ObjectHead) -> Cha
     """Return the entry for a segment from the head of its `.log`.
 
     Returns:
-        None for a segment of Pinterest's uploader, which notes nothing, and for another version
-        than the listed one.
+        None for a segment of Pinterest's uploader, which notes nothing, for another version than
+        the listed one, and for a `.log` that is not the one that was archived.
     """
     end = noted_next_offset(head)
-    if end is None or (head.etag, head.size) != (row.etag, row.size):
+    if end is None or (head.etag, head.size) != (row.etag, row.size) or any(contradictions(head)):
         return None
     largest = noted_number(head, MAX_TIMESTAMP_KEY)
     return ChapterEntry(base, end, row.size, row.etag, largest, noted_records(head))

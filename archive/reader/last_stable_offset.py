@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reader.assembly import Assembler
 from sidetier.archive.reader.opening import Opener
@@ -51,20 +52,32 @@ def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
     Needs two requests, and one for every 8 MiB of the last segment.
 
     Raises:
+        DamagedArchiveError: A transaction is open, and the last segment has lost its last batches,
+            which may have had the marker.
         StorageError: As `RemoteStorage` says.
     """
     if not view.logs:
         return StableEnd(view.end)
     newest = -1
+    lost: DamagedArchiveError | None = None
     known, logs = _begin(opener.archive.store, view)
     for log in logs:
+        until, reached = view.until(log.base_offset), Offset(log.base_offset)
         # A reader of the damaged batches reports them; the batches before them count here.
         with suppress(DamagedSegmentError, UnsupportedFormatError):
-            for largest in _scan(opener, log, view.until(log.base_offset), known):
-                newest = max(newest, largest)
+            for largest, end in _scan(opener, log, until, known):
+                newest, reached = max(newest, largest), end
+            if reached < until:
+                try:
+                    opener.archive.proven_end(log, reached)
+                except DamagedArchiveError as error:
+                    lost = error
     oldest = known.oldest_open
     if oldest is None or oldest.first_offset >= min(known.known_below, view.end):
         return StableEnd(view.end)
+    # A reader would wait at the transaction for good, and never report the lost batches.
+    if lost is not None:
+        raise lost
     return StableEnd(oldest.first_offset, oldest.producer_id, newest if newest >= 0 else None)
 
 
@@ -108,9 +121,11 @@ def _begin(
     return TransactionFilter(view.logs[-2:][0].base_offset), view.logs[-2:]
 
 
-def _scan(opener: Opener, log: StoredLog, until: Offset, known: TransactionFilter) -> Iterator[int]:
-    """Pass the segment's transactions to `known`, and yield the largest timestamps of its
-    ranges.
+def _scan(
+    opener: Opener, log: StoredLog, until: Offset, known: TransactionFilter
+) -> Iterator[tuple[int, Offset]]:
+    """Pass the segment's transactions to `known`, and yield the largest timestamp of each of its
+    ranges, and the offset after the range's last batch.
     """
     assembler = Assembler(log.key, log.size, 0)
     for data in _ranges(opener, log):
@@ -121,7 +136,8 @@ def _scan(opener: Opener, log: StoredLog, until: Offset, known: TransactionFilte
                     scanned.data, headers, name=log.key, position=scanned.position
                 )
                 known.feed(headers, markers)
-                yield int(headers.rows["max_timestamp"].max())
+                reached = Offset(int(headers.rows["last_offset"][-1]) + 1)
+                yield int(headers.rows["max_timestamp"].max()), reached
             # The rest of this segment is not valid: a later segment begins at `until`.
             if len(headers) < len(scanned.headers):
                 return

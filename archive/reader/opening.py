@@ -16,7 +16,12 @@ from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.reader.results import Failed, Gap
 from sidetier.archive.transaction_indexes import SegmentTransactions, transactions_of
 from sidetier.archive.view import ArchiveView
-from sidetier.segments.errors import SidetierError, UnsupportedFormatError
+from sidetier.segments.errors import (
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    SidetierError,
+    UnsupportedFormatError,
+)
 from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.port import ObjectSummary
 
@@ -171,9 +176,8 @@ class Opener:
         Raises:
             As `open`.
         """
-        noted = self.archive.noted_end(stuck.log)
-        # Without damage, the segment has simply ended before its noted end.
-        if stuck.damage is None and noted is not None and noted > stuck.offset:
+        stuck, noted = self._with_end(stuck)
+        if stuck.damage is None and noted is not None:
             # Compaction has removed the last records of the segment: nothing is missing.
             snapshot = self.archive.snapshot(float("inf"))
             return self._open(snapshot, min(noted, self._view(snapshot).until(stuck.offset)))
@@ -194,6 +198,18 @@ class Opener:
         # is stored. The store knows by its metadata, read above, and names the key.
         self.read(stuck.log.row, 0, 1)
         return Halted(snapshot, self._failed(stuck, view, noted))
+
+    def _with_end(self, stuck: Stuck) -> tuple[Stuck, Offset | None]:
+        """Return the noted end of the segment, and the damage if it has lost its last batches."""
+        if stuck.damage is not None:
+            return stuck, self.archive.noted_end(stuck.log)
+        # The segment has simply ended, perhaps before its noted end.
+        try:
+            return stuck, self.archive.proven_end(stuck.log, stuck.offset)
+        except DamagedArchiveError as error:
+            return replace(stuck, damage=error), error.offsets.end
+        except (ObjectNotFoundError, PreconditionFailedError):
+            return stuck, None  # deleted or replaced since it was listed
 
     def _open(self, snapshot: ArchiveSnapshot, offset: Offset) -> Opening:
         view = self._view(snapshot)

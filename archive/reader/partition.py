@@ -21,7 +21,7 @@ A partition moves through the stages in this order::
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -53,7 +53,7 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
     SidetierError,
 )
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
     from sidetier.archive.view import ArchiveView
@@ -229,6 +229,7 @@ class PartitionReader:
         "_limits",
         "_missing",
         "_overruns",
+        "_passed",
         "_paused",
         "_planned",
         "_range_size",
@@ -262,8 +263,7 @@ class PartitionReader:
         self.tp: Final = tp
         self.opener: Final = opener
         self.position = Offset(0)
-        self.due = 0.0
-        self.served = 0
+        self.due, self.served = 0.0, 0
         self._settings, self._budget = settings, budget
         self._until = None if bound is None else bound.until
         """End of the wanted offsets, exclusive; None if there is no end."""
@@ -272,6 +272,8 @@ class PartitionReader:
 
         self._stage = Stage.OPENING
         self._target = Target(Offset(0))
+        self._passed: Failed | None = None
+        """Damage that was passed on the way to the marker of an open transaction."""
         self._paused = False
         self._failing = False
         """The last request failed. Until one succeeds, only one request is made at a time."""
@@ -322,6 +324,7 @@ class PartitionReader:
         """Read from this offset on. Drop fetched ranges, and the known transactions."""
         self.position = offset
         self._told_end = None
+        self._passed = None
         self._events.clear()
         self._failing = False
         committed = self._settings.isolation is IsolationLevel.READ_COMMITTED
@@ -795,8 +798,7 @@ class PartitionReader:
         if result is FeedResult.DONE:
             self._finish()
         elif result is FeedResult.DECIDED:
-            self._drop_decoder()
-            self._open_at(Target(self.position), now)
+            self._read_decided(now)
         elif result is FeedResult.STUCK:
             self._get_stuck()
         elif result is FeedResult.NEXT_SEGMENT and not self._next_segment(decoder, now):
@@ -844,6 +846,10 @@ class PartitionReader:
         if blocked is None and self._until is not None and offset >= self._until:
             self._finish()
             return
+        if blocked is not None and self._passed is not None:
+            # The marker may be among the lost records: waiting for it could take for ever.
+            self._stop(_from(self._passed, blocked))
+            return
         if decoder is not None and blocked is not None:
             decoder.look_ahead(blocked)
         every = self._settings.look_interval
@@ -876,8 +882,7 @@ class PartitionReader:
     def _go_on(self, answer: Opened, now: float) -> None:
         decoder = self._decoder
         if self._is_decided_by(answer):
-            self._drop_decoder()
-            self._open_at(Target(self.position), now)
+            self._read_decided(now)
             return
         if self._stage is Stage.STUCK and decoder is not None:
             decoder.continue_at(answer.segment_position, answer.offset, answer.until)
@@ -899,6 +904,12 @@ class PartitionReader:
         self._plan(answer.segment_position)
         self._account()
 
+    def _read_decided(self, now: float) -> None:
+        """Read the records of the transaction that was waited for, and what follows them."""
+        self._passed = None  # it is reported when reading gets there
+        self._drop_decoder()
+        self._open_at(Target(self.position), now)
+
     def _is_decided_by(self, answer: Opened) -> bool:
         """Whether the transactions of the skipped segments decide the one that is waited for."""
         waiting_for, known = self._target.waiting_for, self._transactions
@@ -918,6 +929,8 @@ class PartitionReader:
         if blocked is None or end is None:
             self._stop(answer.taken)
             return
+        if isinstance(answer.taken, Failed) and self._passed is None:
+            self._passed = answer.taken
         if decoder is not None:
             decoder.look_ahead(blocked)
         self._open_at(Target(end, blocked), now)
@@ -989,6 +1002,16 @@ class PartitionReader:
         self._decoder_bytes = held
         is_idle = decoder is not None and not decoder.has_batches
         self._missing = decoder.missing if decoder is not None and is_idle else 0
+
+
+def _from(failed: Failed, first: Offset) -> Failed:
+    """Return damage that also hides the records from `first` on, whose outcome is lost."""
+    error = failed.error
+    if not isinstance(error, DamagedArchiveError):
+        return failed
+    offsets = OffsetRange(min(first, error.offsets.start), error.offsets.end)
+    message = f"{error}; the outcome of the transaction from offset {first} on is unknown"
+    return replace(failed, error=DamagedArchiveError(message, error.key, error.position, offsets))
 
 
 def _end_of(taken: Gap | Failed) -> Offset | None:

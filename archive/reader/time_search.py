@@ -170,7 +170,7 @@ class TimeSearch:
 
         Raises:
             WrongPlaceError, ArchiveError, StorageError: As `PartitionArchive.snapshot`.
-            DamagedSegmentError: A batch that must be searched cannot be read.
+            DamagedSegmentError: A batch that must be searched cannot be read, or is lost.
             BatchTooLargeError: It is larger, decompressed, than `max_batch_bytes`.
         """
         view = self.opener.archive.snapshot(max_age).view
@@ -186,6 +186,7 @@ class TimeSearch:
         first = max(view.start, Offset(log.base_offset))
         until = view.until(log.base_offset)
         start, size = self._extent(log, timestamp)
+        reached = Offset(log.base_offset)
         assembler = Assembler(log.key, log.size, start)
         while start < log.size:
             end = min(start + size, log.size)
@@ -199,12 +200,15 @@ class TimeSearch:
                     rest = _from(scanned, position, data, start)
                     self.opener.locator.found(log, offset, position)
                     return FoundRecord(offset, found_timestamp, log, position, rest)
-                if scanned.headers.rows["last_offset"][-1] + 1 >= until:
+                reached = Offset(int(scanned.headers.rows["last_offset"][-1]) + 1)
+                if reached >= until:
                     return None
             # The object is shorter than listed. A reader of these offsets reports it.
             if len(data) < end - start:
                 return None
             start, size = end, min(size * 2, _LARGEST_RANGE)
+        # The record may have been in the segment's last batches, if they were lost.
+        self.opener.archive.proven_end(log, reached)
         return None
 
     def _extent(self, log: StoredLog, timestamp: int) -> tuple[int, int]:

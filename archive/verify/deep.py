@@ -17,6 +17,7 @@ from sidetier.archive.objects.segment import (
     noted_records,
 )
 from sidetier.archive.verify.findings import Finding, FindingKind
+from sidetier.archive.verify.light import wrong_object
 from sidetier.segments.crc import crc32c, crc64nvme
 from sidetier.segments.epoch_history import EpochHistory, encode_runs
 from sidetier.segments.errors import (
@@ -157,7 +158,11 @@ class SegmentChecker:
         self._local = threading.local()
 
     def check(
-        self, tp: TopicPartition, segment: SegmentFiles, epochs: EpochHistory | None
+        self,
+        tp: TopicPartition,
+        segment: SegmentFiles,
+        epochs: EpochHistory | None,
+        topic_id: str | None = None,
     ) -> CheckedSegment:
         """Read all files of a segment, and compare them with each other and with their checksums.
 
@@ -165,13 +170,14 @@ class SegmentChecker:
             tp: The partition.
             segment: The segment, as it was listed. It has a `.log`.
             epochs: The stored leader epochs of the partition; None to not compare them.
+            topic_id: Kafka's id of the archive's topic; None if it is not known.
 
         Raises:
             SegmentMovedError: An object was deleted or replaced since it was listed.
             StorageError: As `RemoteStorage` says.
         """
         try:
-            return _Check(self, tp, segment, epochs).run()
+            return _Check(self, tp, segment, epochs, topic_id).run()
         except (ObjectNotFoundError, PreconditionFailedError) as error:
             raise SegmentMovedError(str(error)) from None
 
@@ -236,7 +242,9 @@ class _Check:
         tp: TopicPartition,
         segment: SegmentFiles,
         epochs: EpochHistory | None,
+        topic_id: str | None,
     ) -> None:
+        self._topic_id = topic_id
         self._checker = checker
         self._tp = tp
         self._segment = segment
@@ -250,6 +258,8 @@ class _Check:
         log = self._segment.log
         head = self._checker.head(log)
         self._end = noted_next_offset(head)
+        for kind, detail in wrong_object(head, self._topic_id):
+            self._add(kind, log.key, detail)
         marker = missing_marker(log.key, log.size, head.size)
         if marker is not None:
             self._add(

@@ -28,6 +28,8 @@ class FindingKind(StrEnum):
     DAMAGED_LOG = "damaged_log"
     CHECKSUM_MISMATCH = "checksum_mismatch"
     WRONG_NEXT_OFFSET = "wrong_next_offset"
+    WRONG_SIZE = "wrong_size"
+    WRONG_PLACE = "wrong_place"
     MISSING_MARKER = "missing_marker"
     MISSING_WATERMARK = "missing_watermark"
     DAMAGED_WATERMARK = "damaged_watermark"
@@ -103,6 +105,18 @@ KINDS: Final[Mapping[FindingKind, KindFacts]] = {
     FindingKind.WRONG_NEXT_OFFSET: KindFacts(
         Severity.ERROR,
         "The next offset in the metadata of the `.log` is not the end of its last batch.",
+        _COPY,
+    ),
+    FindingKind.WRONG_SIZE: KindFacts(
+        Severity.ERROR,
+        "The `.log` has another size than the one in its metadata: it was cut or overwritten after "
+        "it was archived. Readers fail where the stored records end.",
+        _COPY,
+    ),
+    FindingKind.WRONG_PLACE: KindFacts(
+        Severity.ERROR,
+        "The `.log` is another segment: by its metadata, it was archived for another topic, "
+        "partition or base offset, and was copied over this one.",
         _COPY,
     ),
     FindingKind.MISSING_MARKER: KindFacts(

@@ -23,6 +23,7 @@ from sidetier.archive.objects.acknowledgements import (
 from sidetier.archive.objects.chapters import read_chapter, stored_chapters
 from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
+from sidetier.archive.objects.log_check import wrong_place, wrong_size
 from sidetier.archive.objects.pinterest_metadata import StoredMetadata, read_metadata
 from sidetier.archive.objects.segment import SegmentFiles, noted_next_offset, segment_files
 from sidetier.archive.objects.watermark import (
@@ -42,9 +43,10 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.encrypted_format import missing_marker
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import ObjectHead, RemoteStorage
 
 _READINGS: Final = 3
 _MOST_HEADS: Final = 1000
@@ -82,6 +84,7 @@ class PartitionObjects:
         acknowledged: The acknowledgements of these gaps.
         ends: Next offset of each segment, as far as it is known.
         missing_markers: Keys of the lost markers of encrypted segments, as far as they are known.
+        wrong: How segments differ from their metadata, as far as it is known.
         damaged: Small objects that do not parse.
     """
 
@@ -94,23 +97,30 @@ class PartitionObjects:
     acknowledged: Mapping[OffsetRange, Acknowledgement]
     ends: Mapping[BaseOffset, Offset] = field(default_factory=dict)
     missing_markers: Mapping[BaseOffset, str] = field(default_factory=dict)
+    wrong: Mapping[BaseOffset, "WrongObject"] = field(default_factory=dict)
     damaged: tuple[Finding, ...] = ()
 
     def with_noted(self, noted: Iterable["NotedSegment"]) -> "PartitionObjects":
         """Return the objects with what is known from the metadata of these segments."""
-        ends, markers = dict(self.ends), dict(self.missing_markers)
+        ends, markers, wrong = dict(self.ends), dict(self.missing_markers), dict(self.wrong)
         for segment in noted:
             if segment.next_offset is not None:
                 ends[segment.base_offset] = segment.next_offset
             if segment.missing_marker is not None:
                 markers[segment.base_offset] = segment.missing_marker
-        return replace(self, ends=ends, missing_markers=markers)
+            wrong[segment.base_offset] = segment.wrong
+        return replace(self, ends=ends, missing_markers=markers, wrong=wrong)
 
     @cached_property
     def names(self) -> frozenset[BaseOffset]:
         """Base offsets in `_metadata`."""
         entries = () if self.metadata is None else self.metadata.metadata.entries
         return frozenset(entry.base_offset for entry in entries)
+
+    @property
+    def topic_id(self) -> str | None:
+        """Kafka's id of the archive's topic; None if `offset.wm` has none."""
+        return None if self.watermark is None else self.watermark.watermark.topic_id
 
     @cached_property
     def judged(self) -> tuple[SegmentFiles, ...]:
@@ -152,6 +162,30 @@ class PartitionObjects:
             yield segment
 
 
+WrongObject = tuple[tuple[FindingKind, str], ...]
+"""How a `.log` differs from its metadata: kinds of findings, with their details."""
+
+
+def wrong_object(head: ObjectHead, topic_id: str | None) -> WrongObject:
+    """Compare the head of a `.log` with its metadata.
+
+    Args:
+        head: The head.
+        topic_id: Kafka's id of the archive's topic; None if it is not known.
+    """
+    found = []
+    size, place = wrong_size(head), wrong_place(head)
+    if size is not None:
+        found.append((FindingKind.WRONG_SIZE, size))
+    if place is not None:
+        found.append((FindingKind.WRONG_PLACE, place))
+    stored = head.metadata.get(TOPIC_ID_KEY)
+    if None not in (stored, topic_id) and stored != topic_id:
+        detail = f"{head.key} was archived of topic id {stored}, and the archive is of {topic_id}"
+        found.append((FindingKind.WRONG_PLACE, detail))
+    return tuple(found)
+
+
 class NotedSegment(NamedTuple):
     """What the metadata of a `.log`, or a chapter, tells about a segment.
 
@@ -159,11 +193,13 @@ class NotedSegment(NamedTuple):
         base_offset: Its base offset.
         next_offset: The offset after its last; None if it is not noted.
         missing_marker: Key of the marker that it has lost; None if it has lost none.
+        wrong: How it differs from its metadata.
     """
 
     base_offset: BaseOffset
     next_offset: Offset | None
-    missing_marker: str | None
+    missing_marker: str | None = None
+    wrong: WrongObject = ()
 
 
 def _index_of_start(segments: Sequence[SegmentFiles], start: Offset) -> int:
@@ -280,22 +316,30 @@ def _chapter_entries(
     before: StoredWatermark | None,
     segments: Sequence[SegmentFiles],
 ) -> Iterator[NotedSegment]:
-    """Yield what chapters repeat about segments, if they name the listed versions."""
+    """Yield what chapters repeat about segments, if they name the listed versions.
+
+    Segments that were replaced since their chapter was written are looked at themselves.
+    """
     if before is None:
         return
-    logs = {
-        segment.base_offset: segment.log for segment in segments if FileKind.LOG in segment.files
-    }
-    for chapter in stored_chapters(store, layout, tp, before.watermark.topic_id):
+    replaced = []
+    logs = {segment.base_offset: segment for segment in segments if FileKind.LOG in segment.files}
+    topic_id = before.watermark.topic_id
+    for chapter in stored_chapters(store, layout, tp, topic_id):
         try:
             entries = read_chapter(store, chapter)
         except _DAMAGED_OBJECT:
             continue  # readers work without chapters, too
         for entry in entries:
-            log = logs.get(entry.base_offset)
-            if log is not None and log.etag == entry.etag:
-                marker = missing_marker(log.key, log.size, entry.size)
-                yield NotedSegment(entry.base_offset, entry.next_offset, marker)
+            segment = logs.get(entry.base_offset)
+            if segment is None:
+                continue
+            if segment.log.etag != entry.etag:
+                replaced.append(segment)
+                continue
+            marker = missing_marker(segment.log.key, segment.log.size, entry.size)
+            yield NotedSegment(entry.base_offset, entry.next_offset, marker)
+    yield from read_heads(store, replaced[:_MOST_HEADS], topic_id)
 
 
 def _deciding_heads(store: RemoteStorage, objects: PartitionObjects) -> list[NotedSegment]:
@@ -312,14 +356,22 @@ def _deciding_heads(store: RemoteStorage, objects: PartitionObjects) -> list[Not
         unnamed = bool(objects.names) and following.base_offset not in objects.names
         if lost or unnamed or following.base_offset in gap_ends:
             wanted.append(log)
-    return read_heads(store, [s for s in wanted if s.base_offset not in objects.ends][:_MOST_HEADS])
+    unknown = [segment for segment in wanted if segment.base_offset not in objects.ends]
+    return read_heads(store, unknown[:_MOST_HEADS], objects.topic_id)
 
 
-def read_heads(store: RemoteStorage, segments: Sequence[SegmentFiles]) -> list[NotedSegment]:
+def read_heads(
+    store: RemoteStorage, segments: Sequence[SegmentFiles], topic_id: str | None
+) -> list[NotedSegment]:
     """Return what the metadata of segments tells, one request each, several at once.
 
     Segments of Pinterest's uploader, which have none, and segments that are no longer stored have
     no next offset.
+
+    Args:
+        store: The partition's store.
+        segments: The segments, as they were listed.
+        topic_id: Kafka's id of the archive's topic; None if it is not known.
     """
 
     def noted(segment: SegmentFiles) -> NotedSegment:
@@ -327,11 +379,13 @@ def read_heads(store: RemoteStorage, segments: Sequence[SegmentFiles]) -> list[N
         try:
             head = store.head_object(log.key)
         except ObjectNotFoundError:
-            return NotedSegment(segment.base_offset, None, None)
+            return NotedSegment(segment.base_offset, None)
+        end = noted_next_offset(head)
         # The listed size of another version proves nothing.
-        is_listed = head.etag == log.etag
-        marker = missing_marker(log.key, log.size, head.size) if is_listed else None
-        return NotedSegment(segment.base_offset, noted_next_offset(head), marker)
+        if head.etag != log.etag:
+            return NotedSegment(segment.base_offset, end)
+        marker = missing_marker(log.key, log.size, head.size)
+        return NotedSegment(segment.base_offset, end, marker, wrong_object(head, topic_id))
 
     if len(segments) < _HEADS_AT_ONCE:
         return [noted(segment) for segment in segments]
@@ -431,12 +485,7 @@ class _Checks:
                 detail = "other files of this segment are stored"
                 yield self._of(FindingKind.MISSING_LOG, key, offsets, detail)
                 continue
-            if segment.log.size == 0:
-                yield self._of(FindingKind.EMPTY_LOG, segment.log.key, offsets)
-            marker = self.objects.missing_markers.get(segment.base_offset)
-            if marker is not None:
-                detail = f"{segment.log.key} is listed with {segment.log.size} bytes"
-                yield self._of(FindingKind.MISSING_MARKER, marker, offsets, detail)
+            yield from self._log(segment, offsets)
             for kind, entry in _ENTRY_BYTES.items():
                 row = segment.files.get(kind)
                 if row is None:
@@ -445,6 +494,16 @@ class _Checks:
                 elif row.size % entry:
                     detail = f"{row.size} bytes are not a multiple of {entry}"
                     yield self._of(_DAMAGED[kind], row.key, offsets, detail)
+
+    def _log(self, segment: SegmentFiles, offsets: OffsetRange) -> Iterator[Finding]:
+        if segment.log.size == 0:
+            yield self._of(FindingKind.EMPTY_LOG, segment.log.key, offsets)
+        marker = self.objects.missing_markers.get(segment.base_offset)
+        if marker is not None:
+            detail = f"{segment.log.key} is listed with {segment.log.size} bytes"
+            yield self._of(FindingKind.MISSING_MARKER, marker, offsets, detail)
+        for kind, detail in self.objects.wrong.get(segment.base_offset, ()):
+            yield self._of(kind, segment.log.key, offsets, detail)
 
     def _names(self, mark: Watermark, judged: Sequence[SegmentFiles]) -> Iterator[Finding]:
         """Compare the segments with the entries of `_metadata`."""

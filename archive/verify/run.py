@@ -253,7 +253,7 @@ class Verification:
                 for segment in objects.judged
                 if FileKind.LOG in segment.files and segment.base_offset not in objects.ends
             ]
-            objects = objects.with_noted(read_heads(store, unknown))
+            objects = objects.with_noted(read_heads(store, unknown, objects.topic_id))
         return objects, list(findings)
 
     def _segments_of(self, pool: ThreadPoolExecutor, tp: TopicPartition) -> None:
@@ -345,7 +345,7 @@ class Verification:
         if epochs is not None and not epochs.entries:
             epochs = None
         tp = objects.topic_partition
-        checked = self._checker(tp.topic).check(tp, segment, epochs)
+        checked = self._checker(tp.topic).check(tp, segment, epochs, objects.topic_id)
         result = FinishedSegment(version, checked.next_offset, checked.findings)
         if self._progress_file is not None:
             self._progress_file.add(key, result)

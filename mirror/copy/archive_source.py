@@ -14,7 +14,7 @@ from uuid import UUID
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.missing_offsets import first_missing
-from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.transactions import PartitionTransactions
@@ -147,7 +147,8 @@ class ArchiveSource:
         """Return the batches from the batch that has `offset` on, or why there are none.
 
         Raises:
-            DamagedSegmentError: A stored segment has no batch where one should begin.
+            DamagedSegmentError: A stored segment has no batch where one should begin, or has lost
+                its last batches.
             ConfigurationError: The archive has transactions but does not show which were aborted.
             ArchiveError, StorageError: As `view`.
         """
@@ -207,11 +208,11 @@ class ArchiveSource:
         self, tp: TopicPartition, view: ArchiveView, log: StoredLog, offset: Offset, end: Offset
     ) -> ArchiveRead:
         """Handle a segment without a batch at or above the offset: a compacted one, or a gap."""
-        noted = noted_next_offset(self._archive.store(tp.topic).head_object(log.key))
+        proven = self._partitions[tp].proven_end(log, offset)
         until = min(view.until(offset), end)
-        if noted is not None and noted > offset:
-            # Compaction has removed the segment's last records, so none is missing below `noted`.
-            return ArchivedBatches(memoryview(b""), (), min(noted, until))
+        if proven is not None:
+            # Compaction has removed the segment's last records, so none is missing below `proven`.
+            return ArchivedBatches(memoryview(b""), (), min(proven, until))
         return self._gap(tp, view, offset, until)
 
     def _position(self, tp: TopicPartition, log: StoredLog, offset: Offset) -> int:

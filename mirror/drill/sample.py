@@ -242,8 +242,7 @@ def compare_with_live(
 
 def _segments_from(plan: PlannedPartition, start: int) -> Iterator[PlannedPartition]:
     """Yield each planned segment as a plan of its own, without the offsets below `start`."""
-    ends = [segment.base_offset for segment in plan.segments[1:]] + [plan.end]
-    for segment, end in zip(plan.segments, ends, strict=True):
+    for segment, end in plan.segments_with_ends:
         first = max(start, plan.start, segment.base_offset)
         if first < end:
             yield replace(plan, start=first, end=end, segments=(segment,))

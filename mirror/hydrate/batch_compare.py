@@ -7,7 +7,7 @@ fetched bytes are, and the aborted transactions, which must be those that the ar
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,10 +76,13 @@ class PlacedBatches:
     Args:
         plan: The partition.
         segments: For each planned segment in order, its key and its bytes in chunks.
+        check_end: Called with the key of each segment that was read whole, and the offset after its
+            last batch; raises if the segment has lost batches.
     """
 
     plan: PlannedPartition
     segments: Iterable[tuple[str, Iterable[bytes | bytearray]]]
+    check_end: Callable[[str, Offset], object]
     records: int = 0
     aborted: list[_Transaction] = field(default_factory=list)
     undecided: dict[int, _Transaction] = field(default_factory=dict)
@@ -93,11 +96,12 @@ class PlacedBatches:
         """Yield the placed bytes in order, in chunks that are not empty.
 
         Raises:
-            DamagedSegmentError, UnsupportedFormatError: As `BatchScanner`.
+            DamagedSegmentError, UnsupportedFormatError: As `BatchScanner` and `check_end`.
             StorageError: As `RemoteStorage` documents.
         """
         begin = 0
         """Where the placed bytes begin in the next buffer; batches below the start are left out."""
+        reached = Offset(0)
         for name, chunks in self.segments:
             scanner = BatchScanner(name)
             for chunk in chunks:
@@ -109,6 +113,7 @@ class PlacedBatches:
                         return
                     normalise_epoch(buffer, at)
                     self._follow(header, commits)
+                    reached = header.next_offset
                     # Below the start: the brokers do not return this batch.
                     if header.next_offset <= self.plan.start:
                         begin = at + header.length
@@ -117,6 +122,7 @@ class PlacedBatches:
                 # A batch below the start can reach into the next chunk.
                 begin = max(begin - len(buffer), 0)
             scanner.finish()
+            self.check_end(name, reached)
 
     def _follow(self, header: BatchHeader, commits: bool | None) -> None:  # noqa: FBT001 -- None for a batch that is no marker
         if commits is not None:

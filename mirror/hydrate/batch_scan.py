@@ -11,6 +11,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Final
 
+from sidetier.archive.objects.log_check import proven_end
 from sidetier.mirror.hydrate.plan import PlannedSegment
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
@@ -126,6 +127,19 @@ def read_chunk(
         raise DamagedSegmentError(
             f"{segment.key}: {count} bytes from byte {start} on, {len(room)} expected"
         )
+
+
+def check_end(store: RemoteStorage, segment: PlannedSegment, reached: Offset, until: int) -> None:
+    """Check that a `.log` whose last batch ends at `reached` has lost no batch below `until`.
+
+    No request if the batches reach `until`, where the next segment begins.
+
+    Raises:
+        DamagedArchiveError: It has lost its last batches.
+        StorageError: As `RemoteStorage` documents.
+    """
+    if reached < until:
+        proven_end(store, segment.key, segment.etag, reached)
 
 
 class RangeReader:

@@ -39,6 +39,7 @@ from sidetier.mirror.hydrate.batch_scan import (
     BatchScanner,
     RangeReader,
     TransactionFollower,
+    check_end,
     normalise_epoch,
     read_chunk,
     scan_batches,
@@ -365,10 +366,13 @@ class _Placement:
         self._staged.mkdir(exist_ok=True)
         follower = TransactionFollower()
         end = Offset(0)
-        for segment in self._partition.segments:
+        store = self.archive.store(self._tp.topic)
+        for segment, until in self._partition.segments_with_ends:
             if self.settings.stop.is_set():
                 raise StoppedError(str(self._tp))
             end = self._stage_segment(segment, end, follower)
+            # In each run, and before the switch: a segment that has lost batches stays staged.
+            check_end(store, segment, end, until)
         self._step("stage: the files beside the segments")
         self._write_beside(follower)
         # A broker that runs as another user must be able to write to the files.

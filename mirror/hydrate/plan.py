@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -66,6 +66,12 @@ class PlannedPartition:
     def size(self) -> int:
         """Bytes of all `.log` files, before a cut inside the last one."""
         return sum(segment.size for segment in self.segments)
+
+    @property
+    def segments_with_ends(self) -> Iterator[tuple[PlannedSegment, int]]:
+        """The segments, each with the offset up to which its records are planned, exclusive."""
+        ends = [*(segment.base_offset for segment in self.segments[1:]), self.end]
+        return zip(self.segments, ends, strict=bool(self.segments))
 
     @property
     def is_start_inside_segment(self) -> bool:

@@ -1,8 +1,9 @@
 """Read the input of a plan from an archive: listings, ends, gaps, and the offsets of a cut."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import methodcaller
 from typing import Final
 
@@ -20,7 +21,7 @@ from sidetier.archive.topics import (
     stored_partitions,
 )
 from sidetier.archive.view import ArchiveView
-from sidetier.mirror.hydrate.batch_scan import read_chunk, scan_batches
+from sidetier.mirror.hydrate.batch_scan import check_end, read_chunk, scan_batches
 from sidetier.mirror.hydrate.consistent_cut import (
     CLOCK_DIFFERENCE_MS,
     LONGEST_TRANSACTION_MS,
@@ -237,7 +238,7 @@ def first_batch_at(
     locator = Locator(IndexCache(_INDEX_CACHE_BYTES), _no_index)
     times = SegmentTimes(locator, range_reader(archive, tp.topic), {})
     for log in times.not_below(view, timestamp_ms):
-        for header in headers_of(archive, tp, [log]):
+        for header in headers_of(archive, tp, view, log):
             # Batches below the log start are in the first segment, but were deleted.
             if header.max_timestamp >= timestamp_ms and header.next_offset > view.start:
                 return header.base_offset
@@ -250,7 +251,7 @@ def batch_border(
     """Return the offset, or the base offset of the batch if the offset is inside one."""
     holder = view.holder(offset)
     if holder is not None:
-        for header in headers_of(archive, tp, [holder]):
+        for header in headers_of(archive, tp, view, holder):
             if header.base_offset < offset < header.next_offset:
                 return header.base_offset
             if header.base_offset >= offset:
@@ -259,18 +260,29 @@ def batch_border(
 
 
 def headers_of(
-    archive: ArchiveAccess, tp: TopicPartition, logs: Sequence[StoredLog]
+    archive: ArchiveAccess, tp: TopicPartition, view: ArchiveView, log: StoredLog
 ) -> Iterator[BatchHeader]:
-    """Yield the batch headers of stored segments, in order.
+    """Yield the batch headers of a stored segment, in order.
 
     Raises:
-        DamagedSegmentError, UnsupportedFormatError: A segment is not a sequence of batches.
+        DamagedSegmentError, UnsupportedFormatError: The segment is not a sequence of batches, or
+            has lost the last ones.
         StorageError: As `RemoteStorage` documents.
     """
-    for log in logs:
-        segment = PlannedSegment(log.base_offset, log.key, log.row.etag, log.size)
-        for _, header, _ in scan_batches(chunks_of(archive, tp, segment), log.key):
-            yield header
+    segment = PlannedSegment(log.base_offset, log.key, log.row.etag, log.size)
+    for header, _ in _whole(archive, tp, segment, view.until(log.base_offset)):
+        yield header
+
+
+def _whole(
+    archive: ArchiveAccess, tp: TopicPartition, segment: PlannedSegment, until: int
+) -> Iterator[tuple[BatchHeader, bool | None]]:
+    """Yield the header of each batch, and for a marker whether it commits; check the end."""
+    reached = Offset(segment.base_offset)
+    for _, header, commits in scan_batches(chunks_of(archive, tp, segment), segment.key):
+        yield header, commits
+        reached = header.next_offset
+    check_end(archive.store(tp.topic), segment, reached, until)
 
 
 def chunks_of(
@@ -338,7 +350,7 @@ class _TransactionReader:
             if until_ms is not None and first is not None and first < until_ms:
                 break
             self._first -= 1
-            self.batches[:0] = self._read(self.plan.segments[self._first])
+            self.batches[:0] = self._read(self._first)
             did_read = True
         return did_read
 
@@ -353,20 +365,19 @@ class _TransactionReader:
             last = self._markers_ms(reversed(self.batches))
             if last is not None and last >= latest_ms + CLOCK_DIFFERENCE_MS:
                 break
-            self.batches += self._read(self.plan.segments[self._next])
+            self.batches += self._read(self._next)
             self._next += 1
             did_read = True
         return did_read
 
-    def _read(self, segment: PlannedSegment) -> list[TransactionalBatch]:
+    def _read(self, index: int) -> list[TransactionalBatch]:
         tp = self.plan.topic_partition
+        segment, until = next(islice(self.plan.segments_with_ends, index, None))
         if not may_have_transactions(self.archive, tp, segment):
             return []
-        headers = scan_batches(chunks_of(self.archive, tp, segment), segment.key)
+        headers = _whole(self.archive, tp, segment, until)
         return [
-            batch
-            for batch in transactional_batches((header, commits) for _, header, commits in headers)
-            if batch.offset >= self.plan.start
+            batch for batch in transactional_batches(headers) if batch.offset >= self.plan.start
         ]
 
     @staticmethod

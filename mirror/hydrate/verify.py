@@ -28,7 +28,7 @@ from sidetier.mirror.hydrate.batch_compare import (
     compare_batches,
     fetch_batches,
 )
-from sidetier.mirror.hydrate.batch_scan import RangeReader, read_chunk
+from sidetier.mirror.hydrate.batch_scan import RangeReader, check_end, read_chunk
 from sidetier.mirror.hydrate.digest import (
     COLUMNS,
     Digest,
@@ -43,7 +43,7 @@ from sidetier.segments.errors import (
     BrokerError,
     LeadershipUnavailableError,
 )
-from sidetier.segments.offsets import OffsetRange, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import EARLIEST, list_offsets
 
@@ -99,7 +99,15 @@ class ArchiveSide:
                 lambda start, room: read_chunk(store, segment, start, room, deadline), segment.size
             )
 
-        return PlacedBatches(plan, ((segment.key, chunks(segment)) for segment in plan.segments))
+        planned = {segment.key: (segment, until) for segment, until in plan.segments_with_ends}
+
+        def check(key: str, reached: Offset) -> None:
+            segment, until = planned[key]
+            check_end(store, segment, reached, until)
+
+        return PlacedBatches(
+            plan, ((segment.key, chunks(segment)) for segment in plan.segments), check
+        )
 
     def offset_for_time(self, plan: PlannedPartition, timestamp: int) -> int | None:
         """Return the offset for a timestamp on the restored partition; None at or above its end."""

@@ -1,12 +1,17 @@
 """Compare a copy with the archive that it was made from, by consuming both."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.objects.log_check import contradictions
+from sidetier.archive.objects.segment import StoredLog, noted_next_offset, noted_records
 from sidetier.archive.reader import ArchiveReader, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.copy.offset_map import OffsetMap
@@ -18,7 +23,10 @@ from sidetier.mirror.hydrate.digest import (
     hidden_ranges,
 )
 from sidetier.mirror.hydrate.plan import PlannedSegment
+from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+
+_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +59,21 @@ class CopiedRange:
     last_stable_offset: Offset
 
 
+@dataclass(frozen=True, slots=True)
+class _NotedCount:
+    """The number of records that was noted when a segment was archived."""
+
+    key: str
+    size: int
+    offsets: OffsetRange
+    records: int
+
+
 class ArchivedRecords:
     """Reads the archived records that were to be copied. Not thread-safe.
+
+    The stored segments are compared with what was noted when they were archived: the copy was made
+    from the same objects, so it is no witness for them.
 
     Args:
         archive: The archive.
@@ -80,14 +101,16 @@ class ArchivedRecords:
 
         Args:
             copied: The range.
-            view: The archive's segments.
+            view: The archive's segments; None if they are not known.
 
         Raises:
+            DamagedArchiveError: A segment is not as it was noted.
             SidetierError: The archive cannot be read.
         """
         tp, end = copied.source, copied.end
         decided = min(end, copied.last_stable_offset)
-        yield from archived_records(self.committed, tp, copied.start, decided)
+        noted = [] if view is None else self._noted(tp, view, OffsetRange(copied.start, decided))
+        yield from _counted(archived_records(self.committed, tp, copied.start, decided), noted)
         if view is None or end <= decided:
             return
         # A committed reader ends at the first open transaction. The segments from there on are
@@ -99,6 +122,40 @@ class ArchivedRecords:
             shown = [not hidden.has(offset) for offset in records.column("offset").to_pylist()]
             yield records.filter(pa.array(shown, type=pa.bool_()))
 
+    def _noted(
+        self, tp: TopicPartition, view: ArchiveView, wanted: OffsetRange
+    ) -> list[_NotedCount]:
+        """Check the heads of the segments with wanted offsets, one request each.
+
+        Returns:
+            The noted numbers of records of the segments whose offsets are all wanted.
+        """
+        store = self._archive.store(tp.topic)
+
+        def check(log: StoredLog) -> _NotedCount | None:
+            until = view.until(log.base_offset)
+            if until <= wanted.start or log.base_offset >= wanted.end:
+                return None
+            try:
+                head = store.head_object(log.key)
+            except ObjectNotFoundError:
+                return None  # reading shows what has happened
+            if head.etag != log.row.etag:
+                return None  # as above
+            offsets = OffsetRange(Offset(log.base_offset), until)
+            problem = next(contradictions(head), None)
+            if problem is not None:
+                raise DamagedArchiveError(problem, log.key, head.size, offsets)
+            records = noted_records(head)
+            is_inside = wanted.start <= log.base_offset and until <= wanted.end
+            # With an overlapping segment behind it, the reader takes some records from that.
+            if records is None or not is_inside or noted_next_offset(head) != until:
+                return None
+            return _NotedCount(log.key, head.size, offsets, records)
+
+        with ThreadPoolExecutor(_AT_ONCE, "restore-heads") as pool:
+            return [count for count in pool.map(check, view.logs) if count is not None]
+
     def _hidden(self, view: ArchiveView, copied: CopiedRange, decided: Offset) -> list[OffsetRange]:
         """Return the offsets of aborted and undecided transactions from `decided` on."""
         first = view.holder(decided)
@@ -107,6 +164,26 @@ class ArchivedRecords:
             PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in logs
         ]
         return hidden_ranges(self._archive, copied.source, segments, view.end)
+
+
+def _counted(
+    every: Iterable[pa.RecordBatch], noted: Sequence[_NotedCount]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records; at the end, compare their number in each segment with the noted one."""
+    starts = np.array([int(count.offsets.start) for count in noted], dtype=np.int64)
+    ends = np.array([int(count.offsets.end) for count in noted], dtype=np.int64)
+    found = np.zeros(len(noted), dtype=np.int64)
+    for records in every:
+        offsets = records.column("offset").to_numpy()
+        found += np.searchsorted(offsets, ends) - np.searchsorted(offsets, starts)
+        yield records
+    for count, actual in zip(noted, found.tolist(), strict=True):
+        if actual != count.records:
+            message = (
+                f"{count.key} has {actual} records, but {count.records} were archived, in the "
+                f"offsets {count.offsets}"
+            )
+            raise DamagedArchiveError(message, count.key, count.size, count.offsets)
 
 
 class TargetRecords(Protocol):

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.objects.log_check import is_full
 from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
 from sidetier.archive.reader.memory import BufferPool
 from sidetier.archive.reader.reader import ArchiveReader
@@ -102,7 +103,8 @@ def _end_of_full(store: RemoteStorage, piece: Piece) -> Offset | None:
     end, records = noted_next_offset(head), noted_records(head)
     if head.etag != piece.etag or end is None or records != end - piece.base_offset:
         return None
-    return end
+    # The count is that of the archived bytes: all of them must still be stored.
+    return end if is_full(head) else None
 
 
 _UNKNOWN_TIME = 0

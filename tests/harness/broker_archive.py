@@ -3,7 +3,7 @@
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import NEXT_OFFSET_KEY, NONE, NOTE_KEYS, records_note
+from sidetier.segments.notes import NEXT_OFFSET_KEY, NONE, NOTE_KEYS, object_note, records_note
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
 from tests.harness.batches import facts_of
@@ -41,9 +41,15 @@ def store_broker_segments(
         for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
             archive.put(archive.key(segment.base, kind), segment.read(kind))
         log = segment.read(FileKind.LOG)
-        counted = records_note(facts_of(log, segment.base).plain_records)
-        notes = {NEXT_OFFSET_KEY: str(segment.next_base)} | counted | _companions(archive, segment)
-        archive.put(archive.key(segment.base), log, notes)
+        facts, key = facts_of(log, segment.base), archive.key(segment.base)
+        is_to_end = facts.next_offset == segment.next_base
+        notes = {
+            NEXT_OFFSET_KEY: str(segment.next_base),
+            **records_note(facts.plain_records if is_to_end else None),
+            **object_note(key, len(log)),
+            **_companions(archive, segment),
+        }
+        archive.put(key, log, notes)
     archive.mark(segments[-1].base, segments[-1].next_base, topic_id=topic_id)
     return segments
 

@@ -32,6 +32,7 @@ from sidetier.segments.notes import (
     NEXT_OFFSET_KEY,
     NONE,
     NOTE_KEYS,
+    object_note,
     records_note,
 )
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
@@ -109,7 +110,8 @@ class MadeArchive:
         sidetier_notes = {
             NEXT_OFFSET_KEY: str(end),
             MAX_TIMESTAMP_KEY: str(facts.max_timestamp),
-            **records_note(facts.plain_records),
+            **records_note(facts.plain_records if facts.next_offset == end else None),
+            **object_note(self.key(base), len(log)),
         }
         notes = None if self.is_pinterest else sidetier_notes
         self.put(self.key(base, FileKind.INDEX), facts.indexes.index)

@@ -8,6 +8,7 @@ So the archive continues with them.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sidetier.archive.objects.log_check import contradictions
 from sidetier.archive.objects.segment import (
     SegmentFiles,
     derive_next_offset,
@@ -17,6 +18,7 @@ from sidetier.archive.objects.segment import (
 )
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, parse_runs
+from sidetier.segments.errors import ArchiveError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import REQUIRED_KINDS, FileKind
 from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
@@ -89,6 +91,16 @@ def _store_missing_indexes(store: RemoteStorage, segment: SegmentFiles, log: Obj
         store_empty_index(store, log, kind)
 
 
+def _check_whole(head: ObjectHead) -> None:
+    """Raise ArchiveError if the `.log` is not the one that was archived: nothing is committed."""
+    problem = next(contradictions(head), None)
+    if problem is not None:
+        raise ArchiveError(
+            f"{problem}. It is above the archive end offset and not committed: restore the object, "
+            "or delete it, and the sidecar uploads the segment again from the broker's files"
+        )
+
+
 def _adopted(
     store: RemoteStorage,
     segment: SegmentFiles,
@@ -130,6 +142,7 @@ def follow_on(
 
     Raises:
         DivergedError: the leader's log does not hold the first of them.
+        ArchiveError: the first of them is not the object that was archived.
     """
     chosen: list[StoredSegment] = []
     for segment in segments:
@@ -148,7 +161,8 @@ def follow_on(
             break
         try:
             ours.check(head, end)
-        except DivergedError:
+            _check_whole(head)
+        except (ArchiveError, DivergedError):
             if chosen:
                 break  # commit the segments before it first; the next check raises
             raise
@@ -183,6 +197,7 @@ def stored_within(
 
     Raises:
         DivergedError: the leader's log has another history there.
+        ArchiveError: one of them is not the object that was archived.
     """
     prefix = layout.partition_prefix(tp)
     # `.txnindex` sorts last among the files of a segment,
@@ -197,6 +212,7 @@ def stored_within(
             )
             if following > gap.start:
                 ours.check(head, following)
+                _check_whole(head)
                 _store_missing_indexes(store, segment, head)
                 epoch_history = _epoch_history_of(head, segment.base_offset, None)
                 yield _adopted(store, segment, head, following, epoch_history)

@@ -276,7 +276,8 @@ class Repairer:
         """Raise if two segments overlap: without entries, nothing tells which is the orphan."""
         logs = [s for s in self._objects.judged if FileKind.LOG in s.files]
         unknown = [s for s in logs if s.base_offset not in self._objects.ends]
-        ends = self._objects.with_noted(read_heads(self._store, unknown)).ends
+        noted = read_heads(self._store, unknown, self._objects.topic_id)
+        ends = self._objects.with_noted(noted).ends
         for segment, following in pairwise(logs):
             end = ends.get(segment.base_offset)
             if end is not None and end > following.base_offset:

@@ -19,6 +19,7 @@ from sidetier.segments.notes import (
     NOTE_KEYS,
     TOPIC_ID_KEY,
     epochs_note,
+    object_note,
     records_note,
 )
 from sidetier.segments.offsets import (
@@ -325,25 +326,26 @@ def _files(
         *optional.files.items(),
         (FileKind.LOG, verified.log),
     ]
-    return [
-        FileToStore(
-            to.layout.object_key(to.topic_partition, verified.base_offset, kind),
-            file.body,
-            file.crc64nvme,
-            _facts(to, verified, optional) if kind is FileKind.LOG else _topic_note(to),
-            to.writer_epoch,
-        )
-        for kind, file in order
-    ]
+
+    def stored(kind: FileKind, file: VerifiedFile) -> FileToStore:
+        key = to.layout.object_key(to.topic_partition, verified.base_offset, kind)
+        is_log = kind is FileKind.LOG
+        notes = _facts(to, key, verified, optional) if is_log else _topic_note(to)
+        return FileToStore(key, file.body, file.crc64nvme, notes, to.writer_epoch)
+
+    return [stored(kind, file) for kind, file in order]
 
 
 def _topic_note(to: Destination) -> dict[str, str]:
     return {} if to.topic_id is None else {TOPIC_ID_KEY: to.topic_id}
 
 
-def _facts(to: Destination, verified: VerifiedSegment, optional: OptionalFiles) -> dict[str, str]:
+def _facts(
+    to: Destination, key: str, verified: VerifiedSegment, optional: OptionalFiles
+) -> dict[str, str]:
     """Return the user metadata of the `.log`, which spares readers a request for its bytes."""
     return {
+        **object_note(key, verified.size),
         NEXT_OFFSET_KEY: str(verified.next_offset),
         MAX_TIMESTAMP_KEY: str(verified.max_timestamp),
         LEADER_EPOCH_KEY: str(verified.leader_epoch),

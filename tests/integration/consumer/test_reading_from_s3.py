@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from sidetier.archive.access import ArchiveAccess, open_archive
+from sidetier.archive.objects.segment import stored_logs
 from sidetier.archive.reader import (
     ArchiveReader,
+    DamagedArchiveError,
     Failed,
     IsolationLevel,
     ReachedEnd,
@@ -18,10 +20,12 @@ from sidetier.archive.reader import (
 )
 from sidetier.config.storage import StorageConfig
 from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.notes import object_note
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from tests.harness.archive_objects import s3_store
 from tests.harness.arrow_reading import as_consumed, expected, rows
 from tests.harness.broker_segments import directories, meta
+from tests.harness.cut_logs import cut_log
 from tests.harness.made_archive import LAYOUT, MadeArchive, take_until
 from tests.harness.s3 import S3Bucket
 
@@ -54,14 +58,15 @@ def store_all(archive: ArchiveAccess, directory: Path) -> tuple[TopicPartition, 
         for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
             path = directory / segment_file_name(BaseOffset(base), kind)
             data = path.read_bytes() if path.exists() else b""
-            notes = {"sidetier-next-offset": str(end)} if kind is FileKind.LOG else None
-            made.put(made.key(base, kind), data, notes)
+            key = made.key(base, kind)
+            noted = {"sidetier-next-offset": str(end), **object_note(key, len(data))}
+            made.put(key, data, noted if kind is FileKind.LOG else None)
     made.mark(bases[-1], int(said["high"]))
     return tp, int(said["high"])
 
 
 @pytest.mark.parametrize("isolation", IsolationLevel)
-def test_every_partition_equals_the_brokers_consumer_output(
+def test_every_partition_equals_the_brokers_consumer_output_until_a_segment_is_cut(
     s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch, isolation: IsolationLevel
 ) -> None:
     settings = ReaderSettings(isolation=isolation, memory_budget=1 << 20, first_range=4096)
@@ -80,11 +85,22 @@ def test_every_partition_equals_the_brokers_consumer_output(
                         found[one.tp] += map(as_consumed, rows(one.records))
                     else:
                         ended.add(one.tp)
+
+            tp = next(tp for tp in stored if tp.topic == "idempotent")
+            made = MadeArchive(archive.store(tp.topic), LAYOUT, tp)
+            prefix = LAYOUT.partition_prefix(tp)
+            key = max(log.key for log in stored_logs(made.store.list_objects(prefix), prefix))
+            reached = cut_log(made.store, key)
+            reader.assign(tp, 0)
+            failed = take_until(reader, lambda one: not isinstance(one, Records))[-1]
         finally:
             reader.close()
 
-    for tp, directory in stored.items():
-        assert found[tp] == expected(directory, isolation.value), tp
+    for whole, directory in stored.items():
+        assert found[whole] == expected(directory, isolation.value), whole
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, DamagedArchiveError)
+    assert (failed.error.key, failed.error.offsets.start) == (key, reached)
 
 
 def test_wrong_credentials_are_reported(

@@ -33,6 +33,7 @@ from hypothesis.stateful import (
 )
 from structlog.testing import capture_logs
 
+from sidetier.archive.objects import log_check
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import TopicPartition
@@ -42,6 +43,7 @@ from tests.harness.daemons import LAYOUT
 from tests.harness.simulation.disk import Fault, FaultyDisk, Machine, Trouble
 from tests.harness.simulation.laws import Laws
 from tests.harness.simulation.network import Fate, Request, Run, SteppedPool
+from tests.harness.simulation.readers import check_cut_segments
 from tests.harness.simulation.replicas import WALL_START, Broker, Replicated
 from tests.harness.simulation.sidecars import Sidecar
 from tests.harness.simulation.world import WORLDS, World
@@ -95,6 +97,7 @@ FAULTS = frozenset(
         "records are gone before the first watermark",
         "a gap is recorded",
         "a gap halts the partition",
+        "a segment is cut at the border of a batch",
     }
 )
 """Events that every run of a hundred examples must have had; otherwise the search is too narrow."""
@@ -594,6 +597,8 @@ class Protocol(RuleBasedStateMachine):
                 break
         for partition in self.partitions:
             self._has_caught_up(partition)
+            noticed = check_cut_segments(self.store, partition.cluster.tp)
+            self._happens("a segment is cut at the border of a batch", when=noticed > 0)
         self._start_again()
 
     def _goal(self, cluster: Replicated, laws: Laws) -> int:
@@ -800,3 +805,15 @@ def test_copy_in_another_log_dir_is_pinned_although_marked_for_deletion(steps: i
     state.move(broker=1, rolls={11}, looks=False, deletes=False)
     state.retention(broker=1, segments=1, seen=False, unlink=False)
     state.teardown()
+
+
+def test_readers_that_take_a_cut_segment_for_a_compacted_one_break_a_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mutant: the noted size is not compared."""
+    monkeypatch.setattr(log_check, "wrong_size", lambda _: None)
+    state = Protocol()
+    state.begin(seed=1)
+    state.a_backlog(records=2, rolls=set(state.brokers), segments=3)
+    with pytest.raises(AssertionError, match="was cut, and a reader has skipped"):
+        state.teardown()

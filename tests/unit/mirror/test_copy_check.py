@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reader import IsolationLevel
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.copy.offset_map import OffsetMap, Run
@@ -15,7 +16,8 @@ from sidetier.mirror.hydrate.digest import COLUMNS
 from sidetier.mirror.restore.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
 from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset, TopicPartition
-from tests.harness.made_archive import TP, MadeArchive, access_to, batches
+from tests.harness.cut_logs import note_as_earlier
+from tests.harness.made_archive import TP, MadeArchive, access_to, batches, encoded
 from tests.harness.mirror_target import TARGET
 from tests.harness.record_batches import TransactionalLog
 
@@ -193,3 +195,25 @@ def test_open_transactions_count_as_aborted_if_copied_with_that_option() -> None
             for offset in records.column("offset").to_pylist()
         ]
     assert seen == [0, 1, 4, 5, 10, 11]
+
+
+def test_segments_are_compared_with_what_was_noted_when_they_were_archived() -> None:
+    """The copy was made from a segment without its third batch, and equals it."""
+    archive = MadeArchive()
+    archive.segments(0, 20, 40)
+    notes = dict(archive.store.get_object(archive.key(20)).head.metadata)
+    left = [batch for batch in batches(20, 40) if batch.first != 30]
+    data = encoded(left)
+    archive.put(archive.key(20), data, notes)
+    copied = CopiedRange(TP, TARGET, Offset(0), Offset(40), Offset(40))
+    there = [row for row in rows() if not 130 <= row["offset"] < 135]
+
+    with pytest.raises(DamagedArchiveError, match=f"{archive.key(20)} has {len(data)} bytes, but"):
+        check(archive, copied, there, (Run(0, MOVED, 40),))
+
+    # An earlier version noted no size.
+    note_as_earlier(archive.store, archive.key(20))
+    with pytest.raises(DamagedArchiveError, match="has 15 records, but 20 were archived"):
+        check(archive, copied, there, (Run(0, MOVED, 40),))
+    part = replace(copied, end=Offset(25))
+    assert check(archive, part, rows(0, 25), (Run(0, MOVED, 25),)).problems == ()

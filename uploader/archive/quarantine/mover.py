@@ -54,6 +54,7 @@ from sidetier.segments.notes import (
     NOTE_KEYS,
     TOPIC_ID_KEY,
     epochs_note,
+    object_note,
     records_note,
 )
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset
@@ -436,18 +437,21 @@ def _files(
     if facts.indexes is None:
         raise RuntimeError("the walk was to rebuild the indexes")
     epoch = facts.last_leader_epoch
+
+    def key(kind: FileKind) -> str:
+        return layout.object_key(plan.topic_partition, cut.base_offset, kind)
+
     noted = {
+        **object_note(key(FileKind.LOG), log.size),
         NEXT_OFFSET_KEY: str(plan.next_offset),
         MAX_TIMESTAMP_KEY: str(facts.max_timestamp),
         LEADER_EPOCH_KEY: str(UNKNOWN_EPOCH if epoch is None else epoch),
         BROKER_ID_KEY: str(plan.broker_id),
         **epochs_note(facts.epochs),
-        **records_note(facts.plain_records),
+        # As in an upload: no count if compaction has removed the last records.
+        **records_note(facts.plain_records if facts.next_offset == plan.next_offset else None),
         **notes,
     }
-
-    def key(kind: FileKind) -> str:
-        return layout.object_key(plan.topic_partition, cut.base_offset, kind)
 
     def small(kind: FileKind, data: bytes) -> FileToStore:
         return FileToStore(key(kind), BytesBody(data), crc64nvme(data), {}, plan.leader_epoch)

@@ -18,6 +18,7 @@ from sidetier.archive.verify.run import Options, Report, Verification
 from sidetier.segments.errors import ChecksumMismatchError, StoreUnavailableError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import PLACE_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import (
     BaseOffset,
     BrokerId,
@@ -30,6 +31,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.unresolved import read_unresolved
 from tests.harness.archived_log import LAYOUT, TP, StoredArchive
+from tests.harness.cut_logs import cut_log
 from tests.harness.log_dir import PartitionLog
 from tests.harness.markdown import ROOT
 
@@ -243,7 +245,11 @@ DEEP_DAMAGE: list[tuple[Damage, set[tuple[FindingKind, OffsetRange | None]]]] = 
     ),
     (
         lambda a: a.rot(a.key(60), a.data(a.key(60))[:-1]),
-        {(FindingKind.DAMAGED_LOG, segment(60)), (FindingKind.CHECKSUM_MISMATCH, segment(60))},
+        {
+            (FindingKind.DAMAGED_LOG, segment(60)),
+            (FindingKind.CHECKSUM_MISMATCH, segment(60)),
+            (FindingKind.WRONG_SIZE, segment(60)),
+        },
     ),
     (
         wrong_note(sidetier_next_offset="119"),
@@ -289,6 +295,47 @@ def test_reading_shows_the_damage(
     damage(archive)
 
     assert set(kinds(verify(archive))) == {(kind.value, offsets) for kind, offsets in expected}
+
+
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [(240, LIGHT), (60, replace(LIGHT, heads=True)), (60, DEEP)],
+    ids=["the last one without an option", "--heads", "--deep"],
+)
+def test_a_segment_that_has_lost_its_last_batches_is_a_finding(
+    archive: StoredArchive, base: int, options: Options
+) -> None:
+    key = archive.key(base)
+    size = archive.head(key).size
+    cut_log(archive.store, key, batches=3)
+
+    found = {f.kind: f for f in verify(archive, options).findings()}
+    left = archive.head(key).size
+    assert found[FindingKind.WRONG_SIZE].detail == (
+        f"{key} has {left} bytes, but {size} bytes were archived"
+    )
+    assert found[FindingKind.WRONG_SIZE].offsets == segment(base)
+    assert options.deep or len(found) == 1
+
+
+@pytest.mark.parametrize("options", [replace(LIGHT, heads=True), DEEP], ids=["--heads", "--deep"])
+def test_a_segment_that_was_copied_over_another_one_is_a_finding(
+    archive: StoredArchive, options: Options
+) -> None:
+    """From another partition with the same offsets, and from a deleted topic of the same name."""
+    stored = archive.store.get_object(archive.key(60))
+    others = {PLACE_KEY: f"orders-1/{60:020d}", TOPIC_ID_KEY: "other"}
+    other = {**stored.head.metadata, **others}
+    archive.store.put_object(archive.key(60), BytesBody(stored.data), metadata=other)
+    ours = archive.head(archive.key(0)).metadata[TOPIC_ID_KEY]
+
+    found = verify(archive, options).findings()
+    assert [(f.kind, f.offsets) for f in found] == [(FindingKind.WRONG_PLACE, segment(60))] * 2
+    key = archive.key(60)
+    assert {f.detail for f in found} == {
+        f"{key} was archived as the segment orders-1/{60:020d}",
+        f"{key} was archived of topic id other, and the archive is of {ours}",
+    }
 
 
 @pytest.mark.parametrize("kind", [FileKind.TXNINDEX, FileKind.SNAPSHOT])

@@ -53,6 +53,7 @@ def placed(log: TransactionalLog, plan: PlannedPartition, chunk: int = 100) -> P
             (f"segment {number}", [half[at : at + chunk] for at in range(0, len(half), chunk)])
             for number, half in enumerate(halves)
         ],
+        lambda _key, _reached: None,
     )
 
 

@@ -10,7 +10,7 @@ from sidetier.archive.reader import ArchiveReplacedError
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.notes import NEXT_OFFSET_KEY, RECORDS_KEY
+from sidetier.segments.notes import NEXT_OFFSET_KEY, RECORDS_KEY, SIZE_KEY
 from sidetier.segments.offsets import Offset
 from tests.harness.made_archive import MadeArchive, batches, encoded
 from tests.harness.record_batches import TransactionalLog
@@ -95,7 +95,9 @@ def test_offsets_that_compaction_has_removed_at_the_end_are_not_missing(
     assert told(store).offsets == [*range(90), *range(100, 200)]
 
 
-@pytest.mark.parametrize("notes", [{}, {RECORDS_KEY: "many"}, {RECORDS_KEY: "99"}])
+@pytest.mark.parametrize(
+    "notes", [{}, {RECORDS_KEY: "many"}, {RECORDS_KEY: "99"}, {RECORDS_KEY: "100"}]
+)
 def test_segments_without_metadata_are_read(
     store: CountingStorage, archive: MadeArchive, notes: dict[str, str]
 ) -> None:
@@ -144,7 +146,8 @@ def test_a_damaged_segment_is_counted_because_nothing_is_read(
 ) -> None:
     log = bytearray(encoded(batches(100, 200)))
     log[-1] ^= 1
-    archive.put(archive.key(100), bytes(log), {NEXT_OFFSET_KEY: "200", RECORDS_KEY: "100"})
+    notes = {NEXT_OFFSET_KEY: "200", RECORDS_KEY: "100", SIZE_KEY: str(len(log))}
+    archive.put(archive.key(100), bytes(log), notes)
 
     assert told(store).offsets == list(range(1200))
     with pytest.raises(MissingRecordsError, match=r"offsets \[195, 200\)"):
