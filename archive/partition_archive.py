@@ -194,6 +194,13 @@ class PartitionArchive:
         """See `log_check.proven_end`: the noted end of a segment whose last batch ends below it."""
         return proven_end(self.store, log.key, log.row.etag, reached)
 
+    def above_end(self) -> tuple[StoredLog, ...]:
+        """Return the segments above the archive end offset that the last full listing has shown."""
+        view = None if self._latest is None else self._latest.view
+        if view is None or view.is_pinterest:
+            return ()
+        return tuple(log for log in self._listed if log.base_offset > view.watermark.base_offset)
+
     def gaps(self) -> Gaps:
         """Read the recorded gaps. One request."""
         return recorded_gaps(self.store, self._archive.layout, [self.tp])[self.tp]

@@ -51,6 +51,7 @@ class FindingKind(StrEnum):
     DAMAGED_EPOCHS = "damaged_epochs"
     WRONG_EPOCHS = "wrong_epochs"
     UNFINISHED_MOVE = "unfinished_move"
+    STALE_WATERMARK = "stale_watermark"
     RECORDED_GAP = "recorded_gap"
     ACKNOWLEDGED_GAP = "acknowledged_gap"
     DELETED_START = "deleted_start"
@@ -236,6 +237,15 @@ KINDS: Final[Mapping[FindingKind, KindFacts]] = {
         "A move to quarantine or to `retired/` has begun and is not finished.",
         "The sidecar of the leader finishes it, or `sidetier retire` where that began it.",
     ),
+    FindingKind.STALE_WATERMARK: KindFacts(
+        Severity.WARNING,
+        "Segments above the archive end offset have been stored for more than an hour, or for more "
+        "than ten minutes with an entry in `_metadata`, and `offset.wm` does not cover them. It is "
+        "an earlier version of itself, or no sidecar commits the segments. Readers do not see "
+        "their records.",
+        "Start the sidecar of the leader: it commits the stored segments that follow the archive "
+        "end offset. Without a broker, restore the newest version of `offset.wm`.",
+    ),
     FindingKind.RECORDED_GAP: KindFacts(
         Severity.WARNING,
         "The broker deleted these records before they could be archived.",
@@ -257,7 +267,7 @@ KINDS: Final[Mapping[FindingKind, KindFacts]] = {
     ),
     FindingKind.NOT_COMMITTED: KindFacts(
         Severity.INFO,
-        "Segments above the archive end offset. Readers do not see them yet.",
+        "New segments above the archive end offset. Readers do not see them yet.",
         "None, while a sidecar uploads.",
     ),
     FindingKind.NOT_TAKEN_OVER: KindFacts(

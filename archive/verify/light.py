@@ -54,7 +54,11 @@ _MOST_HEADS: Final = 1000
 _HEADS_AT_ONCE: Final = 8
 """Requests for metadata at the same time, per partition."""
 _NEW_MS: Final = 3_600_000
-"""Age in ms up to which segments without `offset.wm` are the first ones of a new archive."""
+"""Age in ms up to which segments without `offset.wm` are the first ones of a new archive, and those
+above it are being uploaded.
+"""
+_COMMIT_MS: Final = 600_000
+"""The same for segments with an entry in `_metadata`, which is written right before `offset.wm`."""
 _HIGHEST: Final = BaseOffset(2**63 - 1)
 
 _DAMAGED_OBJECT: Final = (MalformedObjectError, ChecksumMismatchError)
@@ -404,7 +408,7 @@ def check_partition(objects: PartitionObjects, layout: ArchiveLayout, now_ms: in
     checks = _Checks(objects, layout)
     if objects.watermark is None:
         return checks.without_watermark(now_ms)
-    return checks.all(objects.watermark.watermark)
+    return checks.all(objects.watermark.watermark, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +416,7 @@ class _Checks:
     objects: PartitionObjects
     layout: ArchiveLayout
 
-    def all(self, mark: Watermark) -> list[Finding]:
+    def all(self, mark: Watermark, now_ms: int) -> list[Finding]:
         """Judge a partition with `offset.wm`."""
         judged = self.objects.judged
         findings = [*self.objects.damaged, *self._gaps(mark)]
@@ -427,7 +431,7 @@ class _Checks:
         findings += self._contiguity(mark, judged)
         findings += self._epochs(mark)
         findings += self._orphans()
-        findings += self._above(mark)
+        findings += self._above(mark, now_ms)
         return findings
 
     def without_watermark(self, now_ms: int) -> list[Finding]:
@@ -587,13 +591,37 @@ class _Checks:
             offsets = OffsetRange(Offset(segment.base_offset), Offset(segment.base_offset + 1))
             yield self._of(FindingKind.ORPHAN_SEGMENT, segment.log.key, offsets)
 
-    def _above(self, mark: Watermark) -> Iterator[Finding]:
+    def _above(self, mark: Watermark, now_ms: int) -> Iterator[Finding]:
         above = [s for s in self.objects.segments if s.base_offset > mark.base_offset]
-        if above:
-            offsets = OffsetRange(Offset(above[0].base_offset), Offset(above[-1].base_offset + 1))
+        old: list[SegmentFiles] = []
+        new: list[SegmentFiles] = []
+        for segment in above:
+            is_old = mark.next_offset is not None and self._is_old(segment, now_ms)
+            (old if is_old else new).append(segment)
+        if old:
+            named = sum(segment.base_offset in self.objects.names for segment in old)
+            detail = (
+                f"it ends at {mark.next_offset}; {len(old)} older segments are above it, "
+                f"{named} of them with an entry in _metadata"
+            )
+            kind = FindingKind.STALE_WATERMARK
+            yield self._of(kind, self._watermark_key, _bases_of(old), detail)
+        if new:
             prefix = self.layout.partition_prefix(self.objects.topic_partition)
-            detail = f"{len(above)} segments"
-            yield self._of(FindingKind.NOT_COMMITTED, prefix, offsets, detail)
+            detail = f"{len(new)} segments"
+            yield self._of(FindingKind.NOT_COMMITTED, prefix, _bases_of(new), detail)
+
+    def _is_old(self, segment: SegmentFiles, now_ms: int) -> bool:
+        """Whether a sidecar that runs would have committed the segment by now."""
+        if FileKind.LOG not in segment.files:
+            return False  # an upload that was not finished
+        limit = _COMMIT_MS if segment.base_offset in self.objects.names else _NEW_MS
+        return now_ms - segment.log.modified_ms > limit
+
+
+def _bases_of(segments: Sequence[SegmentFiles]) -> OffsetRange:
+    first, last = segments[0].base_offset, segments[-1].base_offset
+    return OffsetRange(Offset(first), Offset(last + 1))
 
 
 def _with_ends(

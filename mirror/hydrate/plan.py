@@ -46,6 +46,8 @@ class PlannedPartition:
         gaps: Recorded gaps between `start` and `end`; these records are lost.
         last_timestamp_ms: The largest timestamp of the last archived segment; records after it were
             never archived. None if unknown.
+        above_end: Base offsets of stored segments above `archive_end`. They are not restored: no
+            sidecar has committed them, or `offset.wm` is an earlier version of itself.
     """
 
     topic: str
@@ -56,6 +58,7 @@ class PlannedPartition:
     segments: tuple[PlannedSegment, ...] = ()
     gaps: tuple[OffsetRange, ...] = ()
     last_timestamp_ms: int | None = None
+    above_end: tuple[int, ...] = ()
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -159,6 +162,7 @@ def plan_partition(
     gaps: Iterable[OffsetRange] = (),
     end: Offset | None = None,
     last_timestamp_ms: int | None = None,
+    above_end: Iterable[int] = (),
 ) -> PlannedPartition:
     """Plan one partition from its archive.
 
@@ -168,6 +172,7 @@ def plan_partition(
         gaps: Recorded gaps, in any order; they may overlap.
         end: The planned end, exclusive, a batch border; None for the archive's end.
         last_timestamp_ms: See `PlannedPartition`.
+        above_end: See `PlannedPartition`.
     """
     if view is None:
         return PlannedPartition(tp.topic, tp.partition, 0, 0, 0)
@@ -182,6 +187,7 @@ def plan_partition(
         ),
         gaps_between(gaps, view.start, view.end),
         last_timestamp_ms,
+        tuple(above_end),
     )
     return end_at(whole, view.end if end is None else end)
 

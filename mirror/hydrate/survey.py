@@ -207,7 +207,13 @@ def _plan_stored(
     last_ms = None
     if view.logs:
         last_ms = _largest_timestamp(stored, view.logs[-1])
-    whole = plan_partition(stored.tp, view, stored.gaps(), last_timestamp_ms=last_ms)
+    whole = plan_partition(
+        stored.tp,
+        view,
+        stored.gaps(),
+        last_timestamp_ms=last_ms,
+        above_end=(log.base_offset for log in stored.above_end()),
+    )
     end = _end_of(stored, archive, view, cut)
     return whole, view.end if end is None else end
 

@@ -1,12 +1,13 @@
 """Readers of a simulated archive whose segments lose their last batches on the store."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.mirror.copy.archive_source import ArchivedBatches, ArchiveGap, ArchiveSource
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.fake import Contents, FakeStorage
+from sidetier.storage.port import RemoteStorage
 from sidetier.wire.batches import split_batches
 from tests.harness.cut_logs import cut_log
 from tests.harness.daemons import LAYOUT
@@ -15,8 +16,15 @@ from tests.harness.made_archive import access_to
 _MOST_CUTS = 4
 
 
-def check_cut_segments(store: FakeStorage, tp: TopicPartition) -> int:
+def check_cut_segments(
+    store: FakeStorage, tp: TopicPartition, opened: Callable[[RemoteStorage], RemoteStorage]
+) -> int:
     """Cut some committed segments, one at a time, in a copy of the store: readers must notice it.
+
+    Args:
+        store: The store of all sidecars.
+        tp: The partition.
+        opened: Returns the store as readers use it.
 
     Returns:
         The number of cuts that a reader has reported as damage. Of the other cut segments, another
@@ -24,14 +32,14 @@ def check_cut_segments(store: FakeStorage, tp: TopicPartition) -> int:
     """
     contents = Contents()
     contents.objects.update({key: store.get_object(key) for key in store.contents()})
-    copied = FakeStorage(contents=contents)
+    copied = opened(FakeStorage(contents=contents))
     whole = list(_read(copied, tp))
     view = ArchiveSource(access_to(copied, LAYOUT)).view(tp)
     logs = () if view is None else view.logs
     noticed = 0
     for log in logs[:: max(1, len(logs) // _MOST_CUTS)]:
         stored = contents.objects[log.key]
-        if _batches(stored.data) > 1:
+        if _batches(copied.get_object(log.key).data) > 1:
             cut_log(copied, log.key)
             noticed += _is_noticed(copied, tp, log.key, whole)
             contents.objects[log.key] = stored
@@ -42,7 +50,7 @@ def _batches(data: bytes) -> int:
     return sum(1 for _ in walk_headers(lambda at, size: data[at : at + size], len(data)))
 
 
-def _is_noticed(store: FakeStorage, tp: TopicPartition, key: str, whole: list[int]) -> bool:
+def _is_noticed(store: RemoteStorage, tp: TopicPartition, key: str, whole: list[int]) -> bool:
     try:
         left = list(_read(store, tp))
     except DamagedArchiveError as error:
@@ -54,7 +62,7 @@ def _is_noticed(store: FakeStorage, tp: TopicPartition, key: str, whole: list[in
     return False
 
 
-def _read(store: FakeStorage, tp: TopicPartition) -> Iterator[int]:
+def _read(store: RemoteStorage, tp: TopicPartition) -> Iterator[int]:
     """Yield the offsets of all batches that a mirror copies; step over gaps."""
     source = ArchiveSource(access_to(store, LAYOUT), abort_open=True)
     view = source.view(tp)

@@ -597,7 +597,7 @@ class Protocol(RuleBasedStateMachine):
                 break
         for partition in self.partitions:
             self._has_caught_up(partition)
-            noticed = check_cut_segments(self.store, partition.cluster.tp)
+            noticed = check_cut_segments(self.store, partition.cluster.tp, self.opened)
             self._happens("a segment is cut at the border of a batch", when=noticed > 0)
         self._start_again()
 

@@ -38,6 +38,19 @@ def test_plan_reports_restored_and_lost_records(command: CommandLine, tmp_path: 
     assert "a plan is never replaced" in command.err
 
 
+def test_plan_names_segments_above_the_archive_end(command: CommandLine, tmp_path: Path) -> None:
+    """`offset.wm` is an earlier version of itself: 20 of 40 records."""
+    store = open_plain(StorageEndpoint(f"file://{command.store}"))
+    MadeArchive(store, ArchiveLayout("prod-a", 3)).mark(0, 20)
+    store.close()
+    plan = tmp_path / "plan.json"
+    assert command.run("hydrate", "plan", str(plan)) == 3, command.err  # a gap
+    assert "orders-0: 1 stored segments above the archive end 20 are not restored" in command.out
+    (row,) = command.json("hydrate", "plan", str(tmp_path / "p"), "--dry-run", code=3)["partitions"]
+    assert (row["end"], row["above_end"]) == (20, [20])
+    assert read_plan(plan).partitions[0].above_end == (20,)
+
+
 def test_missing_store_directory_is_not_created(command: CommandLine, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     command.configure({"storage": {"url": f"file://{elsewhere}"}})

@@ -97,12 +97,12 @@ def test_resumed_run_reads_only_what_is_left_and_reports_everything(
     read: list[int] = []
     real = SegmentChecker.check
 
-    def killed(self: SegmentChecker, tp: TopicPartition, segment: Any, epochs: Any) -> Any:  # noqa: ANN401
+    def killed(self: SegmentChecker, tp: TopicPartition, segment: Any, *more: Any) -> Any:  # noqa: ANN401
         if tp == ORDERS:
             read.append(segment.base_offset)
             if len(read) == 4:
                 raise KeyboardInterrupt
-        return real(self, tp, segment, epochs)
+        return real(self, tp, segment, *more)
 
     monkeypatch.setattr(SegmentChecker, "check", killed)
     line = ("verify", "--deep", "--threads", "1", "--resume", str(state), "--topic", "orders")
@@ -113,9 +113,9 @@ def test_resumed_run_reads_only_what_is_left_and_reports_everything(
 
     read.clear()
 
-    def counted(self: SegmentChecker, tp: TopicPartition, segment: Any, epochs: Any) -> Any:  # noqa: ANN401
+    def counted(self: SegmentChecker, tp: TopicPartition, segment: Any, *more: Any) -> Any:  # noqa: ANN401
         read.append(segment.base_offset)
-        return real(self, tp, segment, epochs)
+        return real(self, tp, segment, *more)
 
     monkeypatch.setattr(SegmentChecker, "check", counted)
     found = cli.json(*line, "--partition", "0", code=3)
@@ -144,9 +144,9 @@ def test_resumed_run_checks_repaired_leader_epochs_again(
     read: list[int] = []
     real = SegmentChecker.check
 
-    def counted(self: SegmentChecker, tp: TopicPartition, segment: Any, epochs: Any) -> Any:  # noqa: ANN401
+    def counted(self: SegmentChecker, tp: TopicPartition, segment: Any, *more: Any) -> Any:  # noqa: ANN401
         read.append(segment.base_offset)
-        return real(self, tp, segment, epochs)
+        return real(self, tp, segment, *more)
 
     monkeypatch.setattr(SegmentChecker, "check", counted)
     assert cli.json(*line)["findings"] == []

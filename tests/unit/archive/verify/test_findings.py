@@ -417,6 +417,42 @@ def test_segments_above_the_archive_end_are_only_reported(archive: StoredArchive
     assert [f.kind for f in report.findings()] == [FindingKind.NOT_COMMITTED]
 
 
+@pytest.mark.parametrize(
+    ("age_ms", "with_entries", "kind"),
+    [
+        (300_000, True, FindingKind.NOT_COMMITTED),
+        (700_000, True, FindingKind.STALE_WATERMARK),
+        (700_000, False, FindingKind.NOT_COMMITTED),
+        (3_700_000, False, FindingKind.STALE_WATERMARK),
+    ],
+)
+def test_watermark_that_was_rolled_back_is_a_finding(
+    archive: StoredArchive,
+    age_ms: int,
+    with_entries: bool,  # noqa: FBT001
+    kind: FindingKind,
+) -> None:
+    """From 300 to 120: two committed segments are above it."""
+    rewritten_watermark(archive, base_offset=60, next_offset=120, epoch_history=None)
+    if not with_entries:
+        for base in (120, 180, 240):
+            without_entry(archive, base)
+    now = max(archive.head(archive.key(base)).modified_ms for base in (120, 180, 240)) + age_ms
+    run = Verification(archive.access, LIGHT, lambda: now)
+    run.light([TP])
+
+    (found,) = run.report.findings()
+    assert (found.kind, found.offsets) == (kind, OffsetRange(Offset(120), Offset(241)))
+    if kind is FindingKind.STALE_WATERMARK:
+        assert found.severity is Severity.WARNING
+        named = 3 if with_entries else 0
+        assert found.key == WATERMARK
+        assert found.detail == (
+            f"it ends at 120; 3 older segments are above it, {named} of them with an entry in "
+            "_metadata"
+        )
+
+
 def test_orphan_is_only_reported(archive: StoredArchive) -> None:
     """A former leader's late segment begins within a committed one, and `_metadata` lacks it."""
     archive.store.put_object(archive.key(70), BytesBody(b"whatever"))
