@@ -24,6 +24,7 @@ from tests.end_to_end.chaos.load import (
 )
 from tests.end_to_end.chaos.nemesis import Nemesis
 from tests.end_to_end.chaos.observer import Observer
+from tests.end_to_end.chaos.readers import unnoticed_cuts
 from tests.end_to_end.chaos.scene import (
     ALL_PARTITIONS,
     CLUSTER_PROPERTIES,
@@ -84,6 +85,7 @@ class Report:
     retired: int = 0
     deleted: int = 0
     markers_skipped: int = 0
+    cuts: int = 0
 
     @property
     def summary(self) -> str:
@@ -97,6 +99,7 @@ class Report:
             f"archived before and found in quarantine; {self.by_deletions} lost with deleted "
             f"topics, {self.retired} of them found in retired archives; {self.deleted} offsets "
             f"deleted below log starts; {self.emptied} indexes emptied, {self.looks} looks; "
+            f"{self.cuts} segments cut at the end and reported as damaged; "
             f"brokers have left out transaction markers of {self.markers_skipped} partitions; "
             f"{done}; drawn, but never happened: {never}"
         )
@@ -128,6 +131,7 @@ class Report:
             "records": self.stored >= 1000,
             "segments": self.segments >= 50,
             "expired records": self.expired > 0,
+            "cut segments": self.cuts > 0,
         }
         few = [name for name, there in enough.items() if not there]
         if self.seconds >= _LONG_SECONDS:
@@ -259,6 +263,11 @@ class Chaos:
                 markers_skipped=ending.markers_skipped,
             )
         )
+        # Last: it damages the archives.
+        cuts, unnoticed = unnoticed_cuts(
+            ending.scene.store.direct, layout, archives, self._schedule.seed
+        )
+        problems += unnoticed
         return Report(
             title=self.title,
             seconds=self._schedule.seconds,
@@ -285,4 +294,5 @@ class Chaos:
             ),
             deleted=sum(ledger.log_starts.values()),
             markers_skipped=len(ending.markers_skipped),
+            cuts=cuts,
         )

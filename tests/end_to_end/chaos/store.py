@@ -86,12 +86,14 @@ class ChaosStore:
         eye: Observes the store without the proxies.
         objects: The same, without ETags.
         behind: Returns the store for a sidecar that reaches it at the URL of a proxy.
+        direct: The store without a proxy.
     """
 
     port: int
     eye: Eye
     objects: Objects
     behind: Callable[[str], ArchiveStore]
+    direct: ArchiveStore
 
 
 def s3_chaos(bucket: S3Bucket) -> ChaosStore:
@@ -101,6 +103,7 @@ def s3_chaos(bucket: S3Bucket) -> ChaosStore:
         BucketEye(bucket),
         BucketObjects(bucket),
         lambda url: s3_store(bucket, url),
+        s3_store(bucket),
     )
 
 
@@ -113,4 +116,5 @@ def azure_chaos(container: AzureContainer) -> ChaosStore:
         ContainerEye(container.client()),
         ContainerObjects(container),
         lambda url: azure_store(container, f"{url}/{ACCOUNT}"),
+        azure_store(container),
     )

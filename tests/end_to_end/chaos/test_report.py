@@ -18,6 +18,7 @@ ENOUGH = Report(
     stored=1000,
     segments=50,
     expired=1,
+    cuts=1,
     drawn=frozenset({"KillBroker", "FillDisk", "RestartEverything"}),
 )
 
@@ -50,6 +51,7 @@ def test_long_run_is_invalid_if_one_action_never_happened() -> None:
         ({"stored": 999}, "records"),
         ({"segments": 49}, "segments"),
         ({"expired": 0}, "expired records"),
+        ({"cuts": 0}, "cut segments"),
     ],
 )
 def test_run_with_too_few_events_is_invalid(few: dict[str, object], said: str) -> None:
