@@ -14,7 +14,7 @@ from typing import Final
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.segment import noted_next_offset, noted_number
 from sidetier.segments.crc import crc64nvme
-from sidetier.segments.errors import PreconditionFailedError
+from sidetier.segments.errors import DamagedSegmentError, PreconditionFailedError
 from sidetier.segments.keys import place_of_log
 from sidetier.segments.notes import CHECKSUM_KEY, PLACE_KEY, RECORDS_KEY, SIZE_KEY
 from sidetier.segments.offsets import Offset, OffsetRange
@@ -55,6 +55,11 @@ def contradictions(head: ObjectHead) -> Iterator[str]:
     for problem in (wrong_size(head), wrong_place(head)):
         if problem is not None:
             yield problem
+
+
+def cut_at(key: str, stored: int, listed: int) -> DamagedSegmentError:
+    """Return the error for an object that ends before the size of its row: at byte `stored`."""
+    return DamagedSegmentError(f"{key}: only {stored} of {listed} bytes are stored")
 
 
 def proven_end(store: RemoteStorage, key: str, etag: str, reached: Offset) -> Offset | None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reader.assembly import Assembler
 from sidetier.archive.reader.opening import Opener
@@ -52,32 +52,31 @@ def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
     Needs two requests, and one for every 8 MiB of the last segment.
 
     Raises:
-        DamagedArchiveError: A transaction is open, and the last segment has lost its last batches,
-            which may have had the marker.
+        DamagedSegmentError, UnsupportedFormatError: A transaction is open, and the last segment is
+            damaged, or has lost its last batches.
         StorageError: As `RemoteStorage` says.
     """
     if not view.logs:
         return StableEnd(view.end)
     newest = -1
-    lost: DamagedArchiveError | None = None
+    damage: DamagedSegmentError | UnsupportedFormatError | None = None
     known, logs = _begin(opener.archive.store, view)
     for log in logs:
         until, reached = view.until(log.base_offset), Offset(log.base_offset)
-        # A reader of the damaged batches reports them; the batches before them count here.
-        with suppress(DamagedSegmentError, UnsupportedFormatError):
+        try:
             for largest, end in _scan(opener, log, until, known):
                 newest, reached = max(newest, largest), end
             if reached < until:
-                try:
-                    opener.archive.proven_end(log, reached)
-                except DamagedArchiveError as error:
-                    lost = error
+                opener.archive.proven_end(log, reached)
+        except (DamagedSegmentError, UnsupportedFormatError) as error:
+            damage = error
     oldest = known.oldest_open
     if oldest is None or oldest.first_offset >= min(known.known_below, view.end):
         return StableEnd(view.end)
-    # A reader would wait at the transaction for good, and never report the lost batches.
-    if lost is not None:
-        raise lost
+    # The damaged batches may have had the marker. A reader that ends at the transaction would wait
+    # for good, and never report them. Otherwise a reader reports them when it gets there.
+    if damage is not None:
+        raise damage
     return StableEnd(oldest.first_offset, oldest.producer_id, newest if newest >= 0 else None)
 
 
@@ -128,7 +127,9 @@ def _scan(
     ranges, and the offset after the range's last batch.
     """
     assembler = Assembler(log.key, log.size, 0)
+    size = 0
     for data in _ranges(opener, log):
+        size += len(data)
         for scanned in assembler.feed(data):
             headers = scanned.headers.where(scanned.headers.rows["base_offset"] < until)
             if len(headers):
@@ -141,6 +142,8 @@ def _scan(
             # The rest of this segment is not valid: a later segment begins at `until`.
             if len(headers) < len(scanned.headers):
                 return
+    if size < log.size:
+        raise cut_at(log.key, size, log.size)
 
 
 def _ranges(opener: Opener, log: StoredLog) -> Iterator[bytes]:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidetier.archive.errors import ArchiveReplacedError, DamagedArchiveError
 from sidetier.archive.locate import SegmentPosition
+from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import ArchiveSnapshot
 from sidetier.archive.reader.decoder import DecodedRecords, Decoder, FeedResult
@@ -48,7 +49,6 @@ from sidetier.archive.reader.transactions import KnownTransactions
 from sidetier.segments.arrow import Buffer
 from sidetier.segments.errors import (
     BatchTooLargeError,
-    DamagedSegmentError,
     ObjectNotFoundError,
     PreconditionFailedError,
     SidetierError,
@@ -167,12 +167,8 @@ class DecodeRange:
         data = fetched.data or b""
         # The range was requested within the listed size, so the object is shorter than its row.
         if len(data) < fetched.size:
-            return self.decoder.stop_here(
-                DamagedSegmentError(
-                    f"{fetched.log.key}: only {fetched.start + len(data)} of {fetched.log.size} "
-                    "bytes are stored"
-                )
-            )
+            stored = fetched.start + len(data)
+            return self.decoder.stop_here(cut_at(fetched.log.key, stored, fetched.log.size))
         return self.decoder.feed(data, is_last=fetched.is_last)
 
 

@@ -21,6 +21,7 @@ from sidetier.archive.locate import (
     last_timestamp,
     relatives_of,
 )
+from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.reader.assembly import Assembler, ScannedBatches
 from sidetier.archive.reader.opening import Opener
@@ -203,9 +204,8 @@ class TimeSearch:
                 reached = Offset(int(scanned.headers.rows["last_offset"][-1]) + 1)
                 if reached >= until:
                     return None
-            # The object is shorter than listed. A reader of these offsets reports it.
             if len(data) < end - start:
-                return None
+                raise cut_at(log.key, start + len(data), log.size)
             start, size = end, min(size * 2, _LARGEST_RANGE)
         # The record may have been in the segment's last batches, if they were lost.
         self.opener.archive.proven_end(log, reached)

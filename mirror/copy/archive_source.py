@@ -14,6 +14,7 @@ from uuid import UUID
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.missing_offsets import first_missing
+from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
@@ -232,7 +233,11 @@ class ArchiveSource:
     def _fetch(self, tp: TopicPartition, log: StoredLog, position: int, size: int) -> memoryview:
         end = min(position + size, log.size)
         read = range_reader(self._archive, tp.topic)
-        return memoryview(bytearray(read(log.row, position, end)))
+        data = read(log.row, position, end)
+        # Else the end of a shorter object would count as the end of the segment.
+        if len(data) < end - position:
+            raise cut_at(log.key, position + len(data), log.size)
+        return memoryview(bytearray(data))
 
     def _gap(
         self, tp: TopicPartition, view: ArchiveView, offset: Offset, until: Offset

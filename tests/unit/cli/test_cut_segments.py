@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -24,13 +25,15 @@ from sidetier.mirror.restore.copy_check import ArchivedRecords, CopiedRange
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.crc import crc64nvme
+from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.encrypted_format import HEADER_BYTES, SEALED_BYTES, is_encrypted, marker_key
+from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import IfMatch, RemoteStorage
 from tests.harness.command_line import CommandLine
 from tests.harness.cut_logs import cut_log, note_as_earlier
 from tests.harness.encryption import encryption
@@ -307,3 +310,36 @@ def test_a_cut_encrypted_segment_is_not_whole(cli: CommandLine) -> None:
     assert key in cli.err
     (finding,) = cli.json("verify", "--heads", code=3)["findings"]
     assert (finding["kind"], finding["key"]) == ("wrong_size", key)
+
+
+class ShortReads(FakeStorage):
+    """Its disk has lost the end of an object: listing, metadata and etag are as before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[str, int] = {}
+
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
+        size = self.sizes.get(key)
+        if size is not None:
+            end = size if end is None else min(size, end)
+            start = min(start, end)
+        return super().get_object_input_stream(key, start, end, condition=condition)
+
+
+@pytest.mark.parametrize("reader", [name for name in READERS if name != "Spark, offsets only"])
+def test_an_object_that_ends_before_its_listed_size_is_damaged(reader: str, tmp_path: Path) -> None:
+    store = ShortReads()
+    archive = MadeArchive(store)
+    archive.segments(0, 20, 40, 60)
+    whole = len(store.get_object(archive.key(20)).data)
+    store.sizes[archive.key(20)] = whole // 2
+    with pytest.raises((DamagedSegmentError, MissingRecordsError), match=r"0{18}20\.log"):
+        READERS[reader](archive, tmp_path)
