@@ -1,8 +1,10 @@
 """Composition root: build a daemon from the configuration. Only this module knows every adapter."""
 
+import errno
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +15,13 @@ from sidetier.archive.objects.key_fingerprints import (
     check_stored_fingerprints,
     write_or_check_fingerprint,
 )
-from sidetier.archive.objects.layout import LayoutNote, check_stored_note, write_or_check_note
+from sidetier.archive.objects.layout import (
+    LayoutNote,
+    check_stored_note,
+    other_archives,
+    second_archive,
+    write_or_check_note,
+)
 from sidetier.cli.lean_structlog import structlog
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
@@ -121,7 +129,7 @@ class _Places:
 
     `seen` has the layout note that each store had at the start; None for a store without one. A
     store that did not answer has no entry. `admitted` has the stores that had a note and the
-    fingerprint of the key that encrypts.
+    fingerprint of the key that encrypts. `warnings` has what an operator must decide.
     """
 
     config: Config
@@ -132,6 +140,7 @@ class _Places:
     known: dict[int, Place] = field(default_factory=dict)
     seen: dict[StorageEndpoint, LayoutNote | None] = field(default_factory=dict)
     admitted: set[StorageEndpoint] = field(default_factory=set)
+    warnings: list[str] = field(default_factory=list)
     unplaced: dict[str, Place] = field(default_factory=dict)
 
     def of(self, topic: str) -> Place:
@@ -181,6 +190,14 @@ class _Places:
             write_or_check_note(store, layout, self.kafka_cluster_id, known_missing=known_missing)
         write_or_check_fingerprint(store, layout, endpoint.encryption)
 
+    def _warn_of_other_archives(self, store: RemoteStorage, url: str) -> None:
+        if self.kafka_cluster_id is None:
+            return
+        for other in other_archives(store, self.archive.layout, self.kafka_cluster_id):
+            text = second_archive(self.archive.layout.cluster, other, url)
+            structlog.get_logger().warning("archive.second", other=other, url=url, message=text)
+            self.warnings.append(text)
+
     def check_all(self) -> None:
         """Check each store once at the start, without writing.
 
@@ -206,6 +223,7 @@ class _Places:
                 is_complete = check_stored_fingerprints(store, layout, endpoint.encryption)
                 if note is not None and is_complete:
                     self.admitted.add(endpoint)
+                self._warn_of_other_archives(store, endpoint.url)
             except TransientStorageError as error:
                 structlog.get_logger().warning(
                     "store.unreachable", url=endpoint.url, error=str(error)
@@ -258,9 +276,13 @@ def daemon(
 
         connections += CHECK_THREADS
     calls = _store_calls(config)
-    with open_archive(
-        config, connections=connections, observer=metrics, stop=abandoned, calls=calls
-    ) as archive:
+    with (
+        # A backfill, which gives `leadership`, may run beside a sidecar.
+        nullcontext() if leadership else sidecar_of_broker(identity) as other_sidecar,
+        open_archive(
+            config, connections=connections, observer=metrics, stop=abandoned, calls=calls
+        ) as archive,
+    ):
         long_archives = LongArchives()
         places = _Places(
             config,
@@ -291,12 +313,39 @@ def daemon(
             abandoned=abandoned,
             broker_id=identity.broker_id,
             cluster=config.cluster.name,
+            warnings=(*filter(None, [other_sidecar]), *places.warnings),
             metrics=metrics,
             clock=SYSTEM_CLOCK,
         )
         built = Daemon(config.uploader.led_only() if is_static else config.uploader, daemon_context)
         metrics.observe_status(built.status)
         yield built
+
+
+@contextmanager
+def sidecar_of_broker(identity: MetaProperties) -> Iterator[str | None]:
+    """Hold a name on this host that belongs to one sidecar of the broker.
+
+    The name is that of an abstract Unix socket: it disappears with the process, and nothing is
+    written. Containers see each other's names if they share a network namespace, as those of a pod
+    do.
+
+    Yields:
+        A warning if another process has the name; None otherwise.
+    """
+    name = f"\0sidetier/{identity.cluster_id}/{identity.broker_id}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:
+        warning = None
+        try:
+            holder.bind(name)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:  # otherwise this system has no abstract sockets
+                warning = (
+                    f"another sidecar of broker {identity.broker_id} of Kafka cluster "
+                    f"{identity.cluster_id} runs on this host: stop one of them"
+                )
+                structlog.get_logger().warning("daemon.second_sidecar", message=warning)
+        yield warning
 
 
 def _store_calls(config: Config) -> StoreCalls:

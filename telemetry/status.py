@@ -262,6 +262,10 @@ class StatusSnapshot:
     """Log dirs that cannot be read, and symbolic links that are not followed, one line each.
     Nothing in them is archived.
     """
+    warnings: tuple[str, ...] = ()
+    """What the sidecar found at its start and an operator must decide, such as a second archive of
+    this Kafka cluster or a second sidecar of this broker.
+    """
     cluster_snapshots: tuple[ClusterSnapshotStatus, ...] = ()
     """One entry for each kind; empty if no snapshots are taken."""
     last_drill: DrillStatus | None = None

@@ -45,5 +45,7 @@ class DaemonContext:
     """The requests under way at the stores of all places."""
     long_archives: LongArchives = field(default_factory=LongArchives)
     """Archives that have grown, from the `ArchiveWriter` of each store, for the chapters."""
+    warnings: tuple[str, ...] = ()
+    """For the status: see `StatusSnapshot.warnings`."""
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Set when the daemon abandons its uploads and requests. Also ends pauses between attempts."""

@@ -192,7 +192,9 @@ class Engine:
         self._totals = Totals()
         self._followed_pins = 0
         self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
-        self.status = StatusBoard(context.cluster, context.broker_id, context.clock)
+        self.status = StatusBoard(
+            context.cluster, context.broker_id, context.clock, context.warnings
+        )
         self._expect_snapshots()
 
         # Its writers bound its length: each worker has one task, the hint board wakes the daemon

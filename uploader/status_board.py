@@ -98,8 +98,11 @@ class _Known:
 class StatusBoard:
     """A StatusSource. The daemon's thread writes it, any thread reads it."""
 
-    def __init__(self, cluster: str, broker_id: BrokerId, clock: Clock) -> None:
-        self._base = StatusSnapshot(cluster, broker_id, started_ms=int(clock.wall() * 1000))
+    def __init__(
+        self, cluster: str, broker_id: BrokerId, clock: Clock, warnings: tuple[str, ...] = ()
+    ) -> None:
+        started_ms = int(clock.wall() * 1000)
+        self._base = StatusSnapshot(cluster, broker_id, started_ms=started_ms, warnings=warnings)
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[TopicPartition, _Known] = {}

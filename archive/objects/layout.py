@@ -1,7 +1,9 @@
 """`layout.json`: the layout of a cluster's keys, which the writer and all readers must share."""
 
 import json
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
 
 from sidetier.segments.errors import (
     ConfigurationError,
@@ -10,9 +12,12 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.json_text import parse_json
-from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.keys import OWN_ROOT, ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
+
+_MAX_ARCHIVES: Final = 100
+"""Maximum number of other archives in one store whose notes are read at a start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,36 @@ def check_note(note: LayoutNote, layout: ArchiveLayout, kafka_cluster_id: str | 
             f"broker belongs to {kafka_cluster_id} ({layout.layout_key()}): choose another "
             "cluster.name or another storage.url, or check broker.bootstrap_servers"
         )
+
+
+def other_archives(
+    store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str
+) -> tuple[str, ...]:
+    """Return the `cluster.name`s of other archives of this Kafka cluster in the same store.
+
+    Two archives of one cluster are usually a mistake in one sidecar's `cluster.name`: each of them
+    lacks the partitions that the other's sidecars lead. One list request, and one GET for each
+    other name, up to a limit.
+    """
+    root = f"{OWN_ROOT}/"
+    names = [path.removeprefix(root).rstrip("/") for path in store.list_directories(root)]
+    others = []
+    for name in [name for name in names if name != layout.cluster][:_MAX_ARCHIVES]:
+        # A damaged note is a problem of that archive, and a foreign directory is none.
+        with suppress(MalformedObjectError, ConfigurationError):
+            note = read_note(store, replace(layout, cluster=name))
+            if note is not None and note.kafka_cluster_id == kafka_cluster_id:
+                others.append(name)
+    return tuple(others)
+
+
+def second_archive(cluster: str, other: str, url: str) -> str:
+    """Return the warning about another archive of the same Kafka cluster."""
+    return (
+        f"{url} has another archive of this Kafka cluster, {other!r}, beside {cluster!r}: if one "
+        "of them is due to a wrong cluster.name, correct it; each archive has only what its own "
+        "sidecars store"
+    )
 
 
 def other_cluster(

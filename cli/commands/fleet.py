@@ -13,7 +13,7 @@ import click
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.commands.serve import Address, is_loopback, parse_address
-from sidetier.cli.inspect.fleet import Fleet, FleetSidecar, url_of_address
+from sidetier.cli.inspect.fleet import Fleet, FleetSidecar, by_cluster, url_of_address
 from sidetier.cli.inspect.sidecar import bearer_token_of, checked_url
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, Decorated, OutputFormat, Table, emit, output_option
@@ -46,9 +46,10 @@ class FleetResult:
         return {"sidecars": [sidecar.as_json() for sidecar in self.sidecars]}
 
     def as_tables(self) -> Sequence[Table]:
-        """Return one row for each sidecar, and a summary as footer."""
+        """Return one row for each sidecar, and a summary of each cluster as footer."""
         columns = (
             "SIDECAR",
+            "CLUSTER",
             "BROKER",
             "STATE",
             "VERSION",
@@ -59,29 +60,38 @@ class FleetResult:
             "WORST PARTITION",
         )
         reasons = [f"{s.address}: {s.reason}" for s in self.sidecars if not s.ready]
-        footer = "\n".join([*most_lines(reasons), self._summary()])
+        footer = "\n".join([*most_lines(reasons), *self._summaries()])
         return (Table(columns, [_cells(sidecar) for sidecar in self.sidecars], footer=footer),)
 
-    def _summary(self) -> str:
+    def _summaries(self) -> Sequence[str]:
+        """Return a line for all sidecars, and one for each cluster, whose sums are its own."""
         sidecars = self.sidecars
         ready = sum(sidecar.ready for sidecar in sidecars)
         unreachable = sum(sidecar.answer is None for sidecar in sidecars)
-        totals = [sidecar.totals for sidecar in sidecars]
-        size = size_text(sum(fields["unarchived_bytes"] for fields in totals))
-        return (
-            f"{len(sidecars)} sidecars: {ready} ready, {unreachable} unreachable; "
-            f"{sum(fields['partitions'] for fields in totals)} partitions, "
-            f"{sum(sidecar.problems for sidecar in sidecars)} with problems; "
-            f"{size} are only on the brokers"
-        )
+        first = f"{len(sidecars)} sidecars: {ready} ready, {unreachable} unreachable"
+        clusters = [
+            f"{cluster}: {_sums_text(members)}" for cluster, members in by_cluster(sidecars).items()
+        ]
+        return first, *clusters
+
+
+def _sums_text(sidecars: Sequence[FleetSidecar]) -> str:
+    totals = [sidecar.totals for sidecar in sidecars]
+    size = size_text(sum(fields["unarchived_bytes"] for fields in totals))
+    return (
+        f"{sum(fields['partitions'] for fields in totals)} partitions, "
+        f"{sum(sidecar.problems for sidecar in sidecars)} with problems; "
+        f"{size} are only on the brokers"
+    )
 
 
 def _cells(sidecar: FleetSidecar) -> Sequence[Cell]:
     if sidecar.answer is None:
-        return sidecar.address, None, "unreachable", None, None, None, None, None, None
+        return sidecar.address, None, None, "unreachable", None, None, None, None, None, None
     totals = sidecar.totals
     return (
         sidecar.address,
+        sidecar.answer["cluster"],
         sidecar.answer["broker_id"],
         "ready" if sidecar.ready else "not ready",
         sidecar.answer["version"],

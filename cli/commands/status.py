@@ -221,6 +221,7 @@ class StatusResult:
         return [
             *most_lines(held_errors),
             *most_lines(self.log_dir_problems),
+            *most_lines(list(answer.get("warnings", ()))),
             line,
             *alone,
             *_of_cluster_snapshots(answer.get("cluster_snapshots", ())),

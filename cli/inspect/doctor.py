@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from sidetier.archive.objects.layout import check_note
+from sidetier.archive.objects.layout import check_note, second_archive
 from sidetier.cli.arguments import age_text, first_of, size_text
 from sidetier.cli.inspect.cluster import number
 from sidetier.cli.inspect.encryption import KeyFacts
@@ -326,6 +326,13 @@ def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
             continue
         yield ok("store", f"{store.url} answers")
         yield _layout(facts, store)
+        for other in store.other_archives:
+            yield advice(
+                "layout",
+                second_archive(facts.config.cluster.name, other, store.url),
+                "give all sidecars of a Kafka cluster the same cluster.name",
+                "cluster.name",
+            )
         yield _conditions(facts, store)
         yield from _clock(store)
 

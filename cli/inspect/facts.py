@@ -590,7 +590,9 @@ def gather_host(
     stores: list[StoreFacts] = []
     try:
         # Without keys, which have a check of their own.
-        stores.extend(store_facts(_without_encryption(config), try_conditions=try_conditions))
+        cluster_id = None if machine.identity is None else machine.identity.cluster_id
+        plain = _without_encryption(config)
+        stores.extend(store_facts(plain, cluster_id, try_conditions=try_conditions))
     except SidetierError as error:  # such as a missing directory or driver
         problems["store"] = str(error)
         stores.append(StoreFacts(config.storage.url, error=str(error)))

@@ -291,7 +291,7 @@ class Fleet:
             sidecars, problems = [], [str(error)]
         rows = _first_rows(sidecars, query, end)[query.offset :]
         by_address = {sidecar.address: sidecar for sidecar in sidecars}
-        brokers = {a: (s.answer or {}).get("broker_id") for a, s in by_address.items()}
+        answers = {address: sidecar.answer or {} for address, sidecar in by_address.items()}
         return {
             **_merged(sidecars),
             "runbook_url": runbook_url,
@@ -302,13 +302,32 @@ class Fleet:
                 "reachable": MOST_ROWS,
             },
             "partitions": [
-                {**row, "sidecar": address, "broker_id": brokers[address]} for address, row in rows
+                {
+                    **row,
+                    "sidecar": address,
+                    "cluster": answers[address].get("cluster"),
+                    "broker_id": answers[address].get("broker_id"),
+                }
+                for address, row in rows
             ],
             "fleet": {
                 "sidecars": [sidecar.as_json() for sidecar in sidecars],
+                "clusters": [
+                    {"cluster": cluster, **_sums(members)}
+                    for cluster, members in by_cluster(sidecars).items()
+                ],
                 "problems": problems,
             },
         }
+
+
+def by_cluster(sidecars: Iterable[FleetSidecar]) -> dict[str, list[FleetSidecar]]:
+    """Return the sidecars that have answered, by the name of their cluster, sorted by name."""
+    clusters: dict[str, list[FleetSidecar]] = {}
+    for sidecar in sidecars:
+        if sidecar.answer is not None:
+            clusters.setdefault(str(sidecar.answer["cluster"]), []).append(sidecar)
+    return dict(sorted(clusters.items()))
 
 
 def url_of_address(address: str) -> str:
@@ -396,8 +415,11 @@ def _merged(sidecars: Sequence[FleetSidecar]) -> dict[str, Any]:
         (sidecar.address, sidecar.answer) for sidecar in sidecars if sidecar.answer is not None
     ]
     drills = [answer["last_drill"] for _, answer in answers if answer["last_drill"]]
+    clusters = by_cluster(sidecars)
+    # Sums over two clusters would mean nothing: `fleet.clusters` has those of each.
+    sums = _sums(sidecars) if len(clusters) <= 1 else dict.fromkeys(("totals", *_SUMS))
     return {
-        "cluster": ", ".join(sorted({str(answer["cluster"]) for _, answer in answers})),
+        "cluster": ", ".join(clusters),
         "broker_id": None,
         "started_ms": 0,
         "version": __version__,
@@ -415,10 +437,22 @@ def _merged(sidecars: Sequence[FleetSidecar]) -> dict[str, Any]:
             for address, answer in answers
             for problem in answer["log_dir_problems"]
         ][:_MOST_PROBLEMS],
+        "warnings": [
+            f"{address}: {warning}"
+            for address, answer in answers
+            for warning in answer.get("warnings", ())
+        ][:_MOST_PROBLEMS],
         "cluster_snapshots": [],
         "last_drill": max(drills, key=lambda drill: drill["finished_ms"], default=None),
-        "totals": _sum_of_totals([answer["totals"] for _, answer in answers]),
-        **{name: sum(answer.get(name) or 0 for _, answer in answers) for name in _SUMS},
+        **sums,
+    }
+
+
+def _sums(sidecars: Iterable[FleetSidecar]) -> dict[str, Any]:
+    answers = [sidecar.answer for sidecar in sidecars if sidecar.answer is not None]
+    return {
+        "totals": _sum_of_totals([answer["totals"] for answer in answers]),
+        **{name: sum(answer.get(name) or 0 for answer in answers) for name in _SUMS},
     }
 
 

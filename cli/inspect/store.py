@@ -12,7 +12,7 @@ from http.client import HTTPException
 from typing import Final
 from urllib.parse import urlsplit
 
-from sidetier.archive.objects.layout import LayoutNote, read_note
+from sidetier.archive.objects.layout import LayoutNote, other_archives, read_note
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.segments.errors import (
@@ -42,6 +42,7 @@ class StoreFacts:
         refused_condition: Why the store refused an If-Match that holds; None if it did not, or if
             that was not tried.
         skew_seconds: Seconds by which its clock is ahead of this host's.
+        other_archives: The `cluster.name`s of its other archives of the same Kafka cluster.
     """
 
     url: str
@@ -51,13 +52,17 @@ class StoreFacts:
     ignored_conditions: tuple[str, ...] | None = None
     refused_condition: str | None = None
     skew_seconds: float | None = None
+    other_archives: tuple[str, ...] = ()
 
 
-def store_facts(config: Config, *, try_conditions: bool = False) -> Iterator[StoreFacts]:
+def store_facts(
+    config: Config, kafka_cluster_id: str | None = None, *, try_conditions: bool = False
+) -> Iterator[StoreFacts]:
     """Ask each configured store; yield its facts.
 
     Args:
         config: The stores, and the archive's layout.
+        kafka_cluster_id: Kafka's id of this host's cluster; None if it is not known.
         try_conditions: Send PUTs of the store's own layout note over itself.
 
     Raises:
@@ -65,7 +70,12 @@ def store_facts(config: Config, *, try_conditions: bool = False) -> Iterator[Sto
     """
     with open_every_store(with_short_timeouts(config)) as stores:
         for endpoint, store in stores.by_endpoint.items():
-            yield _store(endpoint, store, layout_of(config), try_conditions=try_conditions)
+            facts = _store(endpoint, store, layout_of(config), try_conditions=try_conditions)
+            if facts.error is None and kafka_cluster_id is not None:
+                with suppress(SidetierError):  # it has just answered
+                    others = other_archives(store, layout_of(config), kafka_cluster_id)
+                    facts = replace(facts, other_archives=others)
+            yield facts
 
 
 def _store(

@@ -181,6 +181,9 @@ function fillLog(cell, row) {
 
 // -- the table of partitions
 
+/** Whether the sidecars of this fleet belong to several clusters: then nothing is added up over them. */
+const severalClusters = () => (answer.fleet?.clusters?.length ?? 0) > 1;
+
 const keyOf = (row) => `${row.sidecar ?? ""}|${row.topic}-${row.partition}`;
 
 function newRow(key) {
@@ -214,7 +217,8 @@ function fillRow(drawn, row) {
   const expanded = view.expanded.has(keyOf(row));
   setText(name.firstChild, `${row.topic}-${row.partition}`);
   setAttribute(name.firstChild, "aria-expanded", String(expanded));
-  const where = row.broker_id === undefined || row.broker_id === null ? "" : `broker ${row.broker_id}`;
+  const broker = row.broker_id === undefined || row.broker_id === null ? "" : `broker ${row.broker_id}`;
+  const where = [severalClusters() ? row.cluster : "", broker].filter(Boolean).join(" · ");
   const role = row.role === "follower" ? "follower, rescues segments at risk" : "";
   setText(name.lastChild, [where, role].filter(Boolean).join(", "));
   setText(stateCell.firstChild, state.label);
@@ -344,6 +348,7 @@ function problems() {
     if (!condition.holds) add(`${condition.name}: ${condition.reason}`, CONDITION_RUNBOOKS[condition.name] ?? "SidetierNotReady");
   }
   for (const text of answer.log_dir_problems || []) add(text, "SidetierLogDirProblem");
+  for (const text of answer.warnings || []) add(text, null);
   for (const error of answer.held_errors || []) {
     add(`${error.subject}: ${error.error} (${count(error.failures)} times in a row)`, "SidetierUploadStalled");
   }
@@ -390,7 +395,17 @@ function total(name, value, small, level) {
   return element("div", {}, element("dt", { text: name }), element("dd", { "data-level": level, text: value }, element("small", { text: small })));
 }
 
+/** What one of several clusters has; the totals of the page are those of one cluster. */
+function clusterTotals({ cluster, totals, uploading_segments: uploading }) {
+  const small = `${count(totals.unarchived_records)} records, the oldest ${age(totals.oldest_age_seconds)}; ${segments(uploading)} uploading`;
+  return total(`${cluster}: only on the brokers`, bytes(totals.unarchived_bytes), small);
+}
+
 function renderTotals() {
+  if (severalClusters()) {
+    put(byId("totals"), ...answer.fleet.clusters.map(clusterTotals));
+    return;
+  }
   const totals = answer.totals;
   const left = totals.seconds_until_local_deletion;
   const rate = uploadRate();
@@ -426,10 +441,11 @@ function renderFilters() {
     }
   }
   for (const button of group.children) {
-    const number = answer?.totals.states[button.dataset.state] ?? 0;
-    setText(button, `${count(number)} ${button.dataset.label}`);
+    const totals = answer?.totals;
+    const number = totals?.states[button.dataset.state] ?? 0;
+    setText(button, totals === null ? button.dataset.label : `${count(number)} ${button.dataset.label}`);
     setAttribute(button, "aria-pressed", String(view.states.has(button.dataset.state)));
-    setAttribute(button, "data-none", number ? null : "");
+    setAttribute(button, "data-none", number || totals === null ? null : "");
   }
   for (const header of document.querySelectorAll("th[data-sort]")) {
     const order = header.dataset.sort === "bytes" || header.dataset.sort === "age" ? "descending" : "ascending";
@@ -452,6 +468,7 @@ function renderFleet() {
         {},
         element("th", { scope: "row", text: sidecar.address }),
         element("td", {}, element("span", { className: "state", "data-tone": level, text: state })),
+        element("td", { text: sidecar.cluster ?? "–" }),
         text(sidecar.broker_id ?? "–"),
         element("td", { text: sidecar.version ?? "–" }),
         text(sidecar.reachable ? count(sidecar.totals.partitions) : "–"),
@@ -467,7 +484,7 @@ function renderPages() {
   const { offset, matching } = answer.page;
   const last = offset + answer.partitions.length;
   byId("none").hidden = matching > 0;
-  setText(byId("none"), answer.totals.partitions || view.topic || view.states.size ? "No partition matches the filter." : "This broker leads no archived partition.");
+  setText(byId("none"), answer.totals?.partitions || view.topic || view.states.size ? "No partition matches the filter." : "This broker leads no archived partition.");
   byId("pages").hidden = matching <= PAGE_ROWS && offset === 0;
   setText(byId("range"), matching ? `${count(Math.min(offset + 1, matching))} to ${count(last)} of ${count(matching)}` : "");
   byId("previous").disabled = offset === 0;

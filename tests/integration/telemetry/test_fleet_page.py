@@ -44,7 +44,7 @@ def fleet_page(*addresses: str) -> Iterator[str]:
 
 
 def test_pages_of_a_running_sidecar_and_of_its_fleet(
-    kraft43: KraftCluster, topic: str, tmp_path: Path
+    kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bootstrap = kraft43.bootstrap_servers
     create_topic(bootstrap, topic, configs=small_segments())
@@ -79,4 +79,28 @@ def test_pages_of_a_running_sidecar_and_of_its_fleet(
             assert "Connection refused" in page.locator("#problems").inner_text()
             assert all(url_.startswith((url, sidecar.url)) for url_ in watched.urls)
             assert watched.messages == []
+        # The name of the cluster is wrong: another archive of the same Kafka cluster begins.
+        wrong = beside(kraft43, store, topics=[topic]) | {"cluster": {"name": "tset"}}
+        with Sidecar(tmp_path / "wrong", wrong, store) as other:
+            other.wait_until_ready()
+            [second] = other.seen("archive.second")
+            assert (
+                "another archive of this Kafka cluster, 'test', beside 'tset'" in second["message"]
+            )
+            assert "runs on this host" in other.seen("daemon.second_sidecar")[0]["message"]
+            assert run(["status", "--sidecar", other.url]) == 0
+            shown = capsys.readouterr().out
+            assert second["message"] in shown
+            assert "another sidecar of broker 1 of Kafka cluster" in shown
+            with fleet_page(address, other.url.removeprefix("http://")) as url:
+                page.goto(url)
+                expect(page.locator("#totals > div")).to_have_count(2, timeout=WAIT_MS)
+                assert page.locator("#totals dt").all_text_contents() == [
+                    "test: only on the brokers",
+                    "tset: only on the brokers",
+                ]
+                names = {f"{name} · broker 1" for name in ("test", "tset")}
+                assert set(page.locator("#rows > tr > th > small").all_text_contents()) == names
+                assert second["message"] in page.locator("#problems").inner_text()
+                assert watched.messages == []
         sidecar.stop()

@@ -399,6 +399,12 @@ def test_correct_setup_has_no_findings() -> None:
         ),
         (with_store(error="403"), "problem", "store", "s3://bucket: 403"),
         (with_store(note=LayoutNote(4, "K")), "problem", "layout", "has keys with 4"),
+        (
+            with_store(other_archives=("prod",)),
+            "advice",
+            "layout",
+            "another archive of this Kafka cluster, 'prod', beside 'prod-a'",
+        ),
         (with_store(note=LayoutNote(5, "other")), "problem", "layout", "Kafka cluster other"),
         (
             with_store(ignored_conditions=("If-None-Match", "If-Match")),

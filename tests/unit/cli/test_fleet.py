@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 import pytest
 import yaml
 
-from sidetier.cli.commands.fleet import FleetSource, serving_fleet
+from sidetier.cli.commands.fleet import FleetResult, FleetSource, serving_fleet
 from sidetier.cli.inspect.fleet import Fleet, UnknownFleetError
 from sidetier.cli.inspect.sidecar import NoSidecarError, ask_page, ask_sidecar
 from sidetier.cli.main import run
@@ -106,8 +106,9 @@ def test_status_shows_the_sidecars_that_need_an_operator_first(
     assert row["worst"].startswith("invoices-0 halted: the topic was deleted and created again")
     assert code == run(["fleet", "status", "--timeout", "2", *named])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:3] == ["SIDECAR", "BROKER", "STATE"]
-    assert "5 sidecars: 2 ready, 2 unreachable; 5 partitions, 3 with problems" in lines[-1]
+    assert lines[0].split()[:3] == ["SIDECAR", "CLUSTER", "BROKER"]
+    assert lines[-2] == "5 sidecars: 2 ready, 2 unreachable"
+    assert lines[-1].startswith("prod-a: 5 partitions, 3 with problems; ")
 
 
 def test_exit_code_tells_the_state(sidecars: Sidecars, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,6 +205,26 @@ def test_fleet_page_is_that_of_one_sidecar_with_all_partitions(sort: str) -> Non
         assert page["totals"]["states"] == expected.totals.states
         assert page["totals"]["unarchived_bytes"] == expected.totals.unarchived_bytes
         assert page["totals"]["oldest_age_seconds"] == expected.totals.oldest_age_seconds
+    fleet.close()
+
+
+def test_nothing_is_added_up_over_two_clusters() -> None:
+    other = replace(snapshot_of(HELD), cluster="prod-b")
+    fake = FakeFleet({"a:1": snapshot_of(GAP, UPLOADING), "b:1": other})
+    fleet = fake.open()
+    page = fleet.page(PartitionQuery())
+    assert (page["cluster"], page["totals"], page["queued_bytes"]) == ("prod-a, prod-b", None, None)
+    clusters = page["fleet"]["clusters"]
+    assert [(one["cluster"], one["totals"]["partitions"]) for one in clusters] == [
+        ("prod-a", 2),
+        ("prod-b", 1),
+    ]
+    shown = {(row["cluster"], row["topic"]) for row in page["partitions"]}
+    assert shown == {("prod-a", GAP.topic), ("prod-a", UPLOADING.topic), ("prod-b", HELD.topic)}
+    [table] = FleetResult(fleet.sidecars(PartitionQuery())).as_tables()
+    [*_, first, second] = (table.footer or "").splitlines()
+    assert first.startswith("prod-a: 2 partitions")
+    assert second.startswith("prod-b: 1 partitions")
     fleet.close()
 
 

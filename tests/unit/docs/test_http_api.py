@@ -181,7 +181,7 @@ def test_fields_of_a_fleet() -> None:
     assert all(f"`{name}`" in text for name in lacking)
     own = named("## The answer") | named("### Only on a page")
     assert answer.keys() == (own - lacking) | {"fleet"}
-    assert answer["fleet"].keys() == {"problems", "sidecars"}
+    assert answer["fleet"].keys() == {"problems", "clusters", "sidecars"}
     assert answer["page"].keys() == {"offset", "limit", "matching", "reachable"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sidetier.archive.objects.key_fingerprints import write_or_check_fingerprint
-from sidetier.archive.objects.layout import write_or_check_note
+from sidetier.archive.objects.layout import other_archives, write_or_check_note
 from sidetier.cli.wiring import daemon
 from sidetier.config.model import Config
 from sidetier.segments.errors import (
@@ -324,3 +324,14 @@ def test_a_fingerprint_that_does_not_parse_is_named() -> None:
     store.put_object(FINGERPRINT, BytesBody(b"[]"))
     with pytest.raises(MalformedObjectError, match=FINGERPRINT):
         write_or_check_fingerprint(store, LAYOUT, settings())
+
+
+def test_other_archives_of_the_same_kafka_cluster_are_found() -> None:
+    store, layout = FakeStorage(), ArchiveLayout("mine", 5)
+    for name, kafka_id in (("mine", "K"), ("typo", "K"), ("staging", "other"), ("old", None)):
+        write_or_check_note(store, ArchiveLayout(name, 5), kafka_id)
+    store.put_object("_sidetier/damaged/layout.json", BytesBody(b"{"))
+    store.put_object("_sidetier/a b/layout.json", BytesBody(b"{}"))
+    store.put_object("_sidetier/empty/gaps/x", BytesBody(b""))
+    assert other_archives(store, layout, "K") == ("typo",)
+    assert other_archives(FakeStorage(), layout, "K") == ()
