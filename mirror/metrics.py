@@ -58,6 +58,7 @@ class MirrorCollector(Collector):
             yield counter
         for metric, value in (
             (catalogue.REFUSED_TOPICS, len(self._refused())),
+            (catalogue.LEFT_OUT_PARTITIONS, len(counts.left_out)),
             (catalogue.LATENCY, counts.newest_latency),
             (catalogue.GROUPS_TRANSLATED, offset_sync.groups_translated),
             (catalogue.GROUPS_WITH_MEMBERS, offset_sync.groups_with_members),

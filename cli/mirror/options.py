@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
-from sidetier.cli.arguments import checked_duration, checked_size
+from sidetier.cli.arguments import MAX_BATCH_BYTES, checked_duration, checked_size
 from sidetier.cli.export.kafka_options import by_reference
 from sidetier.config.properties_file import read_properties
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
@@ -117,8 +117,8 @@ _ENGINE: Final = (
         type=click.Choice(["stop", "skip"]),
         default="stop",
         show_default=True,
-        help="Action where the source no longer has a record: end with an error, or report the gap "
-        "and continue after it.",
+        help="Action where the source no longer has a record: stop there and report it, or report "
+        "the gap and continue after it.",
     ),
     click.option(
         "--max-rate",
@@ -144,6 +144,7 @@ _ENGINE: Final = (
         callback=checked_duration,
         help="Commit a transaction after this time, counted from its first record.",
     ),
+    MAX_BATCH_BYTES,
     click.option("--dry-run", is_flag=True, help="Show what would be copied, and change nothing."),
     click.option(
         "--metrics-port",

@@ -194,6 +194,7 @@ def _copy_here(
         # With an end, only partitions count that existed at the start: there is nothing to refresh.
         refresh_seconds=None if until is not None else 30.0,
         stop=session.stop,
+        leave_out=True,
     )
     try:
         with _offset_sync(session, lambda: engine.copies, given) as offset_sync:
@@ -280,9 +281,12 @@ def _copy_on_spark(
     return replace(
         result,
         refused={
-            entry.source: entry.problem
-            for entry in session.catalog.plan()
-            if entry.source in topics and entry.problem is not None
+            **session.catalog.refused,
+            **{
+                entry.source: entry.problem
+                for entry in session.catalog.plan()
+                if entry.source in topics and entry.problem is not None
+            },
         },
         groups_problem=offset_sync.groups_problem,
     )
@@ -457,6 +461,7 @@ def copy_limits(given: Mapping[str, Any]) -> Limits:
         transaction_bytes=given["transaction_bytes"],
         transaction_seconds=given["transaction_interval"],
         bytes_per_second=given["max_rate"],
+        max_batch_bytes=given["max_batch_bytes"],
     )
 
 

@@ -50,11 +50,16 @@ class CopyResult:
                 for gap in counts.gaps
             ],
             "refused_topics": dict(self.refused),
+            "left_out_partitions": {
+                str(tp): reason for tp, reason in sorted(counts.left_out.items())
+            },
             "groups_problem": self.groups_problem,
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """Return gaps and refused topics, if there are any, and the totals."""
+        """Return refused topics, partitions that were left out, and gaps, if there are any, and the
+        totals.
+        """
         counts = self.counts
         rows = [(str(gap.tp), range_text(gap.start, gap.end), gap.detail) for gap in counts.gaps]
         footer = (
@@ -64,6 +69,7 @@ class CopyResult:
         )
         columns = ("PARTITION", "GAP", "REASON") if rows else ()
         refused = Table(("TOPIC", "NOT COPIED BECAUSE"), tuple(self.refused.items()))
+        left_out = tuple((str(tp), reason) for tp, reason in sorted(counts.left_out.items()))
         groups = Table(
             (),
             footer=f"the consumer groups could not be set at the end: {self.groups_problem}\n"
@@ -71,6 +77,7 @@ class CopyResult:
         )
         return (
             *((refused,) if self.refused else ()),
+            *((Table(("PARTITION", "NOT COPIED FURTHER BECAUSE"), left_out),) if left_out else ()),
             *((groups,) if self.groups_problem is not None else ()),
             Table(columns, rows, footer=footer),
         )
@@ -78,7 +85,12 @@ class CopyResult:
     @property
     def exit_code(self) -> int:
         """FINDINGS if records are missing on the target, or groups are not set."""
-        is_incomplete = self.counts.gaps or self.refused or self.groups_problem is not None
+        is_incomplete = (
+            self.counts.gaps
+            or self.counts.left_out
+            or self.refused
+            or self.groups_problem is not None
+        )
         return exits.FINDINGS if is_incomplete else exits.OK
 
 

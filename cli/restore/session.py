@@ -304,7 +304,10 @@ class _Session:
             SidetierError: As `Engine.run`, or the comparison cannot be made.
         """
         by_source = {partition.source: partition for partition in plan.partitions}
-        created = self._catalog(self._definitions()).copies()
+        catalog = self._catalog(self._definitions())
+        created = catalog.copies()
+        if catalog.refused:
+            raise ConfigurationError("\n".join(catalog.refused.values()))
         copies = {
             tp: replace(created[tp], lineage=_note_with_topic_ids(partition.note, created[tp]))
             for tp, partition in by_source.items()

@@ -332,11 +332,13 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     Alert(
         "SidetierMirrorRefused",
-        f"{mirror_names.REFUSED_TOPICS.name} >= ${{topics}}",
+        f"{mirror_names.REFUSED_TOPICS.name} >= ${{topics}} "
+        f"or {mirror_names.LEFT_OUT_PARTITIONS.name} > 0",
         "15m",
         "warning",
-        f"The mirror {_MIRROR} leaves out topics that it should copy",
-        "{{ $value }} topics. The log event mirror.topic_refused has the reason for each.",
+        f"The mirror {_MIRROR} leaves out topics or partitions that it should copy",
+        "{{ $value }} of them. The log events mirror.topic_refused and mirror.partition_left_out "
+        "have the reason for each.",
         # One refused topic is missing on the target. A higher threshold is for clusters in which
         # some topics are refused on purpose.
         {"topics": 1},

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import cramjam
-import numpy as np
 
-from sidetier.segments.arrow.codecs import CodecError, NoRoomError, decompress_into
+from sidetier.segments.arrow.codecs import CodecError, NoRoomError, decompress
 from sidetier.segments.crc import crc32c
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
 from sidetier.segments.headers import (
@@ -142,8 +141,6 @@ _HEADER: Final = struct.Struct(">qiiBIhiqqqhii")
 _CODEC_BITS: Final = 0x07
 _CRC_AT: Final = 17
 _CONTINUES: Final = 0x7F
-_ROOM_FACTORS: Final = (8, 64, 1024)
-"""Sizes of the decompression buffer to try in turn, as factors of the compressed size."""
 _LZ4_HEAD: Final = bytes.fromhex("04224d18604082")
 """Header of an lz4 frame with independent blocks of up to 64 KiB and no checksum: Kafka's decoder
 refuses dependent blocks. The last byte is the checksum of the two bytes before it.
@@ -170,13 +167,33 @@ class ReencodedBatch:
     max_timestamp: int
 
 
-def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | None:
-    """Re-encode a batch's wanted records with dense offsets; None if compaction has left none.
+class _Record(NamedTuple):
+    """A record without its length and its two deltas.
+
+    Attributes:
+        attributes: The byte of attributes.
+        contents: Key, value and headers, encoded.
+        timestamp_delta: Milliseconds after the base timestamp of the batch.
+        offset: The source offset.
+    """
+
+    attributes: bytes
+    contents: bytes
+    timestamp_delta: int
+    offset: Offset
+
+
+def reencode(
+    batch: SourceBatch, max_bytes: int, name: str, target_bytes: int | None = None
+) -> list[ReencodedBatch]:
+    """Re-encode a batch's wanted records with dense offsets; nothing if compaction has left none.
 
     Args:
         batch: The source batch.
         max_bytes: Maximum decompressed bytes of its records.
         name: Where the batch belongs, for error messages.
+        target_bytes: Size above which a result is split between two records. Only a result with one
+            record can be larger.
 
     Raises:
         DamagedSegmentError: The batch does not hold the records that its header announces.
@@ -186,51 +203,69 @@ def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | 
     # Before decoding: `build_batch` computes a new CRC, which would make damaged bytes look sound.
     check_crc(batch.data)
     header = batch.header
-    payload = batch.data[HEADER_BYTES:]
     where = f"{name}: the batch at offset {header.base_offset}"
-    records = _decompressed(header.compression, payload, max_bytes, where)
+    records = _wanted_records(batch, max_bytes, where)
     # With LogAppendTime, each record has the batch's largest timestamp, whatever its own delta is.
-    append_time = (
-        header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
-    )
-    out = bytearray()
-    offsets: list[Offset] = []
-    latest = -1
+    is_append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    base_timestamp = header.max_timestamp if is_append_time else header.base_timestamp
+    if is_append_time:
+        records = [record._replace(timestamp_delta=0) for record in records]
+    return _split(records, header.compression, base_timestamp, target_bytes) if records else []
+
+
+def _wanted_records(batch: SourceBatch, max_bytes: int, where: str) -> list[_Record]:
+    header, payload = batch.header, batch.data[HEADER_BYTES:]
+    data = _decompressed(header.compression, payload, max_bytes, where)
+    records: list[_Record] = []
     at = 0
     try:
         for _ in range(header.record_count):
-            size, at = _read_varint(records, at)
+            size, at = _read_varint(data, at)
             end = at + size
-            timestamp_delta, after_timestamp = _read_varint(records, at + 1)
-            offset_delta, contents = _read_varint(records, after_timestamp)
-            if not contents <= end <= len(records):
+            timestamp_delta, after_timestamp = _read_varint(data, at + 1)
+            offset_delta, contents = _read_varint(data, after_timestamp)
+            if not contents <= end <= len(data):
                 raise IndexError  # noqa: TRY301 -- handled like the end of the bytes
             offset = Offset(header.base_offset + offset_delta)
             if batch.start <= offset < batch.end:
                 # A record begins with a byte of attributes. Key, value and headers follow the two
                 # deltas, and are copied as they are.
-                if append_time is not None:
-                    timestamp_delta = 0
-                body = records[at : at + 1] + _varint(timestamp_delta) + _varint(len(offsets))
-                out += _varint(len(body) + end - contents) + body + records[contents:end]
-                offsets.append(offset)
-                latest = max(latest, header.base_timestamp + timestamp_delta)
+                attributes = data[at : at + 1]
+                records.append(_Record(attributes, data[contents:end], timestamp_delta, offset))
             at = end
     except IndexError:
         raise DamagedSegmentError(f"{where}: its records are cut or damaged") from None
-    if not offsets:
-        return None
-    base_timestamp = header.base_timestamp if append_time is None else append_time
-    latest = latest if append_time is None else append_time
-    compressed = compress(header.compression, bytes(out))
+    return records
+
+
+def _split(
+    records: list[_Record], codec: Compression, base_timestamp: int, target_bytes: int | None
+) -> list[ReencodedBatch]:
+    built = _encoded(records, codec, base_timestamp)
+    if target_bytes is None or len(built.data) <= target_bytes or len(records) == 1:
+        return [built]
+    # In halves, because the size after compression is known only afterwards.
+    middle = len(records) // 2
+    return [
+        *_split(records[:middle], codec, base_timestamp, target_bytes),
+        *_split(records[middle:], codec, base_timestamp, target_bytes),
+    ]
+
+
+def _encoded(records: list[_Record], codec: Compression, base_timestamp: int) -> ReencodedBatch:
+    out = bytearray()
+    for position, record in enumerate(records):
+        head = record.attributes + _varint(record.timestamp_delta) + _varint(position)
+        out += _varint(len(head) + len(record.contents)) + head + record.contents
+    latest = base_timestamp + max(record.timestamp_delta for record in records)
     data = build_batch(
-        compressed,
-        record_count=len(offsets),
-        attributes=header.compression.value,
+        compress(codec, bytes(out)),
+        record_count=len(records),
+        attributes=codec.value,
         base_timestamp=base_timestamp,
         max_timestamp=latest,
     )
-    return ReencodedBatch(data, tuple(offsets), latest)
+    return ReencodedBatch(data, tuple(record.offset for record in records), latest)
 
 
 def build_batch(
@@ -303,23 +338,15 @@ _COMPRESS: Final[dict[Compression, Callable[[bytes], bytes]]] = {
 
 
 def _decompressed(codec: Compression, payload: memoryview, max_bytes: int, where: str) -> bytes:
-    if codec is Compression.NONE:
-        return bytes(payload)
-    # The header does not have the decompressed size, so larger and larger buffers are tried.
-    for factor in _ROOM_FACTORS:
-        size = min(len(payload) * factor, max_bytes)
-        room = np.empty(size, dtype=np.uint8)
-        try:
-            return room[: decompress_into(codec, payload, room)].tobytes()
-        except CodecError as error:
-            raise DamagedSegmentError(f"{where}: {error}") from None
-        except NoRoomError:
-            if size == max_bytes:
-                break
-    raise BatchTooLargeError(
-        f"{where}: its records are more than {max_bytes} bytes, decompressed; raise "
-        "--max-batch-bytes to copy it"
-    )
+    try:
+        return decompress(codec, payload, max_bytes)
+    except CodecError as error:
+        raise DamagedSegmentError(f"{where}: {error}") from None
+    except NoRoomError:
+        raise BatchTooLargeError(
+            f"{where}: its records are more than {max_bytes} bytes, decompressed; raise "
+            "--max-batch-bytes to copy it"
+        ) from None
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

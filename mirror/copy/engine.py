@@ -5,22 +5,31 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 import structlog
 
 from sidetier.mirror.copy.batches import SourceBatch, build_batch, encode_record, reencode
 from sidetier.mirror.copy.offset_map import MapRecord, OffsetMapWriter, Run, runs_of
-from sidetier.mirror.copy.source import Fetched, Source, SourceEvent, SourceGap, TopicRecreated
+from sidetier.mirror.copy.source import (
+    Fetched,
+    Source,
+    SourceEvent,
+    SourceGap,
+    TopicRecreated,
+)
 from sidetier.mirror.copy.target import (
     ABORTABLE,
     MEMBERSHIP_LOST,
+    TOO_LARGE,
+    DamagedBatchError,
     OutgoingBatch,
+    RefusedBatchError,
     Target,
     Written,
 )
-from sidetier.segments.errors import KafkaApiError, MirrorError, SidetierError
+from sidetier.segments.errors import KafkaApiError, MirrorError, SegmentError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
 
@@ -28,6 +37,8 @@ TRANSACTION_BYTES: Final = 256 << 20
 TRANSACTION_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 300.0
 MAX_BATCH_BYTES: Final = 256 << 20
+RETRY_SECONDS: Final = 300.0
+"""Seconds after which a partition that was left out is tried again."""
 _MAP_RECORDS_AT_ONCE: Final = 100
 """About 0.5 MB: by default a broker accepts batches of up to 1 MiB."""
 _POLL_SECONDS: Final = 0.2
@@ -48,6 +59,7 @@ class Copy:
         lineage: Text that is stored as metadata of the progress (`Lineage.encoded`).
         source_id: The source topic is read only as long as it has this id; None for any id.
         target_id: Kafka's id of the target topic, for the offset map; "" if the brokers have none.
+        max_batch_bytes: Maximum size of a batch in the target topic; None if unknown.
     """
 
     source: TopicPartition
@@ -55,6 +67,7 @@ class Copy:
     lineage: str = ""
     source_id: UUID | None = None
     target_id: str = ""
+    max_batch_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,21 @@ class PartitionLag:
         return max(self.end - self.position, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A partition that is not copied further, although it has more records.
+
+    Attributes:
+        copy: The copy when it was left out.
+        offset: The first source offset that is not copied.
+        retry_at: Time of the next attempt; infinite if only another `copy` can help.
+    """
+
+    copy: Copy
+    offset: Offset
+    retry_at: float
+
+
 @dataclass(slots=True)
 class Counts:
     """Work done by an engine since it started. Its thread writes, any thread may read."""
@@ -116,6 +144,10 @@ class Counts:
     last transaction.
     """
     lags: dict[TopicPartition, PartitionLag] = field(default_factory=dict)
+    left_out: dict[TopicPartition, str] = field(default_factory=dict)
+    """Why partitions are not copied further, by source partition. An entry stays during the next
+    attempts, until one succeeds.
+    """
 
     @property
     def lag_records(self) -> int:
@@ -138,6 +170,7 @@ def summed(every: Iterable[Counts]) -> Counts:
         total.commit_seconds += counts.commit_seconds
         total.newest_latency = max(total.newest_latency, counts.newest_latency)
         total.lags |= counts.lags
+        total.left_out |= counts.left_out
     return total
 
 
@@ -189,6 +222,8 @@ class Engine:
         limits: Limits of the engine's work.
         refresh_seconds: None if reading has an end: `run` then returns once the source is finished.
         stop: Set by another thread to end `run` after the next commit.
+        leave_out: Whether a partition that cannot be copied is left out and reported; otherwise its
+            failure ends `run`.
     """
 
     def __init__(  # noqa: PLR0913 -- all but four have a default
@@ -203,6 +238,7 @@ class Engine:
         limits: Limits | None = None,
         refresh_seconds: float | None = 30.0,
         stop: threading.Event | None = None,
+        leave_out: bool = False,
         clock: Clock = time.monotonic,
         wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -216,13 +252,20 @@ class Engine:
         self._limits = limits or Limits()
         self._refresh_seconds = refresh_seconds
         self._stop = stop or threading.Event()
+        self._may_leave_out = leave_out
         self._clock = clock
         self._wall_clock_ms = wall_clock_ms
         self._copies: Mapping[TopicPartition, Copy] = {}
+        self._left_out: dict[TopicPartition, LeftOut] = {}
+        self._smaller: dict[TopicPartition, int] = {}
+        """Size to split batches to, of partitions whose target has refused a batch."""
+        self._blocked: dict[TopicPartition, _Failure] = {}
+        """The batch that the target has refused, of partitions that must not be copied further."""
         self._map = OffsetMapWriter()
         self._events: deque[SourceEvent] = deque()
         self._open: _Open | None = None
         self._must_begin = False
+        self._failure: SidetierError | None = None
         self._paced_until = clock()
         self._refreshed_at = clock()
 
@@ -239,7 +282,8 @@ class Engine:
 
         Raises:
             ProducerFencedError: Another process has taken over.
-            MirrorError: The source has a gap, or the workers do not agree.
+            MirrorError: The source has a gap, or a record is larger than the target accepts, and
+                partitions may not be left out; or the workers do not agree.
             SidetierError: The failure cannot be repaired by a retry, or has lasted too long.
         """
         committed_at = self._clock()
@@ -255,15 +299,52 @@ class Engine:
                     committed_at, failures = self._clock(), 0
                 failures += 1
                 self.counts.aborts += 1
-                if not self._is_worth_another_attempt(error) or (
-                    self._clock() - committed_at > self._limits.patience
-                ):
+                has_lasted = self._clock() - committed_at > self._limits.patience
+                if self._handle_refused_batch(error, has_lasted=has_lasted):
+                    continue  # the next attempt is a different one
+                if has_lasted or not self._is_worth_another_attempt(error):
                     raise
                 pause = min(0.1 * 2**failures, _LONGEST_PAUSE)
                 log.warning("mirror.aborted", reason=str(error), next_attempt_seconds=pause)
                 self._stop.wait(pause)
             else:
                 return
+
+    def _handle_refused_batch(self, error: SidetierError, *, has_lasted: bool) -> bool:
+        """Let the next attempt split the batches of the partition, or end before this batch.
+
+        Returns False if neither can help.
+        """
+        if not isinstance(error, RefusedBatchError | DamagedBatchError):
+            return False
+        batch = error.batch
+        source = next((tp for tp, copy in self._copies.items() if copy.target == batch.tp), None)
+        if source is None:
+            return False  # the offset map
+        if isinstance(error, RefusedBatchError) and error.code in TOO_LARGE:
+            if len(batch.source_offsets) > 1:
+                # Half of it, because brokers that compress batches themselves have another limit.
+                self._smaller[source] = len(batch.data) // 2
+                return True
+            error = _too_large(self._copies[source], batch)
+        elif not self._may_leave_out or (
+            self._is_worth_another_attempt(error)
+            and not (error.retry and (has_lasted or source in self.counts.left_out))
+        ):
+            return False
+        # The next attempt commits the records before this batch, which were aborted with it.
+        self._blocked[source] = _Failure(Offset(batch.source_offsets[0]), error)
+        return True
+
+    def _leave_out(self, tp: TopicPartition, failure: "_Failure") -> None:
+        """Do not copy a partition further; `_begin` then reads the others only."""
+        offset, error = failure.offset, failure.error
+        wait = float("inf") if failure.until_changed else RETRY_SECONDS
+        reason = f"{tp} is not copied from offset {offset} on: {error}"
+        self._left_out[tp] = LeftOut(self._copies[tp], offset, self._clock() + wait)
+        self.counts.left_out[tp] = reason
+        self._must_begin = True
+        log.error("mirror.partition_left_out", partition=str(tp), offset=offset, reason=str(error))
 
     def _is_worth_another_attempt(self, error: SidetierError) -> bool:
         if isinstance(error, MirrorError):
@@ -277,6 +358,7 @@ class Engine:
         # The batches that were read belong to positions that were not committed.
         self._events.clear()
         self._must_begin = False
+        self._failure = None
         self._open = None
         self._map.restart()
         # The order matters. `start` aborts the transaction of an earlier process of this worker.
@@ -285,15 +367,30 @@ class Engine:
         self._target.start()
         if self._workers is not None:
             self._workers.join()
-        self._copies = self._find_own_copies()
+        copies = self._find_own_copies()
+        self._smaller = {
+            tp: size for tp, size in self._smaller.items() if copies.get(tp) == self._copies.get(tp)
+        }
+        self._copies = copies
+        positions = self._begin_copies(copies.values())
+        self._left_out = {
+            tp: left
+            for tp, left in self._left_out.items()
+            if copies.get(tp) == left.copy
+            and self._clock() < left.retry_at
+            # Otherwise records before it were aborted since, and have to be read again.
+            and positions[tp] >= left.offset
+        }
+        for tp in self.counts.left_out.keys() - copies.keys():
+            del self.counts.left_out[tp]
+        kept = {tp: lag for tp, lag in self.counts.lags.items() if tp in self._left_out}
+        self.counts.lags = {tp: PartitionLag(offset) for tp, offset in positions.items()} | kept
+        copied = [copy for tp, copy in copies.items() if tp not in self._left_out]
         self._source.assign(
-            self._begin_copies(self._copies.values()),
-            {
-                copy.source.topic: copy.source_id
-                for copy in self._copies.values()
-                if copy.source_id is not None
-            },
+            {copy.source: positions[copy.source] for copy in copied},
+            {copy.source.topic: copy.source_id for copy in copied if copy.source_id is not None},
         )
+        self._refreshed_at = self._clock()
 
     def _find_own_copies(self) -> Mapping[TopicPartition, Copy]:
         copies = self._find_copies()
@@ -316,15 +413,12 @@ class Engine:
                     if copy.source in first
                 }
             )
-        positions = {
+        return {
             copy.source: (
                 progress[copy.target].offset if copy.target in progress else first[copy.source]
             )
             for copy in copies
         }
-        self.counts.lags = {tp: PartitionLag(offset) for tp, offset in positions.items()}
-        self._refreshed_at = self._clock()
-        return positions
 
     def _copy(self) -> None:
         while True:
@@ -367,54 +461,110 @@ class Engine:
         # number of requests limits the throughput.
         outgoing: list[OutgoingBatch] = []
         # Events that do not fit into this transaction stay for the next one.
-        while self._events and not self._is_full() and not self._stop.is_set():
-            event = self._events.popleft()
-            if isinstance(event, Fetched):
-                outgoing += self._prepare(event)
-            elif isinstance(event, TopicRecreated):
-                # The batches before it are of the former topic and are
-                # committed. `_begin` then finds out what to copy now.
-                self._must_begin = True
-            else:
-                self._step_over(event)
+        while (
+            self._events and self._failure is None and not (self._is_full() or self._stop.is_set())
+        ):
+            outgoing += self._take(self._events.popleft())
         if outgoing:
             self._pace(sum(len(batch.data) for batch in outgoing))
             self._target.send(outgoing)
+        if self._failure is not None:
+            raise _SourceEndedError(self._failure)
+
+    def _take(self, event: SourceEvent) -> list[OutgoingBatch]:
+        """Handle an event, and return the batches to send."""
+        if isinstance(event, TopicRecreated):
+            # The batches before it are of the former topic and are committed. `_begin` then finds
+            # out what to copy now.
+            self._must_begin = True
+        elif event.tp in self._left_out:
+            return []
+        elif isinstance(event, Fetched):
+            return self._prepare(event)
+        elif isinstance(event, SourceGap):
+            self._step_over(event)
+        else:
+            progress = {} if self._open is None else self._open.progress
+            reached = progress.get(event.tp, self.counts.lags[event.tp].position)
+            self._handle_failed(event.tp, _Failure(reached, event.error))
+        return []
 
     def _prepare(self, fetched: Fetched) -> list[OutgoingBatch]:
         """Return the batches to send; count them as part of the open transaction."""
-        target = self._copies[fetched.tp].target
-        selection = fetched.selection
-        lag = self.counts.lags[fetched.tp]
+        tp, selection = fetched.tp, fetched.selection
+        lag = self.counts.lags[tp]
         lag.end = fetched.end
-        if selection.next_offset == fetched.start:
-            return []  # only the end of the source has moved: no reason to begin a transaction
-        opened = self._open_transaction()
-        outgoing = []
+        outgoing: list[OutgoingBatch] = []
+        reached, newest, failure = selection.next_offset, -1, None
         for batch in selection.batches:
-            prepared = self._outgoing(batch, target)
-            if prepared is not None:
-                outgoing.append(prepared)
-                opened.records += len(prepared.source_offsets)
-                opened.bytes += len(prepared.data)
-        newest = max((batch.header.max_timestamp for batch in selection.batches), default=-1)
-        lag.newest_timestamp = max(lag.newest_timestamp, newest)
-        opened.newest_timestamp = max(opened.newest_timestamp, newest)
-        self.counts.dropped_records += selection.dropped_records
-        # Also without a batch: control batches and aborted records move the progress, too.
-        opened.progress[fetched.tp] = selection.next_offset
+            prepared, failure = self._outgoing(batch, self._copies[tp])
+            outgoing += prepared
+            newest = max(newest, batch.header.max_timestamp)
+            if failure is not None:
+                reached = failure.offset
+                break
+        # Otherwise only the end of the source has moved: no reason to begin a transaction.
+        if reached > fetched.start:
+            opened = self._open_transaction()
+            opened.records += sum(len(batch.source_offsets) for batch in outgoing)
+            opened.bytes += sum(len(batch.data) for batch in outgoing)
+            lag.newest_timestamp = max(lag.newest_timestamp, newest)
+            opened.newest_timestamp = max(opened.newest_timestamp, newest)
+            self.counts.dropped_records += selection.dropped_records
+            # Also without a batch: control batches and aborted records move the progress, too.
+            opened.progress[tp] = reached
+        if failure is not None:
+            self._handle_failed(tp, failure)
         return outgoing
 
-    def _outgoing(self, batch: SourceBatch, target: TopicPartition) -> OutgoingBatch | None:
-        if not batch.must_be_reencoded:
+    def _outgoing(
+        self, batch: SourceBatch, copy: Copy
+    ) -> tuple[list[OutgoingBatch], "_Failure | None"]:
+        """Return the batches to send, and why the records after them cannot be sent."""
+        most = copy.max_batch_bytes
+        sizes = [size for size in (most, self._smaller.get(copy.source)) if size is not None]
+        split_above = min(sizes, default=None)
+        is_small = split_above is None or len(batch.data) <= split_above
+        if is_small and not batch.must_be_reencoded:
             header = batch.header
             # A range instead of a list of offsets: no work for each record.
-            return OutgoingBatch(target, batch.data, range(header.base_offset, header.next_offset))
-        other = reencode(batch, self._limits.max_batch_bytes, str(target))
-        if other is None:
+            offsets = range(header.base_offset, header.next_offset)
+            items = [OutgoingBatch(copy.target, batch.data, offsets)]
+        else:
+            try:
+                others = reencode(
+                    batch, self._limits.max_batch_bytes, str(copy.source), split_above
+                )
+            except SegmentError as error:
+                return [], _Failure(batch.start, error)
+            self.counts.reencoded_batches += len(others)
+            items = [
+                OutgoingBatch(copy.target, memoryview(other.data), other.source_offsets)
+                for other in others
+            ]
+        for number, item in enumerate(items):
+            failure = self._why_not(item, copy)
+            if failure is not None:
+                return items[:number], failure
+        return items, None
+
+    def _why_not(self, item: OutgoingBatch, copy: Copy) -> "_Failure | None":
+        """Return why a batch must not be sent; None if it may be."""
+        first = Offset(item.source_offsets[0])
+        blocked = self._blocked.get(copy.source)
+        if blocked is not None and first <= blocked.offset <= item.source_offsets[-1]:
+            del self._blocked[copy.source]  # a later attempt tries it again
+            return _Failure(first, blocked.error)
+        if copy.max_batch_bytes is None or len(item.data) <= copy.max_batch_bytes:
             return None
-        self.counts.reencoded_batches += 1
-        return OutgoingBatch(target, memoryview(other.data), other.source_offsets)
+        return _Failure(first, _too_large(copy, item), until_changed=True)  # it is one record
+
+    def _handle_failed(self, tp: TopicPartition, failure: "_Failure") -> None:
+        """Leave a partition out, or end `run` after a commit of what was read before."""
+        if self._may_leave_out:
+            self._leave_out(tp, failure)
+        else:
+            self._failure = self._failure or failure.error
 
     def _step_over(self, gap: SourceGap) -> None:
         log.error(
@@ -464,6 +614,8 @@ class Engine:
             counts.newest_latency = (self._wall_clock_ms() - opened.newest_timestamp) / 1000
         for tp, offset in opened.progress.items():
             counts.lags[tp].position = offset
+            if tp not in self._left_out:
+                counts.left_out.pop(tp, None)
 
     def _write_map(self, written: Collection[Written]) -> None:
         if self._offsets_topic is None:
@@ -484,14 +636,43 @@ class Engine:
             self._target.flush()
 
     def _has_new_copies(self) -> bool:
-        """Whether topics or partitions were added, deleted, or created again."""
+        """Whether topics or partitions were added, deleted, created again, take batches of another
+        size, or are to be tried again.
+        """
         if (
             self._refresh_seconds is None
             or self._clock() - self._refreshed_at < self._refresh_seconds
         ):
             return False
-        self._refreshed_at = self._clock()
+        now = self._refreshed_at = self._clock()
+        if any(left.retry_at <= now for left in self._left_out.values()):
+            return True
         return self._find_own_copies() != self._copies
+
+
+class _Failure(NamedTuple):
+    """Why a partition cannot be copied from `offset` on.
+
+    Attributes:
+        offset: The first source offset that is not copied.
+        error: The reason.
+        until_changed: Whether only another `Copy` can help.
+    """
+
+    offset: Offset
+    error: SidetierError
+    until_changed: bool = False
+
+
+def _too_large(copy: Copy, batch: OutgoingBatch) -> MirrorError:
+    """Return the error for a batch with one record that the target does not accept."""
+    limit = copy.max_batch_bytes
+    accepted = "" if limit is None else f", which accepts {limit}"
+    return MirrorError(
+        f"the record at offset {batch.source_offsets[0]} is a batch of {len(batch.data)} bytes, "
+        f"too large for topic {copy.target.topic} on the target{accepted}. Raise max.message.bytes "
+        f"of that topic to at least {len(batch.data)}, and segment.bytes if it is lower"
+    )
 
 
 class _SourceEndedError(Exception):

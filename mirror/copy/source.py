@@ -28,11 +28,13 @@ from sidetier.segments.errors import (
     BrokerError,
     KafkaApiError,
     MirrorError,
+    SegmentError,
+    SidetierError,
     SourceUnavailableError,
 )
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
-from sidetier.wire.cluster import Cluster
+from sidetier.wire.cluster import NO_LEADER, Cluster
 from sidetier.wire.connection import Connection
 from sidetier.wire.protocol import ApiKey, api_error, missing_permission
 from sidetier.wire.record_requests import (
@@ -120,7 +122,15 @@ class TopicRecreated:
     topic: str
 
 
-SourceEvent = Fetched | SourceGap | TopicRecreated
+@dataclass(frozen=True, slots=True)
+class PartitionFailed:
+    """A partition cannot be read any further until the next `assign`; the others can."""
+
+    tp: TopicPartition
+    error: SidetierError
+
+
+SourceEvent = Fetched | SourceGap | TopicRecreated | PartitionFailed
 
 
 class Source(Protocol):
@@ -168,6 +178,7 @@ class _Partition:
     log_start: int = 0
     end: int = -1
     is_recreated: bool = False
+    has_failed: bool = False
     is_starved: bool = False
     """The last answer had no batch of this partition, though the broker has one: the batches of
     other partitions filled the response.
@@ -239,19 +250,28 @@ class _State:
                 self.changed.notify_all()
             return is_new
 
+    def put_failure(self, generation: int, tp: TopicPartition, error: SidetierError) -> None:
+        """Queue a partition's failure, and stop reading it."""
+        with self.changed:
+            if generation != self.generation:
+                return
+            self.partitions[tp].has_failed = True
+            self.queue.append(PartitionFailed(tp, error))
+            self.changed.notify_all()
+
     def put_gap(self, generation: int, gap: SourceGap) -> None:
         """Queue a gap and skip it.
 
         Raises:
-            MirrorError: A gap ends reading. `poll` still returns the events before it.
+            MirrorError: A gap ends reading of its partition.
         """
         with self.changed:
             if generation != self.generation:
                 return
             if self.on_gap is OnGap.STOP:
                 raise MirrorError(
-                    f"{gap.detail}. The mirror copies nothing behind this gap; with --on-gap skip "
-                    f"it continues behind it, at offset {gap.end}"
+                    f"{gap.detail}. Nothing after this gap is copied; with --on-gap skip the copy "
+                    f"continues after it, at offset {gap.end}"
                 )
             self.partitions[gap.tp].advance(gap.end)
             self.queue.append(gap)
@@ -387,13 +407,16 @@ class KafkaSource:
                 # Copies, because the requests are made without the lock.
                 replace(partition)
                 for partition in state.partitions.values()
-                if partition.from_archive and not partition.is_done
+                if partition.from_archive and not (partition.is_done or partition.has_failed)
             ]
         has_new = False
         for partition in from_archive:
             if not self._state.may_read():
                 return True
-            has_new |= self._read_partition(archive, partition, generation)
+            try:
+                has_new |= self._read_partition(archive, partition, generation)
+            except SidetierError as error:
+                state.put_failure(generation, partition.tp, error)
         return has_new
 
     def _read_partition(
@@ -491,22 +514,56 @@ class _Fetcher:
         if not error.retry:
             raise error
         if now - self._failing_since > _PATIENCE_SECONDS:
-            raise SourceUnavailableError(
-                f"the source's brokers have failed for {_PATIENCE_SECONDS:.0f} s, at last: {error}"
-            ) from error
+            text = f"the source's brokers have failed for {_PATIENCE_SECONDS:.0f} s, at last: "
+            last = SourceUnavailableError(f"{text}{error}")
+            is_answer = isinstance(error, KafkaApiError)  # else the brokers are away
+            if not (is_answer and self._fail_without_leader(last)):
+                raise last from error
+            self._failing_since = None
         self.close()
         self._connections.clear()
         self._in_flight.clear()
         self._cluster.forget_leaders(list(self._state.partitions))
         self._state.pause()
 
+    def _fail_without_leader(self, error: SidetierError) -> bool:
+        """Stop reading the partitions that have no leader; return False if each has one."""
+        with self._state.changed:
+            generation, tps = self._state.generation, list(self._wanted())
+        try:
+            topics = self._cluster.metadata({tp.topic for tp in tps}).topics
+        except BrokerError:
+            return False  # the reason is not one partition
+        leaderless = [
+            tp
+            for tp in tps
+            if tp.topic not in topics
+            or tp.partition not in topics[tp.topic].partitions
+            or topics[tp.topic].partitions[tp.partition].leader == NO_LEADER
+        ]
+        for tp in leaderless:
+            self._state.put_failure(generation, tp, error)
+        return bool(leaderless)
+
+    def _wanted(self) -> dict[TopicPartition, _Partition]:
+        """Return the partitions to fetch. Hold the lock."""
+        return {
+            tp: partition
+            for tp, partition in self._state.partitions.items()
+            if not (
+                partition.from_archive
+                or partition.is_done
+                or partition.is_recreated
+                or partition.has_failed
+            )
+        }
+
     def _send(self) -> None:
         with self._state.changed:
             generation = self._state.generation
             wanted = {
-                partition.tp: (partition.position, partition.is_starved)
-                for partition in self._state.partitions.values()
-                if not (partition.from_archive or partition.is_done or partition.is_recreated)
+                tp: (partition.position, partition.is_starved)
+                for tp, partition in self._wanted().items()
             }
             topic_ids = self._state.topic_ids
         # A partition has one request in flight: its next position is known only from the answer.
@@ -547,7 +604,7 @@ class _Fetcher:
             fetched = []
             try:
                 for answer in receive_fetched(self._connections[broker], request.topic_ids):
-                    part = self._fetched(answer, request)
+                    part = self._fetched_or_failed(answer, request)
                     if part is not None:
                         fetched.append(part)
             finally:
@@ -556,6 +613,18 @@ class _Fetcher:
                 with self._state.changed:
                     for part in fetched:
                         self._state.put(request.generation, part)
+
+    def _fetched_or_failed(
+        self, answer: FetchedPartition, request: _FetchRequest
+    ) -> Fetched | None:
+        """Return what was fetched; a permanent failure ends reading of this partition only."""
+        try:
+            return self._fetched(answer, request)
+        except (KafkaApiError, MirrorError, SegmentError) as error:
+            if error.retry:
+                raise
+            self._state.put_failure(request.generation, answer.partition, error)
+            return None
 
     def _fetched(self, answer: FetchedPartition, request: _FetchRequest) -> Fetched | None:
         tp, generation = answer.partition, request.generation

@@ -12,7 +12,7 @@ Effects of a kill at each step of a transaction:
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -20,6 +20,7 @@ from kio.schema.errors import ErrorCode
 from sidetier.segments.errors import (
     BrokerError,
     ConfigurationError,
+    DamagedSegmentError,
     KafkaApiError,
     MalformedResponseError,
     ProducerFencedError,
@@ -47,6 +48,7 @@ from sidetier.wire.requests import (
 
 log = structlog.get_logger("sidetier.mirror")
 
+_T = TypeVar("_T")
 TRANSACTION_TIMEOUT: Final = 60.0
 MAX_REQUEST_BYTES: Final = 16 << 20
 """Maximum bytes of the batches in one Produce request; each batch must also fit
@@ -70,6 +72,17 @@ ABORTABLE: Final = _FENCED | {
 a transaction that has timed out with the same error as a fenced producer; `start` finds out which
 one it is.
 """
+TOO_LARGE: Final = frozenset({ErrorCode.message_too_large, ErrorCode.record_list_too_large})
+"""Errors for a batch above `max.message.bytes` or `segment.bytes` of the target topic."""
+_OF_ONE_PARTITION: Final = frozenset(
+    {
+        ErrorCode.leader_not_available,
+        ErrorCode.operation_not_attempted,
+        ErrorCode.topic_authorization_failed,
+        ErrorCode.unknown_topic_or_partition,
+    }
+)
+"""Errors of a request for several partitions that may concern only one of them."""
 MEMBERSHIP_LOST: Final = frozenset(
     {
         ErrorCode.fenced_instance_id,
@@ -111,6 +124,22 @@ class Written(NamedTuple):
     target_offset: Offset
 
 
+class RefusedBatchError(KafkaApiError):
+    """The target's brokers refuse a batch of one partition."""
+
+    def __init__(self, error: KafkaApiError, batch: OutgoingBatch) -> None:
+        super().__init__(str(error), code=error.code, name=error.name, retry=error.retry)
+        self.batch = batch
+
+
+class DamagedBatchError(DamagedSegmentError):
+    """A batch of one partition does not have its CRC, so it was not sent."""
+
+    def __init__(self, error: DamagedSegmentError, batch: OutgoingBatch) -> None:
+        super().__init__(str(error))
+        self.batch = batch
+
+
 class Target(Protocol):
     """Where the engine writes. Every method may raise a BrokerError or a MirrorError."""
 
@@ -135,11 +164,20 @@ class Target(Protocol):
         ...
 
     def send(self, batches: Iterable[OutgoingBatch]) -> None:
-        """Send batches in order within each partition; begin a transaction if none is open."""
+        """Send batches in order within each partition; begin a transaction if none is open.
+
+        Raises:
+            RefusedBatchError: The brokers refuse a batch that was sent before.
+            DamagedBatchError: A batch does not have its CRC.
+        """
         ...
 
     def flush(self) -> list[Written]:
-        """Wait until all sent batches are acknowledged. Return those since the last call."""
+        """Wait until all sent batches are acknowledged. Return those since the last call.
+
+        Raises:
+            RefusedBatchError: The brokers refuse a batch.
+        """
         ...
 
     def commit(self, progress: Mapping[TopicPartition, CommittedOffset]) -> None:
@@ -299,7 +337,7 @@ class KafkaTarget:
         for batch in batches:
             self._queues.setdefault(batch.tp, deque()).append(batch)
         self._add_partitions()
-        for broker, led in self._cluster.leaders(list(self._queues)).items():
+        for broker, led in self._for_each(self._cluster.leaders, list(self._queues)).items():
             while any(tp in self._queues for tp in led):
                 self._send_request(broker, led)
 
@@ -349,8 +387,32 @@ class KafkaTarget:
         if self._id is not None:
             # Right after EndTxn, the coordinator still writes markers and answers
             # CONCURRENT_TRANSACTIONS, which is retried.
-            add_partitions_to_txn(self._cluster, self._id, self._require_producer(), new)
+            name, producer = self._id, self._require_producer()
+            self._for_each(
+                lambda tps: add_partitions_to_txn(self._cluster, name, producer, tps), new
+            )
         self._added.update(new)
+
+    def _for_each(
+        self, ask: Callable[[list[TopicPartition]], _T], partitions: list[TopicPartition]
+    ) -> _T:
+        """Ask the brokers for all partitions at once; if they refuse, find out for which one.
+
+        Raises:
+            RefusedBatchError: The brokers refuse one partition.
+            BrokerError: The brokers refuse for another reason, or none answers.
+        """
+        try:
+            return ask(partitions)
+        except KafkaApiError as error:
+            if error.code not in _OF_ONE_PARTITION:
+                raise
+            for tp in partitions:
+                try:
+                    ask([tp])
+                except KafkaApiError as own:
+                    raise RefusedBatchError(own, self._queues[tp][0]) from own
+            raise
 
     def _send_request(self, broker: BrokerId, led: Iterable[TopicPartition]) -> None:
         """Send one request with the next batch of each partition, up to `MAX_REQUEST_BYTES`."""
@@ -368,7 +430,10 @@ class KafkaTarget:
         producer = self._require_producer()
         for tp, batch in taken.items():
             sequence = self._sequences.get(tp, 0)
-            set_producer(batch.data, producer, sequence, transactional=self._id is not None)
+            try:
+                set_producer(batch.data, producer, sequence, transactional=self._id is not None)
+            except DamagedSegmentError as error:
+                raise DamagedBatchError(error, batch) from error
             self._sequences[tp] = next_sequence(sequence, len(batch.source_offsets))
         connection = self._connection(broker)
         sent = self._sent.setdefault(broker, deque())
@@ -390,7 +455,8 @@ class KafkaTarget:
         for answer in answers:
             batch = sent.pop(answer.partition)
             if answer.error_code:
-                raise self._refusal(answer.partition, answer.error_code, answer.message)
+                error = self._refusal(answer.partition, answer.error_code, answer.message)
+                raise RefusedBatchError(error, batch)
             self._written.append(Written(batch.tp, batch.source_offsets, answer.base_offset))
         if sent:  # not known to be written, so it must not be committed
             raise MalformedResponseError(f"broker {broker} does not answer Produce to {min(sent)}")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
+from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.copy.engine import Copy
 from sidetier.mirror.topics.acls import AclCopier
@@ -13,6 +14,7 @@ from sidetier.mirror.topics.planning import (
     PlannedCopy,
     SourceTopic,
     TargetState,
+    max_batch_bytes,
     partitions_of,
     plan_copy,
     text_of,
@@ -24,6 +26,7 @@ from sidetier.mirror.topics.rules import (
     TopicRules,
     decode_lineage,
     lineage_of_copy,
+    name_problems,
 )
 from sidetier.segments.errors import BrokerUnavailableError, ConfigurationError, KafkaApiError
 from sidetier.segments.offsets import TopicPartition
@@ -80,9 +83,11 @@ class BrokerTopics:
         """See the port."""
         described = self._cluster.metadata().topics
         selected = {name: topic for name, topic in described.items() if selects(name)}
-        settings = topic_settings(self._cluster, selected, only_set=True)
+        settings, problems = _settings_of(self._cluster, selected, only_set=True)
         return {
-            name: SourceTopic(len(topic.partitions), settings.get(name, {}), topic.topic_id)
+            name: SourceTopic(
+                len(topic.partitions), settings.get(name, {}), topic.topic_id, problems.get(name)
+            )
             for name, topic in selected.items()
         }
 
@@ -97,6 +102,28 @@ class BrokerTopics:
                 if lineage is not None:
                     lineages[tp.topic] = lineage
         return lineages
+
+
+def _settings_of(
+    cluster: Cluster, topics: Collection[str], *, only_set: bool
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return the settings of topics, and the problem of each topic whose settings are refused."""
+    try:
+        return topic_settings(cluster, topics, only_set=only_set), {}
+    except KafkaApiError as error:
+        # One refused topic fails the request for all of them.
+        if error.code != ErrorCode.topic_authorization_failed:
+            raise
+    settings: dict[str, dict[str, str]] = {}
+    problems: dict[str, str] = {}
+    for topic in topics:
+        try:
+            settings |= topic_settings(cluster, [topic], only_set=only_set)
+        except KafkaApiError as error:
+            if error.code != ErrorCode.topic_authorization_failed:
+                raise
+            problems[topic] = f"topic {topic}: {error}"
+    return settings, problems
 
 
 class Catalog:
@@ -130,17 +157,16 @@ class Catalog:
         """Return every selected topic, with its problem if it has one. Changes nothing.
 
         Raises:
-            ConfigurationError: A rename rule gives a name that is not legal, or one name to two
-                topics.
             BrokerError: A broker refuses, or none answers.
         """
         topics = self._source.topics(self._rules.selects)
         targets = self._rules.targets(topics)
         cluster_id, lineages = self._source.cluster_id(), self._source.lineages()
         state = self._read_target(set(targets.values()))
+        problems = name_problems(targets, _owners(state.progress))
         return [
             plan_copy(
-                topics[source],
+                replace(topics[source], problem=problems.get(source, topics[source].problem)),
                 target,
                 lineage_of_copy(source, cluster_id, lineages),
                 state,
@@ -153,49 +179,58 @@ class Catalog:
         metadata = self._target.metadata()
         existing = {name: topic for name, topic in metadata.topics.items() if name in targets}
         progress = self._progress()
+        settings, problems = _settings_of(self._target, existing, only_set=False)
         return TargetState(
             metadata.cluster_id or "",
             existing,
-            topic_settings(self._target, existing, only_set=False),
+            settings,
             progress,
             self._topics_with_records(existing, progress),
+            problems,
         )
 
     def copies(self) -> dict[TopicPartition, Copy]:
         """Create missing topics and partitions, and return the partitions of all workers.
 
-        On the first call, a topic with a problem is an error. Later, when topics were added or
-        created again while the mirror runs, the topic is left out and logged.
+        A topic with a problem is left out and logged, see `refused`.
 
         Raises:
-            ConfigurationError: An error of `plan`, or topics that cannot be copied, one line each.
-            BrokerError: An error of `plan`, or a topic cannot be created.
+            ConfigurationError: On the first call, if no topic can be copied: a line for each.
+            BrokerError: An error of `plan`, or no broker answers.
         """
         plans = self.plan()
         refused: dict[str, str] = {
             planned.source: planned.problem for planned in plans if planned.problem is not None
         }
-        if refused and self._is_first:
-            raise ConfigurationError("\n".join(refused.values()))
         # `_apply` adds those topics to `refused` whose change the brokers refuse.
         sound = [planned for planned in plans if self._apply(planned, refused)]
+        if refused and not sound and self._is_first:
+            raise ConfigurationError("\n".join(refused.values()))
         self.refused = refused
         self.source_ids = {
             planned.source: planned.source_id for planned in sound if planned.source_id is not None
         }
-        ids = self._ids([planned.target for planned in sound if not planned.exists])
+        created = [planned.target for planned in sound if not planned.exists]
+        ids, sizes = self._ids(created), self._sizes(created)
         # Before the first transaction, because records of the map are part of it.
         self.create_offsets_topic()
         if self._acls is not None:
             self._acls.copy({planned.source: planned.target for planned in sound})
         self._is_first = False
         return {
-            source: self._copy(planned, source, ids.get(planned.target, planned.lineage.target_id))
+            source: self._copy(
+                planned,
+                source,
+                ids.get(planned.target, planned.lineage.target_id),
+                sizes.get(planned.target, planned.max_batch_bytes),
+            )
             for planned in sound
             for source in partitions_of(planned.source, planned.partitions)
         }
 
-    def _copy(self, planned: PlannedCopy, source: TopicPartition, target_id: str | None) -> Copy:
+    def _copy(
+        self, planned: PlannedCopy, source: TopicPartition, target_id: str | None, size: int | None
+    ) -> Copy:
         count = _first_count(planned, source.partition)
         lineage = replace(planned.lineage, target_id=target_id, partitions=count)
         return Copy(
@@ -204,6 +239,7 @@ class Catalog:
             lineage.encoded(),
             planned.source_id,
             target_id or "",
+            size,
         )
 
     def _progress(
@@ -243,9 +279,9 @@ class Catalog:
             try:
                 self._change(planned)
             except KafkaApiError as error:
-                if error.retry or self._is_first:
+                if error.retry:
                     raise
-                problem = refused[planned.source] = str(error)
+                problem = refused[planned.source] = f"topic {planned.source}: {error}"
         # `self.refused` is still that of the last call: each problem is logged once.
         if problem is not None and planned.source not in self.refused:
             log.error("mirror.topic_refused", topic=planned.source, reason=problem)
@@ -324,6 +360,13 @@ class Catalog:
         described = self._target.metadata(topics).topics
         return {name: text_of(topic.topic_id) for name, topic in described.items()}
 
+    def _sizes(self, topics: Collection[str]) -> dict[str, int | None]:
+        """Return the maximum size of a batch in topics that were created just now."""
+        if not topics:
+            return {}
+        settings = topic_settings(self._target, topics, only_set=False)
+        return {name: max_batch_bytes(effective) for name, effective in settings.items()}
+
     def create_offsets_topic(self) -> None:
         """Create the offset map's topic if it does not exist. Raises the errors of `copies`."""
         topic = self._names.offsets_topic
@@ -335,6 +378,12 @@ class Catalog:
                 self._options.replication_factor,
                 _OFFSETS_TOPIC,
             )
+
+
+def _owners(progress: Mapping[TopicPartition, CommittedOffset]) -> dict[str, str]:
+    """Return the source topic of each target topic that has progress."""
+    lineages = {tp.topic: decode_lineage(committed.metadata) for tp, committed in progress.items()}
+    return {target: lineage.topic for target, lineage in lineages.items() if lineage is not None}
 
 
 def _first_count(planned: PlannedCopy, partition: int) -> int | None:

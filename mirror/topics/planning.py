@@ -6,7 +6,11 @@ from enum import StrEnum
 from uuid import UUID
 
 from sidetier.mirror.topics.rules import (
+    APPEND_TIME,
+    CREATE_TIME,
+    MAX_MESSAGE_BYTES,
     NOT_COPIED,
+    SEGMENT_BYTES,
     TIMESTAMP_TYPE,
     Lineage,
     decode_lineage,
@@ -24,11 +28,15 @@ from sidetier.wire.requests import CommittedOffset
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """A source topic: number of partitions, settings that are set on the topic, and id."""
+    """A source topic: number of partitions, settings that are set on the topic, and id.
+
+    `problem` is the reason why the topic cannot be copied, if the source itself has one.
+    """
 
     partitions: int
     settings: Mapping[str, str]
     topic_id: UUID | None = None
+    problem: str | None = None
 
 
 class CopySettings(StrEnum):
@@ -99,6 +107,8 @@ class PlannedCopy:
     """The id of an existing target topic to delete first, because the copy begins again."""
     former: Mapping[TopicPartition, CommittedOffset] = field(default_factory=dict)
     """Progress of a target topic that was or will be deleted; brokers delete it after the topic."""
+    max_batch_bytes: int | None = None
+    """Maximum size of a batch in an existing target topic; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +121,7 @@ class TargetState:
         settings: The effective settings of these topics.
         progress: The progress of the mirror.
         with_records: The topics that have a partition with records but without progress.
+        problems: Why topics cannot be described, by topic.
     """
 
     cluster_id: str
@@ -118,6 +129,7 @@ class TargetState:
     settings: Mapping[str, Mapping[str, str]]
     progress: Mapping[TopicPartition, CommittedOffset]
     with_records: Collection[str]
+    problems: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_copy(
@@ -140,13 +152,13 @@ def plan_copy(
     )
     progress = {tp: state.progress[tp] for tp in state.progress if tp.topic == target}
     replaces = _replaced_id(existing, lineage, progress, options)
-    wanted = {} if options.settings is CopySettings.NONE else topic.settings
+    wanted = _wanted_settings(topic, options)
     planned = PlannedCopy(
         lineage.topic,
         target,
         topic.partitions,
         lineage,
-        {name: value for name, value in wanted.items() if name not in NOT_COPIED},
+        wanted,
         exists=existing is not None and replaces is None,
         source_id=topic.topic_id,
         replaces=replaces,
@@ -158,14 +170,15 @@ def plan_copy(
         missing = None
         if not options.create:
             missing = f"topic {target} does not exist on the target"
-        problem = loop or missing or _timestamp_problem(target, wanted, options)
-        return replace(planned, problem=problem, former=progress)
+        return replace(planned, problem=topic.problem or loop or missing, former=progress)
     effective = state.settings.get(target, {})
     count = len(existing.partitions)
     kept = _kept(progress, partitions_of(target, count))
     # Without progress, the topic may be another one with the same name: nothing is added to it.
     adds = bool(kept) and topic.partitions > count and options.raise_partitions
     problems = (
+        topic.problem,
+        state.problems.get(target),
         loop,
         _progress_problem(lineage, kept.values(), target),
         None if adds else partition_problem(lineage.topic, target, topic.partitions, count),
@@ -178,7 +191,28 @@ def plan_copy(
         added_partitions=topic.partitions - count if adds else 0,
         changed_settings=_changed_settings(wanted, effective, options),
         kept=kept,
+        max_batch_bytes=max_batch_bytes(effective),
     )
+
+
+def max_batch_bytes(settings: Mapping[str, str]) -> int | None:
+    """Return the maximum size of a batch that a topic takes; None if the settings do not tell it.
+
+    Args:
+        settings: The effective settings of the topic.
+    """
+    sizes = [settings[name] for name in (MAX_MESSAGE_BYTES, SEGMENT_BYTES) if name in settings]
+    return min(map(int, sizes), default=None)
+
+
+def _wanted_settings(topic: SourceTopic, options: CatalogOptions) -> dict[str, str]:
+    """Return the settings of the copy that come from the source topic."""
+    if options.settings is CopySettings.NONE:
+        return {}
+    wanted = {name: value for name, value in topic.settings.items() if name not in NOT_COPIED}
+    if wanted.get(TIMESTAMP_TYPE) == APPEND_TIME and not options.accept_log_append_time:
+        wanted[TIMESTAMP_TYPE] = CREATE_TIME  # the copy keeps the timestamps of the source's broker
+    return wanted
 
 
 def _timestamp_problem(
@@ -212,7 +246,6 @@ def _changed_settings(
         name: value
         for name, value in wanted.items()
         if effective.get(name) != value
-        and name not in NOT_COPIED
         and (name != TIMESTAMP_TYPE or options.accept_log_append_time)
     }
 

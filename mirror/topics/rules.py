@@ -20,6 +20,9 @@ GROUP_PREFIX: Final = "sidetier-mirror-"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _INTERNAL: Final = re.compile(r"__.*|sidetier-(drill|mirror|restore)-.*")
 APPEND_TIME: Final = "LogAppendTime"
+CREATE_TIME: Final = "CreateTime"
+MAX_MESSAGE_BYTES: Final = "max.message.bytes"
+SEGMENT_BYTES: Final = "segment.bytes"
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 NOT_COPIED: Final = frozenset(
     {
@@ -125,39 +128,42 @@ class TopicRules:
         )
 
     def target_of(self, topic: str) -> str:
-        """Return the copy's name.
-
-        Raises:
-            ConfigurationError: The rename rule gives a name that no topic can have.
-        """
+        """Return the copy's name, which may be illegal; see `name_problems`."""
         for pattern, replacement in self.rename:
             matched = pattern.fullmatch(topic)
             if matched is not None:
-                renamed = matched.expand(replacement)
-                if not is_legal_topic(renamed):
-                    raise ConfigurationError(
-                        f"--rename gives topic {topic} the name {renamed!r}, which no topic can "
-                        "have"
-                    )
-                return renamed
+                return matched.expand(replacement)
         return topic
 
     def targets(self, topics: Iterable[str]) -> dict[str, str]:
-        """Return the copy's name of each selected topic.
+        """Return the copy's name of each selected topic."""
+        return {topic: self.target_of(topic) for topic in sorted(topics) if self.selects(topic)}
 
-        Raises:
-            ConfigurationError: Two topics would get the same name, or an error of `target_of`.
-        """
-        names = {topic: self.target_of(topic) for topic in sorted(topics) if self.selects(topic)}
-        by_target: dict[str, str] = {}
-        for source, target in names.items():
-            if target in by_target:
-                raise ConfigurationError(
-                    f"--rename gives topics {by_target[target]} and {source} the same name "
-                    f"{target}: their records and offsets would mix; change the rule"
+
+def name_problems(targets: Mapping[str, str], owners: Mapping[str, str]) -> dict[str, str]:
+    """Return why topics cannot be copied under the names of their copies.
+
+    Args:
+        targets: The copy's name of each source topic.
+        owners: The source topic of each target topic that has progress. It keeps the name when a
+            rule gives another topic the same one.
+    """
+    by_target: dict[str, list[str]] = {}
+    for source, target in targets.items():
+        by_target.setdefault(target, []).append(source)
+    problems = {}
+    for target, sources in by_target.items():
+        for source in sources:
+            if not is_legal_topic(target):
+                problems[source] = (
+                    f"--rename gives topic {source} the name {target!r}, which no topic can have"
                 )
-            by_target[target] = source
-        return names
+            elif len(sources) > 1 and owners.get(target) != source:
+                problems[source] = (
+                    f"--rename gives topics {' and '.join(sources)} the same name {target}: their "
+                    "records and offsets would mix; change the rule"
+                )
+    return problems
 
 
 def compiled(pattern: str, option: str) -> re.Pattern[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 import cramjam
+import numpy as np
 
 from sidetier.segments.arrow.arrays import Bytes
 from sidetier.segments.headers import Compression
@@ -47,6 +48,21 @@ def decompress_into(codec: Compression, source: memoryview, room: Bytes) -> int:
         if _FULL in str(error):
             raise NoRoomError from None
         raise CodecError(f"its {codec.name.lower()} data: {error}") from None
+
+
+def decompress(codec: Compression, source: memoryview, max_bytes: int) -> bytes:
+    """Return the decompressed bytes, if they are at most `max_bytes`.
+
+    Raises:
+        CodecError: The compressed data is damaged.
+        NoRoomError: The output is larger than `max_bytes`.
+    """
+    if codec is Compression.NONE:
+        return bytes(source)
+    # Not guessed from the compressed size: zstd can shrink 32,000 times. The kernel allocates
+    # pages when they are written to, so a large buffer costs nothing.
+    room = np.empty(max_bytes, dtype=np.uint8)
+    return room[: decompress_into(codec, source, room)].tobytes()
 
 
 def _snappy(source: memoryview, room: memoryview) -> int:

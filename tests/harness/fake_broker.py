@@ -57,13 +57,14 @@ def led_by(
     *partitions: TopicPartition,
     topic_id: UUID | None = None,
     cluster_id: str | None = "cluster",
+    leader: int = 1,
 ) -> bytes:
     """Answer Metadata for a cluster with one broker and at most one topic."""
     rows = tuple(
         {
             "error_code": ErrorCode.none,
             "partition_index": tp.partition,
-            "leader_id": 1,
+            "leader_id": leader,
             "leader_epoch": 5,
             "replica_nodes": (1,),
             "isr_nodes": (1,),

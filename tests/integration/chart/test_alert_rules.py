@@ -204,6 +204,9 @@ CASES = (
          fires=True),
     Case("SidetierMirrorRefused", {f"sidetier_mirror_refused_topics{{{COPIES}}}": "1x5 0x60"}, 25,
          fires=False),
+    Case("SidetierMirrorRefused", {f"sidetier_mirror_left_out_partitions{{{COPIES}}}": "0x5 1x60",
+                                   f"sidetier_mirror_refused_topics{{{COPIES}}}": "0x60"}, 25,
+         fires=True),
     Case("SidetierMirrorAborts", {f"sidetier_mirror_aborts_total{{{COPIES}}}": "0+1x60"}, 40,
          fires=True),
     # A broker was restarted.

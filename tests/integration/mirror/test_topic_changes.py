@@ -86,9 +86,11 @@ def test_recreated_topic_is_never_mixed_with_the_old_one(
         _, errors = running.communicate(timeout=WAIT)
     assert running.returncode == 3, errors
     assert f"topic {topic}: it was deleted and created again on the source" in errors
-    code, _, errors = mirror(line, "--until-caught-up")
-    assert code == 2
+    write(source, other, b"third")
+    code, copied, errors = mirror(line, "--until-caught-up")
+    assert (code, copied["records"]) == (3, 1), errors
     assert f"topic {topic}: it was deleted and created again on the source" in errors
+    assert copied["refused_topics"].keys() == {topic}
     assert values_of(target, topic) == [b"old 0", b"old 1"]
 
     # A group with an offset in the old topic that is above the end of the new copy.
@@ -186,27 +188,88 @@ def test_workers_that_are_killed_while_a_copy_is_made_again_mix_and_lose_nothing
     assert is_copied()
 
 
-def test_target_with_foreign_records_is_refused(
-    kraft43: KraftCluster, target: str, topic: str
-) -> None:
+def set_on(servers: str, topic: str, **settings: str) -> None:
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    client = admin_of(servers)
+    for future in client.incremental_alter_configs([wanted]).values():
+        future.result(WAIT)
+
+
+def write_batch(servers: str, topic: str, codec: str, *values: bytes) -> None:
+    """Write all records in one batch."""
+    settings = {"bootstrap.servers": servers, "compression.type": codec, "linger.ms": 1000}
+    large = {"batch.size": 4_000_000, "message.max.bytes": 4_000_000}
+    producer = Producer({**settings, **large, "batch.num.messages": len(values)})
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(WAIT) == 0
+
+
+def test_one_topic_never_stops_another(kraft43: KraftCluster, target: str, topic: str) -> None:
+    """A topic that the target refuses, and a record that it does not take, are left out."""
     source = kraft43.bootstrap_servers
-    for servers in (source, target):
-        create_topic(servers, topic, configs=KEPT)
-    write(source, topic, b"copied")
-    write(target, topic, b"was there")
-    line = command(topic, topic, source, target)
+    kinds = ("foreign", "append", "large", "repacked", "plain")
+    foreign, append, large, repacked, plain = (f"{topic}.{kind}" for kind in kinds)
+    takes_more = KEPT | {"max.message.bytes": 4_000_000}
+    for name in (foreign, plain):
+        create_topic(source, name, configs=KEPT)
+    create_topic(source, append, configs=KEPT | {"message.timestamp.type": "LogAppendTime"})
+    for name in (large, repacked):
+        create_topic(source, name, configs=takes_more)
+    for name in (foreign, append, large, repacked, plain):
+        write(source, name, b"first")
+    create_topic(target, foreign, configs=KEPT)
+    write(target, foreign, b"was there")
+
+    line = command(topic, f"{topic}.*", source, target)
     code, plan, errors = mirror(line, "--dry-run")
-    assert (code, "has records" in plan["topics"][0]["problem"]) == (2, True), errors
-    code, _, errors = mirror(line, "--until-caught-up")
-    assert code == 2
-    assert f"topic {topic} on the target has records" in errors
-    assert values_of(target, topic) == [b"was there"]
-    code, _, errors = mirror(line, "--until-caught-up", "--accept-target-records")
+    problems = {item["source"]: item["problem"] for item in plan["topics"]}
+    assert code == 2, errors
+    assert "has records" in problems.pop(foreign)
+    assert set(problems.values()) == {None}
+    code, copied, errors = mirror(line, "--until-caught-up")
+    assert code == 3, errors
+    assert copied["refused_topics"].keys() == {foreign}
+    assert f"topic {foreign} on the target has records" in errors
+    assert values_of(target, foreign) == [b"was there"]
+    for name in (append, large, repacked, plain):
+        assert values_of(target, name) == [b"first"]
+    # The copy of a topic with LogAppendTime keeps the timestamps of the source's broker.
+    ((_, _, _, copied_at),), ((_, _, _, appended_at),) = (
+        consumed(servers, append)[0] for servers in (target, source)
+    )
+    assert copied_at[1] == appended_at[1]
+
+    # One copy takes smaller batches now; the brokers of the other decompress them, and so have a
+    # limit that the size of the batch does not show.
+    set_on(target, large, max_message_bytes="1000000")
+    set_on(target, repacked, max_message_bytes="1000000", compression_type="uncompressed")
+    for name, codec in ((large, "none"), (repacked, "gzip")):
+        write_batch(source, name, codec, *(b"%d" % row * 50_000 for row in range(30)))
+    write_batch(source, large, "none", b"x" * 1_500_000)
+    for name in (large, plain):
+        write(source, name, b"last")
+    code, copied, errors = mirror(line, "--until-caught-up")
+    assert code == 3, errors
+    assert values_of(target, plain) == [b"first", b"last"]
+    assert values_of(target, repacked) == values_of(source, repacked)
+    assert values_of(target, large) == values_of(source, large)[:31]
+    (reason,) = copied["left_out_partitions"].values()
+    assert f"{large}-0 is not copied from offset 31 on: the record at offset 31 is a " in reason
+    assert "Raise max.message.bytes of that topic to at least 15000" in reason
+
+    set_on(target, large, max_message_bytes="2000000")
+    code, copied, errors = mirror(line, "--until-caught-up", "--accept-target-records")
     assert code == 0, errors
-    write(source, topic, b"later")
+    assert values_of(target, large) == values_of(source, large)
+    write(source, foreign, b"later")
     code, _, errors = mirror(line, "--until-caught-up")
     assert code == 0, errors
-    assert values_of(target, topic) == [b"was there", b"copied", b"later"]
+    assert values_of(target, foreign) == [b"was there", b"first", b"later"]
 
 
 def test_partitions_are_added_to_the_copy(kraft43: KraftCluster, target: str, topic: str) -> None:
@@ -244,18 +307,12 @@ def test_acls_and_settings_are_copied_and_a_missing_permission_is_named(
 
     # The copy only gets READ, which is not enough for the mirror itself.
     code, _, errors = mirror(line, *options)
-    assert code == 1, errors
+    assert code == 3, errors
     assert "TOPIC_AUTHORIZATION_FAILED (29): the principal needs DescribeConfigs on the" in errors
     assert [item for item in admin.acls().bindings if item.name == copy] == [acl(copy, "READ")]
 
     assert admin.create_acls([acl(copy, "ALL")]) == {}
-    changed = ConfigEntry(
-        "retention.ms", "99999999999", incremental_operation=AlterConfigOpType.SET
-    )
-    wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[changed])
-    client = admin_of(servers)
-    for future in client.incremental_alter_configs([wanted]).values():
-        future.result(WAIT)
+    set_on(servers, topic, retention_ms="99999999999")
     code, _, errors = mirror(line, *options)
     assert code == 0, errors
     assert consumed(servers, copy) == consumed(servers, topic)

@@ -40,8 +40,8 @@ def offsets_from(source: ArchiveSource, tp: TopicPartition, position: int) -> It
     while isinstance(read := source.read(tp, at), ArchivedBatches):
         selection = select_batches(read.data, at, read.aborted, until=read.end)
         for batch in selection.batches:
-            other = reencode(batch, 1 << 24, str(tp))
-            yield from other.source_offsets if other is not None else ()
+            for other in reencode(batch, 1 << 24, str(tp)):
+                yield from other.source_offsets
         at = selection.next_offset if read.data else read.end
     assert isinstance(read, ArchiveEnd), read
 

@@ -118,8 +118,7 @@ def test_compacted_batch_gets_dense_offsets_and_keeps_everything_else(
     source = MadeBatch(records(10, 12, 13, 19), codec=codec, base_offset=10, last_offset=25)
     (batch,) = selected(source).batches
     assert batch.must_be_reencoded
-    other = reencode(batch, 1 << 20, "t-0")
-    assert other is not None
+    (other,) = reencode(batch, 1 << 20, "t-0")
     assert other.source_offsets == (10, 12, 13, 19)
     set_producer(memoryview(other.data), Producer(5, 0), 0, transactional=True)
     header = parse_batch_header(other.data)
@@ -140,16 +139,14 @@ def test_log_append_timestamps_are_kept_as_create_time() -> None:
         records(0, 1, 2), timestamp_type=TimestampType.LOG_APPEND_TIME, max_timestamp=START + 999
     )
     (batch,) = selected(source).batches
-    other = reencode(batch, 1 << 20, "t-0")
-    assert other is not None
+    (other,) = reencode(batch, 1 << 20, "t-0")
     assert parse_batch_header(other.data).timestamp_type is TimestampType.CREATE_TIME
     assert {record.timestamp for record in decoded(other.data)} == {START + 999}
 
 
 def test_range_within_a_batch_contains_no_other_record() -> None:
     (batch,) = selected(MadeBatch(records(0, 1, 2, 3, 4)), position=1, until=4).batches
-    other = reencode(batch, 1 << 20, "t-0")
-    assert other is not None
+    (other,) = reencode(batch, 1 << 20, "t-0")
     assert other.source_offsets == (1, 2, 3)
     assert selected(MadeBatch(records(0, 1, 2, 3, 4)), position=1, until=4).next_offset == 4
 
@@ -157,13 +154,51 @@ def test_range_within_a_batch_contains_no_other_record() -> None:
 def test_range_without_a_remaining_record_gives_no_batch() -> None:
     source = MadeBatch(records(0, 9))
     (batch,) = selected(source, position=3, until=6).batches
-    assert reencode(batch, 1 << 20, "t-0") is None
+    assert reencode(batch, 1 << 20, "t-0") == []
 
 
 def test_raw_snappy_is_read() -> None:
     source = MadeBatch(records(0, 2), codec=Compression.SNAPPY, framing=Framing.RAW)
     (batch,) = selected(source).batches
-    assert reencode(batch, 1 << 20, "t-0") is not None
+    assert len(reencode(batch, 1 << 20, "t-0")) == 1
+
+
+def test_small_zstd_batch_of_repeated_bytes_is_decompressed() -> None:
+    """The codec shrinks them 10,000 times and more."""
+    big = MadeRecord(0, START, value=bytes(16 << 20))
+    source = MadeBatch((big, MadeRecord(2, START)), codec=Compression.ZSTD)
+    (batch,) = selected(source).batches
+    assert len(batch.data) * 4096 < 16 << 20
+    (other,) = reencode(batch, 17 << 20, "t-0")
+    assert other.source_offsets == (0, 2)
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_batches_above_the_limit_of_the_target_are_split_between_records(
+    codec: Compression,
+) -> None:
+    noise = np.random.default_rng(1)
+    made = tuple(
+        MadeRecord(offset, START + offset, value=noise.bytes(300)) for offset in range(10, 30, 2)
+    )
+    made += (MadeRecord(30, START + 30, value=noise.bytes(4000)),)
+    source = MadeBatch(made, codec=codec, base_offset=10, last_offset=31)
+    (batch,) = selected(source).batches
+    others = reencode(batch, 1 << 20, "t-0", 1200)
+    assert sum((other.source_offsets for other in others), ()) == tuple(
+        record.offset for record in made
+    )
+    # A record is never split, so one batch is larger.
+    assert [len(other.source_offsets) for other in others if len(other.data) > 1200] == [1]
+    for other in others:
+        set_producer(memoryview(other.data), Producer(5, 0), 0, transactional=True)
+        header = parse_batch_header(other.data)
+        expected = [record for record in made if record.offset in other.source_offsets]
+        assert (header.compression, header.last_offset) == (codec, len(expected) - 1)
+        assert header.max_timestamp == expected[-1].timestamp
+        assert [(item.timestamp, item.value) for item in decoded(other.data)] == [
+            (record.timestamp, record.value) for record in expected
+        ]
 
 
 def test_decompression_bomb_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -10,16 +10,30 @@ import pytest
 
 from sidetier.mirror.copy.batches import MAX_OFFSET, Selection, select_batches
 from sidetier.mirror.copy.engine import Copy, Engine, Limits
-from sidetier.mirror.copy.source import NO_IDS, Fetched, SourceEvent, SourceGap, TopicRecreated
-from sidetier.mirror.copy.target import OutgoingBatch
+from sidetier.mirror.copy.source import (
+    NO_IDS,
+    Fetched,
+    PartitionFailed,
+    SourceEvent,
+    SourceGap,
+    TopicRecreated,
+)
+from sidetier.mirror.copy.target import (
+    DamagedBatchError,
+    OutgoingBatch,
+    RefusedBatchError,
+    Written,
+)
 from sidetier.segments.errors import (
     BrokerUnavailableError,
+    DamagedSegmentError,
     KafkaApiError,
     MirrorError,
     SidetierError,
     SourceUnavailableError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.batches import check_crc
 from sidetier.wire.requests import CommittedOffset
 from tests.harness.made_archive import TP
 from tests.harness.mirror_target import TARGET, FakeTarget
@@ -75,6 +89,29 @@ class FakeSource:
         return not self.left and self.failure is None
 
     def close(self) -> None: ...
+
+
+@dataclass
+class TwoPartitions(FakeSource):
+    """Return the batches of two partitions in one poll, like one answer of a broker."""
+
+    def assign(
+        self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
+    ) -> None:
+        self.topic_ids = topic_ids
+        self.left.clear()
+        for tp in positions:
+            data = memoryview(bytearray(b"".join(batch.encoded() for batch in self.batches)))
+            selection = select_batches(data, positions[tp], ())
+            self.left.append(
+                Fetched(tp, positions[tp], selection, len(data), Offset(99), from_archive=False)
+            )
+
+    def poll(self, timeout: float) -> list[SourceEvent]:
+        del timeout
+        events = list(self.left)
+        self.left.clear()
+        return events
 
 
 class NoPause(threading.Event):
@@ -163,6 +200,246 @@ def test_permanent_refusal_ends_the_engine() -> None:
     denied = KafkaApiError("no", code=29, name="TOPIC_AUTHORIZATION_FAILED", retry=False)
     with pytest.raises(KafkaApiError):
         engine(FakeSource(BATCHES), FakeTarget(fault=FailsAt(5, denied))).run()
+
+
+OTHER = Copy(TopicPartition("payments", 0), TopicPartition("copy.payments", 0))
+
+
+@dataclass
+class Refusing(FakeTarget):
+    """Refuse batches as brokers do: at `flush`, by the partition and the size."""
+
+    refuses: Callable[[OutgoingBatch], KafkaApiError | None] = lambda _: None
+    refusals: int = 0
+    failure: RefusedBatchError | None = None
+
+    def start(self) -> None:
+        self.failure = None
+        super().start()
+
+    def send(self, batches: Iterable[OutgoingBatch]) -> None:
+        taken = list(batches)
+        for item in taken:
+            error = self.refuses(item)
+            if error is not None:
+                self.refusals += 1
+                self.failure = self.failure or RefusedBatchError(error, item)
+        super().send(taken)
+
+    def flush(self) -> list[Written]:
+        if self.failure is not None:
+            raise self.failure
+        return super().flush()
+
+
+def too_large(size: int) -> Callable[[OutgoingBatch], KafkaApiError | None]:
+    error = KafkaApiError("too large", code=10, name="MESSAGE_TOO_LARGE", retry=False)
+    return lambda item: error if item.tp == TARGET and len(item.data) > size else None
+
+
+def denied(item: OutgoingBatch) -> KafkaApiError | None:
+    error = KafkaApiError("no", code=29, name="TOPIC_AUTHORIZATION_FAILED", retry=False)
+    return error if item.tp == TARGET else None
+
+
+def unavailable(item: OutgoingBatch) -> KafkaApiError | None:
+    error = KafkaApiError("no", code=19, name="NOT_ENOUGH_REPLICAS", retry=True)
+    return error if item.tp == TARGET else None
+
+
+def leaving_out(
+    source: FakeSource,
+    target: FakeTarget,
+    copy: Copy = COPIES[SOURCE],
+    limits: Limits = EACH_BATCH,
+) -> Engine:
+    return Engine(
+        source,
+        target,
+        lambda: {SOURCE: copy, OTHER.source: OTHER},
+        lambda partitions: {tp: Offset(0) for tp in partitions},
+        offsets_topic=None,
+        limits=limits,
+        refresh_seconds=None,
+        stop=NoPause(),
+        leave_out=True,
+    )
+
+
+LARGE = MadeBatch(tuple(MadeRecord(row, value=bytes(100)) for row in range(8)))
+WITH_TOO_LARGE = MadeBatch(
+    tuple(MadeRecord(row, value=bytes(5000 if row == 5 else 100)) for row in range(8))
+)
+
+
+@pytest.mark.parametrize("max_batch_bytes", [None, 500])
+def test_batch_above_the_limit_of_the_target_is_split(max_batch_bytes: int | None) -> None:
+    """Whether the limit is known before, or the brokers refuse the batch."""
+    target = Refusing(refuses=too_large(500))
+    copying = engine(FakeSource([LARGE]), target)
+    copying._find_copies = lambda: {SOURCE: Copy(SOURCE, TARGET, max_batch_bytes=max_batch_bytes)}
+    copying.run()
+    assert target.values() == expected([LARGE])
+    assert (target.refusals > 0) is (max_batch_bytes is None)
+    assert copying.counts.left_out == {}
+
+
+@pytest.mark.parametrize("max_batch_bytes", [None, 2000])
+def test_too_large_record_stops_only_its_own_partition(max_batch_bytes: int | None) -> None:
+    target = Refusing(refuses=too_large(2000))
+    copy = Copy(SOURCE, TARGET, max_batch_bytes=max_batch_bytes)
+    copying = leaving_out(TwoPartitions([WITH_TOO_LARGE]), target, copy)
+    copying.run()
+    assert target.committed[OTHER.target].offset == 8
+    # Nothing before the record is missing.
+    assert target.committed[TARGET].offset == 5
+    assert target.values() == expected([WITH_TOO_LARGE])[:5]
+    (reason,) = copying.counts.left_out.values()
+    assert (
+        f"{SOURCE} is not copied from offset 5 on: the record at offset 5 is a batch of" in reason
+    )
+    assert "Raise max.message.bytes of that topic to at least 50" in reason
+
+
+@pytest.mark.parametrize("max_batch_bytes", [None, 2000])
+def test_too_large_record_ends_a_copy_that_may_not_leave_out_a_partition(
+    max_batch_bytes: int | None,
+) -> None:
+    target = Refusing(refuses=too_large(2000))
+    copying = engine(FakeSource([WITH_TOO_LARGE]), target)
+    copying._find_copies = lambda: {SOURCE: Copy(SOURCE, TARGET, max_batch_bytes=max_batch_bytes)}
+    with pytest.raises(MirrorError, match="the record at offset 5 is a batch of"):
+        copying.run()
+    assert target.values() == expected([WITH_TOO_LARGE])[:5]
+
+
+@pytest.mark.parametrize("refuses", [denied, unavailable])
+def test_refused_partition_does_not_stop_others(
+    refuses: Callable[[OutgoingBatch], KafkaApiError | None],
+) -> None:
+    target = Refusing(refuses=refuses)
+    limits = Limits(transaction_bytes=1, patience=0.0)
+    copying = leaving_out(TwoPartitions(BATCHES), target, limits=limits)
+    copying.run()
+    assert target.committed[OTHER.target].offset == 50
+    assert target.committed[TARGET].offset == 0
+    assert list(copying.counts.left_out) == [SOURCE]
+
+
+def test_records_before_a_left_out_one_are_copied_after_another_partition_was_refused() -> None:
+    """Their transaction was aborted after the record was found."""
+    failures = 0
+    for occurrence in range(12):
+        fault = FailsAt(occurrence, BrokerUnavailableError("broken"))
+        target = FakeTarget(fault=fault)
+        copy = Copy(SOURCE, TARGET, max_batch_bytes=2000)
+        leaving_out(TwoPartitions([WITH_TOO_LARGE]), target, copy, Limits()).run()
+        failures += fault.left < 0
+        assert target.values() == expected([WITH_TOO_LARGE])[:5]
+        assert target.committed[OTHER.target].offset == 8
+    assert failures > 5
+
+
+@dataclass
+class FailsToRead(FakeSource):
+    """One partition cannot be read after its first batch, the other can."""
+
+    def assign(
+        self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
+    ) -> None:
+        TwoPartitions.assign(self, positions, topic_ids)  # type: ignore[arg-type]
+        if SOURCE in positions:
+            self.left.append(PartitionFailed(SOURCE, MirrorError("a gap at offset 50")))
+
+
+def test_partition_that_cannot_be_read_does_not_stop_others() -> None:
+    target = FakeTarget()
+    copying = leaving_out(FailsToRead(BATCHES), target)
+    copying.run()
+    assert {tp: at.offset for tp, at in target.committed.items()} == {TARGET: 50, OTHER.target: 50}
+    assert copying.counts.left_out == {
+        SOURCE: f"{SOURCE} is not copied from offset 50 on: a gap at offset 50"
+    }
+    with pytest.raises(MirrorError, match="a gap at offset 50"):
+        engine(FailsToRead(BATCHES), target).run()
+
+
+def test_damaged_batch_stops_only_its_own_partition() -> None:
+    @dataclass
+    class Damaged(TwoPartitions):
+        def assign(
+            self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
+        ) -> None:
+            super().assign(positions, topic_ids)
+            for event in self.left:
+                if isinstance(event, Fetched) and event.tp == SOURCE:
+                    event.selection.batches[1].data[-1] ^= 1
+
+    class Checks(FakeTarget):
+        def send(self, batches: Iterable[OutgoingBatch]) -> None:
+            for item in batches:
+                try:
+                    check_crc(item.data)
+                except DamagedSegmentError as error:
+                    raise DamagedBatchError(error, item) from error
+                super().send([item])
+
+    target = Checks()
+    copying = leaving_out(Damaged(BATCHES), target)
+    copying.run()
+    assert target.committed[OTHER.target].offset == 50
+    assert "is not copied from offset 5 on" in copying.counts.left_out[SOURCE]
+
+
+def test_left_out_partition_is_copied_once_the_setting_is_raised() -> None:
+    """While the mirror runs: the catalog finds the new limit."""
+    now, limit, stop = 0.0, 2000, NoPause()
+    target = Refusing()
+
+    def copies() -> Mapping[TopicPartition, Copy]:
+        return {SOURCE: Copy(SOURCE, TARGET, max_batch_bytes=limit), OTHER.source: OTHER}
+
+    @dataclass
+    class Raises(FakeSource):
+        def poll(self, timeout: float) -> list[SourceEvent]:
+            nonlocal now, limit
+            events = TwoPartitions.poll(self, timeout)  # type: ignore[arg-type]
+            if not events:
+                reasons.append(dict(copying.counts.left_out))
+                now, limit = now + 31.0, 10_000
+                if target.committed[TARGET].offset == 8:
+                    stop.set()
+            return events
+
+        def assign(
+            self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
+        ) -> None:
+            self.left.clear()
+            for tp, position in positions.items():
+                data = memoryview(bytearray(WITH_TOO_LARGE.encoded()))
+                selection = select_batches(data, position, ())
+                self.left.append(
+                    Fetched(tp, position, selection, len(data), Offset(99), from_archive=False)
+                )
+            del topic_ids
+
+    reasons: list[dict[TopicPartition, str]] = []
+    copying = Engine(
+        Raises([]),
+        target,
+        copies,
+        lambda partitions: {tp: Offset(0) for tp in partitions},
+        offsets_topic=None,
+        limits=EACH_BATCH,
+        refresh_seconds=30.0,
+        stop=stop,
+        leave_out=True,
+        clock=lambda: now,
+    )
+    copying.run()
+    assert list(reasons[0]) == [SOURCE]
+    assert reasons[-1] == copying.counts.left_out == {}
+    assert target.values() == expected([WITH_TOO_LARGE])
 
 
 class Alone:
@@ -338,28 +615,6 @@ def test_stop_commits_the_sent_records() -> None:
     copying.run()
     assert target.values() == expected(BATCHES[:1])
     assert target.committed[TARGET].offset == 5
-
-
-@dataclass
-class TwoPartitions(FakeSource):
-    """Return the batches of two partitions in one poll, like one answer of a broker."""
-
-    def assign(
-        self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
-    ) -> None:
-        self.topic_ids = topic_ids
-        for tp in positions:
-            data = memoryview(bytearray(b"".join(batch.encoded() for batch in self.batches)))
-            selection = select_batches(data, Offset(0), ())
-            self.left.append(
-                Fetched(tp, Offset(0), selection, len(data), Offset(99), from_archive=False)
-            )
-
-    def poll(self, timeout: float) -> list[SourceEvent]:
-        del timeout
-        events = list(self.left)
-        self.left.clear()
-        return events
 
 
 @dataclass

@@ -62,6 +62,29 @@ def test_a_missing_topic_is_created_with_the_settings_that_fit_another_cluster()
     assert plan(EMPTY, create=False).problem == "topic orders does not exist on the target"
 
 
+def test_the_copy_of_a_topic_with_log_append_time_keeps_the_timestamps() -> None:
+    source = replace(ORDERS, settings={"message.timestamp.type": "LogAppendTime"})
+    planned = plan_copy(source, "orders", LINEAGE, EMPTY, CatalogOptions())
+    assert (planned.problem, planned.settings) == (None, {"message.timestamp.type": "CreateTime"})
+    accepting = CatalogOptions(accept_log_append_time=True)
+    planned = plan_copy(source, "orders", LINEAGE, EMPTY, accepting)
+    assert (planned.problem, planned.settings) == (None, source.settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({}, None),
+        ({"max.message.bytes": "1048588"}, 1048588),
+        ({"max.message.bytes": "1048588", "segment.bytes": "2048"}, 2048),
+    ],
+)
+def test_maximum_size_of_a_batch_is_a_setting_of_the_target(
+    settings: dict[str, str], size: int | None
+) -> None:
+    assert plan(target(settings=settings)).max_batch_bytes == size
+
+
 def test_an_existing_copy_gets_missing_partitions_and_changed_settings() -> None:
     state = target(partitions=1, settings={"cleanup.policy": "delete"})
     planned = plan(state)
@@ -84,6 +107,7 @@ def test_an_existing_copy_gets_missing_partitions_and_changed_settings() -> None
         ),
         (replace(target(), cluster_id="a"), {}, "the same cluster a"),
         (replace(target(), cluster_id="a"), {"refuse_loops": False}, None),
+        (replace(target(), problems={"orders": "may not be described"}), {}, "may not be"),
         (target(noted=replace(NOTED, source_id=str(OTHER_ID))), {}, "created again on the source"),
         (target(noted=replace(NOTED, target_id=str(OTHER_ID))), {}, "created again on the target"),
     ],

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.copy.source import KafkaSource, SourceEvent, TopicRecreated
+from sidetier.mirror.copy.source import KafkaSource, PartitionFailed, SourceEvent, TopicRecreated
 from sidetier.segments.errors import SourceUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
@@ -27,17 +27,19 @@ class Recreated:
     def __init__(self, broker: FakeBroker) -> None:
         self.broker = broker
         self.topic_id = NEW
+        self.leader = 1
+        self.refusal = ErrorCode.unknown_topic_id
         broker.answers |= {ApiKey.METADATA: self.metadata, ApiKey.FETCH: self.fetch}
 
     def metadata(self, request: Received) -> bytes:
-        return led_by(self.broker, request, TP, topic_id=self.topic_id)
+        return led_by(self.broker, request, TP, topic_id=self.topic_id, leader=self.leader)
 
     def fetch(self, request: Received) -> bytes:
         (asked,) = request.entity.topics
         known = asked.topic_id == self.topic_id
         partition = {
             "partition_index": 0,
-            "error_code": ErrorCode.none if known else ErrorCode.unknown_topic_id,
+            "error_code": ErrorCode.none if known else self.refusal,
             "high_watermark": 0,
             "last_stable_offset": 0,
             "log_start_offset": 0,
@@ -105,6 +107,33 @@ def test_a_topic_id_that_the_broker_does_not_know_yet_is_requested_again(
     source.assign({TP: Offset(0)}, {TP.topic: OLD})
     wait_for(lambda: broker.fetches()[2:] or None, WAIT, "more requests")
     assert not any(isinstance(event, TopicRecreated) for event in source.poll(0.0))
+
+
+def test_partition_that_the_brokers_refuse_ends_without_the_others(
+    broker: Recreated, source: KafkaSource
+) -> None:
+    broker.refusal = ErrorCode.topic_authorization_failed
+    source.assign({TP: Offset(7)}, {TP.topic: OLD})
+    (event,) = polled(source)
+    assert isinstance(event, PartitionFailed)
+    assert event.tp == TP
+    assert "the principal needs Read" in str(event.error)
+    assert source.poll(1.0) == []
+    assert broker.fetches() == [OLD]
+    assert not source.finished()
+
+
+def test_partition_without_a_leader_ends_without_the_others(broker: Recreated) -> None:
+    broker.leader = -1
+    settings = ClientSettings((broker.broker.address,))
+    minutes = itertools.count(0.0, 61.0)
+    source = KafkaSource(lambda: Cluster(settings), None, clock=lambda: next(minutes))
+    source.assign({TP: Offset(0)})
+    (event,) = polled(source)
+    assert isinstance(event, PartitionFailed)
+    assert "partition orders-0 has no leader now" in str(event.error)
+    assert source.poll(0.5) == []
+    source.close()
 
 
 def test_permanently_unavailable_source_is_a_retryable_error(broker: Recreated) -> None:

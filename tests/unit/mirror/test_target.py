@@ -5,7 +5,12 @@ from collections.abc import Iterator
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.copy.target import KafkaTarget, OutgoingBatch
+from sidetier.mirror.copy.target import (
+    DamagedBatchError,
+    KafkaTarget,
+    OutgoingBatch,
+    RefusedBatchError,
+)
 from sidetier.segments.errors import (
     BrokerError,
     ConfigurationError,
@@ -104,6 +109,30 @@ def test_unconfirmed_batch_is_an_error_even_if_later_ones_succeed(
         send(target, 3)
     target.start()
     assert send(target, 3) == [0, 1, 2]
+
+
+def test_refused_batch_names_its_partition(log: tuple[Log, KafkaTarget]) -> None:
+    """So that its partition alone is left out: also where one request is for several."""
+    broker, target = log
+    broker.first = ErrorCode.message_too_large
+    target.start()
+    sent = batches(2)
+    target.send(sent)
+    with pytest.raises(RefusedBatchError, match="MESSAGE_TOO_LARGE") as refused:
+        target.flush()
+    assert (refused.value.batch, refused.value.retry) == (sent[0], False)
+
+    target.start()
+    unknown = sent[1]._replace(tp=TopicPartition("orders", 7))
+    with pytest.raises(RefusedBatchError, match="orders-7") as refused:
+        target.send([*batches(1), unknown])
+    assert (refused.value.batch, refused.value.retry) == (unknown, True)
+
+    target.start()
+    sent[1].data[-1] ^= 1
+    with pytest.raises(DamagedBatchError, match="CRC") as damaged:
+        target.send(sent)
+    assert damaged.value.batch == sent[1]
 
 
 def test_error_for_a_refused_transaction_timeout_names_the_option() -> None:
