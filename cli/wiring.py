@@ -232,6 +232,17 @@ class _Places:
                 store.close()
 
 
+def check_archive(config: Config, archive: ArchiveAccess, identity: MetaProperties) -> None:
+    """Check the stores, the cluster of the archive and the encryption keys as the sidecar does at
+    its start. Nothing is written.
+
+    Raises:
+        ConfigurationError: The sidecar would not start with these settings.
+    """
+    cache, long_archives = MetadataCache(_METADATA_CACHE_BYTES), LongArchives()
+    _Places(config, archive, identity.cluster_id, cache, long_archives).check_all()
+
+
 def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
     """Return the broker and cluster that the log dirs belong to.
 

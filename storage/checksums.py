@@ -8,7 +8,7 @@ from awscrt import checksums as crt  # type: ignore[import-untyped]  # it ships 
 
 from sidetier.segments.errors import ChecksumMismatchError
 from sidetier.storage.bodies import FillingStream, open_for_checksum
-from sidetier.storage.port import Body, Checksum, ChecksumAlgorithm
+from sidetier.storage.port import Body, Checksum, ChecksumAlgorithm, ObjectHead
 
 PIECE: Final = 256 * 1024
 """Bytes per read, and so the memory needed for a body of any size."""
@@ -92,6 +92,16 @@ def from_base64(algorithm: ChecksumAlgorithm, text: str | None) -> Checksum | No
     if not text or "-" in text:
         return None
     return Checksum(algorithm, base64.b64decode(text))
+
+
+def is_replaced(head: ObjectHead) -> bool:
+    """Return whether the store's own checksum shows that the bytes are not those that the adapter
+    wrote.
+    """
+    noted, own = head.checksum, head.own_checksum
+    return (
+        noted is not None and own is not None and noted.algorithm is own.algorithm and noted != own
+    )
 
 
 def expect_checksum(key: str, expected: Checksum | None, actual: Checksum) -> None:

@@ -265,7 +265,7 @@ class EncryptingStorage:
         return self._inner.list_directories(prefix)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See `RemoteStorage`. Size and checksum are those of the plaintext."""
+        """See `RemoteStorage`. Size and checksums are those of the plaintext."""
         return self._plain_head(self._inner.head_object(key, with_checksum=with_checksum))
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
@@ -415,13 +415,21 @@ class EncryptingStorage:
                 f"{head.size} bytes"
             )
         # Both checksums were computed of the same bytes, so the verified one vouches for the other.
-        checksum = (
-            None
-            if head.checksum is None
-            else Checksum(ChecksumAlgorithm(match[1]), bytes.fromhex(match[2]))
-        )
+        plain = Checksum(ChecksumAlgorithm(match[1]), bytes.fromhex(match[2]))
+        noted, own = head.checksum, head.own_checksum
+        if noted is None or own is None or noted.algorithm is not own.algorithm:
+            own = None
+        elif own == noted:
+            own = plain
+        # Otherwise the ciphertext was replaced: its checksum is that of no plaintext.
         notes = {name: value for name, value in head.metadata.items() if name != ENCRYPTION_KEY}
-        return replace(head, size=size, checksum=checksum, metadata=notes)
+        return replace(
+            head,
+            size=size,
+            checksum=None if noted is None else plain,
+            own_checksum=own,
+            metadata=notes,
+        )
 
     def _stream(self, key: str, start: int, end: int | None, version: IfMatch) -> BinaryIO:
         cipher = self._cipher_of(key, version)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import BinaryIO, Final
 
@@ -239,13 +239,14 @@ class FakeStorage(Faulty):
             algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
             actual = checksum_of_bytes(data, algorithm)
             expect_checksum(key, checksum, actual)
-            return self._store(key, data, checked, actual, condition)
+            return self._store(key, data, checked, actual, actual, condition)
 
     def get_object(self, key: str) -> StoredObject:
         """See `RemoteStorage`."""
         check_key(key)
         with self._request("get", key):
-            return self._find(key)
+            stored = self._find(key)
+            return replace(stored, head=replace(stored.head, own_checksum=None))
 
     def get_object_input_stream(
         self,
@@ -285,11 +286,12 @@ class FakeStorage(Faulty):
         return sorted(directories, key=str.encode)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See `RemoteStorage`."""
-        del with_checksum  # every object has one
+        """See `RemoteStorage`. Without a capability of checksums, it has none of its own."""
         check_key(key)
         with self._request("head", key):
-            return self._find(key).head
+            head = self._find(key).head
+            has_own = with_checksum and self._capabilities.checksum is not None
+            return head if has_own else replace(head, own_checksum=None)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See `RemoteStorage`."""
@@ -311,9 +313,15 @@ class FakeStorage(Faulty):
         check_key(target)
         with self._request("copy", target):
             original = self._find(source)
-            head = original.head
-            checksum = head.checksum
-            return self._store(target, original.data, head.metadata, checksum, condition)
+            head, data = original.head, original.data
+            own = head.own_checksum
+            return self._store(target, data, head.metadata, head.checksum, own, condition)
+
+    def overwrite(self, key: str, data: bytes) -> None:
+        """Replace the bytes of an object as another program that keeps its metadata."""
+        head = self._find(key).head
+        own = checksum_of_bytes(data, ChecksumAlgorithm.CRC64NVME)
+        self._store(key, data, head.metadata, head.checksum, own, None)
 
     def close(self) -> None:
         """See `RemoteStorage`. There is nothing to close."""
@@ -324,6 +332,7 @@ class FakeStorage(Faulty):
         data: bytes,
         metadata: Mapping[str, str],
         checksum: Checksum | None,
+        own: Checksum | None,
         condition: Condition | None,
     ) -> str:
         with self._guard:
@@ -332,7 +341,7 @@ class FakeStorage(Faulty):
             self._stored.writes += 1
             self.changes += 1
             etag = f"fake-{self._stored.writes}"
-            head = ObjectHead(key, len(data), etag, self._now_ms(), dict(metadata), checksum)
+            head = ObjectHead(key, len(data), etag, self._now_ms(), dict(metadata), checksum, own)
             self._objects[key] = StoredObject(head, data)
             return etag
 

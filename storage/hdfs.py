@@ -504,7 +504,7 @@ class HdfsStorage:
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         """See `RemoteStorage`. The checksum is part of the object's record."""
-        del with_checksum  # the checksum is always in the record
+        del with_checksum  # HDFS has checksums of blocks only
         return self._record(key).head(key)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:

@@ -519,7 +519,7 @@ class LocalStorage:
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         """See `RemoteStorage`."""
-        del with_checksum  # the checksum is always in the record
+        del with_checksum  # a file has no checksum of its own
         handle, record = self._open(key, self._tree.open_version)
         os.close(handle)
         return record.head(key)

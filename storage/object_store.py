@@ -319,8 +319,8 @@ class ObjectStorage:
         return sorted(shown, key=str.encode)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See `RemoteStorage`. The checksum is part of the metadata."""
-        del with_checksum  # the checksum is always in the same answer
+        """See `RemoteStorage`. obstore does not return the store's own checksum."""
+        del with_checksum
         self._check(key)
         with self._translated("head", key):
             return self._head(key, self._get(self._clients.small, key, _HEAD))

@@ -95,7 +95,20 @@ class ObjectSummary:
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """Properties of an object without its bytes. Metadata keys are lower case."""
+    """Properties of an object without its bytes.
+
+    Attributes:
+        key: Key of the object.
+        size: Size in bytes.
+        etag: Etag of the version.
+        modified_ms: Last modification, in ms since 1970.
+        metadata: The metadata of the writer. Keys are lower case.
+        checksum: Checksum that the adapter noted with the object when it wrote it; None if another
+            program wrote the object. A program that replaces the bytes may keep it, so it proves
+            nothing about the present bytes.
+        own_checksum: Checksum that the store has computed or verified itself for the present bytes;
+            None if it has none, or was not asked for it.
+    """
 
     key: str
     size: int
@@ -103,6 +116,7 @@ class ObjectHead:
     modified_ms: int
     metadata: Mapping[str, str] = field(default_factory=dict)
     checksum: Checksum | None = None
+    own_checksum: Checksum | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +234,8 @@ class RemoteStorage(Protocol):
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         """Return the properties of an object without its bytes.
 
-        The checksum is set for objects that were written through this port. `with_checksum` also
-        asks for the checksum of other objects, where the store has it (S3: a second, more
-        expensive request).
+        `with_checksum` also asks for `own_checksum`, which only S3 has (it is a more expensive
+        request there).
 
         Raises:
             ObjectNotFoundError: There is no object.

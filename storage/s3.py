@@ -152,9 +152,9 @@ class S3Storage(ObjectStorage):
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         """See `RemoteStorage`. For a missing bucket S3 also answers HEAD with "not found"."""
-        head = super().head_object(key)
-        if head.checksum is not None or not (with_checksum and self._settings.checksum_verified):
-            return head
+        if not (with_checksum and self._settings.checksum_verified):
+            return super().head_object(key)
+        self._check(key)
         return self._head_by_boto(key)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
@@ -186,11 +186,14 @@ class S3Storage(ObjectStorage):
                 target,
                 BytesBody(stored.data),
                 metadata=stored.head.metadata,
-                checksum=stored.head.checksum or head.checksum,
+                checksum=stored.head.checksum or head.own_checksum,
                 condition=condition,
             )
         self._expect(target, condition)
-        stored_head = replace(head, metadata=stored_metadata(head.metadata, head.checksum))
+        checksum = head.own_checksum or head.checksum
+        stored_head = replace(
+            head, metadata=stored_metadata(head.metadata, checksum), checksum=checksum
+        )
         return self._boto.copy(stored_head, target, condition)
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
@@ -264,7 +267,7 @@ class S3Storage(ObjectStorage):
         return failure(f"{name} {self._place(key)}", chain.problem)
 
     def _head_by_boto(self, key: str) -> ObjectHead:
-        """Return the head with the checksum that the store knows, or that of our metadata."""
+        """Return the head with the checksum of our metadata, and the one that the store has."""
         head = self._boto.head(key)
         metadata, noted = split_metadata(head.metadata)
-        return replace(head, metadata=metadata, checksum=head.checksum or noted)
+        return replace(head, metadata=metadata, checksum=noted)

@@ -147,7 +147,7 @@ class Boto3Requests:
             return self._complete(target, upload_id, parts, source.checksum, condition)
 
     def head(self, key: str) -> ObjectHead:
-        """Return the head with the metadata as stored, and the checksum if the store knows it."""
+        """Return the head with the metadata as stored, and the store's own checksum."""
         mode: Params = {"ChecksumMode": "ENABLED"} if self._settings.checksum_verified else {}
         with self._translated("HeadObject", key):
             response = self.client.head_object(Bucket=self._bucket, Key=self._root + key, **mode)
@@ -446,7 +446,7 @@ def _head_of(key: str, response: Mapping[str, Any]) -> ObjectHead:
         etag=bare_etag(response["ETag"]),
         modified_ms=round(response["LastModified"].timestamp() * 1000),
         metadata={name.lower(): value for name, value in response.get("Metadata", {}).items()},
-        checksum=next((checksum for checksum in checksums if checksum), None),
+        own_checksum=next((checksum for checksum in checksums if checksum), None),
     )
 
 

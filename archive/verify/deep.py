@@ -100,7 +100,7 @@ class _Sums:
     def __init__(self, head: ObjectHead) -> None:
         self._head = head
         self._crc64 = self._crc32c = 0
-        expected = head.checksum
+        self._expected = expected = head.own_checksum or head.checksum
         self._needs_crc32c = expected is not None and expected.algorithm is ChecksumAlgorithm.CRC32C
 
     def update(self, data: memoryview) -> None:
@@ -116,7 +116,7 @@ class _Sums:
 
     def difference(self) -> str | None:
         """Describe the checksum that the bytes do not have; None if they have all of them."""
-        expected = self._head.checksum
+        expected = self._expected
         if expected is not None:
             actual = (
                 self._crc32c.to_bytes(4, "big")

@@ -10,7 +10,6 @@ from sidetier.archive.verify.findings import Finding, FindingKind
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.notes import CHECKSUM_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import ChecksumAlgorithm, ObjectHead
 
@@ -43,9 +42,9 @@ def compare_with_local(
 ) -> Finding | None:
     """Compare a stored `.log` with the broker's file of the same base offset.
 
-    If both have the same size, the checksum of the local bytes is compared with that of the store,
-    without reading the object. Otherwise the segments end at different offsets, and the bytes that
-    both have are read and compared.
+    If both have the same size, and the store has a checksum of its own, it is compared with that of
+    the local bytes, without reading the object. Otherwise the bytes that both have are read and
+    compared: segments of different sizes end at different offsets.
 
     Returns:
         None if they are equal, or if the broker has deleted the file meanwhile.
@@ -86,9 +85,9 @@ def compare_with_local(
 
 
 def _crc64nvme(head: ObjectHead) -> str | None:
-    if head.checksum is not None and head.checksum.algorithm is ChecksumAlgorithm.CRC64NVME:
-        return head.checksum.value.hex()
-    return head.metadata.get(CHECKSUM_KEY)
+    own = head.own_checksum
+    is_comparable = own is not None and own.algorithm is ChecksumAlgorithm.CRC64NVME
+    return own.value.hex() if own is not None and is_comparable else None
 
 
 def _local_checksum(descriptor: int, size: int) -> str:

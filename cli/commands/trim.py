@@ -15,7 +15,7 @@ from sidetier.cli.inspect.local_retention import ArchiveAt, led_partition, trim_
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 from sidetier.cli.stores import open_archive, told_waits
-from sidetier.cli.wiring import identify, record_deleter, topic_config_source
+from sidetier.cli.wiring import check_archive, identify, record_deleter, topic_config_source
 from sidetier.config.model import Config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BrokerId, TopicPartition
@@ -219,8 +219,8 @@ def command(
     The command makes one pass of local retention (retention.local), as the running sidecar does at
     each interval. It deletes closed segments that are beyond local retention, after the store has
     shown that it has them: with their checksums, under the leader epochs of the log, and up to the
-    archive end offset. It lists the consumer groups whose committed offsets are below the new log
-    starts. Run it with --dry-run before you enable local retention.
+    last stable offset of the archive. It lists the consumer groups whose committed offsets are
+    below the new log starts. Run it with --dry-run before you enable local retention.
 
     \b
     Example:
@@ -248,6 +248,8 @@ def command(
         told_waits() as calls,
         open_archive(config, connections=CHECK_THREADS, calls=calls) as archive,
     ):
+        # A key with the right name and other bytes would show only when a record is read back.
+        check_archive(config, archive, identity)
         places = cache(lambda topic: ArchiveAt(archive.store(topic), archive.layout))
         trimmer = Trimmer(local, deleter, configs, places, SYSTEM_CLOCK.wall, all_groups=True)
         led = _with_archives(directories, places)

@@ -57,13 +57,14 @@ class ContentTagged(FakeStorage):
         data: bytes,
         metadata: Mapping[str, str],
         checksum: Checksum | None,
+        own: Checksum | None,
         condition: Condition | None,
     ) -> str:
         with self._guard:
             present = self._objects.get(key)
             check_condition(key, condition, present.head.etag if present else None)
             etag = hashlib.sha256(data).hexdigest()[:16]
-            head = ObjectHead(key, len(data), etag, 0, dict(metadata), checksum)
+            head = ObjectHead(key, len(data), etag, 0, dict(metadata), checksum, own)
             self._objects[key] = StoredObject(head, data)
             return etag
 

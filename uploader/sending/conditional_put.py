@@ -32,6 +32,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.notes import CHECKSUM_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.checksums import is_replaced
 from sidetier.storage.port import (
     Body,
     Checksum,
@@ -103,7 +104,8 @@ def compare(head: ObjectHead, ours: FileToStore) -> Existing:
     """Compare a stored object with the file to be written. Both are above `offset.wm`."""
     # Size first: the checksum may be missing, and equal checksums of different sizes mean nothing.
     if head.size == ours.body.size and _crc64nvme(head) == ours.crc64nvme:
-        return Existing.GOOD
+        # Another program has replaced the bytes, and kept the metadata: it gets them back.
+        return Existing.REPLACEABLE if _is_altered(head, ours) else Existing.GOOD
     if WRITER_EPOCH_KEY not in head.metadata:
         return Existing.REPLACEABLE
     # After the comparison of bytes: equal bytes are good, whichever leader wrote them.
@@ -119,6 +121,14 @@ def _crc64nvme(head: ObjectHead) -> int | None:
     if checksum is not None and checksum.algorithm is ChecksumAlgorithm.CRC64NVME:
         return int.from_bytes(checksum.value)
     return _number(head.metadata.get(CHECKSUM_KEY), 16)
+
+
+def _is_altered(head: ObjectHead, ours: FileToStore) -> bool:
+    """Return whether the store's own checksum shows other bytes than the metadata does."""
+    own = head.own_checksum
+    if own is not None and own.algorithm is ChecksumAlgorithm.CRC64NVME:
+        return int.from_bytes(own.value) != ours.crc64nvme
+    return is_replaced(head)
 
 
 def _is_of_another_topic(head: ObjectHead, ours: FileToStore) -> bool:

@@ -6,10 +6,17 @@ objects that a lifecycle rule or a person has deleted since. So each check asks 
 1. `offset.wm` is of this topic, and no move is pending.
 2. The archived leader epochs are those of the broker's log.
 3. The segments that `_metadata` names follow each other without a gap.
-4. Each `.log` has the checksum that the store compared when it was uploaded, and its metadata fits
-   the log. A store that compares no checksum has to return the bytes: this sidecar compares them.
+4. Each `.log` ends where the next one begins, and its metadata fits the log. The store's own
+   checksum of it is the one of the upload: the checksum in the metadata alone proves nothing,
+   because a program that replaces an object may keep its metadata. A store without a checksum of
+   its own has to return the bytes: this sidecar computes their checksum. The first batch of the
+   object is the one of the log's segment, so no other segment is stored in its place.
 5. The listing has these versions of the segments, with all of their files, and the version of
    `offset.wm` of step 1.
+
+A trim also ends at the last stable offset of the archive, which the log's producer snapshots show:
+otherwise a transaction could have its beginning in the archive alone and its end on the broker
+alone.
 
 The listing comes last, because every change of an archive other than a commit begins with a write
 of `offset.wm`: if it has not changed until then, neither have the objects that were read before. A
@@ -42,7 +49,8 @@ from sidetier.archive.objects.watermark import (
     read_watermark,
 )
 from sidetier.segments.epoch_history import EpochHistory, continues, contradiction, parse_runs
-from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.segments.errors import ObjectNotFoundError, SegmentError
+from sidetier.segments.headers import HEADER_BYTES, parse_batch_header
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import CHECKSUM_KEY, EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
@@ -54,7 +62,7 @@ from sidetier.segments.offsets import (
     OffsetRange,
     TopicPartition,
 )
-from sidetier.storage.checksums import RunningChecksum
+from sidetier.storage.checksums import RunningChecksum, is_replaced
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
     ChecksumAlgorithm,
@@ -64,7 +72,15 @@ from sidetier.storage.port import (
     RemoteStorage,
 )
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.trim.decision import Held, Hindrance, LocalSegment, Trim, bounded_by_archive
+from sidetier.uploader.trim.decision import (
+    Held,
+    Hindrance,
+    LocalSegment,
+    Trim,
+    bounded_by_archive,
+    bounded_by_transactions,
+)
+from sidetier.uploader.trim.local_log import first_header, stable_end
 
 _CHUNK_BYTES: Final = 1 << 20
 _MOST_SEGMENTS: Final = 1000
@@ -170,6 +186,10 @@ class ArchiveCheck:
         trim = bounded_by_archive(trim, watermark.next_offset)
         if trim.end == trim.start:
             return trim, False
+        stable = stable_end(led.directory, trim.segments, watermark.next_offset)
+        trim = bounded_by_transactions(trim, stable)
+        if trim.end == trim.start:
+            return trim, False
         local = led.local_epochs()
         stored = self._stored_epochs(led, watermark, local)
         held = epochs_hindrance(
@@ -225,6 +245,7 @@ class ArchiveCheck:
         wanted = [base for base in bases[first : first + _MOST_SEGMENTS] if base < trim.end]
         position, held = trim.first_deleted, None
         checked: list[tuple[BaseOffset, VerifiedLog]] = []
+        ends = dict(zip(bases, [*bases[1:], watermark.next_offset], strict=True))
         for base in wanted:
             if base > position:
                 held = Held(
@@ -232,7 +253,7 @@ class ArchiveCheck:
                     f"the archive has a gap: no stored segment has offset {position}",
                 )
                 break
-            answer = self._check(led, base, trim.segments, local)
+            answer = self._check(led, base, Offset(ends[base] or base), trim.segments, local)
             if isinstance(answer, Held):
                 held = answer
                 break
@@ -292,10 +313,19 @@ class ArchiveCheck:
         self,
         led: LedPartition,
         base: BaseOffset,
+        following: Offset,
         segments: Iterable[LocalSegment],
         local: EpochHistory,
     ) -> VerifiedLog | Held:
-        """Return what was checked of a stored `.log`, or why it does not count."""
+        """Return what was checked of a stored `.log`, or why it does not count.
+
+        Args:
+            led: The partition.
+            base: Base offset of the `.log`, from its key.
+            following: Base offset of the next stored segment; the archive end offset for the last.
+            segments: The segments of the log.
+            local: The leader epochs of the log.
+        """
         key = self.layout.object_key(led.topic_partition, base, FileKind.LOG)
         known = self.verified.get((key, led.leader_epoch))
         if known is not None:
@@ -308,10 +338,11 @@ class ArchiveCheck:
         problem = (
             "it was stored by Pinterest's uploader, without a checksum"
             if end is None
-            else checksum_problem(head)
+            else place_problem(base, end, following)
             or segment_problem(head, led.topic_id, local)
             or size_problem(segments, base, end, head.size)
-            or self._bytes_problem(head)
+            or checksum_problem(head)
+            or self._bytes_problem(led, base, following, segments, local, head)
         )
         if problem is not None or end is None:
             return Held(Hindrance.OBJECT_UNVERIFIED, f"{key}: {problem}")
@@ -319,20 +350,35 @@ class ArchiveCheck:
         self.verified[key, led.leader_epoch] = log
         return log
 
-    def _bytes_problem(self, head: ObjectHead) -> str | None:
-        """Read an object whose checksum the store has not verified, and compare it; None if equal.
+    def _bytes_problem(
+        self,
+        led: LedPartition,
+        base: BaseOffset,
+        following: Offset,
+        segments: Iterable[LocalSegment],
+        local: EpochHistory,
+        head: ObjectHead,
+    ) -> str | None:
+        """Return why the bytes of a stored `.log` are not the log's; None if they are.
 
-        GCS and Azure only keep the checksum of the upload.
+        The first batch is always read. The rest is read if the store has no checksum of its own.
         """
-        noted = head.checksum
-        if self.store.capabilities.checksum is not None or noted is None:
-            return None
-        running = RunningChecksum(noted.algorithm)
-        condition = IfMatch(head.etag)
-        with self.store.get_object_input_stream(head.key, condition=condition) as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
+        is_proven = has_own_checksum(head)
+        running = RunningChecksum(ChecksumAlgorithm.CRC64NVME)
+        limit, condition = HEADER_BYTES if is_proven else None, IfMatch(head.etag)
+        with self.store.get_object_input_stream(head.key, 0, limit, condition=condition) as stream:
+            first = b""
+            while len(first) < HEADER_BYTES and (more := stream.read(HEADER_BYTES - len(first))):
+                first += more
+            running.update(first)
+            while not is_proven and (chunk := stream.read(_CHUNK_BYTES)):
                 running.update(chunk)
-        return None if running.result() == noted else "its bytes do not have the uploaded checksum"
+        if not is_proven and running.result().value.hex() != head.metadata[CHECKSUM_KEY]:
+            return "its bytes do not have the checksum of the upload"
+        if any(segment.base_offset == base for segment in segments):
+            is_same = first == first_header(led.directory, base)
+            return None if is_same else "its first batch is not the one of the log's segment"
+        return batch_problem(first, OffsetRange(Offset(base), following), local)
 
 
 def watermark_hindrance(
@@ -400,19 +446,68 @@ def epochs_hindrance(
     return Held(Hindrance.EPOCHS_DIFFER, text)
 
 
-def checksum_problem(head: ObjectHead) -> str | None:
-    """Return why the store does not vouch for the bytes of an object; None if it does.
+def place_problem(base: BaseOffset, end: Offset, following: Offset) -> str | None:
+    """Return why a segment does not fit between two base offsets; None if it does.
 
-    A store that computes another checksum than CRC64NVME has compared its own at the upload.
+    Args:
+        base: Base offset of the segment, from its key.
+        end: Its end offset, from its metadata.
+        following: Base offset of the next stored segment, or the archive end offset.
     """
-    if head.checksum is None:
-        return "the store has no checksum of it"
-    noted = head.metadata.get(CHECKSUM_KEY)
-    if head.checksum.algorithm is not ChecksumAlgorithm.CRC64NVME:
-        return None if noted is not None else "its metadata has no checksum of the upload"
-    if head.checksum.value.hex() != noted:
-        return f"the store's checksum is {head.checksum.value.hex()}, uploaded was {noted}"
+    if base < end <= following:
+        return None
+    return (
+        f"it ends at offset {end} by its metadata, and offsets {base} to {following} belong here: "
+        "another segment is stored in its place"
+    )
+
+
+def batch_problem(first: bytes, place: OffsetRange, local: EpochHistory) -> str | None:
+    """Return why the first batch of a stored segment is not the log's; None if it is.
+
+    Args:
+        first: The first bytes of the object.
+        place: The offsets that belong to the segment.
+        local: The leader epochs of the log.
+    """
+    try:
+        batch = parse_batch_header(first)
+    except SegmentError as error:
+        return f"it does not begin with a record batch: {error}"
+    if not place.start <= batch.base_offset < place.end:
+        return f"its first batch has offset {batch.base_offset}"
+    epoch = local.epoch_at(batch.base_offset)  # None below the log start offset
+    if epoch is not None and epoch != batch.leader_epoch:
+        return (
+            f"its first batch is of leader epoch {batch.leader_epoch}, and the log has {epoch} at "
+            f"offset {batch.base_offset}"
+        )
     return None
+
+
+def checksum_problem(head: ObjectHead) -> str | None:
+    """Return why the store's own checksum is not the one of the upload; None if it is, or if the
+    store has none.
+    """
+    noted, own = head.metadata.get(CHECKSUM_KEY), head.own_checksum
+    if noted is None:
+        return "its metadata has no checksum of the upload"
+    if own is None:
+        return None
+    is_comparable = own.algorithm is ChecksumAlgorithm.CRC64NVME
+    if is_replaced(head) or (is_comparable and own.value.hex() != noted):
+        return f"the store's own checksum is {own.value.hex()}, and not the one of the upload"
+    return None
+
+
+def has_own_checksum(head: ObjectHead) -> bool:
+    """Return whether the store's own checksum can be compared with one of the upload."""
+    own, noted = head.own_checksum, head.checksum
+    if own is None:
+        return False
+    if own.algorithm is ChecksumAlgorithm.CRC64NVME:
+        return True
+    return noted is not None and noted.algorithm is own.algorithm
 
 
 def segment_problem(head: ObjectHead, topic_id: str | None, local: EpochHistory) -> str | None:

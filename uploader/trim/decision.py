@@ -9,7 +9,7 @@ archive end offset, nor beyond the committed offset of a protected consumer grou
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.config.model import INTERNAL_TOPICS
 from sidetier.config.retention import INTERNAL_PREFIX, LocalRetentionConfig
@@ -50,10 +50,19 @@ class Hindrance(StrEnum):
     """The log has no topic id, so the archive could be that of an earlier topic of this name."""
     TOPIC_REFUSED = "topic_refused"
     """The topic is internal, compacted, or tiered by the broker itself."""
+    TRANSACTION_OPEN = "transaction_open"
+    """The end of a transaction that has begun among them is not archived yet."""
+    TRANSACTIONS_UNKNOWN = "transactions_unknown"
+    """The log has no producer snapshot that shows which transactions are open."""
 
 
 EXPECTED_HINDRANCES: Final = frozenset(
-    {Hindrance.ARCHIVE_BEHIND, Hindrance.GROUP_BEHIND, Hindrance.RATE_LIMIT}
+    {
+        Hindrance.ARCHIVE_BEHIND,
+        Hindrance.GROUP_BEHIND,
+        Hindrance.RATE_LIMIT,
+        Hindrance.TRANSACTION_OPEN,
+    }
 )
 """Hindrances that pass by themselves, or that the operator has configured."""
 _START_OF_LOG: Final = Offset(0)
@@ -65,6 +74,18 @@ class Held:
 
     hindrance: Hindrance
     text: str
+
+
+class StableEnd(NamedTuple):
+    """The end of the part of an archive in which every transaction is known to be decided.
+
+    Attributes:
+        offset: The offset, exclusive.
+        producer_id: Producer of the transaction that is open there; None if none is open there.
+    """
+
+    offset: Offset
+    producer_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +267,36 @@ def bounded_by_archive(trim: Trim, archived_to: Offset) -> Trim:
     """Return the trim that does not pass the archive end offset."""
     behind = Held(Hindrance.ARCHIVE_BEHIND, f"the log is archived up to {archived_to}")
     return trim.up_to(archived_to, behind)
+
+
+def bounded_by_transactions(trim: Trim, stable: StableEnd | None) -> Trim:
+    """Return the trim that does not pass the last stable offset of the archive.
+
+    Otherwise a transaction would have its beginning in the archive alone, and its end on the broker
+    alone: a reader of committed records could read it in neither.
+
+    Args:
+        trim: The decision so far.
+        stable: The end of the decided part; None if it is not known.
+    """
+    if stable is None:
+        return trim.up_to(
+            trim.start,
+            Held(
+                Hindrance.TRANSACTIONS_UNKNOWN,
+                "the log has no readable producer snapshot (<base offset>.snapshot) at or below "
+                "the archive end offset, so it is not known which transactions are open",
+            ),
+        )
+    if stable.producer_id is None:
+        text = f"the log has no readable producer snapshot between offset {stable.offset} and "
+        text += "the archive end offset, so it is not known which transactions are open"
+        return trim.up_to(stable.offset, Held(Hindrance.TRANSACTIONS_UNKNOWN, text))
+    text = (
+        f"a transaction of producer {stable.producer_id} began at offset {stable.offset}, and its "
+        "end is not archived yet"
+    )
+    return trim.up_to(stable.offset, Held(Hindrance.TRANSACTION_OPEN, text))
 
 
 def bounded_by_groups(trim: Trim, committed: Iterable[tuple[str, Offset]]) -> Trim:

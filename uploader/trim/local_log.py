@@ -1,17 +1,20 @@
 """The segments of a broker's log, from the names, sizes and time indexes in its directory."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from sidetier.segments.checkpoints import parse_offset_checkpoint
 from sidetier.segments.errors import SegmentError
+from sidetier.segments.headers import HEADER_BYTES
 from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.producer_snapshot import open_transactions
 from sidetier.uploader.pinning.pins import read_largest_timestamp
-from sidetier.uploader.trim.decision import LocalSegment
+from sidetier.uploader.trim.decision import LocalSegment, StableEnd
 from sidetier.uploader.watching.disk import list_names, read_text
 
 _CHECKPOINT_NAME: Final = "log-start-offset-checkpoint"
@@ -48,6 +51,52 @@ def local_segments(directory: str) -> tuple[LocalSegment, ...]:
         if not closed.marked_for_deletion and closed.next_base is not None
     ]
     return (*segments, _segment(directory, listing.active, None))
+
+
+def stable_end(
+    directory: str, segments: Sequence[LocalSegment], archived_to: Offset
+) -> StableEnd | None:
+    """Return the last stable offset of an archive of this log.
+
+    Below the archive end offset, log and archive have the same records. The broker writes a
+    producer snapshot when it begins a segment, with the transactions that are open at its base
+    offset. So usually the snapshot at the archive end offset tells. If it is missing, an earlier
+    one tells a lower bound. It is the broker's own statement, and costs no request.
+
+    Args:
+        directory: The directory of the log.
+        segments: Its segments.
+        archived_to: The archive end offset.
+
+    Returns:
+        None if no snapshot at or below the archive end offset can be read.
+    """
+    for segment in reversed(segments):
+        base = segment.base_offset
+        if base > archived_to:
+            continue
+        path = os.path.join(directory, segment_file_name(base, FileKind.SNAPSHOT))
+        with suppress(OSError, SegmentError):
+            still_open = open_transactions(Path(path).read_bytes(), path)
+            first = min(still_open, key=lambda one: one.first_offset, default=None)
+            if first is None or first.first_offset >= base:
+                return StableEnd(Offset(base))
+            return StableEnd(first.first_offset, first.producer_id)
+    return None
+
+
+def first_header(directory: str, base: BaseOffset) -> bytes:
+    """Return the header of a segment's first batch; fewer bytes if the segment is shorter.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    path = os.path.join(directory, segment_file_name(base, FileKind.LOG))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, HEADER_BYTES, 0)
+    finally:
+        os.close(descriptor)
 
 
 def _segment(directory: str, base: BaseOffset, end: Offset | None) -> LocalSegment:

@@ -2,17 +2,18 @@
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from devtools.sandbox.kafka import KraftCluster
 from sidetier import TieredConsumer
 from sidetier.cli.main import run
 from tests.harness.archive_check import wait_until_stored
-from tests.harness.archive_objects import ArchiveStore, file_store, s3_store
+from tests.harness.archive_objects import ArchiveStore, s3_store
 from tests.harness.ledger import Ledger
 from tests.harness.local_segments import closed_end, log_bases, small_segments, wait_until_gone
 from tests.harness.s3 import S3Bucket
@@ -119,19 +120,20 @@ def read_tiered(
     return read
 
 
-def test_command_shows_and_makes_a_pass(
-    kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_command_shows_and_makes_a_pass(  # noqa: PLR0915 -- an archive takes long to set up
+    kraft43: KraftCluster,
+    topic: str,
+    tmp_path: Path,
+    s3_bucket: S3Bucket,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bootstrap, store = kraft43.bootstrap_servers, file_store(tmp_path / "store")
+    bootstrap, store = kraft43.bootstrap_servers, s3_store(s3_bucket)
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
     create_topic(bootstrap, topic, configs=small_segments(file_delete_delay_ms=100))
-    Ledger().produce(bootstrap, topic, RECORDS)
     directory = kraft43.log_dirs(1)[0] / f"{topic}-0"
-    end, first = closed_end(directory), log_bases(directory)
-    commit(bootstrap, topic, "slow", 5)
     settings = beside(kraft43, store, topics=[topic])
-    with Sidecar(tmp_path / "sidecar", settings, store) as sidecar:
-        wait_until_stored(store.objects, topic, 0, end)
-        assert sidecar.stop() == 0
     retention = with_retention(settings, topic, age="1h", bytes=0)
     config = tmp_path / "trim.yaml"
     config.write_text(json.dumps(retention))
@@ -144,14 +146,51 @@ def test_command_shows_and_makes_a_pass(
         assert isinstance(result, dict)
         return result
 
-    def trim(*arguments: str) -> dict[str, Any]:
-        return command("trim", *arguments)
+    def trim(*arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
+        return command("trim", *arguments, codes=codes)
 
     def explained() -> dict[str, Any]:
         answer = command("explain", topic, "0", "0")
         decision = answer["local_retention"]["decision"]
         assert isinstance(decision, dict)
         return decision
+
+    def unproven() -> str:
+        [partition] = trim("--dry-run", codes=(3,))["partitions"]
+        assert (partition["log_start_offset"], partition["reason"]) == (
+            first[1],
+            "object_unverified",
+        )
+        return str(partition["text"])
+
+    ledger, producer = Ledger(), transactional_producer(bootstrap, topic)
+    with Sidecar(tmp_path / "sidecar", settings, store) as sidecar:
+        ledger.produce(bootstrap, topic, RECORDS)
+        begun = begin_transaction(producer, topic)
+        ledger.produce(bootstrap, topic, RECORDS)
+        wait_until_stored(store.objects, topic, 0, closed_end(directory))
+        [undecided] = trim("--dry-run")["partitions"]
+        below = [base for base in log_bases(directory) if base <= begun]
+        assert (undecided["log_start_offset"], undecided["reason"]) == (
+            below[-1],
+            "transaction_open",
+        )
+        producer.commit_transaction()
+        ledger.produce(bootstrap, topic, RECORDS)
+        end, first = closed_end(directory), log_bases(directory)
+        wait_until_stored(store.objects, topic, 0, end)
+        assert sidecar.stop() == 0
+    commit(bootstrap, topic, "slow", 5)
+
+    second, third = (log_object(s3_bucket, topic, base) for base in first[1:3])
+    second.put(other_bytes(second.data))
+    assert "its bytes do not have the checksum of the upload" in unproven()
+    second.put(other_bytes(second.data), ChecksumAlgorithm="CRC64NVME")
+    assert "the store's own checksum" in unproven()
+    second.put(second.data)
+    second.copy_from(third)
+    assert "another segment is stored in its place" in unproven()
+    second.put(second.data)
 
     shown = trim("--dry-run")
     [partition] = shown["partitions"]
@@ -189,6 +228,55 @@ def test_command_shows_and_makes_a_pass(
     assert command("explain", topic, "0", "0")["local_retention"] == {"decision": None}
     config.write_text(json.dumps(settings))
     assert run(["--config", str(config), "trim"]) == 2
+
+
+def transactional_producer(bootstrap: str, topic: str) -> Producer:
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
+    producer.init_transactions(SECONDS)
+    return producer
+
+
+def begin_transaction(producer: Producer, topic: str) -> int:
+    """Send a record in a new transaction, and return its offset."""
+    offsets: list[int | None] = []
+    producer.begin_transaction()
+    producer.produce(
+        topic, b"x", partition=0, on_delivery=lambda _, message: offsets.append(message.offset())
+    )
+    assert producer.flush(SECONDS) == 0
+    [offset] = offsets
+    assert offset is not None
+    return offset
+
+
+@dataclass(frozen=True, slots=True)
+class LogObject:
+    """A stored `.log`, and a program that replaces its bytes and keeps its metadata."""
+
+    bucket: S3Bucket
+    key: str
+    data: bytes
+    metadata: dict[str, str]
+
+    def put(self, data: bytes, **options: Any) -> None:  # noqa: ANN401 - options of boto3
+        self.bucket.client.put_object(
+            Bucket=self.bucket.name, Key=self.key, Body=data, Metadata=self.metadata, **options
+        )
+
+    def copy_from(self, other: "LogObject") -> None:
+        source = f"{other.bucket.name}/{other.key}"
+        self.bucket.client.copy_object(Bucket=self.bucket.name, Key=self.key, CopySource=source)
+
+
+def log_object(bucket: S3Bucket, topic: str, base: int) -> LogObject:
+    rows = bucket.client.list_objects_v2(Bucket=bucket.name)["Contents"]
+    [key] = [row["Key"] for row in rows if row["Key"].endswith(f"{topic}-0/{base:020d}.log")]
+    answer = bucket.client.get_object(Bucket=bucket.name, Key=key)
+    return LogObject(bucket, key, answer["Body"].read(), answer["Metadata"])
+
+
+def other_bytes(data: bytes) -> bytes:
+    return bytes([*data[:-1], data[-1] ^ 1])
 
 
 def commit(bootstrap: str, topic: str, group: str, offset: int) -> None:

@@ -198,6 +198,8 @@ SCENARIOS: dict[str, tuple[Callable[[OnlyTrims], None], Patches, Patches]] = {
         {
             f"{TRIM}.decision.bounded_by_archive": _unbounded,
             f"{TRIM}.archive_check.bounded_by_archive": _unbounded,
+            f"{TRIM}.trimmer.bounded_by_transactions": _unbounded,
+            f"{TRIM}.archive_check.bounded_by_transactions": _unbounded,
             f"{TRIM}.archive_check.ArchiveCheck._bounded_by_segments": _all_segments,
         },
     ),
@@ -213,6 +215,7 @@ SCENARIOS: dict[str, tuple[Callable[[OnlyTrims], None], Patches, Patches]] = {
             f"{TRIM}.archive_check.epochs_hindrance": _none,
             f"{TRIM}.archive_check.segment_problem": _none,
             f"{TRIM}.archive_check.size_problem": _none,
+            f"{TRIM}.archive_check.ArchiveCheck._bytes_problem": _none,
         },
     ),
 }

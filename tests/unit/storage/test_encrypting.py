@@ -105,6 +105,19 @@ def test_a_checksum_is_not_reported_if_the_store_has_none_of_the_stored_bytes() 
     assert encrypting(inner).head_object(LOG).checksum is None
 
 
+def test_own_checksum_is_that_of_the_plaintext_unless_the_ciphertext_was_replaced() -> None:
+    inner = FakeStorage()
+    store = encrypting(inner)
+    store.put_object(LOG, BytesBody(DATA))
+    plain = checksum_of_bytes(DATA, CRC64)
+    assert store.head_object(LOG).own_checksum is None
+    assert store.head_object(LOG, with_checksum=True).own_checksum == plain
+    inner.overwrite(LOG, inner.contents()[LOG][:-1] + b"x")
+    head = store.head_object(LOG, with_checksum=True)
+    assert head.own_checksum not in {None, plain}
+    assert head.checksum == plain
+
+
 def test_listings_of_a_half_encrypted_archive_leave_markers_out() -> None:
     inner = FakeStorage()
     store = encrypting(inner)

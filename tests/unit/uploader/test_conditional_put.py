@@ -70,6 +70,18 @@ def test_equal_bytes_are_not_replaced_regardless_of_the_writer(
     assert store.head_object(KEY).etag == etag
 
 
+@pytest.mark.parametrize("may_exist", [True, False])
+@pytest.mark.parametrize("key", [KEY, INDEX])
+def test_object_whose_bytes_another_program_has_replaced_gets_them_back(
+    store: FakeStorage, key: str, *, may_exist: bool
+) -> None:
+    """Size and metadata are those of the upload; only the store's own checksum tells."""
+    send(store, file(b"abc", key=key))
+    store.overwrite(key, b"xyz")
+    assert store_file(store, file(b"abc", key=key), may_exist=may_exist) == 3
+    assert store.contents()[key] == b"abc"
+
+
 def test_object_that_may_exist_is_compared_before_the_upload(store: FakeStorage) -> None:
     send(store, file(b"abc"))
     puts = store.count("put")

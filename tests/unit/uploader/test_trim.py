@@ -1,6 +1,7 @@
 """Local retention deletes only what the store is proven to have."""
 
 import json
+import struct
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,16 +14,21 @@ from sidetier.archive.gc.retention import Need, Retention
 from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import TopicConfig
+from sidetier.segments.crc import crc64nvme
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
+from sidetier.segments.headers import HEADER_BYTES
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.notes import CHECKSUM_KEY
+from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
+from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import LISTED_AT_ONCE
+from sidetier.storage.port import LISTED_AT_ONCE, ChecksumAlgorithm, StorageCapabilities
 from sidetier.telemetry.pages import partitions
 from sidetier.uploader import engine
 from sidetier.uploader.clock import SYSTEM_CLOCK
-from sidetier.uploader.trim.archive_check import LedPartition
+from sidetier.uploader.trim.archive_check import LedPartition, batch_problem
 from sidetier.uploader.trim.decision import Hindrance, Trim
 from sidetier.uploader.trim.trimmer import Survey, Trimmer
 from tests.harness.daemons import (
@@ -35,7 +41,7 @@ from tests.harness.daemons import (
     stored_next,
     watermark_of,
 )
-from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog, record_batch
 from tests.harness.record_deletion import DeletingBroker
 
 TP = TopicPartition("t", 0)
@@ -222,6 +228,149 @@ def test_trim_stops_before_a_segment_that_is_not_proven(
     trim = beside.run()
     assert (trim.end, hindrance(trim)) == (20, expected)
     assert beside.log_start == 20
+
+
+# -- objects that were replaced by another program, which keeps the metadata
+
+
+def other_bytes(store: FakeStorage) -> None:
+    """Other bytes of the same size."""
+    data = store.get_object(key_of(TP, 20)).data
+    store.overwrite(key_of(TP, 20), bytes([*data[:-1], data[-1] ^ 1]))
+
+
+def other_first_batch(store: FakeStorage) -> None:
+    """Another first batch, with a new checksum in the metadata."""
+    stored = store.get_object(key_of(TP, 20))
+    data = bytes([*stored.data[:17], stored.data[17] ^ 1, *stored.data[18:]])
+    notes = {**stored.head.metadata, CHECKSUM_KEY: f"{crc64nvme(data):016x}"}
+    store.put_object(key_of(TP, 20), BytesBody(data), metadata=notes)
+
+
+def exchange(store: FakeStorage, one: str, other: str) -> None:
+    store.copy_object(one, "kept")
+    store.copy_object(other, one)
+    store.copy_object("kept", other)
+
+
+def exchanged(store: FakeStorage) -> None:
+    """Two segments, exchanged with their metadata."""
+    exchange(store, key_of(TP, 20), key_of(TP, 30))
+
+
+def exchanged_bytes(store: FakeStorage) -> None:
+    """Two segments of the same size, exchanged without their metadata."""
+    two, three = (store.get_object(key_of(TP, base)).data for base in (20, 30))
+    assert len(two) == len(three)
+    store.overwrite(key_of(TP, 20), three)
+    store.overwrite(key_of(TP, 30), two)
+
+
+def exchanged_with_another_partition(store: FakeStorage) -> None:
+    """A segment of the same offsets, and of the same topic."""
+    exchange(store, key_of(TP, 20), key_of(TopicPartition("t", 1), 20))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own checksum", "no own checksum"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        other_bytes,
+        other_first_batch,
+        exchanged,
+        exchanged_bytes,
+        exchanged_with_another_partition,
+    ],
+)
+def test_trim_stops_before_a_replaced_object(
+    log_dir: LogDir, damage: Callable[[FakeStorage], None], *, own: bool
+) -> None:
+    checksum = ChecksumAlgorithm.CRC64NVME if own else None
+    store = FakeStorage(
+        capabilities=StorageCapabilities(conditional_writes=True, checksum=checksum)
+    )
+    log_dir.create(number=1).closed_segments(4)
+    beside = Beside(Site([log_dir], store), store, log_dir)
+    damage(store)
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.OBJECT_UNVERIFIED)
+    assert beside.log_start == 20
+
+
+def test_bytes_are_read_only_where_the_store_has_no_checksum_of_its_own(beside: Beside) -> None:
+    read: list[int | None] = []
+    real = beside.store.get_object_input_stream
+
+    def noting(key: str, start: int, end: int | None, **options: object) -> object:
+        read.append(end)
+        return real(key, start, end, **options)  # type: ignore[arg-type]
+
+    beside.store.get_object_input_stream = noting  # type: ignore[method-assign,assignment]
+    assert beside.run().end == 40
+    assert read == [HEADER_BYTES] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, None),
+        ({"base": 12}, None),
+        ({"base": 9}, "its first batch has offset 9"),
+        ({"base": 20}, "its first batch has offset 20"),
+        ({"epoch": 4}, "its first batch is of leader epoch 4, and the log has 3"),
+    ],
+)
+def test_first_batch_has_to_fit_key_and_history(
+    change: dict[str, int], problem: str | None
+) -> None:
+    """It is all that is compared if the log's segments begin at other offsets."""
+    first = record_batch(change.get("base", 10), [b"v"], epoch=change.get("epoch", 3))
+    local = EpochHistory(((LeaderEpoch(3), Offset(10)),))
+    found = batch_problem(first[:HEADER_BYTES], OffsetRange(Offset(10), Offset(20)), local)
+    assert found is None if problem is None else str(found).startswith(problem)
+    assert batch_problem(first[:60], OffsetRange(Offset(10), Offset(20)), local) is not None
+
+
+# -- transactions
+
+
+def open_at(beside: Beside, base: int, *first_offsets: int) -> None:
+    """Let the broker's snapshot at a segment's base offset have open transactions."""
+    producers = (struct.pack(">qhiqiqiq", 7, 0, 0, 0, 0, 0, 0, first) for first in first_offsets)
+    beside.log.file(base, FileKind.SNAPSHOT).write_bytes(encode_snapshot(producers))
+
+
+def test_transaction_that_is_open_at_the_archive_end_is_not_split(beside: Beside) -> None:
+    open_at(beside, 40, 25, -1)
+    [trim] = beside.survey().trims
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.TRANSACTION_OPEN)
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.TRANSACTION_OPEN)
+    assert trim.held is not None
+    assert "producer 7 began at offset 25" in trim.held.text
+    open_at(beside, 40)
+    open_at(beside, 30, 25)
+    assert beside.run().end == 40, "it was decided between 30 and 40"
+
+
+def test_archive_end_of_the_check_counts_for_transactions(beside: Beside) -> None:
+    """The archive has moved back since the survey, to where a transaction is open."""
+    open_at(beside, 30, 15)
+    beside.replace_watermark(base_offset=20, next_offset=Offset(30))
+    trim = beside.run(archived_to=Offset(40))
+    assert (trim.end, hindrance(trim)) == (10, Hindrance.TRANSACTION_OPEN)
+
+
+def test_missing_snapshots_leave_transactions_unknown(beside: Beside) -> None:
+    beside.log.file(40, FileKind.SNAPSHOT).unlink()
+    beside.log.file(30, FileKind.SNAPSHOT).write_bytes(b"damaged")
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.TRANSACTIONS_UNKNOWN)
+    for base in (20, 30):
+        beside.log.file(base, FileKind.SNAPSHOT).unlink()
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.TRANSACTIONS_UNKNOWN)
+    assert trim.size == 0
 
 
 def test_first_segment_is_gone(beside: Beside) -> None:

@@ -17,6 +17,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.notes import CHECKSUM_KEY
 from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.checksums import is_replaced
 from sidetier.storage.port import IfAbsent, IfMatch, ObjectHead, ObjectSummary, RemoteStorage
 
 # The right to move objects of a partition's archive: the version of `offset.wm` that we wrote.
@@ -159,6 +160,11 @@ class Relocation:
 def _same(first: ObjectHead, second: ObjectHead) -> bool:
     """Return whether two objects have the same bytes, as far as the store's metadata shows."""
     if first.size != second.size:
+        return False
+    own = first.own_checksum, second.own_checksum
+    if None not in own:
+        return own[0] == own[1]
+    if is_replaced(first) or is_replaced(second):
         return False
     if first.checksum is not None and second.checksum is not None:
         return first.checksum == second.checksum

@@ -15,6 +15,7 @@ from sidetier.archive.verify import light
 from sidetier.archive.verify import run as verification
 from sidetier.archive.verify.findings import KINDS, Finding, FindingKind, Severity
 from sidetier.archive.verify.run import Options, Report, Verification
+from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import ChecksumMismatchError, StoreUnavailableError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
@@ -574,11 +575,19 @@ def test_local_files_are_compared(archive: StoredArchive, log: PartitionLog) -> 
     assert report.totals.compared_segments == 5
 
     # The store has other bytes than the broker, under a checksum of their own.
-    data = bytearray(archive.data(archive.key(60)))
+    before = archive.data(archive.key(60))
+    data = bytearray(before)
     data[700] ^= 1
     metadata = dict(archive.head(archive.key(60)).metadata)
     del metadata["sidetier-crc64nvme"]
     archive.store.put_object(archive.key(60), BytesBody(bytes(data)), metadata=metadata)
+    report = verify(archive, options, directories=directories)
+    assert kinds(report) == [("local_difference", segment(60))]
+
+    # Another program has replaced the bytes, and kept the metadata.
+    noted = {**metadata, "sidetier-crc64nvme": f"{crc64nvme(before):016x}"}
+    archive.store.put_object(archive.key(60), BytesBody(before), metadata=noted)
+    archive.store.overwrite(archive.key(60), bytes(data))
     report = verify(archive, options, directories=directories)
     assert kinds(report) == [("local_difference", segment(60))]
 
