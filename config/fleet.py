@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from sidetier.config.types import Part
+from sidetier.config.types import AbsolutePath, Part
 from sidetier.config.units import Duration
 
 
@@ -35,6 +35,17 @@ class FleetConfig(Part):
         default=None,
         description="name:port of a DNS name; each of its addresses is a sidecar, as of a headless "
         "Service of Kubernetes.",
+    )
+    tls: bool = Field(
+        default=False,
+        description="Ask the addresses of dns, and those without a scheme, by HTTPS. Sidecars have "
+        "no TLS themselves: a proxy or a service mesh before them terminates it. Without TLS, "
+        "http.bearer_token goes in plain text to every address that dns returns. The certificates "
+        "must have the name of dns.",
+    )
+    ca_bundle: AbsolutePath | None = Field(
+        default=None,
+        description="File with the CAs of these certificates; those of the system by default.",
     )
     timeout: Duration = Field(
         default=5.0,

@@ -1,12 +1,13 @@
 """`sidetier fleet status | serve`."""
 
 import functools
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,17 +15,17 @@ from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.commands.serve import Address, is_loopback, parse_address
 from sidetier.cli.inspect.fleet import Fleet, FleetSidecar, by_cluster, url_of_address
-from sidetier.cli.inspect.sidecar import bearer_token_of, checked_url
+from sidetier.cli.inspect.sidecar import FleetTls, ask_page, bearer_token_of, checked_url
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, Decorated, OutputFormat, Table, emit, output_option
+from sidetier.config.fleet import FleetConfig
 from sidetier.config.types import SecretRef
+from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.partition_page import PartitionQuery
 from sidetier.telemetry.status import Condition, StatusSnapshot
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-_DEFAULT_TIMEOUT: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,21 @@ def _fleet_options(command: Decorated) -> Decorated:
             help="Time limit for the answers.  [default: fleet.timeout, else 5]",
         ),
         click.option(
+            "--tls/--no-tls",
+            "tls",
+            default=None,
+            help="Ask addresses without a scheme, and those of --dns, by HTTPS: a proxy before the "
+            "sidecars has a certificate with that name. Without it, the token goes in plain text "
+            "to every address that DNS returns.  [default: fleet.tls]",
+        ),
+        click.option(
+            "--ca-bundle",
+            metavar="FILE",
+            type=click.Path(path_type=Path, dir_okay=False, exists=True),
+            help="File with the CAs of these certificates.  [default: fleet.ca_bundle, else those "
+            "of the system]",
+        ),
+        click.option(
             "--bearer-token-file",
             metavar="FILE",
             type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -167,30 +183,52 @@ class FleetSource:
     allowed_hosts: Sequence[str] = ()
 
 
-def _opened(
+def _opened(  # noqa: PLR0913, PLR0917 - one parameter for each option
     context: click.Context,
     sidecars: Sequence[str],
     dns: str | None,
     timeout: float | None,
+    tls: bool | None,  # noqa: FBT001 -- None for the configured value
+    ca_bundle: Path | None,
     token_file: Path | None,
 ) -> FleetSource:
     """Return the fleet that options name, else that of the configuration."""
     call = invocation(context)
     config = call.load(needs_log_dirs=False).config if call.is_configured() else None
-    if not sidecars and dns is None and config is not None:
-        sidecars, dns = config.fleet.sidecars, config.fleet.dns
-    if timeout is None:
-        timeout = _DEFAULT_TIMEOUT if config is None else config.fleet.timeout
+    fleet = FleetConfig() if config is None else config.fleet
+    if not sidecars and dns is None:
+        sidecars, dns = fleet.sidecars, fleet.dns
 
     def token() -> str | None:
         if token_file is not None:
             return SecretRef(file=token_file.absolute()).resolve()
         return None if config is None else bearer_token_of(config.http)
 
-    fleet = Fleet(sidecars, dns, timeout=timeout, bearer_token=token)
+    trust = trusted(ca_bundle or fleet.ca_bundle)
+    name = None if dns is None else dns.rpartition(":")[0]
+    opened = Fleet(
+        sidecars,
+        dns,
+        timeout=fleet.timeout if timeout is None else timeout,
+        tls=fleet.tls if tls is None else tls,
+        bearer_token=token,
+        ask=functools.partial(ask_page, tls=FleetTls(trust, name)),
+    )
     if config is None:
-        return FleetSource(fleet, token, "")
-    return FleetSource(fleet, token, config.http.runbook_url, config.http.allowed_hosts)
+        return FleetSource(opened, token, "")
+    return FleetSource(opened, token, config.http.runbook_url, config.http.allowed_hosts)
+
+
+def trusted(ca_bundle: Path | None) -> ssl.SSLContext:
+    """Return the trust in these CAs; None for those of the system.
+
+    Raises:
+        ConfigurationError: The file has no certificates.
+    """
+    try:
+        return ssl.create_default_context(cafile=None if ca_bundle is None else str(ca_bundle))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"fleet.ca_bundle {ca_bundle}: {error}") from None
 
 
 @click.group(name="fleet")
@@ -210,12 +248,14 @@ def command() -> None:
 @configuration_options
 @output_option
 @click.pass_context
-def status(
+def status(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     *,
     sidecars: tuple[str, ...],
     dns: str | None,
     timeout: float | None,
+    tls: bool | None,
+    ca_bundle: Path | None,
     bearer_token_file: Path | None,
     output: OutputFormat,
 ) -> None:
@@ -233,7 +273,7 @@ def status(
     cannot be resolved; 2 no sidecars are configured; 3 a sidecar does not answer or is not ready,
     or a partition has a problem.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    source = _opened(context, sidecars, dns, timeout, bearer_token_file)
+    source = _opened(context, sidecars, dns, timeout, tls, ca_bundle, bearer_token_file)
     with closing(source.fleet):
         result = FleetResult(source.fleet.sidecars(PartitionQuery(limit=1)))
     emit(result, output)
@@ -272,6 +312,8 @@ def serve(  # noqa: PLR0913 -- one parameter for each option
     sidecars: tuple[str, ...],
     dns: str | None,
     timeout: float | None,
+    tls: bool | None,
+    ca_bundle: Path | None,
     bearer_token_file: Path | None,
 ) -> None:
     """Serve the status page of all sidecars, until stopped by SIGTERM or Ctrl-C.
@@ -287,7 +329,7 @@ def serve(  # noqa: PLR0913 -- one parameter for each option
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.signals import handled_signals  # noqa: PLC0415 -- only a server needs it
 
-    source = _opened(context, sidecars, dns, timeout, bearer_token_file)
+    source = _opened(context, sidecars, dns, timeout, tls, ca_bundle, bearer_token_file)
     source.fleet.check_configured()
     has_token = source.bearer_token() is not None
     if not has_token and not insecure and not is_loopback(listen[0]):

@@ -132,18 +132,20 @@ class Fleet:
     Args:
         sidecars: addresses, as `host:port` or as URL.
         dns: `name:port`; every address of the name is a sidecar. None for no name.
+        tls: whether addresses without a scheme are asked by HTTPS.
         timeout: time limit for the answer of a sidecar, in seconds.
         bearer_token: returns the token that the sidecars require; None for no token.
         ask: requests a page.
         now: monotonic seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the sidecars, and how they are asked
         self,
         sidecars: Iterable[str],
         dns: str | None,
         *,
         timeout: float,
+        tls: bool = False,
         bearer_token: Callable[[], str | None] = lambda: None,
         ask: Ask = ask_page,
         now: Callable[[], float] = time.monotonic,
@@ -151,6 +153,7 @@ class Fleet:
         self._sidecars = tuple(sidecars)
         self._dns = dns
         self._timeout = timeout
+        self._tls = tls
         self._token = bearer_token
         self._ask = ask
         self._now = now
@@ -245,7 +248,7 @@ class Fleet:
                 self._hanging.pop(address, None)
         running = {
             address: self._pool.submit(
-                self._ask, url_of_address(address), text, self._timeout, token
+                self._ask, url_of_address(address, tls=self._tls), text, self._timeout, token
             )
             for address in addresses
             if address not in resting
@@ -330,9 +333,10 @@ def by_cluster(sidecars: Iterable[FleetSidecar]) -> dict[str, list[FleetSidecar]
     return dict(sorted(clusters.items()))
 
 
-def url_of_address(address: str) -> str:
+def url_of_address(address: str, *, tls: bool = False) -> str:
     """Return the URL of a sidecar at `host:port`; a URL stays as it is."""
-    return address.rstrip("/") if "://" in address else f"http://{address}"
+    scheme = "https" if tls else "http"
+    return address.rstrip("/") if "://" in address else f"{scheme}://{address}"
 
 
 def _query_string(query: PartitionQuery) -> str:

@@ -1,5 +1,6 @@
 """Facts that a running sidecar reports over HTTP: its partitions, pins and readiness."""
 
+import ssl
 import urllib.error
 import urllib.request
 import zlib
@@ -13,6 +14,7 @@ from urllib.parse import urlencode, urlsplit
 import click
 
 from sidetier import __version__
+from sidetier.cli.inspect.time_limit import TimeLimit
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -157,17 +159,36 @@ def ask_sidecar(
     return SidecarState(url, answer)
 
 
+@dataclass(frozen=True, slots=True)
+class FleetTls:
+    """How the certificates of sidecars, or of the proxies before them, are checked.
+
+    Attributes:
+        context: Trusted certificates.
+        name_of_addresses: Name that the certificates of addresses must have; None for the address.
+    """
+
+    context: ssl.SSLContext
+    name_of_addresses: str | None = None
+
+
 def ask_page(
-    url: str, query: str, timeout: float = _TIMEOUT_SECONDS, bearer_token: str | None = None
+    url: str,
+    query: str,
+    timeout: float = _TIMEOUT_SECONDS,
+    bearer_token: str | None = None,
+    tls: FleetTls | None = None,
 ) -> Fields:
     """Request one page of the sidecar's `/api/partitions`.
+
+    The whole answer has to arrive within `timeout` seconds.
 
     Raises:
         NoSidecarError: No server answers at the address, the server is not a sidecar, the answer is
             too large, or the sidecar is too old to have pages.
     """
     path = f"/api/partitions?{query}"
-    answer = _get(url, path, timeout, bearer_token, hint="", most_bytes=_MOST_PAGE_BYTES)
+    answer = _get(url, path, timeout, bearer_token, hint="", most_bytes=_MOST_PAGE_BYTES, tls=tls)
     if not isinstance(answer.get("partitions"), list):
         raise NoSidecarError(f"the server at {url} is not a sidecar")
     if "totals" not in answer:
@@ -240,7 +261,7 @@ class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _get(
+def _get(  # noqa: PLR0913 - one request, and its limits
     url: str,
     path: str,
     timeout: float,
@@ -248,28 +269,48 @@ def _get(
     *,
     hint: str = _HINT,
     most_bytes: int = _MOST_BYTES,
+    tls: FleetTls | None = None,
 ) -> Fields:
-    # Ignore the environment's proxy: the sidecar runs on this host or in this network.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _RefuseRedirects)
-    try:
-        request = urllib.request.Request(url + path)  # noqa: S310 -- `checked_url` allows http and https only
-        if bearer_token is not None:
-            request.add_header("Authorization", f"Bearer {bearer_token}")
-        request.add_header("Accept-Encoding", "gzip")
-        with _opened(opener, request, timeout) as response:
-            return _parsed(_body(response, url, most_bytes), url)
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == HTTPStatus.UNAUTHORIZED:
-                raise NoSidecarError(
-                    f"the sidecar at {url} refuses {path}: it asks for a bearer token; "
-                    "give the configuration with its http.bearer_token (--config)"
-                ) from None
-        raise NoSidecarError(f"the server at {url} is not a sidecar: {path}: {error}") from None
-    except (OSError, HTTPException, EOFError, zlib.error, UnicodeError) as error:
-        # UnicodeError: the host is no name that DNS could have.
-        reason = getattr(error, "reason", error)
-        raise NoSidecarError(f"no sidecar answers at {url}: {reason}{hint}") from None
+    with TimeLimit(timeout, *_trust_of(tls)) as limit:
+        try:
+            request = urllib.request.Request(url + path)  # noqa: S310 -- `checked_url` allows http and https only
+            if bearer_token is not None:
+                request.add_header("Authorization", f"Bearer {bearer_token}")
+            return _parsed(_answer(request, url, timeout, most_bytes, limit), url)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _not_a_sidecar(url, path, error) from None
+        except (OSError, HTTPException, EOFError, zlib.error, UnicodeError) as error:
+            # UnicodeError: the host is no name that DNS could have.
+            reason = getattr(error, "reason", error)
+            if limit.has_passed:
+                reason = f"its answer was not complete within {timeout:g} s"
+            raise NoSidecarError(f"no sidecar answers at {url}: {reason}{hint}") from None
+
+
+def _answer(
+    request: urllib.request.Request, url: str, timeout: float, most_bytes: int, limit: TimeLimit
+) -> bytes:
+    request.add_header("Accept-Encoding", "gzip")
+    no_proxy = urllib.request.ProxyHandler({})  # the sidecar is on this host, or in this network
+    with _opened(limit.opener(no_proxy, _RefuseRedirects()), request, timeout) as response:
+        body = _body(response, url, most_bytes)
+    if limit.has_passed:  # a body without a length may seem complete
+        raise EOFError
+    return body
+
+
+def _not_a_sidecar(url: str, path: str, error: urllib.error.HTTPError) -> NoSidecarError:
+    if error.code == HTTPStatus.UNAUTHORIZED:
+        return NoSidecarError(
+            f"the sidecar at {url} refuses {path}: it asks for a bearer token; "
+            "give the configuration with its http.bearer_token (--config)"
+        )
+    return NoSidecarError(f"the server at {url} is not a sidecar: {path}: {error}")
+
+
+def _trust_of(tls: FleetTls | None) -> tuple[ssl.SSLContext | None, str | None]:
+    return (None, None) if tls is None else (tls.context, tls.name_of_addresses)
 
 
 def _opened(

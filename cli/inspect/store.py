@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from sidetier.archive.objects.layout import LayoutNote, other_archives, read_note
+from sidetier.cli.inspect.time_limit import TimeLimit
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.segments.errors import (
@@ -176,12 +177,13 @@ def skew(date: str | None, before: float, after: float) -> float | None:
 def _headers(url: str, endpoint: StorageEndpoint) -> Message | None:
     bundle = endpoint.s3.ca_bundle
     trust = ssl.create_default_context(cafile=None if bundle is None else str(bundle))
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust))
-    try:
-        with opener.open(urllib.request.Request(url, method="HEAD"), timeout=_SECONDS) as answer:  # noqa: S310 -- http or https, as configured
-            return Message() if answer.headers is None else answer.headers
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.headers
-    except (OSError, HTTPException):
-        return None
+    request = urllib.request.Request(url, method="HEAD")  # noqa: S310 -- http or https, as configured
+    with TimeLimit(_SECONDS, trust) as limit:
+        try:
+            with limit.opener().open(request, timeout=_SECONDS) as answer:
+                return Message() if answer.headers is None else answer.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.headers
+        except (OSError, HTTPException):
+            return None

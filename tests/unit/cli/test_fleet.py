@@ -1,15 +1,18 @@
 import gzip
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+import trustme
 import yaml
 
 from sidetier.cli.commands.fleet import FleetResult, FleetSource, serving_fleet
@@ -409,6 +412,92 @@ def test_answer_that_breaks_off_is_no_answer(status: str) -> None:
         with pytest.raises(NoSidecarError, match="breaks off, 7 bytes early"):
             ask_page(f"http://127.0.0.1:{listener.getsockname()[1]}", "limit=1")
         server.join()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+TRICKLES = {
+    "headers": (b"", b"X: y\r\n"),
+    "body": (HEAD + b"Content-Length: 99999\r\n\r\n", b" "),
+    "body without a length": (HEAD + b"Connection: close\r\n\r\n", b" "),
+    "chunks": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+}
+
+
+@pytest.mark.parametrize(("begin", "piece"), TRICKLES.values(), ids=TRICKLES)
+def test_whole_answer_has_a_time_limit(begin: bytes, piece: bytes) -> None:
+    """Also where a byte arrives now and then: each restarts the timeout of the socket."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def trickle() -> None:
+            with listener.accept()[0] as connection, suppress(OSError):
+                connection.recv(4096)
+                connection.sendall(begin or HEAD)
+                while not ended.wait(0.02):
+                    connection.sendall(piece)
+
+        server = threading.Thread(target=trickle)
+        server.start()
+        with pytest.raises(NoSidecarError, match=r"its answer was not complete within 0\.3 s"):
+            ask_page(f"http://127.0.0.1:{listener.getsockname()[1]}", "limit=1", timeout=0.3)
+        # The connection was cut, so the server's next byte fails: no thread waits for more.
+        server.join(10)
+        assert not server.is_alive()
+        ended.set()
+
+
+@contextmanager
+def _tls_server(certificate: trustme.LeafCert) -> Iterator[int]:
+    """Answer as a sidecar behind a proxy with this certificate; yields the port."""
+    body = json.dumps({**partition_page(page_of(FINE, PartitionQuery())), "partitions": []})
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(context)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.headers["Authorization"] == "Bearer s3cret"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Write nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("name", "code"), [("sidetier.test", 0), ("other.test", 1)])
+def test_certificates_of_addresses_have_the_name_of_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    code: int,
+) -> None:
+    authority = trustme.CA()
+    bundle, token = tmp_path / "ca.pem", tmp_path / "token"
+    authority.cert_pem.write_to_path(bundle)
+    token.write_text("s3cret")
+    real = socket.getaddrinfo
+
+    def resolved(host: str, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        return real("127.0.0.1" if host == "sidetier.test" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with _tls_server(authority.issue_cert(name)) as port:
+        arguments = ["--tls", f"--ca-bundle={bundle}", f"--bearer-token-file={token}"]
+        line = ["fleet", "status", f"--dns=sidetier.test:{port}", *arguments]
+        assert run(line) == code
+    assert ("Hostname mismatch" in capsys.readouterr().out) == bool(code)
 
 
 def test_impossible_host_name_is_no_answer() -> None:
