@@ -22,13 +22,19 @@ _SplitKey = tuple[str, int, int]
 _Done = dict[_SplitKey, tuple[int, Counts]]
 
 
-class _Union(AccumulatorParam[_Done]):
-    """Merges by split: a split counts once, even if it is retried, speculated, or used twice."""
+class MergedByKey(AccumulatorParam[dict[Any, Any]]):
+    """Merges dictionaries: a key counts once, even if its task is retried, speculated, or used
+    twice.
+    """
 
-    def zero(self, value: _Done) -> _Done:  # noqa: ARG002
+    def zero(self, value: dict[Any, Any]) -> dict[Any, Any]:  # noqa: ARG002 -- Spark's signature
+        """Return an empty dictionary."""
         return {}
 
-    def addInPlace(self, value1: _Done, value2: _Done) -> _Done:  # noqa: N802
+    def addInPlace(  # noqa: N802 -- the name is Spark's
+        self, value1: dict[Any, Any], value2: dict[Any, Any]
+    ) -> dict[Any, Any]:
+        """Add the items of the second dictionary to the first one."""
         value1.update(value2)  # not a sum: Spark may add the result of a task more than once
         return value1
 
@@ -59,7 +65,7 @@ class ReadReport:
 
     def __init__(self, spark: "SparkSession") -> None:
         nothing: _Done = {}
-        self._done: Accumulator[Any] = spark.sparkContext.accumulator(nothing, _Union())
+        self._done: Accumulator[Any] = spark.sparkContext.accumulator(nothing, MergedByKey())
         self._planned = _Planned()
 
     @property

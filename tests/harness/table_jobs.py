@@ -5,13 +5,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from sidetier.cli.export import table_session
 from sidetier.cli.main import run
@@ -20,6 +21,7 @@ from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, foll
 from sidetier.pipeline.export.sinks.tables.frames import (
     Frames,
     KafkaSource,
+    Rows,
     table_frames,
     value_columns,
 )
@@ -30,6 +32,7 @@ from sidetier.pipeline.export.sinks.tables.iceberg import (
     IcebergTable,
 )
 from sidetier.pipeline.export.sinks.tables.lease import Lease
+from sidetier.pipeline.export.sinks.tables.row_counts import RowCounts
 from sidetier.pipeline.export.sinks.tables.run import Table
 from sidetier.pipeline.export.state import Tail
 from sidetier.pipeline.export.values.options import ValueOptions
@@ -162,7 +165,7 @@ def _commit_news(
             name,
             tail,
         )
-        table.write(spark.range(1), following(progress, last, every), 120)
+        table.write(spark.range(1), following(progress, last, every), 120, lambda: 1)
     progress_rows.append(_said_of(table.progress()))
     return progress_rows
 
@@ -194,7 +197,8 @@ def broker_plan(spark: SparkSession, topic: str, properties: dict[str, str]) -> 
     columns = value_columns(ValueOptions(), flat=False)
     source = KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED)
     span = OffsetRange(Offset(0), Offset(1))
-    frame = source.frame((BrokerRange(TopicPartition(topic, 0), span),), columns)
+    counter = RowCounts.on(spark).of_new_frame()
+    frame = source.frame((BrokerRange(TopicPartition(topic, 0), span),), columns, counter)
     return str(frame._jdf.queryExecution().toString())
 
 
@@ -202,9 +206,10 @@ def _failing(real: Callable[..., Frames]) -> Callable[..., Frames]:
     def frames(*given: object, **named: object) -> Frames:
         built = real(*given, **named)
 
-        def frame(plan: Plan) -> DataFrame:
-            data_frame = built(plan)
-            return data_frame.mapInArrow(_fails_at_first, data_frame.schema)
+        def frame(plan: Plan) -> Rows:
+            rows = built(plan)
+            failing = rows.frame.mapInArrow(_fails_at_first, rows.frame.schema)
+            return replace(rows, frame=failing)
 
         return frame
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
+from sidetier.pipeline.export.sinks.tables.row_counts import Tally
 from sidetier.pipeline.export.values.decoder import (
     DecodedValues,
     Misfit,
@@ -19,7 +20,7 @@ from sidetier.pipeline.export.values.decoder import (
 )
 from sidetier.pipeline.export.values.decoder_factory import decoder_of, newest, registry_of
 from sidetier.pipeline.export.values.evolution import SchemaGuard
-from sidetier.pipeline.export.values.options import AS_BYTES, ValueFormat, ValueOptions
+from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.reading import timestamps
 from sidetier.segments.errors import ConfigurationError
@@ -55,12 +56,6 @@ class ValueColumns:
     keys: ValueOptions = AS_BYTES
     registry: RegistryConfig | None = None
     paths: PartitionPaths | None = None
-
-    @property
-    def decodes(self) -> bool:
-        """Whether batches are changed at all."""
-        is_other = {self.options.format, self.keys.format} != {ValueFormat.BYTES} or self.flat
-        return is_other or self.null_values == "skip"
 
     @property
     def follows_registry(self) -> bool:
@@ -100,22 +95,32 @@ class ValueColumns:
 
         return part(self.options), part(self.keys)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decode batches. Runs on executors.
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], tally: Tally | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Decode batches, and count their records. Runs on executors.
 
         Timestamps are raw milliseconds, or timestamps as Spark's source returns them.
 
         Raises:
+            RecordCountError: a record became neither a row nor a dead letter, and was not left out.
             MisfitError: a key or value does not fit, and dead letters are not kept.
             NewerSchemaError: a record has a newer schema than the rows.
             StorageError: a dead letter cannot be stored.
         """
+        counts = Tally() if tally is None else tally
+        return counts.returning(self._decoded(counts.reading(batches), counts))
+
+    def _decoded(
+        self, batches: Iterable[pa.RecordBatch], counts: Tally
+    ) -> Iterator[pa.RecordBatch]:
         (decoder, guard), (key_decoder, key_guard) = self._parts()
         schema = self._decoded_schema(decoder, key_decoder)
         with ExitStack() as stack:
             store = stack.enter_context(self.letters.open()) if self.letters else None
             for batch in batches:
                 if self.null_values == "skip":
+                    counts.left_out += batch.column(_VALUE).null_count
                     batch = batch.filter(batch.column(_VALUE).is_valid())  # noqa: PLW2901
                 guard.require(batch.column(_VALUE))
                 key_guard.require(batch.column(_KEY))
@@ -133,6 +138,7 @@ class ValueColumns:
                     ordered = tuple(misfits[row] for row in sorted(misfits))
                     decoded = replace(decoded, misfits=ordered)
                 rows = self._fitting(batch, decoded, store)
+                counts.dead += len(decoded.misfits)
                 values, key_values = decoded.values, keys.values
                 if rows is not None:
                     batch = batch.take(rows)  # noqa: PLW2901

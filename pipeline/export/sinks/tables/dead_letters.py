@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.accumulators import AccumulatorParam
 
 from sidetier.archive.access import endpoint_provider
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.values.decoder import Misfit
+from sidetier.pipeline.spark.report import MergedByKey
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
 from sidetier.storage.port import RemoteStorage
@@ -31,17 +31,6 @@ _Names = dict[str, None]
 _DIGITS: Final = 20
 
 
-class _Union(AccumulatorParam[_Names]):
-    """Accumulator that counts a record once, even if it is read several times."""
-
-    def zero(self, value: _Names) -> _Names:  # noqa: ARG002 - the signature is Spark's
-        return {}
-
-    def addInPlace(self, value1: _Names, value2: _Names) -> _Names:  # noqa: N802 - the name is Spark's
-        value1.update(value2)
-        return value1
-
-
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
     """The store of dead letters, without secrets: it is sent to executors."""
@@ -53,7 +42,7 @@ class DeadLetters:
     def at(cls, place: StorageConfig, spark: "SparkSession") -> "DeadLetters":
         """Create it, with a counter on the driver of this session."""
         nothing: _Names = {}
-        return cls(place, spark.sparkContext.accumulator(nothing, _Union()))
+        return cls(place, spark.sparkContext.accumulator(nothing, MergedByKey()))
 
     @property
     def count(self) -> int:

@@ -20,6 +20,12 @@ from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.gateway import require_class
 from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
+from sidetier.pipeline.export.sinks.tables.row_counts import (
+    RowCounts,
+    Tally,
+    TaskCounter,
+    part_of_task,
+)
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
 from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.values.registry import RegistryConfig
@@ -32,7 +38,21 @@ from sidetier.pipeline.spark.settings import ReadSettings
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.isolation import IsolationLevel
 
-Frames = Callable[[Plan], DataFrame]
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The records of a plan as rows.
+
+    Attributes:
+        frame: the rows.
+        count: returns how many rows the tasks of the frame have returned. Valid after an action.
+    """
+
+    frame: DataFrame
+    count: Callable[[], int]
+
+
+Frames = Callable[[Plan], Rows]
 """Returns the records of a plan as rows."""
 
 COLUMNS: Final = all_columns(headers=True)
@@ -57,17 +77,17 @@ class KafkaSource:
         """Raise MissingJarsError if Spark does not have its Kafka source."""
         require_class(self.spark, _CLASS, TableJar.KAFKA)
 
-    def frame(self, ranges: tuple[BrokerRange, ...], columns: ValueColumns) -> DataFrame:
+    def frame(
+        self, ranges: tuple[BrokerRange, ...], columns: ValueColumns, counter: TaskCounter
+    ) -> DataFrame:
         """Return the records of ranges as rows with the same columns as rows from the archive.
 
-        `columns` decodes keys and values.
+        `columns` decodes keys and values, and `counter` receives the numbers of rows.
         """
         names = columns.schema.names
         frame = self.spark.read.format("kafka").options(**self._options(ranges)).load()
-        chosen = frame.select(*names)
-        if not columns.decodes:
-            return chosen
-        return chosen.mapInArrow(_Decoded(columns), from_arrow_schema(columns.decoded_schema()))
+        schema = from_arrow_schema(columns.decoded_schema())
+        return frame.select(*names).mapInArrow(_Decoded(columns, counter), schema)
 
     def _options(self, ranges: tuple[BrokerRange, ...]) -> dict[str, str]:
         return {
@@ -88,13 +108,15 @@ class KafkaSource:
 class _Decoded:
     """The function that Spark runs on executors: it decodes values as those from the archive."""
 
-    def __init__(self, columns: ValueColumns) -> None:
+    def __init__(self, columns: ValueColumns, counter: TaskCounter) -> None:
         self.__name__ = "sidetier values of Kafka's records"
         self._columns = columns
+        self._counter = counter
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = self._columns.schema
-        return self._columns(as_stored(batch, schema) for batch in batches)
+        schema, tally = self._columns.schema, Tally()
+        yield from self._columns((as_stored(batch, schema) for batch in batches), tally)
+        self._counter(("broker", part_of_task()), tally.rows)
 
 
 def as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -160,32 +182,43 @@ def table_frames(
             column.
     """
     columns.decoded_schema()  # raise its errors before anything is read
+    counts = RowCounts.on(spark)
 
-    def frame(plan: Plan) -> DataFrame:
+    def rows(plan: Plan) -> Rows:
+        counter = counts.of_new_frame()
+        return Rows(frame(plan, counter), counts.rows)
+
+    def frame(plan: Plan, counter: TaskCounter) -> DataFrame:
         current = columns.with_newest_schemas()
         schema = from_arrow_schema(current.decoded_schema())
         report.expect(plan)
         count = len(plan.splits)
         numbers = spark.range(0, count, 1, max(count, 1))
         work = _RowWork(
-            SplitWork(settings, replace(plan, on_broker=()), report.task_reporter()), current
+            SplitWork(settings, replace(plan, on_broker=()), report.task_reporter()),
+            current,
+            counter,
         )
         stored = numbers.mapInArrow(work, schema)
         if kafka is None or not plan.on_broker:
             return stored
-        behind = kafka.frame(plan.on_broker, current)
+        behind = kafka.frame(plan.on_broker, current, counter)
         return stored.unionByName(behind) if plan.splits else behind
 
-    return frame
+    return rows
 
 
 class _RowWork:
     """The function that Spark runs on executors: it reads splits and decodes their values."""
 
-    def __init__(self, work: SplitWork, values: ValueColumns) -> None:
+    def __init__(self, work: SplitWork, values: ValueColumns, counter: TaskCounter) -> None:
         self.__name__ = work.__name__
         self._work = work
         self._values = values
+        self._counter = counter
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self._values(self._work(iter(numbers)))
+        for batch in numbers:
+            tally = Tally()
+            yield from self._values(self._work([batch]), tally)
+            self._counter(("archive", *batch.column(0).to_pylist()), tally.rows)

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sidetier.pipeline.export.errors import CommitTimedOutError, LostProgressError, OtherWriterError
 from sidetier.pipeline.export.sinks.tables.cancelling import cancel_jobs_after
 from sidetier.pipeline.export.sinks.tables.commit_metadata import (
+    COMMIT_KEY,
     PREFIX,
     Changes,
     Progress,
@@ -42,6 +43,7 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
 )
 from sidetier.pipeline.export.sinks.tables.lease import Lease
 from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths, hudi_paths
+from sidetier.pipeline.export.sinks.tables.row_counts import require_rows
 from sidetier.pipeline.export.sinks.tables.row_types import (
     UnfitRowsError,
     converted,
@@ -69,6 +71,11 @@ DEFAULT_INTERVAL: Final = 60.0
 # Hudi's own default of `KEPT_COMMITS`.
 _DEFAULT_KEPT: Final = 20
 _WHOLE_STATE_EVERY: Final = 10
+_DROPS: Final = (
+    "hoodie.combine.before.insert",
+    "hoodie.datasource.write.insert.drop.duplicates",
+)
+_POLICY: Final = "hoodie.datasource.insert.dup.policy"
 _OPERATIONS: Final = ("insert", "bulk_insert", "upsert")
 _TABLE_TYPES: Final = ("COPY_ON_WRITE", "MERGE_ON_READ")
 _MEANINGLESS: Final = {
@@ -207,6 +214,15 @@ def _write_options(given: Mapping[str, str]) -> dict[str, str]:
     return write | {"hoodie.table.name": _required(given, TABLE_NAME)} | _FIXED
 
 
+def merges_rows(write: Mapping[str, str]) -> bool:
+    """Return whether of several rows with one key only one is kept, and keys may repeat."""
+    key = {name.strip() for name in write.get(RECORD_KEY, "").split(",")}
+    if {"topic", "partition", "offset"} <= key:
+        return False
+    drops = any(write.get(name, "false").lower() != "false" for name in _DROPS)
+    return write[OPERATION] == "upsert" or drops or write.get(_POLICY, "none").lower() != "none"
+
+
 def _one_of(
     options: dict[str, str], name: str, known: tuple[str, ...], form: Callable[[str], str]
 ) -> None:
@@ -303,6 +319,16 @@ class Timeline:
             where = f"{self._base_path}: the commit {instant.requestedTime()}"
             yield from_properties(extra, where)
 
+    def rows_of(self, commit: str) -> int:
+        """Return the number of rows that an export's commit has written; 0 if it is not found."""
+        commits = self.meta_client().getActiveTimeline().getCommitsTimeline()
+        for instant in commits.filterCompletedInstants().getReverseOrderedInstants().toArray():
+            if _extra_metadata(commits, instant).get(COMMIT_KEY) == commit:
+                metadata = commits.readCommitMetadata(instant)
+                inserts = int(metadata.fetchTotalInsertRecordsWritten())
+                return inserts + int(metadata.fetchTotalUpdateRecordsWritten())
+        return 0
+
     def _require_none(self, meta: Any, commits: Any) -> None:  # noqa: ANN401
         last = commits.lastInstant()
         if last.isPresent():
@@ -389,8 +415,10 @@ class HudiTable:
         """See `Table.progress`."""
         return self._timeline.progress() if self._timeline.exists() else None
 
-    def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
-        """See `Table.write`."""
+    def write(
+        self, frame: DataFrame, progress: Progress, seconds: float, rows: Callable[[], int]
+    ) -> None:
+        """See `Table.write`. The rows are counted in the commit, which readers see already."""
         if not is_at(self.progress, progress.since):
             raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
         # After the offsets were read, which may have taken long.
@@ -410,6 +438,9 @@ class HudiTable:
                         f"{self.name}: the commit was cancelled: {watch.reason}"
                     ) from error
                 raise not_committed(error, self.name) from error
+        written = self._timeline.rows_of(progress.commit)
+        where = f"{self.name}: the commit {progress.commit}, which readers see: roll it back"
+        require_rows(where, rows(), written, merges=merges_rows(self._options.write))
 
     def _named(self, frame: DataFrame) -> DataFrame:
         """Return the rows with the names of the table's columns: Hudi compares names with case.

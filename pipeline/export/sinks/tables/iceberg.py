@@ -66,6 +66,7 @@ from sidetier.pipeline.export.sinks.tables.partition_paths import (
     iceberg_paths,
     identity_fields,
 )
+from sidetier.pipeline.export.sinks.tables.row_counts import require_rows
 from sidetier.pipeline.export.sinks.tables.row_types import (
     UnfitRowsError,
     converted,
@@ -196,6 +197,10 @@ class IcebergMetadata:
             if _summary(snapshot).get(_STAGED) == commit
         ]
         return named[-1] if named else None
+
+    def added_rows(self, snapshot: Any) -> int:  # noqa: ANN401
+        """Return the number of rows that a snapshot adds, as its summary states it."""
+        return int(_summary(snapshot).get(_ADDED_ROWS, "0"))
 
     def follows_shown(self, seen: Seen, snapshot: Any) -> bool:  # noqa: ANN401
         """Return whether a staged snapshot is based on the current one."""
@@ -350,6 +355,8 @@ def require_one_step(catalog: str, setting: Setting, default_scheme: str) -> Non
 
 _MOST_TRIES: Final = 20
 _STAGE_AS: Final = "spark.wap.id"
+_ADDED_ROWS: Final = "added-records"
+"""Property of a snapshot's summary."""
 
 
 class IcebergTable:
@@ -388,14 +395,19 @@ class IcebergTable:
             return None
         return self._metadata.progress(self._metadata.refresh())
 
-    def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
-        """See `Table.write`. The table is created if it does not exist."""
+    def write(
+        self, frame: DataFrame, progress: Progress, seconds: float, rows: Callable[[], int]
+    ) -> None:
+        """See `Table.write`. The table is created if it does not exist.
+
+        The rows of the staged snapshot are counted before readers see it.
+        """
         with cancel_jobs_after(self._spark.sparkContext, seconds) as watch:
             try:
                 # First: another export may have changed the table, or have dropped it.
                 self._require_since(progress)
                 self._stage(self._prepared(frame), progress)
-                self._publish(progress, watch)
+                self._publish(progress, watch, rows())
             except UnfitRowsError as error:
                 raise refused_rows(error, self.name) from None
             except SPARK_ERRORS as error:
@@ -456,7 +468,7 @@ class IcebergTable:
             else:
                 self._spark.conf.set(_STAGE_AS, before)
 
-    def _publish(self, progress: Progress, watch: Watch) -> None:
+    def _publish(self, progress: Progress, watch: Watch, rows: int) -> None:
         for _ in range(_MOST_TRIES):
             if watch.reason:
                 raise CommitTimedOutError(f"{self.name}: not committed: {watch.reason}")
@@ -467,6 +479,8 @@ class IcebergTable:
                 raise NotCommittedError(
                     f"{self.name}: the staged snapshot of the commit {progress.commit} has expired"
                 )
+            written = self._metadata.added_rows(staged)
+            require_rows(f"{self.name}: the commit {progress.commit}", rows, written)
             if not self._metadata.follows_shown(seen, staged):
                 properties = staged_properties(progress.commit, to_properties(progress))
                 self._metadata.stage_again(staged, properties)

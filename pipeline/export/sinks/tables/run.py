@@ -36,7 +36,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sidetier.pipeline.export.sinks.tables.frames import Frames
+    from sidetier.pipeline.export.sinks.tables.frames import Frames, Rows
     from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
 
 DEFAULT_TIMEOUT: Final = 300.0
@@ -73,7 +73,9 @@ class Table(Protocol):
         """
         ...
 
-    def write(self, frame: "DataFrame", progress: Progress, seconds: float) -> None:
+    def write(
+        self, frame: "DataFrame", progress: Progress, seconds: float, rows: Callable[[], int]
+    ) -> None:
         """Write the rows and `progress` in one commit, or nothing.
 
         A kill at any moment leaves the table as before, or with the whole commit. A frame without
@@ -83,8 +85,11 @@ class Table(Protocol):
             frame: the rows.
             progress: the state after the commit.
             seconds: time limit.
+            rows: returns the number of rows that the tasks of the frame have returned.
 
         Raises:
+            RecordCountError: the commit has another number of rows. Readers do not see it if the
+                format can prevent that.
             OtherWriterError: the table's offsets are not `progress.since`. Nothing is written.
             CommitTimedOutError: the write took longer than `seconds`.
             NotCommittedError: Spark or the table has refused the write.
@@ -269,11 +274,11 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
         )
         spanned = sum(span.end - span.start for span in plan.ranges.values())
         # The commit's state was fixed above: if the log grows now, this commit does not change.
-        frame = self.frames(self.source.plan(plan.ranges))
-        if plan.ranges and not self.terms.allow_empty and frame.isEmpty():
+        rows = self.frames(self.source.plan(plan.ranges))
+        if plan.ranges and not self.terms.allow_empty and rows.frame.isEmpty():
             return replace(remaining, ranges=plan.rest, skipped=remaining.skipped + spanned)
         progress = following(progress, remaining.last, self.terms.whole_state_every)
-        self._write(progress, frame)
+        self._write(progress, rows)
         self.report(progress, plan)
         return replace(
             remaining,
@@ -299,13 +304,13 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
         }
         return bool(doubtful) and bool(self.source.truncated(doubtful))
 
-    def _write(self, progress: Progress, frame: "DataFrame") -> None:
+    def _write(self, progress: Progress, rows: "Rows") -> None:
         """Write a commit, and check in the table whether it is there.
 
         An error may have been raised after the commit, so only the table shows whether it failed.
         """
         try:
-            self.table.write(frame, progress, self.terms.timeout)
+            self.table.write(rows.frame, progress, self.terms.timeout, rows.count)
         except NotCommittedError:
             # The commit may exist although the write has failed, for example in later cleaning.
             self.table.recover()

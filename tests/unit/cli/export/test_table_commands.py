@@ -32,7 +32,7 @@ from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
-from tests.unit.pipeline.export.tables.fakes import FakeTable, Rows
+from tests.unit.pipeline.export.tables.fakes import FakeTable, fake_rows
 
 GIVEN: dict[str, Any] = {
     "tail": "stop",
@@ -230,7 +230,7 @@ def test_exit_code_3_reports_offsets_that_wait_for_the_archive(loss: str, code: 
         epoch_histories=lambda _tps: {},
         undecided=lambda _topic: {},
     )
-    rows: Any = Rows([(A, 5)])
+    rows: Any = fake_rows([(A, 5)])
     nothing: Any = None
     archived = ArchiveSource("prod-a", planner, asked.read)
     source = TailedSource(archived, SeenLogs(planner, BrokerConfig(), ("orders",)))

@@ -27,7 +27,7 @@ from tests.harness.diverged_archive import (
 )
 from tests.harness.made_archive import TP, MadeArchive, access_to
 from tests.unit.cli.export.test_table_commands import request
-from tests.unit.pipeline.export.tables.fakes import FakeTable, Rows
+from tests.unit.pipeline.export.tables.fakes import FakeTable, fake_rows
 
 ID = "id-1"
 
@@ -41,7 +41,7 @@ def orders() -> MadeArchive:
 
 def rows(plan: Plan) -> Any:  # noqa: ANN401
     spans = [(one.tp, range(one.range.start, one.range.end)) for one in plan.splits]
-    return Rows([(tp, offset) for tp, span in spans for offset in span])
+    return fake_rows([(tp, offset) for tp, span in spans for offset in span])
 
 
 def session(planner: Planner, table: FakeTable, asked: TableRequest) -> TableSession:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
-from pyspark.sql import DataFrame
 
 from sidetier.archive.objects.layout import write_or_check_note
 from sidetier.config.model import BrokerConfig
@@ -18,6 +17,7 @@ from sidetier.pipeline.export.sinks.files.manifest import Manifest, Span
 from sidetier.pipeline.export.sinks.files.manifest_changes import begun
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress
+from sidetier.pipeline.export.sinks.tables.frames import Rows
 from sidetier.pipeline.export.sinks.tables.run import TableRun, TableTerms, offsets_after
 from sidetier.pipeline.export.source import (
     ArchiveSource,
@@ -338,7 +338,7 @@ def test_segment_archived_during_a_query_does_not_refuse_a_start_at_the_latest_o
         assert archived(planner, starting=Edge.LATEST).available({}) == {A: span(20, 20)}
 
 
-def no_rows(plan: Plan) -> DataFrame:
+def no_rows(plan: Plan) -> Rows:
     raise AssertionError(f"read {plan}")
 
 

@@ -1,7 +1,7 @@
 """The report of a read on the driver, without a Spark session."""
 
 from sidetier.pipeline.planning.split import Missing, Origin, Piece, Plan, Split
-from sidetier.pipeline.spark.report import _Union, describe_plan
+from sidetier.pipeline.spark.report import MergedByKey, describe_plan
 from sidetier.pipeline.spark.tasks import Counts, describe_split
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
@@ -22,7 +22,7 @@ def test_plan_is_described_in_one_line() -> None:
 
 
 def test_a_split_that_is_read_several_times_counts_once() -> None:
-    union = _Union()
+    union = MergedByKey()
     tp = TopicPartition("a", 0)
     missing = (Missing(tp, OffsetRange(Offset(3), Offset(5)), "gone"),)
     again = {("a", 0, 0): (10, Counts(8, missing))}

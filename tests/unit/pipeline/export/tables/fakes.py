@@ -15,6 +15,7 @@ from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     last_progress,
     to_properties,
 )
+from sidetier.pipeline.export.sinks.tables.frames import Rows
 from sidetier.pipeline.export.source import ranges_left
 from sidetier.pipeline.export.state import Offsets, Ranges, Tail
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
@@ -25,13 +26,18 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 
 @dataclass
-class Rows:
+class FakeFrame:
     """Stand in for a DataFrame: offsets of records by partition."""
 
     offsets: list[tuple[TopicPartition, int]]
 
     def isEmpty(self) -> bool:  # noqa: N802 - Spark's name
         return not self.offsets
+
+
+def fake_rows(offsets: list[tuple[TopicPartition, int]]) -> Rows:
+    """Return rows that stand for records."""
+    return Rows(cast("DataFrame", FakeFrame(offsets)), lambda: len(offsets))
 
 
 @dataclass
@@ -55,12 +61,15 @@ class FakeTable:
         said = (from_properties(to_properties(one), self.name) for one in reversed(self.commits))
         return last_progress(said)
 
-    def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
+    def write(
+        self, frame: DataFrame, progress: Progress, seconds: float, rows: Callable[[], int]
+    ) -> None:
         assert seconds > 0
+        assert rows() == len(cast("FakeFrame", frame).offsets)
         assert is_at(self.progress, progress.since)
         if self.before:
             self.before.pop(0)()
-        self.rows += cast("Rows", frame).offsets
+        self.rows += cast("FakeFrame", frame).offsets
         self.commits.append(progress)
         if self.after:
             self.after.pop(0)()
@@ -128,14 +137,14 @@ class FakeSource:
         assert (tail, isolation, fail_on_data_loss) == (None, None, None)
         return Plan(ranges, ())
 
-    def frame(self, plan: Plan) -> DataFrame:
+    def frame(self, plan: Plan) -> Rows:
         offsets = [
             (tp, offset)
             for tp, span in plan.ranges.items()
             for offset in range(span.start, span.end)
             if offset not in self.aborted
         ]
-        return cast("DataFrame", Rows(offsets))
+        return fake_rows(offsets)
 
 
 def grow(source: FakeSource, tp: TopicPartition, until: int) -> None:

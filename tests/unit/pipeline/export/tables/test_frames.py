@@ -19,6 +19,7 @@ class Seen:
     """Stand in for Spark, a frame and the report of a read; record the columns of the frames."""
 
     columns: list[list[str]] = field(default_factory=list)
+    value: dict[object, int] = field(default_factory=dict)
 
     def range(self, *_bounds: int) -> "Seen":
         return self
@@ -27,7 +28,18 @@ class Seen:
         self.columns.append(schema.names)
         return self
 
-    def frame(self, _ranges: object, columns: ValueColumns) -> "Seen":
+    @property
+    def sparkContext(self) -> "Seen":  # noqa: N802 -- Spark's
+        return self
+
+    def accumulator(self, value: dict[object, int], _merge: object) -> "Seen":
+        self.value = value
+        return self
+
+    def add(self, counted: dict[object, int]) -> None:
+        self.value |= counted
+
+    def frame(self, _ranges: object, columns: ValueColumns, _counter: object) -> "Seen":
         self.columns.append(columns.decoded_schema().names)
         return self
 

@@ -1,6 +1,12 @@
 import pytest
 
-from sidetier.pipeline.export.sinks.tables.hudi import parse_options, whole_state_every
+from sidetier.pipeline.export.sinks.tables.hudi import (
+    OPERATION,
+    RECORD_KEY,
+    merges_rows,
+    parse_options,
+    whole_state_every,
+)
 from sidetier.pipeline.export.sinks.tables.iceberg import IcebergOptions
 from sidetier.segments.errors import ConfigurationError
 
@@ -93,3 +99,23 @@ def test_whole_state_stays_in_the_active_timeline(
     assert whole_state_every(options, given) == every
     with pytest.raises(ConfigurationError, match="--whole-state-every 31: may be"):
         whole_state_every(options, 31)
+
+
+@pytest.mark.parametrize(
+    ("given", "merges"),
+    [
+        ({}, False),
+        ({OPERATION: "bulk_insert", RECORD_KEY: "id"}, False),
+        ({OPERATION: "upsert"}, False),
+        ({OPERATION: "upsert", RECORD_KEY: "id"}, True),
+        ({OPERATION: "upsert", RECORD_KEY: "id, offset,partition,topic"}, False),
+        ({RECORD_KEY: "id", "hoodie.combine.before.insert": "true"}, True),
+        ({RECORD_KEY: "id", "hoodie.datasource.insert.dup.policy": "drop"}, True),
+    ],
+)
+def test_only_tables_with_repeating_keys_may_have_fewer_rows(
+    given: dict[str, str],
+    merges: bool,  # noqa: FBT001
+) -> None:
+    options = parse_options(LEAST | given)
+    assert merges_rows(options.write) is merges

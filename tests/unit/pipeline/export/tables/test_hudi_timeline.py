@@ -22,6 +22,14 @@ class Instant:
 
     extra: dict[str, str]
     action: str = "commit"
+    inserted: int = 0
+    updated: int = 0
+
+    def fetchTotalInsertRecordsWritten(self) -> int:  # noqa: N802
+        return self.inserted
+
+    def fetchTotalUpdateRecordsWritten(self) -> int:  # noqa: N802
+        return self.updated
 
     def getAction(self) -> str:  # noqa: N802 - Hudi's names, here and below
         return self.action
@@ -101,6 +109,14 @@ def test_commits_of_other_writers_and_clustering_are_skipped() -> None:
     others = [Instant({"mine": "1"}), Instant({}, "replacecommit"), Instant({}, "deltacommit")]
     made = timeline(Meta(Instants([Instant(to_properties(OURS)), *others])))
     assert made.progress() == OURS
+
+
+def test_rows_of_a_commit_are_inserts_and_updates() -> None:
+    other = Instant({"mine": "1"}, inserted=9)
+    ours = Instant(to_properties(OURS), "deltacommit", inserted=2, updated=3)
+    made = timeline(Meta(Instants([other, ours, Instant({}, "replacecommit"), other])))
+    assert made.rows_of("c1") == 5
+    assert made.rows_of("c2") == 0
 
 
 def test_table_with_only_commits_of_other_writers_has_no_progress() -> None:

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from sidetier.pipeline.export.errors import CommitTimedOutError, NotCommittedError, OtherWriterError
+from sidetier.pipeline.export.errors import (
+    CommitTimedOutError,
+    NotCommittedError,
+    OtherWriterError,
+    RecordCountError,
+)
 from sidetier.pipeline.export.sinks.tables.cancelling import Watch
 from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     Progress,
@@ -34,6 +39,7 @@ def progress(since: int, until: int, commit: str) -> Progress:
 class Snapshot:
     parent: "Snapshot | None"
     properties: Mapping[str, str] = field(default_factory=dict)
+    rows: int = 0
 
 
 @dataclass
@@ -55,8 +61,11 @@ class Catalog:
             seen = seen.parent
         return None
 
-    def stage(self, made: Progress) -> None:
-        self.waiting.append(Snapshot(self.shown, to_properties(made)))
+    def stage(self, made: Progress, rows: int = 5) -> None:
+        self.waiting.append(Snapshot(self.shown, to_properties(made), rows))
+
+    def added_rows(self, snapshot: Snapshot) -> int:
+        return snapshot.rows
 
     def staged(self, _seen: object, commit: str) -> Snapshot | None:
         named = [one for one in self.waiting if one.properties["sidetier.commit"] == commit]
@@ -83,7 +92,16 @@ def publish(catalog: Any, made: Progress, watch: Watch | None = None) -> None:  
     table = IcebergTable.__new__(IcebergTable)
     table._options = IcebergOptions("lake.db.t")
     table._metadata = catalog
-    table._publish(made, watch or Watch())
+    table._publish(made, watch or Watch(), 5)
+
+
+@pytest.mark.parametrize("rows", [0, 4, 6])
+def test_snapshot_without_all_rows_is_not_published(rows: int) -> None:
+    catalog, made = Catalog(), progress(0, 5, "c1")
+    catalog.stage(made, rows)
+    with pytest.raises(RecordCountError, match=f"returned 5 rows, and the commit has {rows}"):
+        publish(catalog, made)
+    assert catalog.shown is None
 
 
 def test_snapshot_that_follows_the_current_one_is_published() -> None:

@@ -53,8 +53,6 @@ def test_batches_equal_those_from_the_archive(start: int) -> None:
 
 def test_values_are_decoded_like_those_from_the_archive() -> None:
     columns = value_columns(ValueOptions(format=ValueFormat.STRING), flat=False)
-    assert columns.decodes
-    assert not value_columns(ValueOptions(), flat=False).decodes
     [decoded] = columns([as_stored(from_spark(), columns.schema)])
     assert decoded.schema == columns.decoded_schema()
     assert decoded.column("value").to_pylist() == ["one", None, "three"]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame
 
 from sidetier.pipeline.export.epoch_history import epoch_history_of
 from sidetier.pipeline.export.errors import (
@@ -21,6 +20,7 @@ from sidetier.pipeline.export.errors import (
     StrayCommitError,
 )
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, last_progress
+from sidetier.pipeline.export.sinks.tables.frames import Rows
 from sidetier.pipeline.export.sinks.tables.run import Committed, TableRun, TableTerms
 from sidetier.pipeline.export.state import Offsets, Ranges
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
@@ -306,7 +306,7 @@ def test_export_continues_with_another_history_only_if_requested(source: FakeSou
 class Growing(FakeSource):
     """A source whose archive grows beyond a divergence after the first chunk of a run was read."""
 
-    def frame(self, plan: Plan) -> DataFrame:
+    def frame(self, plan: Plan) -> Rows:
         self.epoch_history = epoch_history_of([(5, 0), (6, 8)])
         return super().frame(plan)
 
