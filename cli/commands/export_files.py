@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sidetier.cli.arguments import MAX_BATCH_BYTES, checked_duration, checked_topics
+from sidetier.cli.arguments import MAX_BATCH_BYTES, checked_duration, checked_patterns
 from sidetier.cli.export.options import (
     AGAIN,
     CHUNK_BYTES,
@@ -135,11 +135,11 @@ _OPTIONS: Final = (
     *VALUES,
     click.option(
         "--layout",
-        type=click.Choice(["record", "value"]),
-        default="record",
-        show_default=True,
-        help="Rows: whole records with key, offset and headers, or values alone.",
+        type=click.Choice(["record", "flat", "value"]),
+        help="Rows: records with key, offset, headers and value (record); the same with the fields "
+        "of the value as columns (flat); or values alone (value).  [default: record]",
     ),
+    click.option("--flat", is_flag=True, help="The same as --layout flat."),
     click.option(
         "--delimiter",
         default=r"\n",
@@ -220,7 +220,7 @@ def _files_options(command: Decorated) -> Decorated:
 
 
 @click.command(name="files")
-@click.argument("topics", nargs=-1, required=True, callback=checked_topics, metavar="TOPIC...")
+@click.argument("topics", nargs=-1, required=True, callback=checked_patterns, metavar="TOPIC...")
 @_files_options
 @configuration_options
 @output_option
@@ -245,11 +245,15 @@ def command(
     the same in each partition. Name the place of a secret of the schema registry, not the secret:
     --schema-registry-option basic.auth.user.info=env:NAME, or file:/path.
 
+    TOPIC is a name, or a regular expression that matches the whole name of archived topics, such
+    as 'orders-.*'. With --follow, topics that are archived later join.
+
     \b
     Example:
       sidetier export files orders --into s3://lake/kafka --partitioner hourly
       sidetier export files orders --into file:///tmp/lake --format json --value-format json \\
           --value-schema order.schema.json --partitioner field --partition-field country
+      sidetier export files 'orders-.*' payments --into s3://lake/kafka --follow
 
     Each topic is an export of its own: if one fails, the others continue.
 
@@ -260,6 +264,9 @@ def command(
     """  # noqa: D301 -- \b is click's mark, and must be one character
     if given["follow"] and (given["once"] or given["begin"] or given["end"]):
         raise click.UsageError("--follow has no end: omit --once, --from and --to")
+    if given["flat"] and given["layout"] not in {None, "flat"}:
+        raise click.UsageError(f"--layout {given['layout']} is not --flat: omit one of them")
+    given["layout"] = "flat" if given["flat"] else given["layout"] or "record"
     if given["abandon_plan"] and given["dry_run"]:
         raise click.UsageError("--dry-run writes nothing: omit --abandon-plan")
     loaded = invocation(context).load(needs_log_dirs=False)

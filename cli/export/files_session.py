@@ -3,7 +3,7 @@
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +33,7 @@ from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.export.view import DryRun, ExportResult
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
+from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.export.sinks.files.engines import LocalEngine, SparkEngine
 from sidetier.pipeline.export.sinks.files.manifest import ManifestFile, manifest_key
@@ -41,8 +42,9 @@ from sidetier.pipeline.export.sinks.files.tasks import Connections, Engine, requ
 from sidetier.pipeline.export.source import ArchiveSource, Source, TailedSource
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.request import TopicPattern
 from sidetier.pipeline.planning.split import Plan
-from sidetier.segments.errors import ConfigurationError, SidetierError
+from sidetier.segments.errors import ConfigurationError, SidetierError, StorageError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.storage.port import RemoteStorage
 
@@ -130,10 +132,9 @@ def export_files(config: Config, request: FilesRequest, output: OutputFormat) ->
         archive, store = stack.enter_context(places.open())
         require_fencing(store, target)
         shared = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
-        planners = {topic: shared.another() for topic in request.topics}
         counter = stack.enter_context(shown(wanted=not request.dry_run))
         engine = stack.enter_context(_engine(request, places, archive, store, counter))
-        session = FilesSession(config, request, places, planners, store, engine)
+        session = FilesSession(config, request, places, shared, store, engine)
         return session.dry_run(output) if request.dry_run else session.run(output)
 
 
@@ -158,7 +159,7 @@ def _engine(
         ) as engine:
             yield engine
         return
-    name = f"sidetier export files {' '.join(request.topics)}"
+    name = f"sidetier export files {' '.join((*request.topics, *request.patterns))}"
     with spark_session(request.master, name) as spark:
         yield SparkEngine(spark, places, request.max_batch_bytes)
 
@@ -176,15 +177,21 @@ class _Planned:
 class FilesSession:
     """Exports topics in parallel, with a planner for each topic and one engine for all.
 
-    An error of a topic ends that topic alone. With a single topic, the error ends the call.
+    An error of a topic ends that topic alone. With a single topic by name, the error ends the call.
+
+    Attributes:
+        shared: the planner of which each topic's planner is a part.
+        topics: topics by name, and those that matched a pattern when it was last compared.
     """
 
     config: Config
     request: FilesRequest
     places: Connections
-    planners: Mapping[str, Planner]
+    shared: Planner
     store: RemoteStorage
     engine: Engine
+    planners: dict[str, Planner] = field(default_factory=dict)
+    topics: tuple[str, ...] = ()
     result: ExportResult = field(init=False)
     waiting: set[str] = field(default_factory=set)
     """Topics that wait until the archive has the outcome of a transaction."""
@@ -195,11 +202,54 @@ class FilesSession:
     def __post_init__(self) -> None:
         into = f"{self.places.target.url}/{self.request.options.topics_dir}"
         self.result = ExportResult(into)
+        self._include(self.request.topics)
+
+    def _include(self, topics: Iterable[str]) -> None:
+        self.topics = tuple(dict.fromkeys((*self.topics, *topics)))
+        for topic in self.topics:
+            if topic not in self.planners:
+                self.planners[topic] = self.shared.another()
+
+    def _find_topics(self) -> None:
+        """Include the archived topics that match a pattern.
+
+        Raises:
+            NoSuchTopicError: no archived topic matches a pattern, and the export does not follow.
+            StorageError: the archive cannot be listed, and the export does not follow.
+        """
+        for pattern in self.request.patterns:
+            try:
+                self._include(self._matching(pattern))
+            except (NoSuchTopicError, StorageError) as error:
+                if self.request.follow is None:
+                    raise
+                say(f"{error}; compared again in {self.request.follow:g} s")
+
+    def _matching(self, pattern: str) -> list[str]:
+        found = sorted({tp.topic for tp in self.shared.partitions(TopicPattern(pattern))})
+        if not found:
+            raise NoSuchTopicError(
+                f"{pattern}: matches the whole name of no archived topic of the cluster "
+                f"{self.places.cluster}; `sidetier ls` lists the archived topics"
+            )
+        return found
+
+    def _open(self) -> list[str]:
+        return [topic for topic in self.topics if topic not in self._failed]
+
+    @property
+    def _waits_for_topics(self) -> bool:
+        return self.request.follow is not None and not self.topics
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self.request.topics) == 1 and not self.request.patterns
 
     def dry_run(self, output: OutputFormat) -> int:
         """Show what a run would do; return the exit code."""
         planned: list[_Planned] = []
-        for topic in self.request.topics:
+        self._find_topics()
+        for topic in self.topics:
             self._or_fail(topic, lambda: planned.append(self._planned(topic)))  # noqa: B023 -- called at once
         plans = tuple(topic.plan for topic in planned if topic.plan is not None)
         held_back = tuple(partition for topic in planned for partition in topic.held_back)
@@ -222,16 +272,18 @@ class FilesSession:
         """Export; with `follow` until a signal, which takes effect between two runs."""
         follow = self.request.follow
         with stopping(wanted=follow is not None) as stop:
+            self._find_topics()
             if self.request.abandon_plan:
-                for topic in self.request.topics:
+                for topic in self.topics:
                     self._or_fail(topic, lambda: self._abandon_plan(topic))  # noqa: B023
             is_missing = self._wait_for_tail(stop)
             with self._side_by_side(stop) as each:
-                while topics := [name for name in self.request.topics if name not in self._failed]:
+                while (topics := self._open()) or self._waits_for_topics:
                     list(each(lambda topic: self._export(topic, stop), topics))
                     self._write_metrics()
                     if follow is None or stop.wait(follow):
                         break
+                    self._find_topics()
         emit(self.result, output)
         return self._code(findings=self.result.has_findings or is_missing)
 
@@ -248,7 +300,7 @@ class FilesSession:
         if self._failed:
             errors = self._failed.values()
             is_usage = all(isinstance(error, ConfigurationError) for error in errors)
-            is_all = len(errors) == len(self.request.topics)
+            is_all = len(errors) == len(self.topics)
             return exits.MISCONFIGURED if is_usage and is_all else exits.FAILED
         return exit_code(
             findings=findings,
@@ -259,7 +311,7 @@ class FilesSession:
     @contextmanager
     def _side_by_side(self, stop: threading.Event) -> Iterator[_Each]:
         """Yield a function that calls another one with each topic, `workers` at once."""
-        if len(self.request.topics) == 1:
+        if self._is_alone:
             yield map
             return
         pool = ThreadPoolExecutor(self.request.workers, "export-topic")
@@ -307,7 +359,7 @@ class FilesSession:
         except Exception as error:
             if isinstance(error, SidetierError) and can_pass(topic, error):
                 return
-            if len(self.request.topics) == 1:
+            if self._is_alone:
                 raise
             if not isinstance(error, SidetierError | OSError):
                 click.echo(traceback.format_exc(), err=True)
@@ -362,7 +414,7 @@ class FilesSession:
             return False
         pause = paused(stop, self.request.patience)
         missing: list[bool] = []
-        for topic in self.request.topics:
+        for topic in self.topics:
             self._or_fail(topic, lambda: missing.append(self._lacks(topic, pause)))  # noqa: B023
         return any(missing)
 

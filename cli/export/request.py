@@ -32,6 +32,7 @@ from sidetier.pipeline.planning.request import (
 )
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.names import is_legal_topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class FilesRequest(ExportRequest):
         master: Spark master; None for threads of this process.
         workers: Number of topics to export in parallel, and without Spark of Kafka partitions.
         abandon_plan: Whether to discard the plans of earlier runs first.
+        patterns: Regular expressions that match the whole names of more topics.
     """
 
     into: str | None
@@ -84,6 +86,7 @@ class FilesRequest(ExportRequest):
     master: str | None
     workers: int
     abandon_plan: bool
+    patterns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +123,19 @@ _PARTS: Final = ("value", "key")
 """Parts of a record."""
 
 
-def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesRequest:
+def request_of(given_topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesRequest:
     """Return the request, with the schemas read.
+
+    Args:
+        given_topics: Names of topics, and regular expressions, which are no legal names.
+        given: The options.
 
     Raises:
         ConfigurationError: Options contradict one another, or a schema cannot be read.
     """
-    require_one_subject(topics, given)
+    topics = tuple(filter(is_legal_topic, given_topics))
+    patterns = tuple(dict.fromkeys(text for text in given_topics if text not in topics))
+    require_one_subject(topics, given, patterns)
     begin, end = given["begin"], given["end"]
     given_range = None
     if begin is not None or end is not None:
@@ -143,7 +152,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         **_common(topics, given),
         into=given["into"],
         into_config=given["into_config"],
-        options=_options(topics[0], given),
+        options=_options(given_topics[0], given),
         terms=Terms(**_terms(given)),
         requested=given_range,
         follow=given["interval"] if given["follow"] else None,
@@ -152,6 +161,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         master=given["master"],
         workers=given["workers"],
         abandon_plan=given["abandon_plan"],
+        patterns=patterns,
     )
 
 
@@ -260,9 +270,11 @@ def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
 
 
-def require_one_subject(topics: Sequence[str], given: Mapping[str, Any]) -> None:
+def require_one_subject(
+    topics: Sequence[str], given: Mapping[str, Any], patterns: Sequence[str] = ()
+) -> None:
     """Raise ConfigurationError if several topics would each need a schema of the registry."""
-    if len(set(topics)) > 1 and any(_asks_registry(part, given) for part in _PARTS):
+    if (len(set(topics)) > 1 or patterns) and any(_asks_registry(part, given) for part in _PARTS):
         raise ConfigurationError(
             "with --schema-registry each topic has a schema of its own: "
             "export one topic at a time, or give --value-schema and --key-schema"

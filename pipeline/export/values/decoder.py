@@ -7,6 +7,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
+from sidetier.segments.errors import ConfigurationError
+
 BUILD_ERRORS: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
@@ -68,6 +70,24 @@ class StringDecoder:
         # Not to fail: each value is decoded alone, to find out which ones do not fit.
         except pa.ArrowInvalid:
             return decode_each(values, self.type, bytes.decode)
+
+
+def with_fields(schema: pa.Schema, kind: pa.DataType) -> pa.Schema:
+    """Return the columns of a record without its value, and after them the fields of its value.
+
+    Raises:
+        ConfigurationError: a field has the name of a column of the record, also in another case.
+    """
+    rest = schema.remove(schema.get_field_index("value"))
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    names = {name.lower() for name in rest.names}
+    for field in fields:
+        if field.name.lower() in names:
+            raise ConfigurationError(
+                f"the value's field {field.name} has the name of a column of the record: keep the "
+                "value in one column"
+            )
+    return pa.schema([*rest, *(field.with_nullable(nullable=True) for field in fields)])
 
 
 def lacking(decoder: ValueDecoder, values: pa.Array) -> list[Misfit]:

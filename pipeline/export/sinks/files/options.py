@@ -42,6 +42,8 @@ class Layout(StrEnum):
 
     RECORD = "record"
     """Topic, partition, offset, timestamp, key, headers, and the value as one column."""
+    FLAT = "flat"
+    """As `RECORD`, with the fields of the value as columns in place of the value."""
     VALUE = "value"
     """Only the value, as in Confluent's sink connector: its fields are the columns."""
 
@@ -125,7 +127,7 @@ class FilesOptions(Part):
     @property
     def has_keys(self) -> bool:
         """Whether rows have a key column that is not plain bytes."""
-        return self.layout is Layout.RECORD and self.key.format is not ValueFormat.BYTES
+        return self.layout is not Layout.VALUE and self.key.format is not ValueFormat.BYTES
 
     @model_validator(mode="after")
     def _by_time(self) -> Self:
@@ -143,6 +145,12 @@ class FilesOptions(Part):
             raise ValueError("the field partitioner, and it alone, needs partition fields")
         if (by_field or self.timestamp_field is not None) and not self.has_fields:
             raise ValueError("fields of the value can be used where it is json, avro or protobuf")
+        return self
+
+    @model_validator(mode="after")
+    def _flat(self) -> Self:
+        if self.layout is Layout.FLAT and not self.has_fields:
+            raise ValueError("the layout flat is for values in json, avro or protobuf")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from sidetier.pipeline.export.values.decoder import (
     Misfit,
     ValueDecoder,
     lacking,
+    with_fields,
 )
 from sidetier.pipeline.reading import timestamps
 from sidetier.segments.arrow import HEADERS_TYPE
@@ -160,7 +161,8 @@ class RowMaker:
 
     @property
     def _has_fields_as_columns(self) -> bool:
-        return self._options.layout is Layout.VALUE and pa.types.is_struct(self._decoder.type)
+        is_struct = pa.types.is_struct(self._decoder.type)
+        return self._options.layout is not Layout.RECORD and is_struct
 
     def prepare(
         self, batch: pa.RecordBatch, decoded: DecodedValues, keys: DecodedValues | None
@@ -246,7 +248,7 @@ class RowMaker:
             if pa.types.is_struct(kind):
                 return pa.schema([kind.field(at) for at in range(kind.num_fields)])
             return pa.schema([pa.field("value", kind)])
-        return pa.schema(
+        record = pa.schema(
             [
                 pa.field("key", self._key.type),
                 pa.field("value", kind),
@@ -258,6 +260,8 @@ class RowMaker:
                 pa.field("headers", HEADERS_TYPE),
             ]
         )
+        # A value without fields stays one column: among records with fields there may be others.
+        return with_fields(record, kind) if self._has_fields_as_columns else record
 
     def _table(self, batch: pa.RecordBatch, values: pa.Array) -> pa.RecordBatch:
         count = batch.num_rows
@@ -277,6 +281,8 @@ class RowMaker:
                 batch.column("timestamp_type").cast(pa.int32()),
                 batch.column("headers"),
             ]
+            if self._has_fields_as_columns:
+                columns = [columns[0], *columns[2:], *values.flatten()]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 

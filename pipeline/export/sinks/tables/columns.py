@@ -17,6 +17,7 @@ from sidetier.pipeline.export.values.decoder import (
     Misfit,
     ValueDecoder,
     lacking,
+    with_fields,
 )
 from sidetier.pipeline.export.values.decoder_factory import decoder_of, newest, registry_of
 from sidetier.pipeline.export.values.evolution import SchemaGuard
@@ -187,15 +188,7 @@ def _with_value(schema: pa.Schema, kind: pa.DataType, *, flat: bool) -> pa.Schem
         raise ConfigurationError(
             f"values of the type {kind} have no fields to be columns: omit --flat"
         )
-    rest = schema.remove(index)
-    fields = [kind.field(number) for number in range(kind.num_fields)]
-    for field in fields:
-        if field.name.lower() in {name.lower() for name in rest.names}:
-            raise ConfigurationError(
-                f"the value's field {field.name} has the name of a column of the record: keep the "
-                "value in one column"
-            )
-    return pa.schema([*rest, *(field.with_nullable(nullable=True) for field in fields)])
+    return with_fields(schema, kind)
 
 
 def _replaced(

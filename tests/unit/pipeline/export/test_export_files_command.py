@@ -4,7 +4,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -383,6 +383,46 @@ def test_follow_continues_with_the_other_topics(
     assert not stop.left
     assert cli.err.count("a: failed, and is left out") == 1
     assert manifest_in(objects(cli), "b").next_offsets == {0: 2}
+
+
+def exported_topics(cli: CommandLine) -> list[str]:
+    return sorted(key.split("/")[1] for key in data_files(objects(cli)))
+
+
+def test_patterns_select_archived_topics(cli: CommandLine) -> None:
+    for topic in ("eu.a", "eu.b", "us.a", "other"):
+        topic_of(cli, topic, b'{"id":1}')
+    assert export_all(cli, r"eu\..*", "other", r".*\.a", "--dry-run") == 0, cli.err
+    assert "topic us.a, partition 0, offsets [0, 1)" in cli.out
+    assert export_all(cli, r"eu\..*", "other") == 0, cli.err
+    assert exported_topics(cli) == ["eu.a", "eu.b", "other"]
+
+
+def test_pattern_that_matches_nothing_is_a_usage_error(cli: CommandLine) -> None:
+    topic_of(cli, "orders", b'{"id":1}')
+    for line in (["ordrs.*"], ["orders", "ordrs.*"], ["ordrs.*", "--dry-run"]):
+        assert export_all(cli, *line) == 2
+        assert "ordrs.*: matches the whole name of no archived topic of the cluster" in cli.err
+        assert objects(cli) == {}
+    assert export_all(cli, "orders[") == 2
+    assert "'orders[' is no regular expression" in cli.err
+    registry = ("--schema-registry", "http://127.0.0.1:1", "--value-format", "json")
+    assert cli.run("export", "files", "orders.*", "--into", lake(cli), *registry) == 2
+    assert "each topic has a schema of its own" in cli.err
+
+
+def test_topics_that_are_archived_later_join_a_pattern(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def later(topic: str) -> Callable[[], object]:
+        return lambda: topic_of(cli, topic, b'{"id":1}')
+
+    topic_of(cli, "other", b'{"id":1}')
+    stop = Between(later("eu.a"), later("eu.b"), nothing)
+    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+    assert export_all(cli, r"eu\..*", "--follow") == 0, cli.err
+    assert cli.err.count(r"eu\..*: matches the whole name of no archived topic") == 1
+    assert exported_topics(cli) == ["eu.a", "eu.b"]
 
 
 def test_follow_ends_once_every_topic_has_failed(

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.sinks.files.formats.forms import json_lines
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.files.upload import FileUploader
@@ -160,9 +161,30 @@ def test_values_without_fields_are_rows(format_: str) -> None:
     archive.segment(0, [MadeBatch(records)])
     archive.mark(0, 3)
     value = {"format": "avro", "schema_text": json.dumps(schema)}
-    files = exported(archive, options(value=value, layout="value", format=format_))
-    [(key, data)] = files.items()
-    assert rows_of(key, data) == [{"value": "{}"}] * 3
+    for layout in ("value", "flat", "record"):
+        files = exported(archive, options(value=value, layout=layout, format=format_))
+        [(key, data)] = files.items()
+        assert [row["value"] for row in rows_of(key, data)] == ["{}"] * 3
+
+
+def test_fields_of_a_value_are_columns_beside_those_of_the_record(orders: MadeArchive) -> None:
+    [(key, data)] = exported(orders, options(value=JSON, layout="flat")).items()
+    assert parquet_schema(data).names == [
+        "key", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "id", "at",
+    ]  # fmt: skip
+    first, null, last = rows_of(key, data)
+    at = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
+    assert (first["offset"], first["key"], first["id"], first["at"]) == (0, b"k0", 1, at)
+    assert (null["offset"], null["id"], null["at"]) == (1, None, None)
+    assert (last["headers"][0]["value"], last["id"]) == (b"\xff", 2)
+    needed = {"format": "json", "schema_text": NEEDS_ID}
+    with pytest.raises(MisfitError, match="offset 1: record has no value, and its field id"):
+        exported(orders, options(value=needed, layout="flat"))
+    taken = json.dumps({"type": "object", "properties": {"Offset": {"type": "integer"}}})
+    with pytest.raises(ConfigurationError, match="field Offset has the name of a column"):
+        exported(orders, options(value={"format": "json", "schema_text": taken}, layout="flat"))
+    with pytest.raises(ValueError, match="flat is for values in json, avro or protobuf"):
+        options(layout="flat")
 
 
 def test_json_files_have_one_record_per_line(orders: MadeArchive) -> None:
