@@ -120,6 +120,10 @@ class PartitionStatus:
     """Age of the oldest of these offsets; None if there are none."""
     local_start: Offset | None = None
     """Base offset of the oldest segment on the broker's disk."""
+    trimmed_to: Offset | None = None
+    """Log start offset to which local retention has moved it, if the disk still has segments below
+    it. The broker deletes them at its next check (`log.retention.check.interval.ms`).
+    """
     local_closed_end: Offset | None = None
     """End (exclusive) of the offsets in closed segments."""
     unstored_segments: int = 0

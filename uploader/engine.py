@@ -594,6 +594,8 @@ class Engine:
             case SurveyEnded() | ArchivesVerified() | RecordsDeleted() | PassFailed():
                 if self._local_retention is not None:
                     self._local_retention.handle(event, self._leads.get)
+                if isinstance(event, RecordsDeleted):
+                    self._touch_all_of(trim.topic_partition for trim in event.trims)
             case _ if partition is not None:
                 self._handle(partition, event, decides=decides)
 

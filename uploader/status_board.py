@@ -474,6 +474,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
         archive_start=_archive_start(partition),
         next_offset=partition.stored_below(),
         local_start=partition.local_start,
+        trimmed_to=_trimmed_to(partition),
         local_closed_end=None if partition.active is None else Offset(partition.active),
         unstored_segments=len(unstored),
         unstored_bytes=sum(tracked.size for tracked in unstored),
@@ -495,6 +496,12 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
     }
     deleted_at = deletion.of(oldest, partition.config)
     return _Known(status, oldest.rolled_at, deleted_at, partition.uploaded_bytes, uploads or None)
+
+
+def _trimmed_to(partition: Partition) -> Offset | None:
+    """Return the log start offset of a trim whose segments are still on the disk; else None."""
+    start, trimmed = partition.local_start, partition.trimmed_to
+    return None if start is None or trimmed is None or start >= trimmed else trimmed
 
 
 def _archive_start(partition: Partition) -> Offset | None:

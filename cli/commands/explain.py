@@ -46,7 +46,7 @@ class ExplainResult:
             "gate": None if self.answer.gate is None else self.answer.gate.value,
             "text": self.answer.text,
             "exit_code": self.answer.code,
-            "disk": None if facts.local is None else _local_json(facts.local, segment),
+            "disk": None if facts.local is None else _local_json(facts, facts.local, segment),
             "sidecar": None if sidecar is None else _sidecar_json(facts),
             "archive": None if facts.archive is None else asdict(facts.archive),
             "cluster": None if facts.replicas is None else _cluster_json(facts),
@@ -81,16 +81,24 @@ def _disk_text(facts: RecordFacts) -> str | None:
     if log is None:
         return None if "disk" in facts.problems else "the partition has no replica on this host"
     segment = log.holder(facts.offset)
-    reach = f"offsets {range_text(log.start, log.end)} are here"
+    reach = f"offsets {range_text(facts.log_start, log.end)} are here"
     if segment is None:
         return f"not in {log.directory} ({reach})"
-    return f"{segment.path} ({_place(segment)}, {size_text(segment.size_bytes)}); {reach}"
+    place = _place(segment, facts.log_start)
+    return f"{segment.path} ({place}, {size_text(segment.size_bytes)}); {reach}"
 
 
-def _place(segment: LocalSegment) -> str:
+def _place(segment: LocalSegment, log_start: Offset | None) -> str:
+    end = segment.next_offset
+    is_closed = segment.place is Place.CLOSED
+    if is_closed and None not in {end, log_start} and (end or 0) <= (log_start or 0):
+        return (
+            f"below the log start offset {log_start}, deleted by the broker at its next check: "
+            "log.retention.check.interval.ms"
+        )
     if segment.place is Place.MARKED_FOR_DELETION:
         return "marked for deletion, the broker unlinks it soon"
-    return "closed" if segment.place is Place.CLOSED else "active"
+    return "closed" if is_closed else "active"
 
 
 def _sidecar_text(facts: RecordFacts) -> str | None:
@@ -199,10 +207,10 @@ def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _local_json(log: LocalLog, segment: LocalSegment | None) -> Fields:
+def _local_json(facts: RecordFacts, log: LocalLog, segment: LocalSegment | None) -> Fields:
     return {
         "directory": log.directory,
-        "log_start_offset": log.start,
+        "log_start_offset": facts.log_start,
         "log_end_offset": log.end,
         "checkpointed_high_watermark": log.checkpointed,
         "segment": None if segment is None else asdict(segment),

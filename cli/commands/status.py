@@ -227,6 +227,7 @@ class StatusResult:
             *_of_cluster_snapshots(answer.get("cluster_snapshots", ())),
             *_of_last_drill(answer.get("last_drill")),
             *_of_local_retention(answer.get("local_retention", ())),
+            *_of_trims(rows),
             *ready,
         ]
 
@@ -295,6 +296,18 @@ def _of_local_retention(excess: Sequence[Fields]) -> list[str]:
             for row in excess
         ]
     )
+
+
+def _of_trims(rows: Sequence[Row]) -> list[str]:
+    """Return how many partitions have segments below their log start; nothing if none has."""
+    count = sum(row.fields.get("trimmed_to") is not None for row in rows)
+    if not count:
+        return []
+    line = (
+        f"local retention: the closed segments below the log start offsets of {count} partitions "
+        "are deleted by the broker at its next check (log.retention.check.interval.ms)"
+    )
+    return [line]
 
 
 def _of_last_drill(drill: Fields | None) -> list[str]:

@@ -159,6 +159,17 @@ class RecordFacts(PartitionFacts):
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def log_start(self) -> Offset | None:
+        """The log start offset, as far as it is known. The disk may still have records below it."""
+        local = self.local
+        known = (
+            self.log_offsets.start,
+            None if local is None else local.start,
+            None if local is None else local.deleted_below,
+        )
+        return max((start for start in known if start is not None), default=None)
+
+    @property
     def leads_here(self) -> bool:
         """Whether this host's broker leads the partition, as far as is known."""
         if self.replicas is None:

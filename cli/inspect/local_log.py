@@ -14,6 +14,7 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.uploader.gates.divergence import log_end_offset
 from sidetier.uploader.gates.high_watermark import CHECKPOINT_NAME
+from sidetier.uploader.trim.local_log import log_start_offsets
 from sidetier.uploader.watching.disk import find_partitions, list_names, read_text
 
 
@@ -58,12 +59,15 @@ class LocalLog:
         first_timestamp_ms: Largest timestamp of the active segment's first batch, from which the
             broker counts `segment.ms`; in ms since 1970.
         checkpointed: High watermark in `replication-offset-checkpoint`.
+        deleted_below: Offset below which records were deleted, from `log-start-offset-checkpoint`;
+            None if it has none. The broker deletes the segments below it at its next check.
     """
 
     directory: str
     segments: tuple[LocalSegment, ...] = ()
     first_timestamp_ms: int | None = None
     checkpointed: Offset | None = None
+    deleted_below: Offset | None = None
 
     @property
     def active(self) -> LocalSegment | None:
@@ -142,6 +146,7 @@ def read_log(directory: str, tp: TopicPartition) -> LocalLog:
         tuple(row for row in rows if row is not None),
         _first_timestamp(directory, listing),
         _checkpointed(Path(directory).parent, tp),
+        log_start_offsets([str(Path(directory).parent)]).get(tp),
     )
 
 

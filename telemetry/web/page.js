@@ -123,7 +123,7 @@ function runbook(name) {
 function logParts(row) {
   const stored = row.next_offset;
   const end = Math.max(row.log_end ?? 0, stored ?? 0, row.local_closed_end ?? 0);
-  const local = row.local_start ?? end;
+  const local = row.trimmed_to ?? row.local_start ?? end;
   const first = stored === null ? 0 : row.archive_start ?? Math.min(local, stored);
   const gaps = row.gaps || [];
   const bounds = new Set([0, end, local, first, stored ?? 0, ...gaps.flat()]);
@@ -296,7 +296,7 @@ function problemText(row) {
 function detailsOf(row) {
   const lines = [
     logText(logParts(row)),
-    `leader epoch ${row.leader_epoch}; oldest local segment ${row.local_start ?? "–"}; closed segments end at ${row.local_closed_end ?? "–"}`,
+    `leader epoch ${row.leader_epoch}; oldest local segment ${row.local_start ?? "–"}${(row.trimmed_to ?? null) === null ? "" : ` (those below ${row.trimmed_to} are deleted by the broker at its next check)`}; closed segments end at ${row.local_closed_end ?? "–"}`,
     `${count(row.unstored_segments)} closed segments with ${bytes(row.unstored_bytes)} are not archived`,
     row.last_upload_ms === null ? "no upload since the start" : `last upload at ${clock(row.last_upload_ms)}`,
   ];

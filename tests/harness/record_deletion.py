@@ -21,6 +21,8 @@ class DeletingBroker:
         self.committed: dict[str, dict[TopicPartition, Offset]] = {}
         self.groups_error: SidetierError | None = None
         self.away = False
+        self.deletes_files = True
+        """False for a broker whose next retention check is due later."""
         self.requests: list[dict[TopicPartition, int]] = []
         self.before_delete: Callable[[], None] = lambda: None
 
@@ -37,8 +39,9 @@ class DeletingBroker:
         log = self._log(tp)
         if self.epochs.get(tp, log.epoch) != deletion.leader_epoch:
             return LeadershipError(f"{tp}: FENCED_LEADER_EPOCH")
-        for base in [base for base in log.bases()[:-1] if log._end_of(base) <= deletion.end]:
-            log.stage(base)
+        for base in log.bases()[:-1] if self.deletes_files else []:
+            if log._end_of(base) <= deletion.end:
+                log.stage(base)
         log.start_at(deletion.end)
         return deletion.end
 

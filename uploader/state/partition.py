@@ -185,6 +185,10 @@ class Partition:
     """Where the log began at the first listing."""
     local_start: Offset | None = None
     """Where the log begins."""
+    trimmed_to: Offset | None = None
+    """Log start offset to which local retention has moved it. The broker deletes the segments below
+    it at its next check.
+    """
     listed_at: float | None = None
     epochs: RememberedEpochs = field(default_factory=RememberedEpochs)
     """The log's leader epochs, as far back as the sidecar has seen them."""
@@ -456,7 +460,7 @@ class Partition:
         self.reset()
         # Leader epochs of another topic mean nothing for this one.
         self.topic_id, self.spool, self.epochs = topic_id, None, RememberedEpochs()
-        self.first_active = self.first_start = self.listed_at = None
+        self.first_active = self.first_start = self.listed_at = self.trimmed_to = None
         self.watermark_stall = WatermarkStall() if self.follows else None
         return self.untrack_all()
 

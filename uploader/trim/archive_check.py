@@ -35,6 +35,7 @@ from typing import Final, NamedTuple
 
 from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
+from sidetier.archive.objects.log_check import contradictions
 from sidetier.archive.objects.pinterest_metadata import named_segments
 from sidetier.archive.objects.segment import (
     SegmentFiles,
@@ -339,13 +340,15 @@ class ArchiveCheck:
             "it was stored by Pinterest's uploader, without a checksum"
             if end is None
             else place_problem(base, end, following)
+            or next(contradictions(head), None)
             or segment_problem(head, led.topic_id, local)
             or size_problem(segments, base, end, head.size)
             or checksum_problem(head)
             or self._bytes_problem(led, base, following, segments, local, head)
         )
         if problem is not None or end is None:
-            return Held(Hindrance.OBJECT_UNVERIFIED, f"{key}: {problem}")
+            text = str(problem).removeprefix(f"{key} ")
+            return Held(Hindrance.OBJECT_UNVERIFIED, f"{key}: {text}")
         log = VerifiedLog(head.etag, head.size, end)
         self.verified[key, led.leader_epoch] = log
         return log

@@ -155,7 +155,7 @@ class LocalRetention:
                 self._delete(trims, find)
             case RecordsDeleted(trims):
                 for trim in trims:
-                    self._deleted(trim)
+                    self._deleted(trim, find)
                 self._verify_next(find)
             case PassFailed(error):
                 self._under_way = False
@@ -210,11 +210,14 @@ class LocalRetention:
         else:
             self._verify_next(find)
 
-    def _deleted(self, trim: Trim) -> None:
+    def _deleted(self, trim: Trim, find: FindPartition) -> None:
         self._ended.append(trim)
         if trim.end == trim.start:
             return
         tp = trim.topic_partition
+        partition = find(tp)
+        if partition is not None:
+            partition.trimmed_to = trim.end
         self._metrics.trimmed(tp.topic, trim.size)
         log.info(
             "local_retention.trimmed",

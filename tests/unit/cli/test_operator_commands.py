@@ -391,6 +391,26 @@ def test_doctor_continues_without_store_broker_and_sidecar(
     assert "no sidecar answers" in found["sidecar"]
 
 
+@pytest.mark.parametrize("source", ["brokers", "checkpoint"])
+def test_segments_below_the_log_start_are_called_deleted(ground: Ground, source: str) -> None:
+    """After a trim, the broker keeps the files until its next retention check."""
+    line = ("explain", "orders", "0", "15", "--sidecar", ground.sidecar)
+    assert ground.cli.run(*line) == 0
+    assert "closed" in ground.cli.out
+    if source == "brokers":
+        ground.cluster.add(TP, 1, start=20, high_watermark=45)
+    else:
+        checkpoint = ground.cli.log_dir.path / "log-start-offset-checkpoint"
+        checkpoint.write_text("0\n1\norders 0 20\n")
+    assert ground.cli.run(*line) == 0
+    assert "below the log start offset 20, deleted by the broker at its next check" in (
+        " ".join(ground.cli.out.split())
+    )
+    assert "offsets [20, 45) are here" in " ".join(ground.cli.out.split())
+    kept = ground.cli.json("explain", "orders", "0", "25", "--sidecar", ground.sidecar)
+    assert kept["disk"]["log_start_offset"] == 20
+
+
 def test_brokers_of_another_cluster_are_not_taken_for_those_of_the_archive(ground: Ground) -> None:
     """Their topic of the same name has other records below the archive end offset."""
     ground.cluster.cluster_id = "another"

@@ -293,6 +293,17 @@ def test_last_drill_is_shown(
     assert shown in next(line for line in lines(capsys) if line.startswith("last drill: "))
 
 
+def test_trimmed_segments_that_are_still_on_the_disk_are_called_deleted(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status.now = replace(status.now, partitions=(replace(ARCHIVED, trimmed_to=Offset(40)), BEHIND))
+    assert run(["status", "--sidecar", url]) == 0
+    assert (
+        "local retention: the closed segments below the log start offsets of 1 partitions are "
+        "deleted by the broker at its next check (log.retention.check.interval.ms)"
+    ) in lines(capsys)
+
+
 def test_idle_partitions_of_a_long_list_are_hidden(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:

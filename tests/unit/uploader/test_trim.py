@@ -19,7 +19,7 @@ from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
 from sidetier.segments.headers import HEADER_BYTES
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import CHECKSUM_KEY
+from sidetier.segments.notes import CHECKSUM_KEY, PLACE_KEY
 from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.storage.bodies import BytesBody
@@ -271,6 +271,13 @@ def exchanged_with_another_partition(store: FakeStorage) -> None:
     exchange(store, key_of(TP, 20), key_of(TopicPartition("t", 1), 20))
 
 
+def archived_elsewhere(store: FakeStorage) -> None:
+    """The metadata names another place; the first batch is not looked at."""
+    stored = store.get_object(key_of(TP, 20))
+    notes = {**stored.head.metadata, PLACE_KEY: "t-1/00000000000000000020"}
+    store.put_object(key_of(TP, 20), BytesBody(stored.data), metadata=notes)
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["own checksum", "no own checksum"])
 @pytest.mark.parametrize(
     "damage",
@@ -280,6 +287,7 @@ def exchanged_with_another_partition(store: FakeStorage) -> None:
         exchanged,
         exchanged_bytes,
         exchanged_with_another_partition,
+        archived_elsewhere,
     ],
 )
 def test_trim_stops_before_a_replaced_object(
@@ -591,6 +599,26 @@ def test_daemon_trims_what_it_has_archived(site: Site, log_dir: LogDir, log: Par
         30,
         sum(len(log.written[base]) for base in (0, 10, 20)),
     )
+
+
+@pytest.mark.usefixtures("quick_passes")
+def test_status_shows_a_trim_until_the_broker_has_deleted_the_files(
+    site: Site, log_dir: LogDir, log: PartitionLog
+) -> None:
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    daemon_site(site, log_dir).deletes_files = False
+    with site.running() as running:
+
+        def trimmed_to() -> Offset | None:
+            row = running.status(TP)
+            return None if row is None else row.trimmed_to
+
+        running.wait(lambda: trimmed_to() == 30, "the trim")
+        for base in (0, 10, 20):
+            log.stage(base)
+            log.unlink(base)
+        running.wait(lambda: trimmed_to() is None, "the deletion")
 
 
 @pytest.mark.usefixtures("quick_passes")
