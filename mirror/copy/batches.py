@@ -216,15 +216,17 @@ def reencode(
 def _wanted_records(batch: SourceBatch, max_bytes: int, where: str) -> list[_Record]:
     header, payload = batch.header, batch.data[HEADER_BYTES:]
     data = _decompressed(header.compression, payload, max_bytes, where)
+    last_delta = header.next_offset - 1 - header.base_offset
     records: list[_Record] = []
-    at = 0
+    at, before = 0, -1
     try:
         for _ in range(header.record_count):
             size, at = _read_varint(data, at)
             end = at + size
             timestamp_delta, after_timestamp = _read_varint(data, at + 1)
             offset_delta, contents = _read_varint(data, after_timestamp)
-            if not contents <= end <= len(data):
+            # A record with an offset of another batch would be left out, without a trace.
+            if not contents <= end <= len(data) or not before < offset_delta <= last_delta:
                 raise IndexError  # noqa: TRY301 -- handled like the end of the bytes
             offset = Offset(header.base_offset + offset_delta)
             if batch.start <= offset < batch.end:
@@ -232,7 +234,9 @@ def _wanted_records(batch: SourceBatch, max_bytes: int, where: str) -> list[_Rec
                 # deltas, and are copied as they are.
                 attributes = data[at : at + 1]
                 records.append(_Record(attributes, data[contents:end], timestamp_delta, offset))
-            at = end
+            at, before = end, offset_delta
+        if at < len(data):
+            raise IndexError  # noqa: TRY301 -- more records than the header announces
     except IndexError:
         raise DamagedSegmentError(f"{where}: its records are cut or damaged") from None
     return records

@@ -595,7 +595,14 @@ class Engine:
         filled = self._clock()
         # Target offsets are known only after the flush, so the map comes last. It is part of the
         # same transaction: after a kill, records, map and progress agree.
-        self._write_map(self._target.flush())
+        written = self._target.flush()
+        acknowledged = sum(len(batch.source_offsets) for batch in written)
+        if acknowledged != opened.records:
+            raise MirrorError(
+                f"{opened.records} records were read for a transaction, and the target has "
+                f"acknowledged {acknowledged}: nothing of it is committed; please report this"
+            )
+        self._write_map(written)
         self._target.commit(
             {
                 self._copies[tp].target: CommittedOffset(offset, metadata=self._copies[tp].lineage)

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from sidetier.mirror.copy.batches import Selection, reencode, select_batches
+from sidetier.mirror.copy.batches import (
+    Selection,
+    build_batch,
+    encode_record,
+    reencode,
+    select_batches,
+)
 from sidetier.segments.arrow.codecs import decompress_into
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
 from sidetier.segments.headers import Compression, TimestampType, parse_batch_header
@@ -214,6 +220,20 @@ def test_damaged_batch_does_not_get_a_matching_crc() -> None:
     data[-1] ^= 1
     (batch,) = select_batches(memoryview(data), Offset(0), ()).batches
     with pytest.raises(DamagedSegmentError, match="CRC"):
+        reencode(batch, 1 << 20, "t-0")
+
+
+@pytest.mark.parametrize(
+    ("positions", "count"), [((0, 1, 7), 3), ((0, 2, 1), 3), ((0, 0, 1), 3), ((0, 1, 2), 2)]
+)
+def test_record_that_its_batch_does_not_announce_is_damage(
+    positions: tuple[int, ...], count: int
+) -> None:
+    """It would be left out, and the position would pass it."""
+    payload = b"".join(encode_record(b"k", b"v", position) for position in positions)
+    data = build_batch(payload, record_count=count, attributes=0, base_timestamp=5, max_timestamp=5)
+    (batch,) = select_batches(memoryview(data), Offset(0), ()).batches
+    with pytest.raises(DamagedSegmentError, match="its records are cut or damaged"):
         reencode(batch, 1 << 20, "t-0")
 
 

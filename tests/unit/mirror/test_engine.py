@@ -190,6 +190,23 @@ def test_timed_out_transaction_is_read_again() -> None:
     assert target.starts == 2
 
 
+class Forgetful(FakeTarget):
+    """Acknowledge all batches but one."""
+
+    def flush(self) -> list[Written]:
+        return super().flush()[1:]
+
+
+def test_batch_that_is_not_acknowledged_is_not_committed() -> None:
+    target = Forgetful()
+    with pytest.raises(
+        MirrorError, match=r"records were read for a transaction, and the target has acknowledged"
+    ):
+        engine(FakeSource(BATCHES), target).run()
+    assert target.values() == []
+    assert target.committed[TARGET].offset == 0
+
+
 def test_fenced_worker_ends() -> None:
     target = FakeTarget(fault=FailsAt(7, MirrorError("another process has started")))
     with pytest.raises(MirrorError, match="another process"):
