@@ -37,7 +37,7 @@ from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.copy.engine import Copy, Counts, Engine, Limits, summed
 from sidetier.mirror.copy.source import KafkaSource, OnGap
 from sidetier.mirror.copy.target import MEMBERSHIP_LOST, TRANSACTION_TIMEOUT, KafkaTarget
-from sidetier.mirror.topics.rules import MirrorNames
+from sidetier.mirror.topics.rules import MirrorNames, decode_lineage
 from sidetier.segments.errors import (
     BrokerError,
     KafkaApiError,
@@ -282,7 +282,13 @@ class SparkCopy:
         abort_open = self.archive is not None and self.archive.abort_open
         source = KafkaSource(
             None if source_settings is None else lambda: Cluster(source_settings),
-            None if archive is None else ArchiveSource(archive, abort_open=abort_open),
+            None
+            if archive is None
+            else ArchiveSource(
+                archive,
+                abort_open=abort_open,
+                cluster_id=None if source_settings is None else _source_cluster(task.copy),
+            ),
             until={tp: task.end},
             on_gap=OnGap.STOP,
         )
@@ -354,6 +360,12 @@ class SparkCopy:
 
 def _settings(properties: References) -> ClientSettings:
     return ClientSettings.from_properties(resolved(properties))
+
+
+def _source_cluster(copy: Copy) -> str | None:
+    """Return Kafka's id of the cluster whose brokers the driver has found the topic on."""
+    lineage = decode_lineage(copy.lineage)
+    return None if lineage is None else lineage.clusters[-1] or None
 
 
 def _require_same_topic(copy: Copy, source: ClientSettings) -> None:

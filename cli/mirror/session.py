@@ -359,8 +359,11 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[MirrorSessio
         access, archive = None, None
         if config is not None and not given["no_archive"]:
             access = stack.enter_context(open_archive(config, stop=stop))
-            archive = ArchiveSource(access)
         source_cluster = stack.enter_context(Cluster(source_settings, stop=stop))
+        if access is not None:
+            cluster_id = source_cluster.metadata(()).cluster_id
+            archive = ArchiveSource(access, cluster_id=cluster_id)
+            archive.require_same_cluster()
         target_cluster = stack.enter_context(Cluster(target_settings))
         catalog = Catalog(
             BrokerTopics(source_cluster),

@@ -500,7 +500,10 @@ class _Session:
                     archive_end=end if view is None else view.end,
                     last_stable_offset=end if last_stable_offset is None else last_stable_offset,
                     note=RestoreNote(
-                        planned.lineage,
+                        replace(
+                            planned.lineage,
+                            source_id=None if view is None else view.watermark.topic_id,
+                        ),
                         start,
                         self.folders[course.tp].prefix if course.tp in self.folders else "",
                     ),
@@ -613,6 +616,10 @@ def _require_archived(
 
 
 def _note_with_topic_ids(note: RestoreNote, created: Copy) -> str:
-    """Return the note that the progress is committed with, with the ids of the created topics."""
+    """Return the note that the progress is committed with, with the ids of the archived and the
+    created topic.
+    """
     lineage = decode_lineage(created.lineage)
-    return (note if lineage is None else replace(note, lineage=lineage)).encoded()
+    if lineage is None:
+        return note.encoded()
+    return replace(note, lineage=replace(lineage, source_id=note.lineage.source_id)).encoded()

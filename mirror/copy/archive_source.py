@@ -14,6 +14,7 @@ from uuid import UUID
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.missing_offsets import first_missing
+from sidetier.archive.objects.layout import other_cluster, read_note
 from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
@@ -29,6 +30,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.headers import LENGTH_PREFIX_BYTES
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import monotonic
+from sidetier.storage.port import RemoteStorage
 from sidetier.wire.batches import split_batches
 from sidetier.wire.record_requests import AbortedTransaction
 
@@ -78,6 +80,8 @@ class ArchiveSource:
         archive: The cluster's archive.
         abort_open: Whether transactions that are open at an archive's end count as aborted. If not,
             reading ends at the first record of such a transaction.
+        cluster_id: Kafka's id of the cluster whose brokers are read, too; None if only the archive
+            is read, or if they report no id.
     """
 
     def __init__(
@@ -85,11 +89,13 @@ class ArchiveSource:
         archive: ArchiveAccess,
         *,
         abort_open: bool = False,
+        cluster_id: str | None = None,
         clock: Callable[[], float] = monotonic,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._archive = archive
         self._abort_open = abort_open
+        self._cluster_id = cluster_id
         self._clock = clock
         self._chunk_bytes = chunk_bytes
         self._settings_check = SettingsCheck(archive)
@@ -98,6 +104,15 @@ class ArchiveSource:
         self._transactions: dict[TopicPartition, PartitionTransactions] = {}
         self._cursors: dict[TopicPartition, tuple[Version, Offset, int]] = {}
         self._topic_ids: Mapping[str, UUID] = {}
+
+    def require_same_cluster(self) -> None:
+        """Check the default store. `view` checks the other ones.
+
+        Raises:
+            ConfigurationError: The archive belongs to another Kafka cluster than the brokers.
+            StorageError: As `RemoteStorage` documents.
+        """
+        self._require_same_cluster(self._archive.default_store)
 
     def expect(self, topic_ids: Mapping[str, UUID]) -> None:
         """Ignore the archives of former topics from now on.
@@ -121,10 +136,12 @@ class ArchiveSource:
             topic_id: The topic's id; by default the id given to `expect`.
 
         Raises:
+            ConfigurationError: The archive belongs to another Kafka cluster than the brokers.
             ArchiveError: The stored objects are not valid.
             StorageError: As `RemoteStorage` documents.
         """
         if tp not in self._partitions:
+            self._require_same_cluster(self._archive.store(tp.topic))
             self._partitions[tp] = PartitionArchive(
                 tp, self._archive, self._settings_check, self._clock
             )
@@ -135,6 +152,16 @@ class ArchiveSource:
         if wanted is not None and stored is not None and stored != print_uuid(wanted.bytes):
             return None
         return view
+
+    def _require_same_cluster(self, store: RemoteStorage) -> None:
+        """Check a store's `layout.json`. An archive of Pinterest's uploader has none."""
+        layout = self._archive.layout
+        note = None if self._cluster_id is None else read_note(store, layout)
+        if note is None or note.kafka_cluster_id is None:
+            return
+        problem = other_cluster(note, layout, self._cluster_id)
+        if problem is not None:
+            raise ConfigurationError(f"{problem}; or copy without the archive (--no-archive)")
 
     def last_stable_offset(self, tp: TopicPartition, max_age: float = 0.0) -> Offset | None:
         """Return the end of the readable offsets, exclusive: no open transaction begins below it.

@@ -12,7 +12,7 @@ from typing import Final
 
 from sidetier.archive.topics import count_partitions
 from sidetier.mirror.topics.planning import PlannedCopy, SourceTopic
-from sidetier.mirror.topics.rules import Lineage, decode_lineage
+from sidetier.mirror.topics.rules import Lineage, decode_lineage, was_recreated
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -163,6 +163,14 @@ def progress_problem(wanted: PartitionRestore, stored: RestoreNote | None) -> st
             f"{wanted.target}: a restore of this name has copied {source} into this partition"
             f"{f' from {stored.folder}' if stored.folder else ''}; give another --name and --rename"
         )
+    if was_recreated(wanted.note.lineage, stored.lineage):
+        return (
+            f"{wanted.target}: this restore has copied records of the topic with id "
+            f"{stored.lineage.source_id}. The topic was created again under the same name, and the "
+            f"archive of {wanted.source} has the id {wanted.note.lineage.source_id} now: give "
+            "another --name and --rename. The archive of the former topic is a retired one "
+            "(--from-retired)"
+        )
     if stored.start != wanted.start:
         return (
             f"{wanted.target}: this restore began at offset {stored.start}, and --from is offset "
@@ -172,7 +180,7 @@ def progress_problem(wanted: PartitionRestore, stored: RestoreNote | None) -> st
 
 
 def _source_of(note: RestoreNote) -> tuple[str, tuple[str, ...], str]:
-    """Return what identifies the source. The catalog checks the topic ids."""
+    """Return what identifies the source, besides the topic ids."""
     return note.lineage.topic, note.lineage.clusters, note.folder
 
 

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 
+from sidetier.archive.objects.layout import write_or_check_note
 from sidetier.mirror.copy.archive_source import (
     ArchivedBatches,
     ArchiveEnd,
@@ -168,3 +169,25 @@ def test_gap_of_an_archive_ends_the_copy_or_is_counted() -> None:
     assert [(gap.start, gap.end) for gap in engine.counts.gaps] == [(20, 40)]
     assert len(target.placed()) == 40
     assert target.committed[TARGET].offset == 60
+
+
+@pytest.mark.parametrize(
+    ("noted", "brokers", "fits"),
+    [("a", "a", True), ("a", "b", False), ("a", None, True), (None, "b", True)],
+)
+def test_archive_of_another_cluster_is_not_read(
+    noted: str | None, brokers: str | None, *, fits: bool
+) -> None:
+    archive = MadeArchive()
+    archive.segment(0, batches(0, 20))
+    archive.mark(0, 20)
+    write_or_check_note(archive.store, archive.layout, noted)
+    source = ArchiveSource(access_to(archive.store), cluster_id=brokers)
+    if fits:
+        source.require_same_cluster()
+        assert source.view(TP) is not None
+        return
+    with pytest.raises(ConfigurationError, match="Kafka cluster b, and the archive to a"):
+        source.require_same_cluster()
+    with pytest.raises(ConfigurationError, match="Kafka cluster b, and the archive to a"):
+        source.view(TP)

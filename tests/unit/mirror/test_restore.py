@@ -150,6 +150,12 @@ def test_a_restore_continues_only_from_its_own_progress() -> None:
     )
     other = RestoreNote(Lineage("payments", ("lost",)), Offset(10))
     assert "has copied payments-0 into this partition" in (progress_problem(wanted(), other) or "")
+    first, second = (replace(LINEAGE, source_id=topic_id) for topic_id in ("first", "second"))
+    kept, now = RestoreNote(first, Offset(10)), wanted(note=RestoreNote(second, Offset(10)))
+    assert "copied records of the topic with id first" in (progress_problem(now, kept) or "")
+    assert progress_problem(wanted(note=kept), kept) is None
+    # Progress of an earlier version has no id.
+    assert progress_problem(now, NOTE) is None
     folder = RestoreNote(LINEAGE, Offset(10), "_sidetier/prod-a/retired/orders-0/id/")
     assert "into this partition from _sidetier" in (progress_problem(wanted(), folder) or "")
 
