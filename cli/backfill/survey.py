@@ -12,7 +12,7 @@ from typing import Final
 from sidetier.archive.objects.acknowledgements import acknowledged_gaps, covering
 from sidetier.config.model import Config
 from sidetier.leadership.port import TopicConfig
-from sidetier.segments.errors import ArchiveError, LeadershipError, SegmentError
+from sidetier.segments.errors import ArchiveError, LeadershipError, SegmentError, SegmentGoneError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
 from sidetier.segments.names import FileKind, segment_file_name
@@ -29,10 +29,16 @@ from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkSource
+from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.gates.topic_rules import CleanerCheckpoints, refusal_of
 from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
 from sidetier.uploader.state.plan import PlannedSegment, available, plan
-from sidetier.uploader.watching.disk import LogDirPartitions, list_names, old_format_of
+from sidetier.uploader.watching.disk import (
+    EPOCH_CHECKPOINT_NAME,
+    LogDirPartitions,
+    list_names,
+    old_format_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +366,31 @@ def _list(tp: TopicPartition, directory: str) -> _OnDisk | PartitionPlan:
         listing = read_listing(list_names(directory))
     except OSError as error:
         return PartitionPlan(tp, problem=f"{directory} cannot be read: {error.strerror}")
-    return _OnDisk(tp, directory, latest_epoch(directory), listing, available(listing, ()))
+    on_disk = _OnDisk(tp, directory, latest_epoch(directory), listing, available(listing, ()))
+    problem = _epochs_problem(directory) if on_disk.segments else None
+    if problem is None:
+        return on_disk
+    start = Offset(on_disk.segments[0].base_offset)
+    return PartitionPlan(tp, start, _closed_end(on_disk), problem=problem)
+
+
+def _epochs_problem(directory: str) -> str | None:
+    """Return why the leader epochs of a directory are unknown: then nothing shows which of its
+    bytes the cluster has kept, and no segment can be archived.
+    """
+    path = Path(directory, EPOCH_CHECKPOINT_NAME)
+    try:
+        if read_local_epochs(directory).entries:
+            return None
+        reason = f"{path} has no leader epoch"
+    except SegmentGoneError:
+        reason = f"{path} is missing"
+    except (OSError, SegmentError) as error:
+        reason = str(error)
+    return (
+        f"{reason}: without it, no segment can be archived. Copy this file from the original log "
+        "dir, or from another replica of the partition"
+    )
 
 
 def _closed_end(partition: _OnDisk) -> Offset | None:

@@ -236,7 +236,8 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     rsync -t): a checkpoint that is older than a segment does not cover that segment.
     --assume-committed skips this check. Its risk: a broker that was killed, or lost leadership, may
     have closed segments whose last records were never committed. The cluster then has other records
-    at these offsets, and the archive differs from Kafka.
+    at these offsets, and the archive differs from Kafka. Each partition's directory also needs its
+    file leader-epoch-checkpoint, with --assume-committed, too.
 
     \b
     Example:

@@ -122,6 +122,29 @@ def test_copied_log_dirs_without_timestamps_are_stored_with_assume_committed(
     assert stored_values(cli, "orders-0") == orders.values
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "is missing"),
+        ("0\n0\n", "has no leader epoch"),
+        ("0\n1\nx y\n", "leader-epoch-checkpoint"),
+    ],
+)
+def test_log_dirs_without_leader_epochs_name_the_missing_file(
+    cli: CommandLine, orders: PartitionLog, content: str | None, reason: str
+) -> None:
+    checkpoint = orders.path / "leader-epoch-checkpoint"
+    checkpoint.unlink()
+    if content is not None:
+        checkpoint.write_text(content)
+    for more in ((), ("--dry-run",)):
+        assert cli.run("backfill", "--offline", "--assume-committed", *more) == 3
+        text = " ".join(" ".join(cli.lines()).split())
+        assert reason in text
+        assert "from another replica of the partition" in text
+        assert "--assume-committed" not in text
+
+
 def test_damaged_segment_blocks_later_ones_and_is_reported(
     cli: CommandLine, orders: PartitionLog
 ) -> None:
