@@ -308,7 +308,7 @@ class Reading:
         if course.end is not None and next_offset < course.end:
             self._tell(
                 f"{course.tp}: offsets [{next_offset}, {course.end}) are left out: a transaction "
-                "that begins at {next_offset} is not decided yet; --isolation read_uncommitted "
+                f"that begins at {next_offset} is not decided yet; --isolation read_uncommitted "
                 "shows them"
             )
         course.position = max(course.position, min(next_offset, course.end or next_offset))

@@ -173,7 +173,7 @@ def test_permanent_error_ends_follow() -> None:
 
 def test_end_below_the_bounds_is_reported() -> None:
     ran = Ran(FilledSource(records(0, 15), ReachedEnd(TP, Offset(15))))
-    assert "offsets [15, 20) are left out" in ran.told[0]
+    assert "offsets [15, 20) are left out: a transaction that begins at 15 is not" in ran.told[0]
     assert ran.error is None
 
 
