@@ -9,8 +9,10 @@ import click
 from sidetier.cli.consume.request import Place, parse_place
 from sidetier.config import units
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
+from sidetier.config.times import is_before_now, parse_time
 from sidetier.config.units import parse_duration, parse_size
 from sidetier.segments.names import is_legal_topic
+from sidetier.uploader.clock import SYSTEM_CLOCK
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 # Kafka's protocol has int32 for partitions.
@@ -64,9 +66,35 @@ def checked_place(
 ) -> Place | None:
     """Parse a position that applies to every partition, as `FORMS` lists them (click callback)."""
     try:
-        return None if given is None else parse_place(given)
+        return None if given is None else parse_place(given, _now_ms())
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def checked_fixed_place(
+    context: click.Context, option: click.Parameter, given: str | None
+) -> Place | None:
+    """Parse a position that is the same when the command is repeated (click callback)."""
+    if given is not None and is_before_now(given):
+        raise click.BadParameter(
+            f"{given!r} moves with now, and the same command continues an interrupted run: give a "
+            "date or time, such as 2026-11-21T08:00:00Z"
+        )
+    return checked_place(context, option, given)
+
+
+def checked_time(
+    _context: click.Context, _option: click.Parameter, given: str | None
+) -> int | None:
+    """Parse a time, and return it in ms since 1970 (click callback)."""
+    try:
+        return None if given is None else parse_time(given, _now_ms())
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _now_ms() -> int:
+    return int(SYSTEM_CLOCK.wall() * 1000)
 
 
 def checked_topic(

@@ -10,18 +10,25 @@ from sidetier.cli.arguments import (
     PARTITION,
     bootstrap_option,
     checked_place,
+    checked_time,
     checked_topic,
 )
 from sidetier.cli.consume.request import (
+    ANY,
     BEGINNING,
     END,
+    Filters,
+    Formats,
+    HeaderFilter,
     Place,
+    PlaceKind,
     RecordFormat,
     Request,
     TextEncoding,
     is_above,
     unescaped,
 )
+from sidetier.cli.export.options import pairs
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
 
 _MODES: Final = ("TIERED_STORAGE_ONLY", "TIERED_STORAGE_PREFERRED", "KAFKA_PREFERRED", "KAFKA_ONLY")
 _OUTPUTS: Final = (RecordFormat.JSON.value, RecordFormat.RAW.value, OutputFormat.TABLE.value)
+_FORMATS: Final = ("bytes", "json", "avro", "protobuf")
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 """Packages that the extra `consumer` installs."""
 Consume = Callable[["Config", Request, OutputFormat], int]
@@ -44,6 +52,17 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
         raise click.BadParameter(str(error)) from None
 
 
+def _all_bytes(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> tuple[bytes, ...]:
+    return tuple(_bytes(context, option, text) for text in given)
+
+
+def _header(given: str) -> HeaderFilter:
+    name, equals, value = given.partition("=")
+    return name, value.encode() if equals else ANY
+
+
 @click.command(name="consume")
 @click.argument("topic", callback=checked_topic)
 @click.argument("partitions", nargs=-1, type=PARTITION, metavar="[PARTITION]...")
@@ -53,6 +72,12 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     metavar="WHERE",
     callback=checked_place,
     help="First record to read, inclusive.  [default: beginning]",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    callback=checked_time,
+    help="The same as --from with a time, such as 2h (before now) or 2026-11-21.",
 )
 @click.option(
     "--to",
@@ -109,6 +134,56 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     callback=_bytes,
     help=r"Delimiter after each raw value: text, \n, \t, \0, \xHH.",
 )
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    callback=_all_bytes,
+    help="Only records with this key. Repeatable: with any of these keys.",
+)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Only records with this header. Repeatable: with all of these headers.",
+)
+@click.option(
+    "--value-contains",
+    "contains",
+    multiple=True,
+    metavar="TEXT",
+    callback=_all_bytes,
+    help="Only records whose stored value contains this text. Repeatable: all of these texts.",
+)
+@click.option(
+    "--key-format",
+    type=click.Choice(_FORMATS),
+    default=_FORMATS[0],
+    show_default=True,
+    help="Decode keys: json, or avro or protobuf by the schema registry.",
+)
+@click.option(
+    "--value-format",
+    type=click.Choice(_FORMATS),
+    default=_FORMATS[0],
+    show_default=True,
+    help="Decode values, as --key-format.",
+)
+@click.option(
+    "--schema-registry",
+    metavar="URL[,URL]",
+    help="URL of the registry with the schemas of keys and values.",
+)
+@click.option(
+    "--schema-registry-option",
+    "registry_options",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    help="Property of Confluent's registry client, such as ssl.ca.location; secrets as env:NAME or "
+    "file:/path. Repeatable.",
+)
 @MAX_BATCH_BYTES
 @configuration_options
 @click.pass_context
@@ -118,6 +193,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     partitions: tuple[int, ...],
     *,
     begin: Place | None,
+    since: int | None,
     end: Place | None,
     limit: int | None,
     follow: bool,
@@ -129,26 +205,41 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     count: bool,
     encoding: str,
     delimiter: bytes,
+    keys: tuple[bytes, ...],
+    headers: tuple[str, ...],
+    contains: tuple[bytes, ...],
+    key_format: str,
+    value_format: str,
+    schema_registry: str | None,
+    registry_options: dict[str, str],
     max_batch_bytes: int,
 ) -> None:
     """Read the records of a topic: of the named partitions, or of all partitions.
 
     Reads the store alone, without any broker. With another --mode it reads Kafka and the store as
     one log, or Kafka alone. WHERE is an offset (1234), a number of records before the end (-100), a
-    time (2026-11-21T08:00:00Z, UTC without a zone; or @1700000000000, ms since 1970), beginning or
-    end. The records of each partition are in order; those of several partitions are interleaved.
+    date or time (2026-11-21, 2026-11-21T08:00:00Z; UTC without a zone), a time before now (2h), ms
+    since 1970 (@1700000000000), beginning or end. The records of each partition are in order; those
+    of several partitions are interleaved.
 
     Each JSON line has topic, partition, offset, timestamp (ms), key, value and headers. Keys and
-    values in UTF-8 are strings; other bytes are {"base64": "..."}.
+    values in UTF-8 are strings; other bytes are {"base64": "..."}. --key-format and --value-format
+    decode them, each with the schema that it names; what cannot be decoded is shown as bytes, and
+    the first case is reported. Filters compare stored bytes: \\xHH is a byte, as in --delimiter.
 
     \b
     Example:
       sidetier consume orders 3 --from 1234567 --limit 10 --config /etc/sidetier/sidetier.yaml
       sidetier consume orders --from 2026-11-21T08:00:00Z --to 2026-11-21T09:00:00Z | jq .value
+      sidetier consume orders --since 2h --key customer-17 --value-contains '"state":"lost"'
 
     Exit codes: 0 every record was written; 3 offsets are missing, and every other record was
     written; 1 reading failed; 2 a setting or an argument is wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
+    if since is not None:
+        if begin is not None:
+            raise click.UsageError("--since is --from with a time: give one of them")
+        begin = Place(PlaceKind.TIME, since)
     if follow and end is not None:
         raise click.UsageError("--follow has no end: omit --to or --follow")
     if begin is not None and end is not None and is_above(begin, end):
@@ -169,7 +260,11 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         encoding=TextEncoding(encoding),
         delimiter=delimiter,
         max_batch_bytes=max_batch_bytes,
+        filters=Filters(keys, tuple(map(_header, headers)), contains),
+        formats=Formats(key_format, value_format, schema_registry, registry_options),
     )
+    if request.formats != Formats() and form is not RecordFormat.JSON:
+        raise click.UsageError("--key-format and --value-format are for JSON lines")
     loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     context.exit(_consume(loaded, request, output_format))

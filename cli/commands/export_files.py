@@ -241,8 +241,8 @@ def command(
     and after a crash it finishes what was begun. With --from or --to the output is that range
     alone, and needs a directory of its own.
 
-    WHERE is an offset (1234), a time (2026-11-21T08:00:00Z, or @1700000000000), beginning or end,
-    the same in each partition. Name the place of a secret of the schema registry, not the secret:
+    WHERE is an offset (1234), a date or time (2026-11-21T08:00:00Z, @1700000000000), beginning or
+    end, the same in each partition. Name the place of a secret of the schema registry, not the secret:
     --schema-registry-option basic.auth.user.info=env:NAME, or file:/path.
 
     TOPIC is a name, or a regular expression that matches the whole name of archived topics, such

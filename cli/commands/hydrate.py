@@ -59,7 +59,8 @@ def command() -> None:
 @click.option(
     "--until",
     metavar="TIME",
-    help="Restore up to the first record of this time, such as 2026-11-22T10:00:00Z.",
+    help="Restore up to the first record of this time, such as 2026-11-22T10:00:00Z (UTC "
+    "without a zone) or 2h (before now).",
 )
 @click.option(
     "--until-offsets",

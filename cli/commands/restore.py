@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sidetier.cli.arguments import bootstrap_option, checked_place
+from sidetier.cli.arguments import bootstrap_option, checked_fixed_place
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.mirror.options import LIBRARIES, copy_options, engine_options, target_options
@@ -36,14 +36,14 @@ _NAME = click.option(
     "--from",
     "begin",
     metavar="WHERE",
-    callback=checked_place,
+    callback=checked_fixed_place,
     help="First record to restore, inclusive.  [default: beginning]",
 )
 @click.option(
     "--to",
     "end",
     metavar="WHERE",
-    callback=checked_place,
+    callback=checked_fixed_place,
     help="Where to stop, exclusive.  [default: end]",
 )
 @click.option(
@@ -94,7 +94,8 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
     needs an empty cluster. After an interruption, run the same command again: it continues.
 
     WHERE is an offset (1234), a number of records before the end (-100), a time
-    (2026-11-21T08:00:00Z, UTC without a zone; or @1700000000000, ms since 1970), beginning or end.
+    (2026-11-21, 2026-11-21T08:00:00Z; UTC without a zone; or @1700000000000, ms since 1970),
+    beginning or end.
     A time means the first record of that time or a later one.
 
     \b

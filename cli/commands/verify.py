@@ -6,24 +6,11 @@ import click
 
 from sidetier.cli.arguments import (
     archived_partitions_options,
-    checked_place,
     checked_positive_size,
+    checked_time,
 )
-from sidetier.cli.consume.request import Place, PlaceKind
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, output_option
-
-
-def _checked_time(context: click.Context, option: click.Parameter, given: str | None) -> int | None:
-    place: Place | None = checked_place(context, option, given)
-    if place is None:
-        return None
-    if place.kind is not PlaceKind.TIME:
-        raise click.BadParameter(
-            f"{given!r} is no time: use 2026-11-21T08:00:00Z, or milliseconds since 1970 as "
-            "@1700000000000"
-        )
-    return place.number
 
 
 @click.command(name="verify")
@@ -43,13 +30,14 @@ def _checked_time(context: click.Context, option: click.Parameter, given: str | 
 @click.option(
     "--since",
     metavar="TIME",
-    callback=_checked_time,
-    help="Read only segments with records of this time or later, such as 2026-11-21T08:00:00Z.",
+    callback=checked_time,
+    help="Read only segments with records of this time or later, such as 2026-11-21, "
+    "2026-11-21T08:00:00Z or 2h (before now).",
 )
 @click.option(
     "--until",
     metavar="TIME",
-    callback=_checked_time,
+    callback=checked_time,
     help="Read only segments with records from before this time.",
 )
 @click.option(

@@ -15,6 +15,8 @@ _KINDS: Final = ("create", "log_append")
 
 Shown = str | dict[str, str] | None
 Show = Callable[[bytes | None], Shown]
+Decode = Callable[[pa.Array, Show], list[object]]
+"""Decodes a column for JSON; shows a value that cannot be decoded as bytes."""
 
 
 class Writer(Protocol):
@@ -32,18 +34,33 @@ class Writer(Protocol):
 class JsonLines:
     """Writes each record as one line with a JSON object."""
 
-    def __init__(self, stream: BinaryIO, show: Show) -> None:
+    def __init__(
+        self,
+        stream: BinaryIO,
+        show: Show,
+        decode_key: Decode | None = None,
+        decode_value: Decode | None = None,
+    ) -> None:
         self._stream = stream
         self._show = show
+        self._decode = {"key": decode_key, "value": decode_value}
 
     def write(self, tp: TopicPartition, records: pa.RecordBatch) -> None:
         """See `Writer`."""
-        columns = [records.column(name).to_pylist() for name in _JSON_COLUMNS]
+        columns = [self._column(name, records.column(name)) for name in _JSON_COLUMNS]
         lines = [
             json.dumps(self._row(tp, *row), ensure_ascii=False)
             for row in zip(*columns, strict=True)
         ]
         self._stream.write("".join(f"{line}\n" for line in lines).encode())
+
+    def _column(self, name: str, column: pa.Array) -> list[Any]:
+        if name not in self._decode:
+            return list(column.to_pylist())
+        decode = self._decode[name]
+        if decode is not None:
+            return decode(column, self._show)
+        return [self._show(data) for data in column.to_pylist()]
 
     def _row(  # noqa: PLR0913, PLR0917 -- a record's columns
         self,
@@ -51,8 +68,8 @@ class JsonLines:
         offset: int,
         timestamp: int,
         kind: int,
-        key: bytes | None,
-        value: bytes | None,
+        key: object,
+        value: object,
         headers: Iterable[dict[str, Any]] | None,
     ) -> dict[str, object]:
         return {
@@ -61,8 +78,8 @@ class JsonLines:
             "offset": offset,
             "timestamp": None if timestamp < 0 else timestamp,
             "timestamp_type": None if timestamp < 0 else _KINDS[kind],
-            "key": self._show(key),
-            "value": self._show(value),
+            "key": key,
+            "value": value,
             "headers": [
                 {"key": header["key"], "value": self._show(header["value"])}
                 for header in headers or ()
@@ -94,14 +111,19 @@ class Nothing:
         """See `Writer`."""
 
 
-def writer_of(request: Request, stream: BinaryIO) -> Writer:
+def writer_of(
+    request: Request,
+    stream: BinaryIO,
+    decode_key: Decode | None = None,
+    decode_value: Decode | None = None,
+) -> Writer:
     """Return the writer of the requested format."""
     if request.form is RecordFormat.COUNT:
         return Nothing()
     if request.form is RecordFormat.RAW:
         return RawValues(stream, request.delimiter)
     show = as_base64 if request.encoding is TextEncoding.BASE64 else as_text
-    return JsonLines(stream, show)
+    return JsonLines(stream, show, decode_key, decode_value)
 
 
 def as_text(data: bytes | None) -> Shown:

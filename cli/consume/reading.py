@@ -14,6 +14,7 @@ import numpy as np
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
+from sidetier.cli.consume.filters import filtered
 from sidetier.cli.consume.formats import Writer
 from sidetier.cli.consume.request import PlaceKind, Request, offset_of
 from sidetier.cli.output import Table, range_text
@@ -264,7 +265,8 @@ class Reading:
         self._open = set(starts)
         self._source.assign(starts)
         while self._open and self._left != 0:
-            most = _AT_ONCE if self._left is None else min(_AT_ONCE, self._left)
+            is_filtered = self._left is None or bool(self._request.filters)
+            most = _AT_ONCE if is_filtered else min(_AT_ONCE, self._left or 0)
             for taken in self._source.take(most, _WAIT_SECONDS):
                 self._taken(taken)
             update(sum(c.position - c.first for c in self.courses.values()), self.records)
@@ -290,6 +292,8 @@ class Reading:
             offsets = rows.column("offset").to_numpy()
             rows = rows.slice(0, int(np.searchsorted(offsets, course.end)))
             next_offset = course.end
+        if self._request.filters:
+            rows = filtered(rows, self._request.filters)
         if self._left is not None and rows.num_rows >= self._left:
             rows = rows.slice(0, self._left)
             next_offset = rows.column("offset")[-1].as_py() + 1 if self._left else course.position

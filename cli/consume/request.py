@@ -1,21 +1,19 @@
 """The request of a call of `sidetier consume`: positions, formats and delimiters."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import Final
 
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
+from sidetier.config.times import FORMS as TIMES
+from sidetier.config.times import HIGHEST, is_before_now, parse_time
 from sidetier.segments.offsets import OffsetRange
 
 _OFFSET: Final = re.compile(r"-?\d{1,19}")
-_STAMP: Final = re.compile(r"@(-?\d{1,19})")
-_HIGHEST: Final = 2**63 - 1
 FORMS: Final = (
-    "an offset (1234), a number of records before the end (-100), a time (2026-11-21T08:00:00Z, or "
-    "milliseconds since 1970 as @1700000000000), beginning or end"
+    f"an offset (1234), a number of records before the end (-100), {TIMES}, beginning or end"
 )
 
 
@@ -43,8 +41,8 @@ BEGINNING: Final = Place(PlaceKind.BEGINNING)
 END: Final = Place(PlaceKind.END)
 
 
-def parse_place(text: str) -> Place:
-    """Parse a position.
+def parse_place(text: str, now_ms: int) -> Place:
+    """Parse a position. Times before now are relative to `now_ms`, in ms since 1970.
 
     Raises:
         ValueError: The text has none of the `FORMS`.
@@ -52,15 +50,19 @@ def parse_place(text: str) -> Place:
     word = text.strip()
     if word.lower() in ("beginning", "end"):
         return BEGINNING if word.lower() == "beginning" else END
-    stamp = _STAMP.fullmatch(word)
-    if stamp is not None:
-        return Place(PlaceKind.TIME, _bounded(int(stamp[1]), text))
     if _OFFSET.fullmatch(word):
-        number = _bounded(int(word), text)
+        number = int(word)
+        if abs(number) > HIGHEST:
+            raise ValueError(f"{text!r} is beyond any offset")
         if word.startswith("-"):
             return Place(PlaceKind.BEFORE_END, -number)
         return Place(PlaceKind.OFFSET, number)
-    return Place(PlaceKind.TIME, _milliseconds(word))
+    try:
+        return Place(PlaceKind.TIME, parse_time(word, now_ms))
+    except ValueError as error:
+        if word.startswith("@") or is_before_now(word):
+            raise
+        raise ValueError(f"{text!r} is neither {FORMS}") from error
 
 
 def offset_of(place: Place, bounds: OffsetRange, at_time: Callable[[int], int | None]) -> int:
@@ -89,24 +91,6 @@ def is_above(begin: Place, end: Place) -> bool:
     if begin.kind is end.kind:
         return begin.number > end.number
     return begin.kind is PlaceKind.END and end.kind in {PlaceKind.BEGINNING, PlaceKind.BEFORE_END}
-
-
-def _bounded(number: int, text: str) -> int:
-    if abs(number) > _HIGHEST:
-        raise ValueError(f"{text!r} is beyond any offset or timestamp")
-    return number
-
-
-def _milliseconds(text: str) -> int:
-    """Parse ISO 8601. A time without a zone is UTC, as all times that Kafka stores."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is neither {FORMS}") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return since.days * 86_400_000 + since.seconds * 1000 + since.microseconds // 1000
 
 
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
@@ -162,6 +146,50 @@ class TextEncoding(StrEnum):
     BASE64 = "base64"
 
 
+ANY: Final = None
+"""Value of a header that may have any value."""
+HeaderFilter = tuple[str, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Conditions that a record must meet.
+
+    Attributes:
+        keys: The key is one of these; empty for any key.
+        headers: Each of these headers occurs, with this value or with `ANY`.
+        contains: The value contains each of these.
+    """
+
+    keys: tuple[bytes, ...] = ()
+    headers: tuple[HeaderFilter, ...] = ()
+    contains: tuple[bytes, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.columns)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the conditions need."""
+        used = {"key": self.keys, "headers": self.headers, "value": self.contains}
+        return tuple(name for name, wanted in used.items() if wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How keys and values are decoded: as bytes, json, avro or protobuf.
+
+    Attributes:
+        registry: URL of the schema registry; None without one.
+        registry_options: Properties of Confluent's registry client.
+    """
+
+    key: str = "bytes"
+    value: str = "bytes"
+    registry: str | None = None
+    registry_options: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One call of `sidetier consume`.
@@ -186,3 +214,5 @@ class Request:
     encoding: TextEncoding = TextEncoding.UTF_8
     delimiter: bytes = b"\n"
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    filters: Filters = field(default_factory=Filters)
+    formats: Formats = field(default_factory=Formats)

@@ -4,20 +4,24 @@ Needs the packages of the extra `consumer`.
 """
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
 from sidetier.cli import exits
-from sidetier.cli.consume.formats import writer_of
-from sidetier.cli.consume.reading import Reading, Source, plan
-from sidetier.cli.consume.request import RecordFormat, Request
+from sidetier.cli.consume.formats import Decode, writer_of
+from sidetier.cli.consume.reading import Reading, Source, plan, say
+from sidetier.cli.consume.request import Formats, RecordFormat, Request
 from sidetier.cli.consume.store_source import open_store
+from sidetier.cli.extras import from_extra
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.cli.progress import records_shown
 from sidetier.config.model import Config
 from sidetier.uploader.clock import SYSTEM_CLOCK
 
 STORE_ONLY: Final = "TIERED_STORAGE_ONLY"
+_DECODING: Final = ("babel", "fastavro", "google")
+"""Packages that the extra `export` installs."""
 
 
 def consume(config: Config, request: Request, output: OutputFormat) -> int:
@@ -32,7 +36,7 @@ def consume(config: Config, request: Request, output: OutputFormat) -> int:
             source,
             request,
             plan(source, request, int(SYSTEM_CLOCK.wall() * 1000)),
-            writer_of(request, sys.stdout.buffer),
+            writer_of(request, sys.stdout.buffer, *_decoders(request)),
         )
         code = exits.OK
         # On a terminal the records themselves show the progress; a bar would break their lines.
@@ -48,6 +52,19 @@ def consume(config: Config, request: Request, output: OutputFormat) -> int:
         if request.form is RecordFormat.COUNT:
             emit(reading.result(request.topic), output)
         return exits.FINDINGS if reading.has_gaps and code == exits.OK else code
+
+
+def _decoders(request: Request) -> tuple[Decode | None, Decode | None]:
+    formats = request.formats
+    if formats == Formats():
+        return None, None
+
+    def load() -> Callable[..., tuple[Decode | None, Decode | None]]:
+        from sidetier.cli.consume.decoding import decoders  # noqa: PLC0415 -- needs the extra `export`
+
+        return decoders
+
+    return from_extra(load, "--key-format and --value-format", _DECODING, "export")(formats, say)
 
 
 def _open(config: Config, request: Request) -> AbstractContextManager[Source]:

@@ -94,6 +94,11 @@ class StoreSource:
         raise not_archived(store, layout, url, self._topic, partition)
 
 
+def _columns(request: Request) -> tuple[str, ...]:
+    written = _COLUMNS[request.form]
+    return (*written, *(name for name in request.filters.columns if name not in written))
+
+
 @contextmanager
 def open_store(config: Config, request: Request) -> Iterator[StoreSource]:
     """Open the archive of a topic, and close it at the end.
@@ -105,7 +110,7 @@ def open_store(config: Config, request: Request) -> Iterator[StoreSource]:
     settings = ReaderSettings(
         isolation=IsolationLevel(request.isolation),
         max_batch_bytes=request.max_batch_bytes,
-        columns=_COLUMNS[request.form],
+        columns=_columns(request),
     )
     patient = config if request.follow else with_few_retries(config)
     with open_archive(patient, connections=_AT_ONCE) as archive:

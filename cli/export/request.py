@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from sidetier.cli.consume.request import PlaceKind, parse_place
 from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties, kafka_properties
 from sidetier.config.secrets import is_secret_property
+from sidetier.config.times import is_before_now
 from sidetier.pipeline.export.run import Terms
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.tables.run import TableTerms
@@ -210,8 +211,13 @@ def _check_given_range(given: Mapping[str, Any]) -> None:
 
 
 def _bound(text: str, option: str) -> RangeBound:
+    if is_before_now(text):
+        raise ConfigurationError(
+            f"{option} {text}: now moves, so this is no fixed range, and an interrupted export "
+            "could not be completed; give an offset, a date or a time"
+        )
     try:
-        place = parse_place(text)
+        place = parse_place(text, now_ms=0)  # nothing is relative to it
     except ValueError as error:
         raise ConfigurationError(f"{option}: {error}") from None
     if place.kind in _EDGES:

@@ -6,7 +6,6 @@ Needs the packages of the extras `consumer` and `mirror`.
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +23,7 @@ from sidetier.cli.hydrate.view import FinishedResult, PlanResult, ReplicatedResu
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.model import Config
+from sidetier.config.times import parse_time
 from sidetier.leadership.cluster import as_texts
 from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
 from sidetier.mirror.cluster_state.restore import RestoredKind, restore_cluster_state
@@ -291,14 +291,9 @@ def _cut(until: str | None, until_offsets: Path | None) -> Cut:
 def _milliseconds(text: str) -> int:
 
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigurationError(
-            f"--until {text}: not a time such as 2026-11-22T10:00:00Z"
-        ) from None
-    if moment.tzinfo is None:
-        raise ConfigurationError(f"--until {text}: give a time zone, such as {text}Z for UTC")
-    return int(moment.timestamp() * 1000)
+        return parse_time(text, int(SYSTEM_CLOCK.wall() * 1000))
+    except ValueError as error:
+        raise ConfigurationError(f"--until: {error}") from None
 
 
 def _offsets(file: Path) -> dict[TopicPartition, Offset]:

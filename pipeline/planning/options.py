@@ -6,11 +6,13 @@ Kafka becomes a read of the archive by changing the format name.
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from sidetier.config.problems import suggestion
+from sidetier.config.times import parse_time
 from sidetier.config.units import parse_size
 from sidetier.pipeline.planning.offsets_json import parse_numbers, parse_partitions
 from sidetier.pipeline.planning.request import (
@@ -68,13 +70,15 @@ def option_names() -> tuple[str, ...]:
     return _READ_OPTIONS
 
 
-def read_request(options: Mapping[str, str], *, streaming: bool = False) -> ReadRequest:
-    """Parse the options.
+def read_request(
+    options: Mapping[str, str], *, streaming: bool = False, now_ms: int | None = None
+) -> ReadRequest:
+    """Parse the options. `now_ms` is the present time, in ms since 1970, for times before now.
 
     Raises:
         ConfigurationError: an option is unknown, has a wrong value, or contradicts another.
     """
-    given = _Given.of(options)
+    given = _Given.of(options, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
     endings = given.among(_ENDINGS)
     if streaming and endings:
         raise ConfigurationError(f"{endings[0]}: a stream has no end; remove the option")
@@ -98,9 +102,10 @@ class _Given:
     """Options by the guide's spelling of their names."""
 
     values: Mapping[str, str]
+    now_ms: int
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> "_Given":
+    def of(cls, options: Mapping[str, str], now_ms: int) -> "_Given":
         spelling = {name.lower(): name for name in (*_READ_OPTIONS, *_IGNORED)}
         values: dict[str, str] = {}
         for name, value in options.items():
@@ -118,7 +123,7 @@ class _Given:
                 raise ConfigurationError(f"{known}: given twice, in different case")
             else:
                 values[known] = str(value)
-        return cls(values)
+        return cls(values, now_ms)
 
     def among(self, names: tuple[str, ...]) -> list[str]:
         return [name for name in names if name in self.values]
@@ -148,16 +153,21 @@ class _Given:
     def time(self, name: str) -> AtTimes | None:
         value = self.values.get(name)
         try:
-            return None if value is None else AtTimes(int(value))
-        except ValueError:
-            raise ConfigurationError(
-                f"{name} {value!r}: must be a time in milliseconds since 1970, such as "
-                "1700000000000"
-            ) from None
+            return None if value is None else AtTimes(_milliseconds(value, self.now_ms))
+        except ValueError as error:
+            raise ConfigurationError(f"{name}: {error}, with or without the @") from None
 
     def times(self, name: str) -> AtTimes | None:
         value = self.values.get(name)
         return None if value is None else AtTimes(times=parse_numbers(value, name))
+
+
+def _milliseconds(value: str, now_ms: int) -> int:
+    """Return a time in ms since 1970: Spark's form, a bare number, or one of `times.FORMS`."""
+    try:
+        return int(value)
+    except ValueError:
+        return parse_time(value, now_ms)
 
 
 def _selection(given: _Given) -> Selection:

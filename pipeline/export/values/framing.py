@@ -15,6 +15,7 @@ from sidetier.segments.errors import ConfigurationError
 
 _MAGIC: Final = 0
 _HEADER: Final = struct.Struct(">bI")
+HEADER_BYTES: Final = _HEADER.size
 NO_SCHEMA: Final = -1
 """Replaces an id if there is no value, or if the value has no header."""
 

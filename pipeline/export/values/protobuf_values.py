@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from sidetier.pipeline.export.values.decoder import DecodedValues, decode_each
-from sidetier.pipeline.export.values.framing import Framing
+from sidetier.pipeline.export.values.framing import HEADER_BYTES, Framing
 from sidetier.pipeline.export.values.references import (
     Reference,
     Registered,
@@ -176,6 +176,19 @@ _WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 )
+
+
+def message_written(text: str, data: bytes) -> str:
+    """Return the full name of the message of a value in Confluent's wire format.
+
+    Args:
+        text: The value's schema.
+        data: The value, with its header.
+
+    Raises:
+        ValueError: the value names no message of the schema.
+    """
+    return _Files(text).name_at(list(_indexes(data[HEADER_BYTES:])[0]))
 
 
 class ProtobufDecoder:

@@ -1,5 +1,6 @@
 import base64
 import json
+import struct
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from tests.harness.broker_archive import store_broker_segments
 from tests.harness.command_line import CommandLine
 from tests.harness.made_archive import MadeArchive
 from tests.harness.record_batches import MadeBatch, MadeRecord
+from tests.harness.schema_registry import serving
 
 LAYOUT = ArchiveLayout("prod-a", 3)
 
@@ -81,6 +83,10 @@ def test_whole_topic_is_printed_as_json_lines(cli: CommandLine, orders: MadeArch
         (["--from", "beginning", "--limit", "13"], 0, 13),
         (["--from", "end"], 40, 40),
         (["--from", "@4000"], 40, 40),
+        (["--since", "@25"], 25, 40),
+        (["--since", "2h"], 40, 40),
+        (["--since", "1970-01-01T00:00:00.030"], 30, 40),
+        (["--from", "30000d", "--to", "-2h", "--limit", "3"], 0, 3),
     ],
 )
 @pytest.mark.usefixtures("orders")
@@ -99,6 +105,11 @@ def test_part_of_a_topic_can_be_selected(
         (["--to", "9999999999999999999"], "beyond any offset"),
         (["--follow", "--to", "3"], "--follow has no end"),
         (["--limit", "0"], "--limit"),
+        (["--since", "yesterday"], "'yesterday' is no time: use a date or time (2026-11-21,"),
+        (["--since", "7"], "'7' is no time"),
+        (["--since", "2h", "--from", "3"], "--since is --from with a time"),
+        (["--value-format", "avro"], "--value-format avro: needs --schema-registry"),
+        (["--value-format", "json", "--count"], "are for JSON lines"),
         (["--delimiter", r"\q"], "after a backslash"),
         (["--mode", "KAFKA_PREFERRED"], "give the cluster's address by --bootstrap"),
     ],
@@ -280,3 +291,82 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().out
     assert "sidetier consume orders" in shown
     assert "Exit codes: 0 " in shown
+
+
+@pytest.fixture
+def keyed(store: RemoteStorage) -> MadeArchive:
+    """An archive of orders-0 with six records in two segments."""
+    archive = MadeArchive(store, LAYOUT)
+    records = [
+        MadeRecord(0, 0, key=b"a", value=b"red apple", headers=((b"kind", b"fruit"),)),
+        MadeRecord(1, 1, key=b"b", value=b"red brick", headers=((b"kind", None),)),
+        MadeRecord(2, 2, key=b"a", value=None, headers=((b"kind", b"fruit"), (b"kind", b"x"))),
+        MadeRecord(3, 3, key=None, value=b"\x00\x01 red"),
+        MadeRecord(4, 4, key=b"", value=b""),
+        MadeRecord(5, 5, key=b"c", value=b"red car", headers=((b"to", b"x"), (b"kind", b"car"))),
+    ]
+    for base in (0, 3):
+        archive.segment(base, [MadeBatch(tuple(records[base : base + 3]))])
+    archive.mark(3, 6)
+    return archive
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--key", "a"], [0, 2]),
+        (["--key", "a", "--key", "c"], [0, 2, 5]),
+        (["--key", ""], [4]),
+        (["--header", "kind"], [0, 1, 2, 5]),
+        (["--header", "kind=fruit"], [0, 2]),
+        (["--header", "kind=x", "--header", "kind=fruit"], [2]),
+        (["--header", "kind="], []),
+        (["--value-contains", "red"], [0, 1, 3, 5]),
+        (["--value-contains", "red", "--value-contains", "car"], [5]),
+        (["--value-contains", r"\x01"], [3]),
+        (["--value-contains", "red", "--key", "b"], [1]),
+        (["--value-contains", "red", "--limit", "3"], [0, 1, 3]),
+        (["--value-contains", "red", "--from", "1", "--to", "5"], [1, 3]),
+    ],
+)
+@pytest.mark.usefixtures("keyed")
+def test_filters_select_records(cli: CommandLine, options: list[str], found: list[int]) -> None:
+    assert cli.run("consume", "orders", *options) == 0
+    assert offsets(cli) == found
+    assert cli.run("consume", "orders", *options, "--count", "-o", "json") == 0
+    assert json.loads(cli.out)["records"] == len(found)
+    assert cli.run("consume", "orders", *options, "-o", "raw") == 0
+    assert cli.out.count("\n") == len(found)
+
+
+def test_values_are_decoded_with_the_schema_that_each_names(
+    cli: CommandLine, store: RemoteStorage
+) -> None:
+    old: Any = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]}
+    money = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}
+    new: Any = {**old, "fields": [*old["fields"], {"name": "price", "type": money}]}
+    archive = MadeArchive(store, LAYOUT)
+    with serving() as registry:
+        first, second = (
+            registry.register("a", {"schema": json.dumps(kind)}) for kind in (old, new)
+        )
+        values = [
+            struct.pack(">bI", 0, first) + b"\x0e",
+            struct.pack(">bI", 0, second) + b"\x10\x04\x00\xc8",
+            struct.pack(">bI", 0, 99) + b"\x0e",
+            b"plain",
+            None,
+        ]
+        records = [MadeRecord(at, at, key=b"7", value=value) for at, value in enumerate(values)]
+        archive.segment(0, [MadeBatch(tuple(records))])
+        archive.mark(0, len(values))
+        options = ("--key-format", "json", "--value-format", "avro")
+        code = cli.run("consume", "orders", *options, "--schema-registry", registry.url)
+    assert code == 0, cli.err
+    rows = [json.loads(line) for line in cli.lines()]
+    assert [row["key"] for row in rows] == [7] * 5
+    assert [row["value"] for row in rows[:2]] == [{"n": 7}, {"n": 8, "price": "2.00"}]
+    assert rows[2]["value"] == (values[2] or b"").decode()
+    assert [row["value"] for row in rows[3:]] == ["plain", None]
+    assert "the schema 99, which the registry does not have" in cli.err
+    assert "lacks the header with the id of its schema" in cli.err

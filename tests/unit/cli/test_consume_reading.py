@@ -135,7 +135,7 @@ def test_loop_ends_once_all_partitions_are_done() -> None:
 
 
 def test_records_beyond_the_end_are_cut_off() -> None:
-    begin, end = parse_place("3"), parse_place("7")
+    begin, end = parse_place("3", 0), parse_place("7", 0)
     assert Ran(FilledSource(records(3, 12, 30)), begin=begin, end=end).written == [3, 4, 5, 6]
     [count] = Ran(FilledSource(records(0, 5, 20))).reading.result("t").partitions
     assert (count.records, count.next_offset) == (5, 20)
@@ -153,7 +153,7 @@ def test_follow_continues_at_the_end_and_after_transient_errors() -> None:
     source = FilledSource(
         records(18, 20), ReachedEnd(TP, Offset(20)), Failed(TP, Offset(20), AWAY), records(20, 22)
     )
-    ran = Ran(source, begin=parse_place("-2"), follow=True)
+    ran = Ran(source, begin=parse_place("-2", 0), follow=True)
     assert ran.written == [18, 19, 20, 21]
     assert ran.told == ["get t-0: 503; tried again"]
     assert isinstance(ran.error, KeyboardInterrupt)
@@ -217,10 +217,12 @@ def test_records_of_a_finished_partition_are_ignored() -> None:
         ("@-1", Place(PlaceKind.TIME, -1)),
         ("1970-01-02", Place(PlaceKind.TIME, 86_400_000)),
         ("1969-12-31T23:59:59.999Z", Place(PlaceKind.TIME, -1)),
+        ("2h", Place(PlaceKind.TIME, 2_800_000)),
+        ("-1.5s", Place(PlaceKind.TIME, 9_998_500)),
     ],
 )
 def test_offsets_and_times_are_parsed(text: str, place: Place) -> None:
-    assert parse_place(text) == place
+    assert parse_place(text, 10_000_000) == place
 
 
 def test_time_after_all_records_is_the_end() -> None:

@@ -46,6 +46,7 @@ def stored(cli: CommandLine) -> CommandLine:
         (("--partition", "orders-7", *SOMEWHERE), "nothing is archived of orders-7"),
         (("--partition", "orders", *SOMEWHERE), "give TOPIC-N, such as orders-3"),
         (("--topic", "orders", "--from", "soon", *SOMEWHERE), "'soon' is neither an offset"),
+        (("--topic", "orders", "--to", "-2h", *SOMEWHERE), "'-2h' moves with now"),
         (("--topic", "orders", *SOMEWHERE, "--from-retired"), "--from-retired: no segment"),
         (
             ("--topic", "orders", "--from-quarantine", "a", "--from-retired", "b", *SOMEWHERE),

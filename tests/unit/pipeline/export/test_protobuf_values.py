@@ -17,6 +17,8 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sidetier.cli.consume.decoding import Decoding
+from sidetier.cli.consume.formats import as_text
 from sidetier.pipeline.export.values.decoder import DecodedValues
 from sidetier.pipeline.export.values.framing import Framing
 from sidetier.pipeline.export.values.protobuf_values import ProtobufDecoder
@@ -192,6 +194,22 @@ def test_message_is_a_struct(server: FakeRegistry, registry: SchemaRegistry) -> 
         "blob": b"",
         "price": 0.0,
     }
+
+
+def test_value_names_its_message(server: FakeRegistry) -> None:
+    """`sidetier consume` decodes each value as the message that it names."""
+    shown: list[str] = []
+    decoding = Decoding(SchemaKind.PROTOBUF, RegistryConfig(url=server.url), shown.append)
+    produce = Producer(server.url, FIRST)
+    values = [produce("shop.Refund", {"id": "7"}), produce("shop.Order", {"id": "8"}), b"other"]
+    refund, order, other = decoding.decode(pa.array(values, pa.binary()), as_text)
+    assert refund == {"id": 7}
+    assert isinstance(order, dict)
+    assert order["id"] == 8
+    assert other == "other"
+    assert shown == [
+        "not decoded, and shown as bytes: value lacks the header with the id of its schema"
+    ]
 
 
 def test_values_of_an_older_and_a_newer_file_are_read(

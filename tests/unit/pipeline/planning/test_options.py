@@ -94,6 +94,15 @@ def test_single_time_takes_precedence_over_times_and_offsets() -> None:
     assert read_request(by_time).ending == AtTimes(4000)
 
 
+@pytest.mark.parametrize(
+    ("text", "time"), [("1970-01-02", 86_400_000), ("1970-01-01T00:00:05Z", 5000), ("2s", 7000)]
+)
+def test_times_may_be_dates_and_times_before_now(text: str, time: int) -> None:
+    given = OF_A | {"startingTimestamp": text, "endingTimestamp": text}
+    request = read_request(given, now_ms=9000)
+    assert (request.starting, request.ending) == (AtTimes(time), AtTimes(time))
+
+
 def test_stream_may_begin_at_the_latest_offset_and_a_batch_may_not() -> None:
     latest = OF_A | {"startingOffsets": '{"a": {"0": -1}}'}
 
@@ -137,7 +146,10 @@ def test_options_of_a_broker_have_no_effect(caplog: pytest.LogCaptureFixture) ->
         (OF_A | {"startingOffsets": "[]"}, "startingOffsets: '\\[\\]': must be JSON"),
         (OF_A | {"startingOffsets": "first"}, "startingOffsets: 'first' .*must be JSON"),
         (OF_A | {"startingOffsets": '{"a":{"0":1,"0":2}}'}, "'0', which is given twice"),
-        (OF_A | {"startingTimestamp": "today"}, "startingTimestamp 'today': must be a time in mil"),
+        (
+            OF_A | {"startingTimestamp": "today"},
+            "startingTimestamp: 'today' is no time: use a",
+        ),
         (OF_A | {"startingOffsetsByTimestampStrategy": "x"}, "'x': must be error or latest"),
         (OF_A | {"kafka.isolation.level": "serializable"}, "must be read_uncommitted or read_com"),
         (OF_A | {"failOnDataLoss": "yes"}, "failOnDataLoss 'yes': must be true or false"),
