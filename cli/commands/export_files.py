@@ -242,8 +242,8 @@ def command(
     alone, and needs a directory of its own.
 
     WHERE is an offset (1234), a date or time (2026-11-21T08:00:00Z, @1700000000000), beginning or
-    end, the same in each partition. Name the place of a secret of the schema registry, not the secret:
-    --schema-registry-option basic.auth.user.info=env:NAME, or file:/path.
+    end, the same in each partition. Name the place of a secret of the schema registry, not the
+    secret: --schema-registry-option basic.auth.user.info=env:NAME, or file:/path.
 
     TOPIC is a name, or a regular expression that matches the whole name of archived topics, such
     as 'orders-.*'. With --follow, topics that are archived later join.
