@@ -32,7 +32,7 @@ from sidetier.storage.checksums import (
     to_base64,
 )
 from sidetier.storage.object_classes import keeps_default_class, with_class_tag
-from sidetier.storage.object_errors import BY_CODE, by_status
+from sidetier.storage.object_errors import BY_CODE, by_status, refusal_text
 from sidetier.storage.object_store import bare_etag, quoted_etag
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
@@ -497,7 +497,7 @@ def translated(operation: str, bucket: str, key: str) -> Iterator[None]:
     try:
         yield
     except boto.ClientError as error:
-        raise _refusal(request, bucket, error) from error
+        raise _refusal(request, error) from error
     except (boto.BotoCoreError, ResponseParserError, urllib3_errors.HTTPError, OSError) as error:
         raise failure(request, error) from error
     except (LookupError, ValueError, TypeError, AttributeError) as error:
@@ -506,20 +506,16 @@ def translated(operation: str, bucket: str, key: str) -> Iterator[None]:
         ) from error
 
 
-def _refusal(where: str, bucket: str, error: boto.ClientError) -> StorageError:
+def _refusal(where: str, error: boto.ClientError) -> StorageError:
     """Return our error for an error response of the store."""
     response: Any = error.response
     details, meta = response.get("Error", {}), response.get("ResponseMetadata", {})
     # The code is the status in digits if the response had no body, as that of a HEAD.
-    code, message = str(details.get("Code", "")), details.get("Message", "")
-    status, request_id = int(meta.get("HTTPStatusCode", 0)), meta.get("RequestId", "")
-    text = f"{where}: {status} {code}: {message}"
-    if code == "NoSuchBucket":
-        text = f"{where}: bucket {bucket!r} does not exist: create it, or correct the storage url"
-    if request_id:
-        text += f" (request id {request_id})"
-    kind = BY_CODE.get(code) or by_status(status)
-    return kind(text)
+    code, status = str(details.get("Code", "")), int(meta.get("HTTPStatusCode", 0))
+    fields = {name: str(value) for name, value in details.items()}
+    fields["RequestId"] = str(meta.get("RequestId", ""))
+    kind = BY_CODE.get(code) or by_status(status, code)
+    return kind(refusal_text(where, status, {} if code == str(status) else fields))
 
 
 def failure(where: str, error: BaseException) -> StorageError:

@@ -35,7 +35,13 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.storage.object_errors import BY_CODE, by_status, code_of
+from sidetier.storage.object_errors import (
+    BY_CODE,
+    by_status,
+    code_of,
+    fields_of,
+    refusal_text,
+)
 from sidetier.storage.s3_chain import BucketAddress, ChainCredentials
 from sidetier.storage.settings import AttemptDeadline, S3Settings
 
@@ -50,7 +56,6 @@ _PARTIAL: Final = 206
 _PAST_THE_END: Final = 416
 _REDIRECTS: Final = range(300, 400)
 _CONTENT_RANGE: Final = re.compile(r"bytes (?P<first>[0-9]+)-(?P<last>[0-9]+)/(?P<total>[0-9]+|\*)")
-_MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 
 
 def has_proxy(address: BucketAddress) -> bool:
@@ -269,12 +274,9 @@ def _refusal(where: str, status: int, text: str) -> StorageError:
         return MalformedAnswerError(f"{where}: the store sends whole objects instead of ranges")
     if status in _REDIRECTS:
         return InvalidRequestError(f"{where}: set the bucket's own region (storage.s3.region)")
-    code, message = code_of(text), _MESSAGE.search(text)
-    shown = f"{where}: {status} {code}: {message[1] if message else ''}"
-    if code == "NoSuchBucket":
-        shown += ": create it, or correct the storage url"
-    kind = BY_CODE.get(code) or by_status(status)
-    return kind(shown)
+    code = code_of(text)
+    kind = BY_CODE.get(code) or by_status(status, code)
+    return kind(refusal_text(where, status, fields_of(text)))
 
 
 @contextmanager

@@ -320,9 +320,12 @@ def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
     """Check each configured store."""
     for store in facts.stores:
         if store.error is not None:
-            yield problem(
-                "store", f"{store.url}: {store.error}", "bring the store back, or correct `storage`"
+            todo = (
+                "bring the store back, or correct storage.url or the endpoint_url below storage"
+                if store.may_recover
+                else "correct the setting that the text names; all are below storage"
             )
+            yield problem("store", f"{store.url}: {store.error}", todo)
             continue
         yield ok("store", f"{store.url} answers")
         yield _layout(facts, store)

@@ -38,6 +38,7 @@ class StoreFacts:
 
     Attributes:
         error: Why the store does not answer.
+        may_recover: Whether the same request can succeed later, without another setting.
         ignored_conditions: Headers of conditional writes that it ignores; None if that was not
             tried.
         refused_condition: Why the store refused an If-Match that holds; None if it did not, or if
@@ -48,6 +49,7 @@ class StoreFacts:
 
     url: str
     error: str | None = None
+    may_recover: bool = False
     note: LayoutNote | None = None
     declares_conditions: bool = True
     ignored_conditions: tuple[str, ...] | None = None
@@ -98,7 +100,7 @@ def _store(
                 refused_condition=refused_condition(store, key),
             )
     except SidetierError as error:
-        return replace(facts, error=str(error))
+        return replace(facts, error=str(error), may_recover=error.retry)
     return facts
 
 

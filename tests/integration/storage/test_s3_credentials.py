@@ -2,21 +2,23 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sidetier.segments.errors import AccessDeniedError
+from sidetier.segments.errors import AccessDeniedError, ObjectNotFoundError, StorageError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.s3_chain import ChainCredentials, bucket_address
 from sidetier.storage.s3_client import make_client
 from sidetier.storage.settings import AttemptDeadline, Credentials, S3Settings
 from tests.harness.faulty_s3 import FaultyS3, Seen
-from tests.harness.stores import moto_server
+from tests.harness.s3 import S3Bucket
+from tests.harness.stores import moto_server, s3_settings
 
 AWS_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
@@ -148,3 +150,47 @@ def test_missing_keys_are_access_denied(recorder: FaultyS3) -> None:
     with pytest.raises(AccessDeniedError, match="credentials"):
         _put(recorder, S3Settings())
     assert recorder.seen == []
+
+
+OPERATIONS: dict[str, Callable[[S3Storage], object]] = {
+    "get": lambda store: store.get_object("k"),
+    "small range": lambda store: store.get_object_input_stream("k", 0, 10).read(),
+    "large range": lambda store: store.get_object_input_stream("k", 0, 10_000_000).read(),
+    "put": lambda store: store.put_object("k", BytesBody(b"x")),
+}
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "key": ({"credentials": Credentials("AKIAWRONG", "x")}, "correct storage.s3.access_key_id"),
+    "region": ({"region": "eu-west-1"}, "set storage.s3.region to us-east-1"),
+    "bucket": ({}, "create the bucket, or correct storage.url"),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("call", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize(("changes", "advised"), MISTAKES.values(), ids=MISTAKES)
+def test_real_server_refuses_and_the_error_names_the_setting(
+    s3_bucket: S3Bucket,
+    changes: dict[str, Any],
+    advised: str,
+    call: Callable[[S3Storage], object],
+) -> None:
+    name = s3_bucket.name if changes else "no-such-bucket"
+    settings = replace(s3_settings(s3_bucket), **changes)
+    with pytest.raises(StorageError) as caught:
+        call(S3Storage(name, "", settings))
+    text = str(caught.value)
+    assert advised in text
+    assert "<" not in text
+    # The server answers 404 to an unknown key, too: the archive must not look empty.
+    assert not isinstance(caught.value, ObjectNotFoundError)
+
+
+@pytest.mark.integration
+def test_real_server_refuses_a_wrong_secret(s3_bucket: S3Bucket) -> None:
+    key = s3_bucket.server.access_key
+    settings = replace(s3_settings(s3_bucket), credentials=Credentials(key, "wrong"))
+    store = S3Storage(s3_bucket.name, "", settings)
+    with pytest.raises(AccessDeniedError, match=f"the secret of the access key {key} is another"):
+        store.put_object("k", BytesBody(b"x"))
+    with pytest.raises(AccessDeniedError, match="has no reason; usually the credentials are wrong"):
+        store.head_object("k")

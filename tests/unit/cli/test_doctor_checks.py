@@ -398,6 +398,7 @@ def test_correct_setup_has_no_findings() -> None:
             "the files of /kafka may not be linked",
         ),
         (with_store(error="403"), "problem", "store", "s3://bucket: 403"),
+        (with_store(error="refused", may_recover=True), "problem", "store", "s3://bucket: refused"),
         (with_store(note=LayoutNote(4, "K")), "problem", "layout", "has keys with 4"),
         (
             with_store(other_archives=("prod",)),

@@ -187,7 +187,7 @@ def test_bytes_changed_on_the_store_are_detected(
 
 def test_missing_bucket_is_named(gcs_bucket: GcsBucket) -> None:
     store = open_store(gcs_bucket, gcs_bucket.server.url, name="no-such-bucket")
-    with pytest.raises(InvalidRequestError, match=r"no-such-bucket.*create it"):
+    with pytest.raises(InvalidRequestError, match=r"no-such-bucket.*create the bucket"):
         store.put_object("k", BytesBody(b"x"))
 
 

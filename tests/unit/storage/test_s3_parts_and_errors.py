@@ -12,6 +12,7 @@ from sidetier.segments.errors import (
     ChecksumMismatchError,
     InvalidRequestError,
     MalformedAnswerError,
+    ObjectNotFoundError,
     PreconditionFailedError,
     StorageError,
     StoreFullError,
@@ -20,6 +21,13 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.checksums import RunningChecksum, checksum_of_bytes
+from sidetier.storage.object_errors import (
+    BY_CODE,
+    advice,
+    by_status,
+    fields_of,
+    refusal_text,
+)
 from sidetier.storage.port import ChecksumAlgorithm
 from sidetier.storage.s3_boto3 import part_sizes, translated
 from sidetier.storage.settings import GIB, MIB
@@ -85,7 +93,7 @@ def test_boto_errors_are_translated(error: Exception, expected: type[StorageErro
 
 
 def test_error_for_a_missing_bucket_gives_the_remedy() -> None:
-    text = "bucket 'bucket-1' does not exist: create it"
+    text = r"s3://bucket-1/k: 404 NoSuchBucket: .*create the bucket, or correct storage\.url"
     with (
         pytest.raises(InvalidRequestError, match=text),
         translated("PutObject", "bucket-1", "k"),
@@ -135,3 +143,67 @@ def test_checksums_match_known_values() -> None:
     assert checksum_of_bytes(b"123456789", ChecksumAlgorithm.CRC32C).value.hex() == "e3069283"
     crc64 = checksum_of_bytes(b"123456789", ChecksumAlgorithm.CRC64NVME)
     assert crc64.value.hex() == "ae8b14860a799888"
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "advised"),
+    [
+        (400, {"Code": "AuthorizationHeaderMalformed", "Region": "eu-west-1"}, "to eu-west-1"),
+        (
+            400,
+            {
+                "Code": "AuthorizationHeaderMalformed",
+                "Message": "the region 'us-east-1' is wrong; expecting 'eu-central-1'",
+            },
+            "set storage.s3.region to eu-central-1",
+        ),
+        (
+            301,
+            {"Code": "PermanentRedirect", "Endpoint": "bucket.s3.eu-west-1.amazonaws.com"},
+            "the bucket is at bucket.s3.eu-west-1.amazonaws.com: set storage.s3.region",
+        ),
+        (403, {"Code": "InvalidAccessKeyId", "AWSAccessKeyId": "AKIA1"}, "access key AKIA1: "),
+        (403, {"Code": "InvalidAccessKeyId"}, "access key: correct storage.s3.access_key_id"),
+        (403, {"Code": "SignatureDoesNotMatch"}, "storage.s3.secret_access_key"),
+        (403, {"Code": "RequestTimeTooSkewed"}, "clock"),
+        (400, {"Code": "ExpiredToken"}, "storage.s3.session_token"),
+        (400, {"Code": "KMS.NotFoundException"}, "storage.s3.sse_kms_key_id"),
+        (400, {"Code": "InvalidStorageClass"}, "storage.s3.storage_class"),
+        (404, {"Code": "ContainerNotFound"}, "storage.url"),
+        (400, {}, "storage.s3.region"),
+        (403, {}, "credentials"),
+    ],
+)
+def test_advice_names_the_setting_and_the_value_of_the_answer(
+    status: int, fields: dict[str, str], advised: str
+) -> None:
+    assert advised in (advice(status, fields) or "")
+
+
+def test_answer_is_told_without_its_xml() -> None:
+    answer = (
+        "<Error><Code>AccessDenied</Code><Message>not\n &#34;you&#34;</Message>"
+        "<StringToSign>secret</StringToSign><RequestId>R1</RequestId></Error>"
+    )
+    text = refusal_text("GetObject s3://b/k", 403, fields_of(answer))
+    assert text.startswith('GetObject s3://b/k: 403 AccessDenied: not "you" (request id R1): ')
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("code", "is_absent"),
+    [
+        ("NoSuchKey", True),
+        ("", True),
+        ("404", True),
+        ("BlobNotFound", True),
+        ("ResourceNotFound", True),
+        ("XAdminUserNotFound", False),
+        ("NoSuchTenant", False),
+        ("AccountNotFound", False),
+    ],
+)
+def test_404_means_a_missing_object_only_if_the_code_says_so(code: str, *, is_absent: bool) -> None:
+    """Otherwise an archive would look empty to a sidecar with wrong credentials."""
+    kind = BY_CODE.get(code) or by_status(404, code)
+    assert (kind is ObjectNotFoundError) == is_absent
