@@ -8,7 +8,8 @@ from sidetier.storage.encrypted_format import marker_key
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.adoption import contiguous
 from sidetier.uploader.state.segment import StoredSegment
-from tests.harness.daemons import LAYOUT, Site, key_of, stored_next
+from tests.harness.cut_logs import cut_log
+from tests.harness.daemons import LAYOUT, RunningDaemon, Site, key_of, stored_next
 from tests.harness.encryption import encrypting, without_keys
 from tests.harness.log_dir import LogDir, PartitionLog
 
@@ -69,3 +70,34 @@ def test_a_marker_that_a_kill_has_lost_is_stored_again_before_the_segment_is_com
     assert marker in inner.contents()
     listed = {row.key: row.size for row in without_keys(inner).list_objects("")}
     assert listed[last] == len(log.written[10])
+
+
+def test_a_segment_that_was_cut_before_it_was_committed_is_not_adopted(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    """A sidecar was killed before it wrote `offset.wm`, and the `.log` has lost a batch since."""
+    store = FakeStorage()
+    site = Site([log_dir], store)
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    mark = store.get_object(LAYOUT.watermark_key(log.tp))
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    store.put_object(mark.head.key, BytesBody(mark.data), metadata=mark.head.metadata)
+    last = key_of(log.tp, 10)
+    cut_log(store, last)
+
+    with site.running() as daemon:
+        daemon.wait(lambda: said(daemon, log, f"{last} has"), "an error that names the segment")
+        assert said(daemon, log, "bytes were archived")
+        assert stored_next(store, log.tp) == 10
+        store.delete_object(last)  # as the error says
+        daemon.wait(lambda: stored_next(store, log.tp) == 20, "the segment to be stored again")
+    assert store.get_object(last).data == log.written[10]
+
+
+def said(daemon: RunningDaemon, log: PartitionLog, text: str) -> bool:
+    status = daemon.status(log.tp)
+    return status is not None and status.last_error is not None and text in status.last_error

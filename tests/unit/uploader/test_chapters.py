@@ -17,7 +17,12 @@ from sidetier.archive.objects.chapters import (
 )
 from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY, RECORDS_KEY
+from sidetier.segments.notes import (
+    MAX_TIMESTAMP_KEY,
+    NEXT_OFFSET_KEY,
+    RECORDS_KEY,
+    object_note,
+)
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -104,6 +109,18 @@ def test_written_chapters_are_not_written_again() -> None:
     before = {row.key: row.etag for row in store.list_objects("_sidetier/")}
     assert write_chapters(archive(store, SEGMENTS), go_on) == 0
     assert {row.key: row.etag for row in store.list_objects("_sidetier/")} == before
+
+
+def test_a_segment_with_another_size_than_the_noted_one_is_left_out_of_the_chapter() -> None:
+    """Readers ask for its own metadata then, and notice the difference."""
+    store = FakeStorage()
+    store_logs(store, 0, SEGMENTS)
+    key = LAYOUT.object_key(TP, BaseOffset(70), FileKind.LOG)
+    notes = {**store.head_object(key).metadata, **object_note(key, 2)}
+    store.put_object(key, BytesBody(b"x"), metadata=notes)
+    assert write_chapters(archive(store, SEGMENTS), go_on) == 0
+    found = [entry.base_offset for entry in entries(store)]
+    assert found == [base for base in range(0, SEGMENTS * 10, 10) if base != 70]
 
 
 def test_segments_of_pinterest_make_no_chapter() -> None:

@@ -23,7 +23,7 @@ from sidetier.segments.epoch_history import (
 )
 from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import EPOCHS_KEY, RECORDS_KEY
+from sidetier.segments.notes import EPOCHS_KEY, PLACE_KEY, RECORDS_KEY, SIZE_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -387,15 +387,18 @@ def test_divergence_is_detected_after_the_leader_overwrote_the_epoch_history(
     assert any(name.endswith(".log") for name in quarantined(store, log.tp))
 
 
-def test_segment_cut_at_a_divergence_keeps_its_epochs_and_record_count(
+def test_segment_cut_at_a_divergence_notes_what_it_still_has(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     """Otherwise nothing shows that the epoch history of another writer replaced the true one."""
     part_unseen(log, store, 15)
     assert Sidecar(log).settle(store).next_offset == 15
     cut = LAYOUT.object_key(log.tp, BaseOffset(10), FileKind.LOG)
-    assert store.head_object(cut).metadata[EPOCHS_KEY] == "0@10"
-    assert store.head_object(cut).metadata[RECORDS_KEY] == "5"
+    head = store.head_object(cut)
+    assert head.metadata[EPOCHS_KEY] == "0@10"
+    assert head.metadata[RECORDS_KEY] == "5"
+    assert head.metadata[SIZE_KEY] == str(head.size)
+    assert head.metadata[PLACE_KEY] == f"{log.tp}/{10:020d}"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sidetier.archive.objects.acknowledgements import Acknowledgement, acknowledge_gap
+from sidetier.archive.objects.chapters import chapter_entry, encode_chapter
 from sidetier.archive.objects.gaps import write_gap
 from sidetier.archive.objects.watermark import decode_watermark, encode_watermark
 from sidetier.archive.verify import light
@@ -317,6 +318,21 @@ def test_a_segment_that_has_lost_its_last_batches_is_a_finding(
     )
     assert found[FindingKind.WRONG_SIZE].offsets == segment(base)
     assert options.deep or len(found) == 1
+
+
+def test_a_chapter_shows_that_a_segment_was_cut_since(archive: StoredArchive) -> None:
+    """Without an option: the listed version is not the one in the chapter."""
+    heads = {base: archive.head(archive.key(base)) for base in range(0, 300, 60)}
+    rows = {row.key: row for row in archive.store.list_objects("")}
+    entries = [chapter_entry(BaseOffset(b), rows[head.key], head) for b, head in heads.items()]
+    topic_id = decode_watermark(archive.data(WATERMARK), WATERMARK).topic_id
+    chapter = LAYOUT.chapter_key(TP, topic_id, Offset(0), Offset(300))
+    known = [entry for entry in entries if entry is not None]
+    archive.store.put_object(chapter, BytesBody(encode_chapter(known)))
+    assert kinds(verify(archive, LIGHT)) == []
+
+    cut_log(archive.store, archive.key(60))
+    assert kinds(verify(archive, LIGHT)) == [("wrong_size", segment(60))]
 
 
 @pytest.mark.parametrize("options", [replace(LIGHT, heads=True), DEEP], ids=["--heads", "--deep"])
