@@ -12,6 +12,7 @@ from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX
 from sidetier.config.times import is_before_now, parse_time
 from sidetier.config.units import parse_duration, parse_size
 from sidetier.segments.names import is_legal_topic
+from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.clock import SYSTEM_CLOCK
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -204,6 +205,15 @@ def most_lines(lines: Sequence[str], most: int = 10) -> list[str]:
     """Return the first lines, and a line with the number of the others."""
     more = len(lines) - most
     return [*lines[:most], *([f"and {more} more: --output json has them all"] if more > 0 else [])]
+
+
+def above_end_text(tp: TopicPartition, bases: Sequence[int], end: int) -> str:
+    """Name stored segments above the archive end offset, which are not restored."""
+    return (
+        f"{tp}: {len(bases)} stored segments above the archive end {end} are not restored (base "
+        f"offsets {bases[0]} to {bases[-1]}): no sidecar has committed them, or offset.wm is an "
+        "earlier version of itself; `sidetier verify` says what to do"
+    )
 
 
 def size_text(size: int | None) -> str | None:

@@ -1,12 +1,12 @@
 """Output of the steps of `sidetier hydrate`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sidetier.cli.arguments import most_lines, size_text
+from sidetier.cli.arguments import above_end_text, most_lines, size_text
 from sidetier.cli.output import Table, range_text
 from sidetier.mirror.cluster_state.restore import RestoredKind
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
@@ -83,7 +83,12 @@ class PlanResult:
             "timestamp), and records in gaps (IN GAPS, offsets). LEFT OUT are archived offsets "
             "that --until or --transaction-consistent cuts off."
         )
-        footer = "\n".join([footer, *most_lines(list(_above_lines(self.plan.partitions)))])
+        above = [
+            above_end_text(partition.topic_partition, partition.above_end, partition.archive_end)
+            for partition in self.plan.partitions
+            if partition.above_end
+        ]
+        footer = "\n".join([footer, *most_lines(above)])
         if self.plan.transactions is not None:
             lines = _transaction_lines(self.plan.transactions)
             if self.plan.has_whole_transactions:
@@ -92,18 +97,6 @@ class PlanResult:
                 lines.append("Not guaranteed: transactions with records in gaps are not whole.")
             footer = "\n".join([footer, *lines])
         return (Table(columns, rows, footer=footer),)
-
-
-def _above_lines(partitions: Iterable[PlannedPartition]) -> Iterator[str]:
-    for partition in partitions:
-        bases = partition.above_end
-        if bases:
-            yield (
-                f"{partition.topic_partition}: {len(bases)} stored segments above the archive end "
-                f"{partition.archive_end} are not restored (base offsets {bases[0]} to "
-                f"{bases[-1]}): no sidecar has committed them, or offset.wm is an earlier version "
-                "of itself; `sidetier verify` says what to do"
-            )
 
 
 def _transaction_lines(report: TransactionReport) -> list[str]:

@@ -508,6 +508,7 @@ class _Session:
                         self.folders[course.tp].prefix if course.tp in self.folders else "",
                     ),
                     restored_to=None if before is None else before.offset,
+                    above_end=archive.above_end(course.tp),
                 )
             )
         return partitions

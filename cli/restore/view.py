@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidetier.cli import exits
+from sidetier.cli.arguments import above_end_text, most_lines
 from sidetier.cli.mirror.view import CopyResult
 from sidetier.cli.output import Cell, Table, range_text
 from sidetier.mirror.restore.copy_check import CheckedCopy
@@ -162,6 +163,7 @@ def range_json(partition: PartitionRestore) -> dict[str, object]:
         "end": partition.end,
         "archive_end": partition.archive_end,
         "undecided_offsets": partition.undecided,
+        "above_end": list(partition.above_end),
     }
 
 
@@ -177,6 +179,13 @@ def notes(
         for partition in partitions
         if partition.undecided
     ]
+    lines += most_lines(
+        [
+            above_end_text(partition.source, partition.above_end, partition.archive_end)
+            for partition in partitions
+            if partition.above_end
+        ]
+    )
     lines += [
         f"{topic} is created without these archived settings, which could delete or refuse old "
         f"records. Set them when you need them: {_KAFKA_CONFIGS} {topic} --add-config "

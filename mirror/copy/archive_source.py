@@ -28,7 +28,7 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.headers import LENGTH_PREFIX_BYTES
-from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.port import RemoteStorage
 from sidetier.wire.batches import split_batches
@@ -162,6 +162,11 @@ class ArchiveSource:
         problem = other_cluster(note, layout, self._cluster_id)
         if problem is not None:
             raise ConfigurationError(f"{problem}; or copy without the archive (--no-archive)")
+
+    def above_end(self, tp: TopicPartition) -> tuple[BaseOffset, ...]:
+        """Return the base offsets of stored segments above the archive end offset, as of `view`."""
+        known = self._partitions.get(tp)
+        return () if known is None else tuple(log.base_offset for log in known.above_end())
 
     def last_stable_offset(self, tp: TopicPartition, max_age: float = 0.0) -> Offset | None:
         """Return the end of the readable offsets, exclusive: no open transaction begins below it.

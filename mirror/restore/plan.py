@@ -78,6 +78,7 @@ class PartitionRestore:
             otherwise `archive_end`.
         note: The note to store with the progress.
         restored_to: The progress: the next source offset. None before the first run.
+        above_end: Base offsets of stored segments above `archive_end`, which are not committed.
     """
 
     source: TopicPartition
@@ -88,6 +89,7 @@ class PartitionRestore:
     last_stable_offset: Offset
     note: RestoreNote
     restored_to: Offset | None = None
+    above_end: tuple[int, ...] = ()
 
     @property
     def offsets_left(self) -> int:

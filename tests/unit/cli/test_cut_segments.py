@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from confluent_kafka import TopicPartition as Place
 from kio.schema.errors import ErrorCode
 from structlog.testing import capture_logs
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reader import Failed, ReachedEnd
+from sidetier.consumer.tiered_consumer import TieredConsumer
 from sidetier.mirror.copy.archive_source import ArchivedBatches, ArchiveEnd, ArchiveSource
 from sidetier.mirror.copy.batches import select_batches
 from sidetier.mirror.hydrate.log_dir import destinations, locked_log_dirs
@@ -50,6 +52,7 @@ from tests.harness.made_archive import (
 from tests.harness.made_archive import offsets as offsets_of
 from tests.harness.record_batches import TransactionalLog
 from tests.harness.splits import plan_of, read_splits
+from tests.harness.waiting import wait_until
 
 Read = Callable[[MadeArchive, Path], list[int]]
 """Returns the offsets that a reader delivers as the whole archive; raises an error, or asserts that
@@ -343,3 +346,37 @@ def test_an_object_that_ends_before_its_listed_size_is_damaged(reader: str, tmp_
     store.sizes[archive.key(20)] = whole // 2
     with pytest.raises((DamagedSegmentError, MissingRecordsError), match=r"0{18}20\.log"):
         READERS[reader](archive, tmp_path)
+
+
+def test_tiered_consumer_returns_an_error_for_the_cut_segment(cli: CommandLine, cut: str) -> None:
+    consumer = TieredConsumer(
+        {
+            "tiered.storage.mode": "TIERED_STORAGE_ONLY",
+            "tiered.storage.url": f"file://{cli.store}",
+            "tiered.storage.cluster.name": "prod-a",
+            "tiered.storage.prefix.entropy.bits": 3,
+            "auto.offset.reset": "error",
+        }
+    )
+    offsets: list[int | None] = []
+    texts: list[str] = []
+
+    def read() -> bool:
+        message = consumer.poll(0.2)
+        if message is not None:
+            error = message.error()
+            if error is None:
+                offsets.append(message.offset())
+            else:
+                texts.append(error.str())
+        return bool(texts)
+
+    try:
+        consumer.assign([Place("orders", 0, 0)])
+        wait_until(read, 20, "an error")
+    finally:
+        consumer.close()
+    assert offsets == list(range(len(offsets)))
+    assert 20 < len(offsets) < 30
+    assert cut in texts[0]
+    assert "bytes were archived" in texts[0]

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.mirror.on_spark import verdict
 from sidetier.cli.mirror.view import CopyResult
 from sidetier.cli.restore.translation import group_offsets
-from sidetier.cli.restore.view import RestorePlan, RestoreResult
+from sidetier.cli.restore.view import RestorePlan, RestoreResult, notes
+from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.copy.engine import Counts
 from sidetier.mirror.copy.source import SourceGap
 from sidetier.mirror.restore.copy_check import CheckedCopy
@@ -19,8 +21,10 @@ from sidetier.mirror.restore.plan import PartitionRestore, RestoreNote
 from sidetier.mirror.topics.rules import Lineage
 from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.local import LocalStorage
 from tests.harness.command_line import CommandLine
 from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to
 from tests.harness.mirror_target import TARGET
@@ -176,3 +180,15 @@ def test_group_offsets_come_from_the_newest_snapshot_with_the_topic() -> None:
     assert found.groups == {"billing": snapshots[2000]["billing"]}
     with pytest.raises(ConfigurationError, match="no snapshot has offsets of group biling"):
         group_offsets(archive, "biling", {"orders"})
+
+
+def test_stored_segments_above_the_archive_end_are_named(stored: CommandLine) -> None:
+    store = LocalStorage(stored.store)
+    MadeArchive(store, ArchiveLayout("prod-a", 3)).mark(0, 10)
+    store.close()
+    source = ArchiveSource(access_to(LocalStorage(stored.store), ArchiveLayout("prod-a", 3)))
+    source.view(TP)
+    assert source.above_end(TP) == (10,)
+    text = notes([replace(planned(10, 10, 10), above_end=(10,))], {})
+    assert text is not None
+    assert "orders-0: 1 stored segments above the archive end 10 are not restored" in text
