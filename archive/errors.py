@@ -62,3 +62,9 @@ class DamagedArchiveError(DamagedSegmentError):
         self.key = key
         self.position = position
         self.offsets = offsets
+
+    def __reduce__(
+        self,
+    ) -> tuple[type["DamagedArchiveError"], tuple[str, str, int, OffsetRange]]:
+        """Support pickling: Spark executors send this error to the driver."""
+        return DamagedArchiveError, (str(self), self.key, self.position, self.offsets)

@@ -30,7 +30,7 @@ from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.encrypted_format import HEADER_BYTES, SEALED_BYTES, is_encrypted, marker_key
 from sidetier.storage.fake import FakeStorage
@@ -380,3 +380,22 @@ def test_tiered_consumer_returns_an_error_for_the_cut_segment(cli: CommandLine, 
     assert 20 < len(offsets) < 30
     assert cut in texts[0]
     assert "bytes were archived" in texts[0]
+
+
+@pytest.mark.parametrize("check", ["--heads", "--deep"])
+def test_a_segment_of_another_partition_with_the_same_offsets_is_found(
+    cli: CommandLine, check: str
+) -> None:
+    """A copy on the store keeps the metadata, and all of its checksums fit."""
+    for number in (0, 1):
+        cli.log_dir.create("orders", number).closed_segments(2)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0, cli.err
+    keys = [
+        MadeArchive(layout=LAYOUT, tp=TopicPartition("orders", number)).key(10) for number in (0, 1)
+    ]
+    LocalStorage(cli.store).copy_object(keys[1], keys[0])
+    findings = cli.json("verify", check, code=3)["findings"]
+    finding = next(found for found in findings if found["kind"] == "wrong_place")
+    assert (finding["key"], finding["severity"]) == (keys[0], "error")
+    assert finding["detail"] == f"{keys[0]} was archived as the segment orders-1/{10:020d}"

@@ -1,6 +1,7 @@
 """Reading damaged archives and failing stores: nothing is skipped silently, and nothing is lost."""
 
 import logging
+import pickle
 
 import pytest
 
@@ -23,7 +24,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import RetryPolicy
@@ -79,6 +80,12 @@ def test_truncated_object_is_an_error_that_names_the_missing_offsets(
     assert archive.key(100) in str(failed.error)
     assert "offsets [195, 200) are missing" in str(failed.error)
     assert offsets(read_over(archive, 50)) == [*range(50, 195), *range(200, 300)]
+
+
+def test_damage_survives_the_way_from_an_executor_to_the_driver() -> None:
+    error = DamagedArchiveError("cut", "a/key.log", 7, OffsetRange(Offset(1), Offset(5)))
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 -- our own
+    assert (str(again), again.key, again.position, again.offsets) == ("cut", "a/key.log", 7, (1, 5))
 
 
 def test_flipped_bit_loses_only_its_batch(archive: MadeArchive) -> None:
