@@ -22,6 +22,7 @@ from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.fake import FakeStorage
 from tests.harness import broker_segments
 from tests.harness.broker_archive import store_broker_segments
+from tests.harness.cut_logs import cut_log
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches
 from tests.harness.mirror_target import TARGET, FakeTarget
 from tests.harness.record_batches import TransactionalLog
@@ -191,3 +192,39 @@ def test_archive_of_another_cluster_is_not_read(
         source.require_same_cluster()
     with pytest.raises(ConfigurationError, match="Kafka cluster b, and the archive to a"):
         source.view(TP)
+
+
+def test_a_segment_that_has_lost_its_last_batches_stops_its_partition_alone() -> None:
+    store, other = FakeStorage(), TopicPartition("pay", 0)
+    archive = MadeArchive(store)
+    for made in (archive, MadeArchive(store, tp=other)):
+        made.segments(0, 20, 40, 60)
+        for base in (0, 20, 40):
+            made.transaction_indexes(base, [], {})
+    key = archive.key(20)
+    reached = cut_log(store, key)
+    copies = {TP: Copy(TP, TARGET), other: Copy(other, TopicPartition("copy.pay", 0))}
+    source = KafkaSource(
+        None, ArchiveSource(access_to(store)), until=dict.fromkeys(copies, Offset(60))
+    )
+    target = FakeTarget()
+    engine = Engine(
+        source,
+        target,
+        lambda: copies,
+        lambda partitions: dict.fromkeys(partitions, Offset(0)),
+        offsets_topic="map",
+        refresh_seconds=None,
+        leave_out=True,
+    )
+    try:
+        engine.run()
+    finally:
+        source.close()
+    assert {tp: int(offset.offset) for tp, offset in target.committed.items()} == {
+        TARGET: reached,
+        copies[other].target: 60,
+    }
+    assert list(engine.counts.left_out) == [TP]
+    assert key in engine.counts.left_out[TP]
+    assert "bytes were archived" in engine.counts.left_out[TP]
