@@ -126,11 +126,18 @@ def ignored_conditions(store: RemoteStorage, key: str) -> tuple[str, ...]:
 
 
 def refused_condition(store: RemoteStorage, key: str) -> str | None:
-    """Return the error if the store refuses to replace an object under an If-Match that holds.
+    """Return why the store refuses, or may refuse, to replace an object under an If-Match that
+    holds; None if it does not.
 
     Writes the same bytes again.
     """
     stored = store.get_object(key)
+    if stored.head.etag.startswith("W/"):
+        return (
+            f"the store answers with weak etags ({stored.head.etag}), such as behind a gateway that "
+            "compresses answers: If-Match never holds for them, and they differ from those of "
+            "listings"
+        )
     try:
         store.put_object(
             key,

@@ -32,7 +32,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import Body, Checksum, Condition, IfMatch
+from sidetier.storage.port import Body, Checksum, Condition, IfMatch, StoredObject
 from sidetier.storage.retrying import RetryingStorage
 
 GIB = 1024**3
@@ -536,6 +536,17 @@ def test_ignored_conditions_are_found(ignored: tuple[str, ...]) -> None:
     assert ignored_conditions(store, "layout.json") == ignored
     assert refused_condition(store, "layout.json") is None
     assert store.contents() == {"layout.json": b"{}"}
+
+
+def test_weak_etags_are_found() -> None:
+    class Weak(FakeStorage):
+        def get_object(self, key: str) -> StoredObject:
+            stored = super().get_object(key)
+            return replace(stored, head=replace(stored.head, etag=f'W/"{stored.head.etag}"'))
+
+    store = Weak()
+    store.put_object("layout.json", BytesBody(b"{}"))
+    assert "weak etags (W/" in (refused_condition(store, "layout.json") or "")
 
 
 def test_store_that_refuses_a_condition_that_holds_is_found() -> None:
