@@ -202,6 +202,26 @@ def archive_of(
     return options.cluster_name, storage
 
 
+_SETTING: Final = re.compile(
+    r"(?<![\w./-])(?:storage\.(?P<storage>[a-z0-9_]+(?:\.[a-z0-9_]+)?)|(?P<cluster>cluster\.name))"
+)
+
+
+def in_readers_names(text: str) -> str:
+    """Return an error's text with a reader's names of settings instead of the sidecar's.
+
+    A setting that readers do not have keeps its name: `tiered.storage.config` sets it.
+    """
+    known = names_of(ArchiveOptions)
+
+    def name(found: re.Match[str]) -> str:
+        own = PREFIX + (found["storage"] or found["cluster"]).replace("_", ".")
+        is_group = any(each.startswith(f"{own}.") for each in known)
+        return own if own in known or is_group else found[0]
+
+    return _SETTING.sub(name, text)
+
+
 def _s3_value(key: str, name: str, value: Any) -> Any:  # noqa: ANN401 -- whatever was given
     if name == "path_style" and isinstance(value, str):
         return {"true": True, "false": False}.get(value.lower(), value)

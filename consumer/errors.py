@@ -4,6 +4,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from sidetier.config.archive_options import in_readers_names
 from sidetier.segments.errors import AccessDeniedError, SegmentError, SidetierError
 from sidetier.segments.offsets import TopicPartition
 
@@ -52,10 +53,20 @@ class NoOffsetError(TieredError):
 
 
 class StoreError(TieredError):
-    """The archive cannot be read. `__cause__` is the error of the store or of the decoder."""
+    """The archive cannot be read. `__cause__` is the error of the store or of the decoder.
 
-    def __init__(self, tp: TopicPartition, offset: int | None, cause: SidetierError) -> None:
-        super().__init__(KafkaError(_code(cause), f"{tp}: {cause}"), tp, offset)
+    Args:
+        tp: the partition.
+        offset: the offset that cannot be read; None if it is not known.
+        cause: the error.
+        has_file: keep the names of settings as the sidecar's file has them.
+    """
+
+    def __init__(
+        self, tp: TopicPartition, offset: int | None, cause: SidetierError, *, has_file: bool
+    ) -> None:
+        text = str(cause) if has_file else in_readers_names(str(cause))
+        super().__init__(KafkaError(_code(cause), f"{tp}: {text}"), tp, offset)
         self.__cause__ = cause
 
     @property

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
 from sidetier.archive.missing_offsets import GapReason
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records
-from sidetier.consumer.errors import StoreError, TieredError
+from sidetier.consumer.errors import TieredError
 from sidetier.consumer.kafka_side import KafkaSide
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.consumer.partition import Partition, Source
@@ -45,7 +45,7 @@ def report(state: SubscriptionState, event: ReachedEnd | Gap | Failed) -> None:
             below=True,
         )
     else:
-        error = StoreError(event.tp, event.next_offset, event.error)
+        error = state.router.store_error(event.tp, event.next_offset, event.error)
         state.store_failed(event.tp, event.next_offset, error)
 
 

@@ -11,7 +11,7 @@ from sidetier.consumer.group_api import PollLock
 from sidetier.consumer.kafka_side import KafkaSide, named
 from sidetier.consumer.lookups import archive_of
 from sidetier.consumer.sides import Sides
-from sidetier.consumer.sources import UNKNOWN, Archive, Identity, Mode, joined
+from sidetier.consumer.sources import UNKNOWN, Archive, Identity, Mode, Rules, joined
 from sidetier.segments import offsets as domain
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, OffsetRange
@@ -24,7 +24,7 @@ _CACHED_SECONDS: Final = 3600.0
 class OffsetQueries:
     """Asks the sides that the mode reads. Kafka's client is called under the `PollLock`."""
 
-    mode: Mode
+    rules: Rules
     sides: Sides
     poll_lock: PollLock
 
@@ -77,7 +77,7 @@ class OffsetQueries:
     @property
     def _kafka(self) -> KafkaSide | None:
         """Kafka's side; None with `TIERED_STORAGE_ONLY`, whose log is the archive alone."""
-        return None if self.mode is Mode.TIERED_STORAGE_ONLY else self.sides.kafka
+        return None if self.rules.mode is Mode.TIERED_STORAGE_ONLY else self.sides.kafka
 
     def _for_time(self, asked: TopicPartition, at_kafka: TopicPartition | None) -> TopicPartition:
         if at_kafka is not None and (at_kafka.error is not None or asked.offset == OFFSET_END):
@@ -97,19 +97,19 @@ class OffsetQueries:
         try:
             return self.sides.reader.offset_for_time(tp, timestamp)
         except SidetierError as error:
-            raise StoreError(tp, None, error) from error
+            raise StoreError(tp, None, error, has_file=self.rules.has_file) from error
 
     def _archive(self, tp: domain.TopicPartition, max_age: float = 0.0) -> Archive:
         """Look up the archive of the topic that the cluster has."""
         here: Identity | KafkaError = UNKNOWN
-        if self.sides.kafka is not None and self.mode is not Mode.KAFKA_ONLY:
+        if self.sides.kafka is not None and self.rules.mode is not Mode.KAFKA_ONLY:
             with self.poll_lock:
                 here = self.sides.kafka.identities([tp.topic])[tp.topic]
         known = here if isinstance(here, Identity) else UNKNOWN
         try:
             return archive_of(self.sides.reader, tp, known, max_age=max_age)
         except SidetierError as error:
-            raise StoreError(tp, None, error) from error
+            raise StoreError(tp, None, error, has_file=self.rules.has_file) from error
 
 
 def _known(low: int, high: int, stored: OffsetRange | None) -> tuple[int, int]:

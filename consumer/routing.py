@@ -37,6 +37,7 @@ from sidetier.consumer.store_side import StoreSide
 from sidetier.segments.backoff import backoff
 
 if TYPE_CHECKING:
+    from sidetier.segments.errors import SidetierError
     from sidetier.segments.offsets import TopicPartition
 
 # Log of the consumer, on the application's own `logging`: a library must not write to stdout.
@@ -299,7 +300,9 @@ class Router:
             self._warn_if_empty(partition)
             self._warn_if_foreign(partition, answer.identity)
         if answer.store_error is not None:
-            self.report_store_error(partition, StoreError(partition.tp, None, answer.store_error))
+            self.report_store_error(
+                partition, self.store_error(partition.tp, None, answer.store_error)
+            )
 
     def _is_outdated(self, answer: Answer) -> bool:
         """Whether the topic was created again, and its old archive retired, between both answers.
@@ -352,6 +355,12 @@ class Router:
             f"not read. To correct it: {fix}"
         )
         self._warn(KafkaError(KafkaError._INCONSISTENT, text))
+
+    def store_error(
+        self, tp: "TopicPartition", offset: int | None, cause: "SidetierError"
+    ) -> StoreError:
+        """Return the application's error for an error of the store."""
+        return StoreError(tp, offset, cause, has_file=self._rules.has_file)
 
     def report_store_error(self, partition: Partition, error: StoreError) -> None:
         """Report a store that does not answer or refuses.

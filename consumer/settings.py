@@ -213,6 +213,7 @@ def read_settings(configuration: Mapping[str, Any]) -> Settings:
             skip_gaps=config.on_gap == "skip",
             patience=config.gap_patience,
             report_end=kafka.partition_eof,
+            has_file=config.config is not None,
         ),
         reader=ReaderSettings(
             isolation=IsolationLevel(kafka.isolation),

@@ -10,12 +10,14 @@ import confluent_kafka
 
 from sidetier.archive.access import open_archive
 from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.config.archive_options import in_readers_names
 from sidetier.consumer.feed import Idle
 from sidetier.consumer.kafka_side import Callbacks, KafkaSide, TopicIds
 from sidetier.consumer.lookups import Lookups
 from sidetier.consumer.metrics import ConsumerMetrics, metrics_of
 from sidetier.consumer.settings import Settings
 from sidetier.consumer.store_side import NoStore, StoreSide
+from sidetier.segments.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,12 @@ def open_sides(settings: Settings) -> Sides:
     """
     metrics = metrics_of(settings.registry)
     with ExitStack() as stack:
-        reader = _reader(settings, metrics, stack)
+        try:
+            reader = _reader(settings, metrics, stack)
+        except ConfigurationError as error:
+            if settings.rules.has_file:
+                raise
+            raise ConfigurationError(in_readers_names(str(error))) from error
         kafka = None
         if settings.kafka.config is not None:
             callbacks = Callbacks()

@@ -57,6 +57,8 @@ class Rules:
         patience: seconds to wait for the sidecar's upload of offsets that Kafka has deleted and the
             archive does not have yet. After that they count as a gap.
         report_end: return an event at the end of the archive (`enable.partition.eof`).
+        has_file: the archive's settings are in the sidecar's file (`tiered.storage.config`). Errors
+            then name the file's settings.
     """
 
     mode: Mode
@@ -64,6 +66,7 @@ class Rules:
     skip_gaps: bool = False
     patience: float = 60.0
     report_end: bool = False
+    has_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class TieredConsumer(GroupApi):
         )
         self._feed = Feed(self._state, both, sides.clock, self._delivery, sides.idle)
         self._poll_lock = PollLock()
-        self._queries = OffsetQueries(settings.mode, sides, self._poll_lock)
+        self._queries = OffsetQueries(settings.rules, sides, self._poll_lock)
         self._rebalancing: Rebalancing | None = None
         self._serdes = serdes
         self._closing = threading.Event()

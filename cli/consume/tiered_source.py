@@ -144,7 +144,8 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
     if settings.storage is not None:
         # The keys above have only the default URL. The whole
         # configuration also has overrides and credentials.
-        settings = replace(settings, storage=patient.storage)
+        rules = replace(settings.rules, has_file=True)
+        settings = replace(settings, storage=patient.storage, rules=rules)
     try:
         consumer = TieredConsumer.over(settings, open_sides(settings))
     except (KafkaException, ValueError, TypeError) as error:

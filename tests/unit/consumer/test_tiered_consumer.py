@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import confluent_kafka
@@ -21,8 +22,9 @@ from confluent_kafka.serialization import StringDeserializer
 
 from sidetier import TieredConsumer
 from sidetier.archive.reader import Failed, Taken
-from sidetier.consumer.errors import GapError
+from sidetier.consumer.errors import GapError, StoreError
 from sidetier.consumer.kafka_side import Callbacks
+from sidetier.consumer.settings import read_settings
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
 from sidetier.segments.offsets import Offset
 from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
@@ -365,6 +367,34 @@ def test_wrong_arguments_are_refused_as_by_confluent_kafka() -> None:
             refused.append((raised.type, code))
         assert refused[0] == refused[1]
     real.close()
+
+
+def test_errors_of_the_store_name_the_consumers_own_settings(tmp_path: Path) -> None:
+    cause = AccessDeniedError(
+        "s3://a/storage.s3.region: set storage.s3.access_key_id, storage.prefix_entropy_bits, "
+        "cluster.name, storage.url, storage.encryption.keys or storage.gcs.credentials_file"
+    )
+    it = tiered(world_of(store=STORED), "TIERED_STORAGE_ONLY", broker=False)
+    it.world.store_error = cause
+    it.consumer.assign([at(0)])
+    text = it.error().error().str()  # type: ignore[union-attr]
+    assert text.endswith(
+        "s3://a/storage.s3.region: set tiered.storage.s3.access.key.id, "
+        "tiered.storage.prefix.entropy.bits, tiered.storage.cluster.name, tiered.storage.url, "
+        "tiered.storage.encryption.keys or storage.gcs.credentials_file"
+    )
+    with pytest.raises(StoreError) as raised:
+        it.consumer.get_watermark_offsets(at(0))
+    assert str(raised.value.args[0].str()) == text
+
+    file = tmp_path / "sidetier.yaml"
+    file.write_text(f"cluster: {{name: c}}\nlog_dirs: [{tmp_path}]\nstorage: {{url: 'file://{tmp_path}'}}\n")
+    rules = read_settings(
+        {"tiered.storage.mode": "TIERED_STORAGE_ONLY", "tiered.storage.config": str(file)}
+    ).rules
+    assert rules.has_file
+    error = StoreError(TP, None, cause, has_file=rules.has_file)
+    assert error.error.str() == f"t-0: {cause}"
 
 
 def test_assignment_returns_the_given_offsets() -> None:
