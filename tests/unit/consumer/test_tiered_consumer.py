@@ -388,7 +388,7 @@ def test_errors_of_the_store_name_the_consumers_own_settings(tmp_path: Path) -> 
     assert str(raised.value.args[0].str()) == text
 
     file = tmp_path / "sidetier.yaml"
-    file.write_text(f"cluster: {{name: c}}\nlog_dirs: [{tmp_path}]\nstorage: {{url: 'file://{tmp_path}'}}\n")
+    file.write_text("cluster: {name: c}\nlog_dirs: [/logs]\nstorage: {url: 's3://a/b'}\n")
     rules = read_settings(
         {"tiered.storage.mode": "TIERED_STORAGE_ONLY", "tiered.storage.config": str(file)}
     ).rules
