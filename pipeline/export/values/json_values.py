@@ -131,6 +131,7 @@ class _SchemaReader:
                 alternative for alternative in alternatives if alternative.get("type") != "null"
             ]
             nullable |= len(others) < len(alternatives)
+            others = others or alternatives[:1]
             if len(others) != 1:
                 _refuse(path, "alternatives other than null and one type cannot be one column")
             schema = others[0]
@@ -148,7 +149,7 @@ class _SchemaReader:
     def _typed(self, schema: Mapping[str, Any], path: str, depth: int) -> Column:
         kinds = schema.get("type", "object" if "properties" in schema else None)
         kinds = [kinds] if isinstance(kinds, str) else list(kinds or ())
-        named = [kind for kind in kinds if kind != "null"]
+        named = [kind for kind in kinds if kind != "null"] or kinds[:1]
         if len(named) != 1:
             _refuse(
                 path, f"its type is {schema.get('type')!r}; one type, and null, can be a column"
@@ -234,6 +235,11 @@ def _boolean(value: Any) -> bool:  # noqa: ANN401
     return value if isinstance(value, bool) else _wrong("a boolean", value)
 
 
+def _null(value: Any) -> None:  # noqa: ANN401
+    if value is not None:
+        _wrong("null", value)
+
+
 def _date(value: Any) -> date:  # noqa: ANN401
     try:
         return date.fromisoformat(_string(value))
@@ -299,6 +305,7 @@ _PLAIN: Final[dict[str, Column]] = {
     "integer": (pa.int64(), _integer),
     "number": (pa.float64(), _number),
     "boolean": (pa.bool_(), _boolean),
+    "null": (pa.string(), _null),  # as the column of Avro's type `null`
 }
 _STRINGS: Final[dict[str, Column]] = {
     "date": (pa.date32(), _date),

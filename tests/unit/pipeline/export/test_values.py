@@ -91,6 +91,19 @@ def test_json_values_fit_their_schema() -> None:
 
 
 @pytest.mark.parametrize(
+    "kind",
+    [{"type": "null"}, {"type": ["null"]}, {"oneOf": [{"type": "null"}]}],
+)
+def test_json_null_is_a_column_without_values(kind: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"x": kind, "y": {"type": "integer"}}}
+    values = binary(b'{"x": null, "y": 1}', b'{"y": 2}', b'{"x": 3}')
+    decoded = JsonDecoder(json.dumps(schema)).decode(values)
+    assert decoded.values.to_pylist() == [{"x": None, "y": 1}, {"x": None, "y": 2}, None]
+    assert decoded.values.type.field("x").type == pa.string()
+    assert "x should be null, and is 3" in reasons(decoded)[2]
+
+
+@pytest.mark.parametrize(
     ("value", "reason"),
     [
         (b"{", "value is no JSON"),
