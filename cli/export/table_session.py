@@ -108,7 +108,7 @@ def export_table(
             null_values=request.null_values,
             keys=request.keys,
             registry=request.registry,
-            paths=table.partition_paths(),
+            checks=table.row_checks(),
         )
         broker = reached_at(config.broker, request.bootstrap, request.kafka)
         kafka = None

@@ -236,22 +236,27 @@ def test_write_that_fails_or_times_out_leaves_nothing(export: Export, tmp_path: 
 def test_rows_that_do_not_fit_become_dead_letters_and_are_reported(
     export: Export, tmp_path: Path
 ) -> None:
-    """Some do not fit their schema. The directories of others would be outside of the table, or
-    nowhere: with Hudi, a commit has them and no reader finds them, or each commit fails.
+    """Some do not fit their schema, or have no key. The directories of others would be outside of
+    the table, or nowhere: with Hudi, a commit has them and no reader finds them, or each commit
+    fails.
     """
     schema = tmp_path / "value.json"
     kinds = {"i": {"type": "integer"}, "to": {"type": "string"}}
     schema.write_text(json.dumps({"type": "object", "properties": kinds}))
     fit = ("de", "a/b", "a b", "c?d", "", None)
     unfit = ("..", "a/../b", "a//b", "a/", f"file:{tmp_path}/out", "a:b", "x\0y", "n" * 256, "a%41")
-    values = [{"to": to} if to is not None else {} for to in (*unfit, *fit)]
+    values = [
+        {"i": number, **({} if to is None else {"to": to})}
+        for number, to in enumerate((*unfit, *fit))
+    ]
     archive = made_archive(
-        tmp_path, [b'{"i": "one"}', *(json.dumps(value).encode() for value in values)]
+        tmp_path, [b'{"i": "one"}', b"{}", *(json.dumps(value).encode() for value in values)]
     )
     table, letters = f"file://{tmp_path}/lake/fourth", tmp_path / "letters"
     options = {
         "target.base.path": table,
         "target.table.name": "fourth",
+        "hoodie.datasource.write.recordkey.field": "i",
         "hoodie.datasource.write.partitionpath.field": "to",
     }
     command = ["hudi", "orders", "--config", str(archive), "--option", QUICK, "--flat"]
@@ -263,7 +268,7 @@ def test_rows_that_do_not_fit_become_dead_letters_and_are_reported(
     rows: list[Row] = export.survivor.call(table_jobs.rows, form="hudi", table=table)
     assert [row["to"] or None for row in rows] == [to or None for to in fit]
     aside = sorted(int(one.stem) for one in letters.glob("orders/0/*.json"))
-    assert aside == list(range(len(unfit) + 1))
+    assert aside == list(range(len(unfit) + 2))
     assert not (tmp_path / "out").exists()
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
-from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
+from sidetier.pipeline.export.sinks.tables.row_checks import RowCheck
 from sidetier.pipeline.export.sinks.tables.row_counts import Tally
 from sidetier.pipeline.export.values.decoder import (
     DecodedValues,
@@ -46,7 +46,7 @@ class ValueColumns:
         null_values: whether records without a value are kept.
         keys: how keys are decoded.
         registry: connection to the schema registry.
-        paths: fields whose values become directories of the table; None if there are none.
+        checks: how to find rows that the table refuses.
     """
 
     options: ValueOptions
@@ -56,7 +56,7 @@ class ValueColumns:
     null_values: Literal["keep", "skip"] = "keep"
     keys: ValueOptions = AS_BYTES
     registry: RegistryConfig | None = None
-    paths: PartitionPaths | None = None
+    checks: tuple[RowCheck, ...] = ()
 
     @property
     def follows_registry(self) -> bool:
@@ -131,9 +131,9 @@ class ValueColumns:
                 more += [Misfit(misfit.row, f"key: {misfit.reason}") for misfit in keys.misfits]
                 if self.flat:
                     more += lacking(decoder, batch.column(_VALUE))
-                if self.paths is not None:
-                    named = _columns(batch, decoded.values, keys.values, flat=self.flat)
-                    more += self.paths.misfits(named)
+                named = _columns(batch, decoded.values, keys.values, flat=self.flat)
+                for check in self.checks:
+                    more += check.misfits(named)
                 if more:
                     misfits = {misfit.row: misfit for misfit in (*decoded.misfits, *more)}
                     ordered = tuple(misfits[row] for row in sorted(misfits))

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.gateway import require_class
-from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
+from sidetier.pipeline.export.sinks.tables.row_checks import RowCheck
 from sidetier.pipeline.export.sinks.tables.row_counts import (
     RowCounts,
     Tally,
@@ -151,11 +151,11 @@ def value_columns(  # noqa: PLR0913 -- as the fields of `ValueColumns`
     null_values: Literal["keep", "skip"] = "keep",
     keys: ValueOptions = AS_BYTES,
     registry: RegistryConfig | None = None,
-    paths: PartitionPaths | None = None,
+    checks: tuple[RowCheck, ...] = (),
 ) -> ValueColumns:
     """Return how keys and values become columns, beside the other columns of a record."""
     kafka = pa.schema([(name, TYPES[name]) for name in COLUMNS])
-    return ValueColumns(values, flat, kafka, letters, null_values, keys, registry, paths)
+    return ValueColumns(values, flat, kafka, letters, null_values, keys, registry, checks)
 
 
 def table_frames(

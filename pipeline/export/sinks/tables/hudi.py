@@ -42,7 +42,7 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
     require_class,
 )
 from sidetier.pipeline.export.sinks.tables.lease import Lease
-from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths, hudi_paths
+from sidetier.pipeline.export.sinks.tables.row_checks import RowCheck, hudi_checks
 from sidetier.pipeline.export.sinks.tables.row_counts import require_rows
 from sidetier.pipeline.export.sinks.tables.row_types import (
     UnfitRowsError,
@@ -387,9 +387,9 @@ class HudiTable:
         """The table's path."""
         return self._options.base_path
 
-    def partition_paths(self) -> PartitionPaths | None:
-        """See `Table.partition_paths`. The properties of the table apply to what is not given."""
-        return hudi_paths({**self._timeline.properties(), **self._options.write})
+    def row_checks(self) -> tuple[RowCheck, ...]:
+        """See `Table.row_checks`. The properties of the table apply to what is not given."""
+        return hudi_checks({**self._timeline.properties(), **self._options.write})
 
     def recover(self) -> None:
         """Roll back the pending commits of dead writers. See `Table.recover`."""

@@ -61,9 +61,9 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
     refused_rows,
     require_class,
 )
-from sidetier.pipeline.export.sinks.tables.partition_paths import (
-    PartitionPaths,
-    iceberg_paths,
+from sidetier.pipeline.export.sinks.tables.row_checks import (
+    RowCheck,
+    iceberg_checks,
     identity_fields,
 )
 from sidetier.pipeline.export.sinks.tables.row_counts import require_rows
@@ -380,11 +380,11 @@ class IcebergTable:
         """The table's name in its catalog."""
         return self._options.table
 
-    def partition_paths(self) -> PartitionPaths | None:
-        """See `Table.partition_paths`."""
+    def row_checks(self) -> tuple[RowCheck, ...]:
+        """See `Table.row_checks`."""
         if not self._exists():
-            return iceberg_paths(identity_fields(self._options.partitioned_by))
-        return iceberg_paths(self._metadata.identity_fields())
+            return iceberg_checks(identity_fields(self._options.partitioned_by))
+        return iceberg_checks(self._metadata.identity_fields())
 
     def recover(self) -> None:
         """Leave snapshots that were staged and not published. Readers do not see them."""

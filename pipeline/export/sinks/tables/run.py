@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sidetier.pipeline.export.sinks.tables.frames import Frames, Rows
-    from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
+    from sidetier.pipeline.export.sinks.tables.row_checks import RowCheck
 
 DEFAULT_TIMEOUT: Final = 300.0
 """Time limit of one commit, in seconds. Hudi's sink connector has the same default."""
@@ -55,8 +55,8 @@ class Table(Protocol):
         """The table's name, for errors."""
         ...
 
-    def partition_paths(self) -> "PartitionPaths | None":
-        """Return which fields of rows become directories of the table, and how."""
+    def row_checks(self) -> "tuple[RowCheck, ...]":
+        """Return how to find rows that the table refuses."""
         ...
 
     def recover(self) -> None:

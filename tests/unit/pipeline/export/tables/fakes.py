@@ -16,6 +16,7 @@ from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     to_properties,
 )
 from sidetier.pipeline.export.sinks.tables.frames import Rows
+from sidetier.pipeline.export.sinks.tables.row_checks import RowCheck
 from sidetier.pipeline.export.source import ranges_left
 from sidetier.pipeline.export.state import Offsets, Ranges, Tail
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
@@ -51,8 +52,8 @@ class FakeTable:
     recovered: int = 0
     name: str = "lake.db.t"
 
-    def partition_paths(self) -> None:
-        return None
+    def row_checks(self) -> tuple[RowCheck, ...]:
+        return ()
 
     def recover(self) -> None:
         self.recovered += 1

@@ -11,7 +11,7 @@ from sidetier.pipeline.export.errors import MisfitError, NewerSchemaError
 from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.frames import COLUMNS
-from sidetier.pipeline.export.sinks.tables.partition_paths import PartitionPaths
+from sidetier.pipeline.export.sinks.tables.row_checks import PartitionPaths, RecordKey
 from sidetier.pipeline.export.values.options import ValueFormat, ValueOptions
 from sidetier.pipeline.reading import timestamps
 from sidetier.pipeline.spark.columns import TYPES
@@ -130,11 +130,19 @@ def test_dead_letter_is_stored_once_under_its_offset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("flat", "field"), [(True, "to"), (False, "value.to")])
 def test_value_that_can_be_no_directory_of_the_table_does_not_fit(flat: bool, field: str) -> None:  # noqa: FBT001
-    paths = PartitionPaths((field,), named=False, form="plain")
-    how = replace(columns(ValueFormat.JSON, ORDER, flat=flat), paths=paths)
+    check = PartitionPaths((field,), named=False, form="plain")
+    how = replace(columns(ValueFormat.JSON, ORDER, flat=flat), checks=(check,))
     with pytest.raises(MisfitError, match=rf"orders-3 offset 8: field {field} is '\.\.'"):
         decoded(how, b'{"to": "de"}', b'{"to": ".."}')
     decoded(how, b'{"to": "de"}', None)
+
+
+def test_tombstone_without_the_fields_of_its_key_does_not_fit() -> None:
+    """Hudi refuses each commit with such a record."""
+    how = replace(columns(ValueFormat.JSON, ORDER, flat=True), checks=(RecordKey(("id",)),))
+    with pytest.raises(MisfitError, match="orders-3 offset 8: the record key has no value in id"):
+        decoded(how, b'{"id": 1}', None)
+    assert decoded(replace(how, null_values="skip"), b'{"id": 1}', None).num_rows == 1
 
 
 def test_batch_of_only_dead_letters_is_dropped(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
-"""Values that can be no directories of a table, measured with Hudi 1.2 on Spark 3.5."""
+"""Rows that tables refuse, as measured with Hudi 1.2 on Spark 3.5."""
 
 from typing import Final
 
 import pyarrow as pa
 import pytest
 
-from sidetier.pipeline.export.sinks.tables.partition_paths import (
+from sidetier.pipeline.export.sinks.tables.row_checks import (
     PartitionPaths,
+    RecordKey,
+    RowCheck,
+    hudi_checks,
     hudi_paths,
-    iceberg_paths,
+    iceberg_checks,
     identity_fields,
 )
 
@@ -50,7 +53,7 @@ def hudi(**more: str) -> PartitionPaths:
     return paths
 
 
-def unfit(paths: PartitionPaths) -> set[str]:
+def unfit(paths: RowCheck) -> set[str]:
     columns = {"to": pa.array([*EVERY, None, ""])}
     return {EVERY[misfit.row] for misfit in paths.misfits(columns)}
 
@@ -65,10 +68,10 @@ def unfit(paths: PartitionPaths) -> set[str]:
         ),
         (hudi(encoded="TRUE"), {"..", ".", ".hoodie", *LONG}),
         (hudi(encoded="true", hive="true"), {*LONG}),
-        (iceberg_paths(["to"]), {*LONG}),
+        (iceberg_checks(["to"])[0], {*LONG}),
     ],
 )
-def test_values_that_lead_elsewhere_do_not_fit(paths: PartitionPaths, expected: set[str]) -> None:
+def test_values_that_lead_elsewhere_do_not_fit(paths: RowCheck, expected: set[str]) -> None:
     assert unfit(paths) == expected
 
 
@@ -123,4 +126,49 @@ def test_fields_of_a_new_iceberg_table_are_known() -> None:
         "country",
         "value.to",
     ]
-    assert iceberg_paths(identity_fields("")) is None
+    assert iceberg_checks(identity_fields("")) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "unfit_rows"),
+    [
+        (RecordKey(("id",)), [1, 2]),
+        (RecordKey(("id", "other")), [2]),
+        (RecordKey(("id", "other"), needs_all=True), [1, 2]),
+        (RecordKey(("number",)), [1]),
+        (RecordKey(("id", "offset")), []),
+        (RecordKey(("id", "unknown")), []),
+        (RecordKey(("value.x", "id")), [2]),
+        (RecordKey(("value.x",)), [0, 2]),
+    ],
+)
+def test_row_without_a_key_does_not_fit(key: RecordKey, unfit_rows: list[int]) -> None:
+    columns = {
+        "id": pa.array(["a", "", None, "b"]),
+        "other": pa.array(["x", "x", "", "x"]),
+        "number": pa.array([0, None, 1, 2]),
+        "offset": pa.array([0, 1, 2, 3]),
+        "value": pa.array([{"x": None}, {"x": 1}, None, {"x": 2}]),
+    }
+    assert [misfit.row for misfit in key.misfits(columns)] == unfit_rows
+
+
+KEY: Final = "hoodie.datasource.write.recordkey.field"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ()),
+        ({KEY: "id, x"}, (RecordKey(("id", "x")),)),
+        (
+            {KEY: "id", "hoodie.datasource.write.operation": "bulk_insert"},
+            (RecordKey(("id",), needs_all=True),),
+        ),
+        ({"hoodie.table.recordkey.fields": "id", FIELD: "to"}, (hudi(), RecordKey(("id",)))),
+    ],
+)
+def test_requirements_of_a_hudi_table_are_known(
+    options: dict[str, str], expected: tuple[RowCheck, ...]
+) -> None:
+    assert hudi_checks(options) == expected

@@ -1,17 +1,25 @@
-"""Values that become directories of a table, and those that cannot.
+"""Rows that a table refuses, found before it is written.
 
-Hudi writes the value of a partition field into the path of its files as it is. A value such as `..`
-or `s3://other/place` leads out of the table: its records are in a commit, and no reader finds them.
-Others (`a:b`, a zero byte, more than 255 bytes) end each commit that has such a record. So these
-values do not fit. Iceberg escapes values, and only long ones fail.
+A commit with one such row fails as a whole, and so does each later attempt. So these records do not
+fit: they are dead letters, or the run names the first one.
+
+*Directories of partitions*: Hudi writes the value of a partition field into the path of its files
+as it is. A value such as `..` or `s3://other/place` leads out of the table: its records are in a
+commit, and no reader finds them. Others (`a:b`, a zero byte, more than 255 bytes) end each commit
+that has such a record. Iceberg escapes values, and only long ones fail.
+
+*Record keys*: Hudi needs a key for each row. A tombstone has none if a field of its value is the
+key.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote_plus
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,6 +27,48 @@ from sidetier.pipeline.export.sinks.files.names import escaped, why_no_path
 from sidetier.pipeline.export.values.decoder import Misfit
 
 _SHOWN: Final = 60
+
+
+class RowCheck(Protocol):
+    """Finds rows that a table refuses."""
+
+    def misfits(self, columns: Mapping[str, pa.Array]) -> Iterator[Misfit]:
+        """Yield the rows that do not fit. `columns` has all columns by name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecordKey:
+    """The fields of a record's key, which must have values.
+
+    Attributes:
+        fields: columns, with dots before members of structs.
+        needs_all: whether each field must have a value. Otherwise one is enough.
+    """
+
+    fields: tuple[str, ...]
+    needs_all: bool = False
+
+    def misfits(self, columns: Mapping[str, pa.Array]) -> Iterator[Misfit]:
+        """See `RowCheck.misfits`. The table names an unknown field."""
+        found = [_column(columns, path) for path in self.fields]
+        known = [column for column in found if column is not None]
+        if len(known) < len(found):
+            return
+        combine = np.logical_or if self.needs_all else np.logical_and
+        empty = combine.reduce([_is_empty(column) for column in known])
+        reason = f"the record key has no value in {', '.join(self.fields)}"
+        for row in np.flatnonzero(empty):
+            yield Misfit(int(row), reason)
+
+
+def _is_empty(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which values are null, or the empty text."""
+    empty = column.is_null()
+    if _is_text(column.type):
+        empty = pc.or_(empty, pc.fill_null(pc.equal(column, ""), True))  # noqa: FBT003
+    mask: npt.NDArray[np.bool_] = empty.to_numpy(zero_copy_only=False)
+    return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +86,7 @@ class PartitionPaths:
     form: str
 
     def misfits(self, columns: Mapping[str, pa.Array]) -> Iterator[Misfit]:
-        """Yield the rows whose values cannot be directories. `columns` has all columns by name."""
+        """See `RowCheck.misfits`."""
         for path in self.fields:
             column = _column(columns, path)
             if column is None or not _is_text(column.type):
@@ -103,12 +153,14 @@ def _column(columns: Mapping[str, pa.Array], path: str) -> pa.Array | None:
     return column
 
 
-def iceberg_paths(fields: Iterable[str]) -> PartitionPaths | None:
-    """Return how an Iceberg table makes directories of these fields, whose values are not
-    transformed.
+def iceberg_checks(fields: Iterable[str]) -> tuple[RowCheck, ...]:
+    """Return what an Iceberg table requires of rows.
+
+    Args:
+        fields: fields that partition the table without a transform.
     """
     chosen = tuple(fields)
-    return PartitionPaths(chosen, named=True, form="url") if chosen else None
+    return (PartitionPaths(chosen, named=True, form="url"),) if chosen else ()
 
 
 def identity_fields(partitioned_by: str) -> list[str]:
@@ -119,6 +171,8 @@ def identity_fields(partitioned_by: str) -> list[str]:
 
 
 _FIELDS: Final = ("hoodie.datasource.write.partitionpath.field", "hoodie.table.partition.fields")
+_KEYS: Final = ("hoodie.datasource.write.recordkey.field", "hoodie.table.recordkey.fields")
+_OPERATION: Final = "hoodie.datasource.write.operation"
 _NAMED: Final = "hoodie.datasource.write.hive_style_partitioning"
 _ENCODED: Final = "hoodie.datasource.write.partitionpath.urlencode"
 _GENERATORS: Final = (
@@ -129,12 +183,23 @@ _GENERATORS: Final = (
 )
 
 
-def hudi_paths(options: Mapping[str, str]) -> PartitionPaths | None:
-    """Return how a Hudi table makes directories; None if it makes none of values.
+def hudi_checks(options: Mapping[str, str]) -> tuple[RowCheck, ...]:
+    """Return what a Hudi table requires of rows.
 
     Args:
         options: the options of the write, and the properties of a table that exists.
     """
+    checks: list[RowCheck] = []
+    if (paths := hudi_paths(options)) is not None:
+        checks.append(paths)
+    given = next((options[name] for name in _KEYS if options.get(name)), "")
+    if key := tuple(field.strip() for field in given.split(",") if field.strip()):
+        checks.append(RecordKey(key, options.get(_OPERATION) == "bulk_insert"))
+    return tuple(checks)
+
+
+def hudi_paths(options: Mapping[str, str]) -> PartitionPaths | None:
+    """Return how a Hudi table makes directories; None if it makes none of values."""
     generator = next((options[name] for name in _GENERATORS if options.get(name)), "").upper()
     if "NON_PARTITION" in generator or "NONPARTITION" in generator or "TIMESTAMP" in generator:
         return None  # a time is formatted, whatever the value is
