@@ -13,6 +13,7 @@ import click
 from sidetier import __version__
 from sidetier.cli import exits
 from sidetier.cli.invocation import Invocation, configuration_options
+from sidetier.cli.output import printable
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError, SidetierError
 
@@ -139,7 +140,7 @@ def _failure(error: Exception) -> int:
 
 def _say(lines: Sequence[str], code: int) -> int:
     for line in lines:
-        click.echo(f"sidetier: {line}", err=True)
+        click.echo(f"sidetier: {printable(line)}", err=True)
     return code
 
 

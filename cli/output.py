@@ -16,8 +16,17 @@ _UNPRINTABLE: Final = dict.fromkeys(
 """Control characters, which could change what a terminal shows, and surrogates, which no stream can
 encode. Texts come from elsewhere: names in a store, answers of a sidecar.
 """
+_JSON_ESCAPES: Final = {
+    code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *range(0xD800, 0xE000))
+}
+"""The same for JSON, whose other control characters are escaped anyway."""
 _WIDE: Final = 4096
 """Width without a terminal, in columns, so that lines for other programs are not cut."""
+
+
+def printable(text: str) -> str:
+    """Return a text without what could change what a terminal shows."""
+    return text.translate(_UNPRINTABLE)
 
 
 class OutputFormat(StrEnum):
@@ -75,7 +84,8 @@ def emit(result: Result, output: OutputFormat, stream: TextIO | None = None) -> 
     """Write the result to standard output, or to the stream."""
     target = stream if stream is not None else sys.stdout
     if output is OutputFormat.JSON:
-        target.write(json.dumps(result.as_json(), indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(result.as_json(), indent=2, ensure_ascii=False)
+        target.write(text.translate(_JSON_ESCAPES) + "\n")
     else:
         for table in result.as_tables():
             _print_table(table, target)
@@ -88,16 +98,17 @@ def _print_table(table: Table, target: TextIO) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     console = Console(file=target, width=None if target.isatty() else _WIDE, highlight=False)
-    drawn = RichTable(title=table.title, box=None, pad_edge=False, title_justify="left")
+    title = None if table.title is None else Text(printable(table.title), style="table.title")
+    drawn = RichTable(title=title, box=None, pad_edge=False, title_justify="left")
     for i, column in enumerate(table.columns):
         drawn.add_column(column, justify=_justify(table.rows, i), overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(Text(cell_text(cell).translate(_UNPRINTABLE)) for cell in row))
+        drawn.add_row(*(Text(printable(cell_text(cell))) for cell in row))
     with console.capture() as captured:
         if table.columns:
             console.print(drawn)
         if table.footer is not None:
-            console.print(Text(table.footer.translate(_UNPRINTABLE)))
+            console.print(Text(printable(table.footer)))
     target.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 

@@ -36,6 +36,8 @@ _TALKATIVE: Final = (
 )
 """Libraries that log from `warning` on, except at level `debug`."""
 _OURS: Final = "sidetier"
+_TRACEBACK: Final = "exception"
+"""Where structlog puts the text of a traceback, which has several lines."""
 _REPEAT_SECONDS: Final = 60.0
 _MAX_LINES: Final = 256
 _DIGITS: Final = re.compile(r"\d+")
@@ -127,7 +129,11 @@ def _formatter(form: Format, *, colours: bool) -> logging.Formatter:
         ]
     else:
         plain = structlog.dev.plain_traceback
-        renderer = [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain)]
+        renderer = [
+            structlog.processors.format_exc_info,
+            _escape_values,
+            structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain),
+        ]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
             *_shared_processors(),
@@ -135,6 +141,26 @@ def _formatter(form: Format, *, colours: bool) -> logging.Formatter:
             _as_library_event,
         ],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+    )
+
+
+def _escape_values(_logger: object, _method: str, event: Any) -> Any:  # noqa: ANN401 -- structlog
+    """Escape the characters of texts that could change what a terminal shows, or forge a line.
+
+    Names of groups, users and objects come from others. JSON has its own escapes.
+    """
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[name] = _escaped(value, kept="\n\t" if name == _TRACEBACK else "")
+    return event
+
+
+def _escaped(text: str, kept: str) -> str:
+    return "".join(
+        character
+        if character.isprintable() or character in kept
+        else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 

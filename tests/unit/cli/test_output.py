@@ -39,11 +39,19 @@ def test_piped_table_is_neither_cut_nor_coloured_nor_parsed_as_markup() -> None:
 def test_control_characters_do_not_reach_the_terminal() -> None:
     class Hostile(Found):
         def as_tables(self) -> Sequence[Table]:
-            return (Table(("TOPIC",), [("a\x1b[2Jb\x9b\ud800é",)], footer="c\x1b]0;d\x07\ne"),)
+            row = ("a\x1b[2Jb\x9b\ud800é",)
+            return (Table(("TOPIC",), [row], title="t[b]\x1b", footer="c\x1b]0;d\x07\ne"),)
+
+        def as_json(self) -> object:
+            return {"topic": "a\x1b[2Jb\x9b\ud800é"}
 
     stream = io.StringIO()
     emit(Hostile(), OutputFormat.TABLE, stream)
-    assert stream.getvalue().splitlines() == ["TOPIC", "a?[2Jb??é", "c?]0;d?", "e"]
+    assert stream.getvalue().splitlines() == ["t[b]?", "TOPIC", "a?[2Jb??é", "c?]0;d?", "e"]
+    stream = io.StringIO()
+    emit(Hostile(), OutputFormat.JSON, stream)
+    assert not {"\x1b", "\x9b", "\ud800"} & set(stream.getvalue())
+    assert json.loads(stream.getvalue()) == {"topic": "a\x1b[2Jb\x9b\ud800é"}
 
 
 def test_numbers_are_right_aligned() -> None:

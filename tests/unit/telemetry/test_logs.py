@@ -107,6 +107,23 @@ def test_console_lines_are_readable() -> None:
     assert "went wrong" in second
 
 
+def test_console_lines_have_no_control_characters_of_others() -> None:
+    """Neither a terminal's escape sequences nor line ends, with which a name could forge a line."""
+    stream = io.StringIO()
+    configure_logs("console", "info", stream)
+    logger().info("group.loaded", group="\x1b[2Jg\n2026-01-01\u202e\x9b", reason=["\x1b"])
+    logging.getLogger("botocore").error("went \x1b[31mwrong")
+    try:
+        int("\x1b[2J")
+    except ValueError:
+        logger().exception("group.failed")
+    lines = stream.getvalue().splitlines()
+    assert not {"\x1b", "\u202e", "\x9b"} & set(stream.getvalue())
+    assert "group=\\x1b[2Jg\\n2026-01-01\\u202e\\x9b" in lines[0]
+    assert "\\x1b[31mwrong" in lines[1]
+    assert lines[3] == "Traceback (most recent call last):"
+
+
 def test_last_configuration_applies_to_existing_loggers() -> None:
     before = logger(topic="t")
     first, second = io.StringIO(), io.StringIO()
