@@ -169,9 +169,11 @@ class Users:
         An unknown user gets a credential like those in the file. The exchange of messages, and the
         time that it takes, are then those of a wrong password.
         """
+        # Also for known users, for whom it is not used: the time of the answer must not differ.
+        impossible = self._impossible(name, mechanism)
         user = self._users.get(name)
         known = None if user is None else user.credentials.get(mechanism)
-        return known or self._impossible(name, mechanism)
+        return known or impossible
 
     def has_password(self, name: str, password: str) -> bool:
         """Return whether this is the password of a user, by the first credential of the user."""

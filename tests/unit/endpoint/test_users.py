@@ -1,5 +1,6 @@
 """The users file: credentials, permissions, and errors that name their place."""
 
+import hmac
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ from sidetier.segments.errors import ConfigurationError
 from tests.harness.endpoint import write_users
 
 CREDENTIAL = entry_of({"SCRAM-SHA-512": derive("SCRAM-SHA-512", "secret")})["SCRAM-SHA-512"]
+
+DIGEST = hmac.digest
 
 
 @pytest.fixture
@@ -93,6 +96,27 @@ def test_an_unknown_user_looks_like_a_known_one(path: Path, mechanism: str) -> N
     assert [len(part) for part in unknown[:3]] == [len(part) for part in known[:3]]
     assert unknown.iterations == 8192
     assert users.credential("alice", mechanism) == known
+
+
+def test_an_unknown_user_costs_what_a_known_one_costs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the time of the answer to SCRAM's first message would show who exists."""
+    write_users(path, {"alice": {"password": "secret"}})
+    users = read_users(path)
+    made: list[bytes] = []
+
+    def counted(key: bytes, message: bytes, digest: str) -> bytes:
+        made.append(message)
+        return DIGEST(key, message, digest)
+
+    monkeypatch.setattr("sidetier.endpoint.users.hmac.digest", counted)
+    costs = []
+    for name in ("alice", "bobby"):
+        made.clear()
+        users.credential(name, "SCRAM-SHA-256")
+        costs.append([len(message) for message in made])
+    assert costs[0] == costs[1] != []
 
 
 def test_unknown_users_look_the_same_in_each_endpoint(path: Path) -> None:
