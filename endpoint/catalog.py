@@ -23,7 +23,7 @@ from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.topics import cluster_prefixes, numbers_by_topic, stored_partitions
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
-from sidetier.endpoint.log_limits import Once
+from sidetier.endpoint.log_limits import FewPerSubject, Once
 from sidetier.endpoint.transactions import ServedTransactions
 from sidetier.segments.errors import SidetierError, StoreTimeoutError
 from sidetier.segments.headers import LENGTH_PREFIX_BYTES
@@ -192,6 +192,7 @@ class Catalog:
         self._listings: dict[StorageEndpoint, _Listing] = {}
         self._guard = threading.Lock()
         self._warned = Once()
+        self._events = FewPerSubject(clock)
         self._closed = threading.Event()
         self._topics: Mapping[str, Topic] = {}
         self._by_id: Mapping[UUID, Topic] = {}
@@ -306,7 +307,7 @@ class Catalog:
                     partition.view()
             except SidetierError as error:
                 can_read = False  # one wait for the store, not one for each partition
-                log.warning("endpoint.refresh_failed", topic=name, error=str(error))
+                self._report_failure(partition.tp, error)
             latest = partition.archive.latest
             view = None if latest is None else latest.view
             if view is not None:
@@ -427,9 +428,14 @@ class Catalog:
                 raise
 
     def _report_failure(self, tp: TopicPartition, error: SidetierError) -> None:
-        log.warning(
-            "endpoint.refresh_failed", topic=tp.topic, partition=tp.partition, error=str(error)
-        )
+        if failures := self._events.count(tp.topic):
+            log.warning(
+                "endpoint.refresh_failed",
+                topic=tp.topic,
+                partition=tp.partition,
+                error=str(error),
+                failures=failures,
+            )
 
     def _refresh_one(self, tp: TopicPartition) -> None:
         """Read an archive, and notify its watchers if it has changed."""
@@ -438,7 +444,8 @@ class Catalog:
         except SidetierError as error:
             self._report_failure(tp, error)
         except Exception:
-            log.exception("endpoint.refresh_failed", topic=tp.topic, partition=tp.partition)
+            if self._events.count(tp.topic):
+                log.exception("endpoint.refresh_failed", topic=tp.topic, partition=tp.partition)
         with self._guard:
             self._refreshing.discard(tp)
             # Compared with the state that was announced last, not with that before this read: a
@@ -537,7 +544,13 @@ class Catalog:
             topics = self._stored_topics(endpoint)
         except SidetierError as failure:
             # The requests of clients report errors of their partitions; this one is of none.
-            log.warning("endpoint.discovery_failed", store=endpoint.url, error=str(failure))
+            if listings := self._events.count(endpoint):
+                log.warning(
+                    "endpoint.discovery_failed",
+                    store=endpoint.url,
+                    error=str(failure),
+                    listings=listings,
+                )
             error = failure
         except Exception as failure:
             if not self._closed.is_set():  # `close` cancels the requests that have not begun

@@ -27,6 +27,7 @@ from sidetier.endpoint.blocks import (
     SegmentBytes,
 )
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
+from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import first_error
 from sidetier.endpoint.transactions import OpenTransactionError
@@ -281,6 +282,7 @@ class Fetcher:
         self._bytes = segment_bytes
         self._positions = positions
         self._clock = clock
+        self._events = FewPerSubject(clock)
         self._reported: dict[tuple[TopicPartition, int], None] = {}
         self._prepared: set[Version] = set()
 
@@ -633,7 +635,14 @@ class Fetcher:
 
     def _report(self, partition: Partition, event: str, error: SidetierError) -> None:
         tp = partition.tp
-        log.warning(event, topic=tp.topic, partition=tp.partition, error=str(error))
+        if requests := self._events.count((event, tp.topic)):
+            log.warning(
+                event,
+                topic=tp.topic,
+                partition=tp.partition,
+                error=str(error),
+                requests=requests,
+            )
 
     def _report_missing(self, partition: Partition, view: ArchiveView, offset: Offset) -> None:
         """Log once why an offset cannot be read; the client resets its position by its policy."""
@@ -643,6 +652,9 @@ class Fetcher:
         if len(self._reported) >= _REPORTED_OFFSETS:
             self._reported.clear()
         self._reported[tp, offset] = None
+        requests = self._events.count(("missing", tp.topic))
+        if not requests:
+            return
         detail = f"{view.where} has [{view.start}, {view.end})"
         if offset < view.end:
             following = view.after(offset)
@@ -656,6 +668,7 @@ class Fetcher:
             partition=tp.partition,
             offset=offset,
             detail=detail,
+            requests=requests,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 from scramp import ScramException, ScramMechanism  # type: ignore[import-untyped]  # ships no types
 
+from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.session import ANONYMOUS, Answer, Request, Session
@@ -60,6 +61,8 @@ class Logins:
         self.mechanisms = (PLAIN, *SCRAM_MECHANISMS) if encrypted else SCRAM_MECHANISMS
         self.users = users
         self.metrics = metrics
+        self.failures = FewPerSubject(clock)
+        """Of which hosts failures are logged."""
         self._clock = clock
         self._guard = threading.Lock()
         self._buckets: dict[str, TokenBucket] = {}
@@ -192,13 +195,15 @@ class Login:
     def _fail(self, reason: str) -> None:
         mechanism = self._mechanism or "none"
         self._logins.metrics.logins.labels(mechanism, "failure").inc()
-        log.warning(
-            "endpoint.login_failed",
-            client=self._session.client,
-            user="" if self._exchange is None else _shown(self._exchange.name),
-            mechanism=mechanism,
-            error=reason,
-        )
+        if logins := self._logins.failures.count(self._session.client.rpartition(":")[0]):
+            log.warning(
+                "endpoint.login_failed",
+                client=self._session.client,
+                user="" if self._exchange is None else _shown(self._exchange.name),
+                mechanism=mechanism,
+                error=reason,
+                logins=logins,
+            )
         self.failure = reason
 
 

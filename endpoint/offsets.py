@@ -18,6 +18,7 @@ from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
 from sidetier.endpoint.fair_slots import FairSlots
+from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.headers import walk_headers
@@ -88,6 +89,7 @@ class OffsetAnswers:
         self._bytes = segment_bytes
         self._locator = Locator(IndexCache(_INDEX_BYTES), lambda _key, _reason: None)
         self._guard = threading.Lock()
+        self._events = FewPerSubject()
         self._searches = FairSlots(_SEARCHES)
         self._times: OrderedDict[_TimeKey, ListedOffset] = OrderedDict()
         self._largest: dict[TopicPartition, dict[tuple[str, str, int], int]] = {}
@@ -124,9 +126,7 @@ class OffsetAnswers:
                 return ListedOffset(ErrorCode.none, 0 if is_end else _UNKNOWN)
             return self._listed(partition, view, timestamp, isolation)
         except SidetierError as error:
-            log.warning(
-                "endpoint.list_offsets_failed", topic=name, partition=number, error=str(error)
-            )
+            self._report("endpoint.list_offsets_failed", name, number, error)
             return ListedOffset(ErrorCode.kafka_storage_error)
 
     def epoch_end(self, name: str, number: int, epoch: int) -> EpochEnd:
@@ -145,8 +145,12 @@ class OffsetAnswers:
                 return end_of_epoch(NO_EPOCHS, epoch, Offset(0))
             return end_of_epoch(self._epochs_of(partition, view), epoch, view.end)
         except SidetierError as error:
-            log.warning("endpoint.epoch_end_failed", topic=name, partition=number, error=str(error))
+            self._report("endpoint.epoch_end_failed", name, number, error)
             return EpochEnd(ErrorCode.kafka_storage_error)
+
+    def _report(self, event: str, name: str, number: int, error: SidetierError) -> None:
+        if requests := self._events.count((event, name)):
+            log.warning(event, topic=name, partition=number, error=str(error), requests=requests)
 
     def _epochs_of(self, partition: Partition, view: ArchiveView) -> EpochHistory:
         """Return the leader epochs below the archive end offset.

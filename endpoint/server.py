@@ -16,7 +16,7 @@ from sidetier.endpoint.connection import (
     Service,
     shut_down,
 )
-from sidetier.endpoint.log_limits import AtMostEvery
+from sidetier.endpoint.log_limits import AtMostEvery, FewPerSubject
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.session import ANONYMOUS, Session
@@ -69,6 +69,7 @@ class Endpoint:
         # A client that is refused connects again at once.
         self._refusals = AtMostEvery(_LOG_SECONDS, clock)
         self._slow_readers = AtMostEvery(_LOG_SECONDS, clock)
+        self._events = FewPerSubject(clock)
         self._next_check = clock()
 
     def serve(self, listener: socket.socket) -> None:
@@ -207,7 +208,8 @@ class Endpoint:
         except Exception:
             # One request must not end the process, nor the service for other clients.
             self._metrics.dropped.labels("failed").inc()
-            log.exception("endpoint.request_failed", client=client)
+            if requests := self._events.count((host, "request_failed")):
+                log.exception("endpoint.request_failed", client=client, requests=requests)
         finally:
             session.closing.close()
             self._forget(threading.current_thread(), host)
@@ -248,7 +250,9 @@ class Endpoint:
 
     def _dropped(self, reason: str, client: str, error: Exception) -> None:
         self._metrics.dropped.labels(reason).inc()
-        connections = 1 if reason != SLOW_READER else self._slow_readers.count()
+        host = client.rpartition(":")[0]
+        is_slow = reason == SLOW_READER
+        connections = self._slow_readers.count() if is_slow else self._events.count((host, reason))
         if connections:
             log.info(
                 "endpoint.connection_dropped",

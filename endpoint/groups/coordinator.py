@@ -37,7 +37,7 @@ from sidetier.endpoint.groups.stored_offsets import (
     OwnedGroup,
     memory_of,
 )
-from sidetier.endpoint.log_limits import AtMostEvery
+from sidetier.endpoint.log_limits import AtMostEvery, FewPerSubject
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.segments.errors import InvalidRequestError, SidetierError
 from sidetier.segments.offsets import TopicPartition
@@ -165,6 +165,8 @@ class GroupCoordinator:
         self._sweep_at = float("-inf")
         """Before this time the sessions of all groups are not checked again."""
         self._log_full = AtMostEvery(_LOG_PAUSE, clock)
+        # By event: clients choose the names of groups.
+        self._events = FewPerSubject(clock)
         metrics.watch(lambda: len(self._groups), self._count_members, lambda: self._memory)
 
     def close(self) -> None:
@@ -546,18 +548,26 @@ class GroupCoordinator:
                 return
             if isinstance(result, SidetierError):
                 group.retry_at = self._clock() + self._settings.retry_pause
-                log.error("endpoint.group_not_loaded", group=group.name, error=str(result))
+                if groups := self._events.count("group_not_loaded"):
+                    log.error(
+                        "endpoint.group_not_loaded",
+                        group=group.name,
+                        error=str(result),
+                        groups=groups,
+                    )
                 return
             group.owned = result
             if group.lost is not None:
                 group.lost, group.machine = None, ClassicGroup(self._settings.group)
             self._count(group)
-            log.info(
-                "endpoint.group_loaded",
-                group=group.name,
-                offsets=len(result.offsets),
-                previous_owner=result.previous_owner,
-            )
+            if groups := self._events.count("group_loaded"):
+                log.info(
+                    "endpoint.group_loaded",
+                    group=group.name,
+                    offsets=len(result.offsets),
+                    previous_owner=result.previous_owner,
+                    groups=groups,
+                )
 
     def _submit(self, work: Callable[[], _T]) -> Future[_T]:
         try:
@@ -572,8 +582,13 @@ class GroupCoordinator:
             return result.result(self._settings.store_wait)
         except (TimeoutError, SidetierError) as error:
             result.cancel()  # the client asks again: requests must not queue up meanwhile
-            log.warning("endpoint.groups_not_read", error=str(error) or "timed out")
+            self._report_not_read(error)
             raise RefusedError(ErrorCode.coordinator_load_in_progress) from None
+
+    def _report_not_read(self, error: Exception) -> None:
+        if requests := self._events.count("groups_not_read"):
+            reason = str(error) or "timed out"
+            log.warning("endpoint.groups_not_read", error=reason, requests=requests)
 
     def _wait_for_store(self, group: _Group, owned: OwnedGroup, stored: Future[None]) -> ErrorCode:
         """Wait until a commit is stored, and return the error for the client."""
@@ -585,7 +600,10 @@ class GroupCoordinator:
             return ErrorCode.not_coordinator
         except (TimeoutError, SidetierError) as error:
             reason = str(error) or "timed out"
-            log.warning("endpoint.commit_not_stored", group=group.name, error=reason)
+            if commits := self._events.count("commit_not_stored"):
+                log.warning(
+                    "endpoint.commit_not_stored", group=group.name, error=reason, commits=commits
+                )
             is_too_large = isinstance(error, InvalidRequestError)
             return (
                 ErrorCode.invalid_commit_offset_size
@@ -639,7 +657,7 @@ class GroupCoordinator:
         except GroupTakenError as error:
             self._lose(group, owned, error)
         except (TimeoutError, SidetierError) as error:
-            log.warning("endpoint.groups_not_read", error=str(error) or "timed out")
+            self._report_not_read(error)
             raise RefusedError(ErrorCode.coordinator_load_in_progress) from None
 
     def _lose(self, group: _Group, owned: OwnedGroup, error: GroupTakenError) -> None:

@@ -129,6 +129,15 @@ def test_malformed_frames_end_the_connection(data: bytes) -> None:
             other.request(ApiKey.API_VERSIONS, 0)
 
 
+def test_one_client_fills_no_log() -> None:
+    with running() as endpoint, capture_logs() as logs:
+        for _ in range(30):
+            with RawClient(endpoint.address) as client:
+                client.socket.sendall(struct.pack(">i", 0))
+                assert client.is_closed()
+    assert sum(row["event"] == "endpoint.connection_dropped" for row in logs) == 10
+
+
 def test_random_frames_harm_nobody() -> None:
     """Random bytes, and sound requests with some bytes changed or cut off."""
     source = random.Random(17)
