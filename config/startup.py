@@ -1,7 +1,7 @@
 """Checks of this machine, before `sidetier config check` or a start changes anything."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -116,7 +116,8 @@ def check_machine(config: Config, machine: Machine) -> LogDirs:
 def _check_log_dir(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaProperties:
     kind = machine.kind(log_dir)
     if kind == "missing":
-        return Problem(path, f"{log_dir} does not exist, or a directory above it cannot be entered")
+        closed = closed_directories(log_dir, machine)
+        return Problem(path, _closed_text(log_dir, closed) or f"{log_dir} does not exist")
     if kind == "file":
         return Problem(path, f"{log_dir} is not a directory")
     if not machine.readable(log_dir):
@@ -235,6 +236,50 @@ def with_found_log_dirs(config: Config, find: Callable[[str], Iterable[str]] = g
 def _matching(path: Path, find: Callable[[str], Iterable[str]]) -> Iterator[Path]:
     matches = find(str(path / META_PROPERTIES)) if has_magic(str(path)) else ()
     yield from [Path(match).parent for match in sorted(matches)] or [path]
+
+
+def closed_directories(
+    log_dir: Path, machine: Machine, find: Callable[[str], Iterable[str]] = glob
+) -> tuple[Path, ...]:
+    """Return the directories above a log dir, or above those that match a pattern, that this
+    process may not list and enter. Log dirs in them are not found.
+    """
+    above = [
+        Path(match)
+        for parent in reversed(log_dir.parents)
+        for match in (sorted(find(str(parent))) if has_magic(str(parent)) else [str(parent)])
+    ]
+    return tuple(
+        path for path in above if machine.kind(path) == "directory" and not machine.readable(path)
+    )
+
+
+def _closed_text(log_dir: Path, closed: Sequence[Path]) -> str | None:
+    """Return the problem with a log dir below directories that cannot be read; None without any."""
+    if not closed:
+        return None
+    more = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
+    return (
+        f"{closed[0]}{more} cannot be read, so {log_dir} is not found: run as a user or with a "
+        "group that may list and enter every directory above the log dir"
+    )
+
+
+def missing_reason(log_dirs: Iterable[Path], machine: Machine) -> str:
+    """Return why log dirs are missing: directories above them cannot be read, or the broker has not
+    started yet.
+    """
+    waiting = []
+    reasons = []
+    for log_dir in log_dirs:
+        text = _closed_text(log_dir, closed_directories(log_dir, machine))
+        if text is None:
+            waiting.append(str(log_dir))
+        else:
+            reasons.append(text)
+    if waiting:
+        reasons.append(f"waiting for the broker to create {', '.join(waiting)}")
+    return "; ".join(reasons)
 
 
 def missing_log_dirs(config: Config, machine: Machine) -> tuple[Path, ...]:

@@ -18,7 +18,7 @@ from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.lean_structlog import structlog
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.wiring import daemon, http_server
-from sidetier.config.startup import LocalMachine, missing_log_dirs
+from sidetier.config.startup import LocalMachine, missing_log_dirs, missing_reason
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.status import Condition, StatusSnapshot
@@ -40,8 +40,7 @@ its start, but continues without one whose disk has failed.
 class _Waiting:
     """Status of a sidecar that waits: alive, but not ready."""
 
-    def __init__(self, cluster: str, missing: tuple[Path, ...]) -> None:
-        reason = f"waiting for the broker to make {', '.join(map(str, missing))}"
+    def __init__(self, cluster: str, reason: str) -> None:
         self._snapshot = StatusSnapshot(
             cluster, conditions=(Condition("bootstrapped", holds=False, reason=reason),)
         )
@@ -66,8 +65,10 @@ def wait_for_log_dirs(call: "Invocation", loaded: "LoadedConfig") -> "LoadedConf
         return loaded
     pause = threading.Event()
     give_up = math.inf
-    with _pages(loaded.config, missing):
-        structlog.get_logger().info("daemon.waiting", log_dirs=[str(path) for path in missing])
+    reason = missing_reason(missing, LocalMachine())
+    with _pages(loaded.config, reason):
+        names = [str(path) for path in missing]
+        structlog.get_logger().warning("daemon.waiting", log_dirs=names, reason=reason)
         while missing and SYSTEM_CLOCK.monotonic() < give_up:
             pause.wait(_LOOK_SECONDS)
             loaded = call.load()
@@ -78,9 +79,9 @@ def wait_for_log_dirs(call: "Invocation", loaded: "LoadedConfig") -> "LoadedConf
 
 
 @contextmanager
-def _pages(config: "Config", missing: tuple[Path, ...]) -> Iterator[None]:
+def _pages(config: "Config", reason: str) -> Iterator[None]:
     """Serve `/healthz` with 200 during the wait, so that no liveness probe ends the sidecar."""
-    registry, status = create_registry(), _Waiting(config.cluster.name, missing)
+    registry, status = create_registry(), _Waiting(config.cluster.name, reason)
     Metrics(registry).observe_status(status)
     server = http_server(config.http, registry, status)
     server.start()

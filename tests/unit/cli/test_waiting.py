@@ -1,5 +1,6 @@
 """`sidetier run --wait` as a process that starts before its broker has created the log dirs."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,20 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     return merged(basic, more)
 
 
+def unprivileged() -> list[str]:
+    """Return the prefix of a command that must not pass the permissions of files."""
+    return [] if os.geteuid() else ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+
+
 class Waiting(Sidecar):
     """A sidecar started with `--wait`."""
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         super().__init__(directory, settings)
         self.process.command = type(self.process.command)(
-            "sidecar", [PROGRAM, "--config", self.config, "run", "--wait"], self._log
+            "sidecar",
+            [*unprivileged(), PROGRAM, "--config", self.config, "run", "--wait"],
+            self._log,
         )
         self.port = settings["http"]["port"]
 
@@ -66,6 +74,26 @@ def test_waiting_sidecar_is_alive_and_starts_with_the_broker(
     stored = tmp_path / "store"
     wait_until(lambda: len(list(stored.rglob("*.log"))) == 2, SECONDS, "two segments")
     assert waiting.stop() == 0
+
+
+def test_directory_that_cannot_be_entered_is_named_while_it_waits(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """As the kubelet's directory of a pod, which only root and its group may enter."""
+    pod = tmp_path / "pods" / "7d1"
+    LogDir(pod / "mount" / "kafka-log7")
+    settings["log_dirs"] = [str(tmp_path / "pods" / "*" / "mount" / "kafka-log*")]
+    pod.chmod(0)
+    sidecar = Waiting(tmp_path / "sidecar", settings)
+    sidecar.start_unchecked()
+    try:
+        waiting = sidecar.wait_for_event("daemon.waiting", SECONDS)
+        assert f"{pod} cannot be read, so {settings['log_dirs'][0]} is not" in waiting["reason"]
+        pod.chmod(0o750)
+        sidecar.wait_for_event("daemon.started", SECONDS)
+        assert sidecar.stop() == 0
+    finally:
+        sidecar.kill()
 
 
 def test_sigterm_ends_the_wait(waiting: Waiting) -> None:
