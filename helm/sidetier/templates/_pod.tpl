@@ -60,6 +60,17 @@ ports:
 {{- end }}
 {{- end -}}
 
+{{/* The volumes of the log dirs on a node. */}}
+{{- define "sidetier.logDirHostPaths" -}}
+{{- $volumes := list -}}
+{{- range .Values.logDirVolumes }}
+{{- $volumes = append $volumes (dict "name" .name "hostPath" (dict "path" .hostPath "type" "Directory")) -}}
+{{- end -}}
+{{- with $volumes -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "sidetier.otherMounts" -}}
 - name: sidetier-config
   mountPath: /etc/sidetier

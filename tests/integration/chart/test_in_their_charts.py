@@ -1,6 +1,10 @@
-"""The sidecar in StatefulSets of other charts: as a dependency, and through Bitnami's values."""
+"""The sidecar beside brokers of other charts: as a dependency, through Bitnami's values, and beside
+Strimzi.
+"""
 
 import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.harness.chart import CHART, RELEASE, manifests, one, rendered, run_helm
+from tests.harness.chart import CHART, RELEASE, manifests, one, rendered, run_helm, template
+from tests.harness.markdown import blocks, text_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -91,3 +96,36 @@ def test_values_for_bitnami_equal_the_rendered_templates(tmp_path: Path) -> None
     assert [port["port"] for port in rule["ports"]] == [sidecar["ports"][0]["containerPort"]]
     name = one(rendered(CHART / "ci" / "sidecar-values.yaml"), "ConfigMap")["metadata"]["name"]
     assert theirs["broker"]["extraVolumes"][0]["configMap"]["name"] == name
+
+
+def test_examples_for_strimzi_find_the_log_dirs_of_a_node(tmp_path: Path) -> None:
+    """As user and group of the rendered pods, in directories with the kubelet's permissions."""
+    guide = text_of(CHART.parent.parent / "docs" / "deploy-strimzi.md")
+    examples = [yaml.safe_load(block.text) for block in blocks(guide, "yaml")]
+    assert [example["mode"] for example in examples] == ["nodeAgent", "nodeAgent"]
+    for example in examples:
+        objects = manifests(template(example, tmp_path).out)
+        pod = one(objects, "Pod", f"{RELEASE}-sidetier-test-config")["spec"]
+        [container] = pod["containers"]
+        assert container["args"][:2] == ["config", "check"]
+        assert "--settings-only" not in container["args"]
+        agent = one(objects, "DaemonSet")["spec"]["template"]["spec"]
+        assert pod["nodeSelector"] == agent["nodeSelector"]
+        [volume] = example["logDirVolumes"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts[volume["name"]] == volume["mountPath"]
+        paths = {one["name"]: one.get("hostPath", {}).get("path") for one in pod["volumes"]}
+        assert paths[volume["name"]] == volume["hostPath"]
+        security = agent["securityContext"]
+        with tempfile.TemporaryDirectory() as host:  # other users may not enter tmp_path
+            Path(host).chmod(0o755)
+            [pattern] = example["config"]["log_dirs"]
+            inside = pattern.removeprefix(volume["mountPath"] + "/")
+            log_dir = Path(host, inside.replace("*", "7"))
+            log_dir.mkdir(parents=True)
+            if "pods" in pattern:
+                Path(host, "7").chmod(0o750)  # root:root, as the kubelet's directory of a pod
+            ids = ["--reuid", str(security["runAsUser"]), "--regid", str(security["runAsGroup"])]
+            look = ["sh", "-c", f"cd {host}/{inside}"]
+            found = ["setpriv", *ids, "--clear-groups", "--inh-caps=-all", "--", *look]
+            subprocess.run(found, check=True)
