@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.archive.errors import ArchiveReplacedError, DamagedArchiveError
 from sidetier.pipeline.errors import MissingRecordsError
-from sidetier.pipeline.export.errors import MisfitError
+from sidetier.pipeline.export.errors import MisfitError, RecordCountError
 from sidetier.pipeline.export.sinks.files.engines import LocalEngine, _packed, _Work
 from sidetier.pipeline.export.sinks.files.manifest import Span
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
@@ -91,6 +91,8 @@ def test_watcher_sees_every_offset_including_those_without_a_record() -> None:
         MisfitError(TP, Offset(7), "value is no UTF-8 text"),
         MissingRecordsError([Missing(TP, OffsetRange(Offset(1), Offset(3)), "gone")]),
         ArchiveReplacedError("set aside", Offset(24)),
+        DamagedArchiveError("cut short", "key", 5, OffsetRange(Offset(1), Offset(3))),
+        RecordCountError("orders-0", "3 records were read, and 2 were written"),
     ],
 )
 def test_errors_return_from_executors_unchanged(error: SidetierError) -> None:
@@ -98,10 +100,16 @@ def test_errors_return_from_executors_unchanged(error: SidetierError) -> None:
     assert (type(found), str(found)) == (type(error), str(error))
 
 
+class Unpicklable(SidetierError):
+    """Its constructor takes other arguments than its message."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(f"{message} {code}")
+
+
 def test_error_that_cannot_be_pickled_returns_with_its_message() -> None:
-    error = DamagedArchiveError("cut short", "key", 5, OffsetRange(Offset(1), Offset(3)))
-    found = pickle.loads(_packed(error))  # noqa: S301
-    assert (type(found), str(found)) == (SidetierError, "cut short")
+    found = pickle.loads(_packed(Unpicklable("cut", code=7)))  # noqa: S301
+    assert (type(found), str(found)) == (SidetierError, "cut 7")
 
 
 def test_work_and_results_of_executors_can_be_pickled() -> None:
