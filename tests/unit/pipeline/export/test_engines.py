@@ -100,7 +100,7 @@ def test_errors_return_from_executors_unchanged(error: SidetierError) -> None:
     assert (type(found), str(found)) == (type(error), str(error))
 
 
-class Unpicklable(SidetierError):
+class UnpicklableError(SidetierError):
     """Its constructor takes other arguments than its message."""
 
     def __init__(self, message: str, *, code: int) -> None:
@@ -108,7 +108,7 @@ class Unpicklable(SidetierError):
 
 
 def test_error_that_cannot_be_pickled_returns_with_its_message() -> None:
-    found = pickle.loads(_packed(Unpicklable("cut", code=7)))  # noqa: S301
+    found = pickle.loads(_packed(UnpicklableError("cut", code=7)))  # noqa: S301
     assert (type(found), str(found)) == (SidetierError, "cut 7")
 
 
