@@ -134,8 +134,8 @@ def refused_condition(store: RemoteStorage, key: str) -> str | None:
     stored = store.get_object(key)
     if stored.head.etag.startswith("W/"):
         return (
-            f"the store answers with weak etags ({stored.head.etag}), such as behind a gateway that "
-            "compresses answers: If-Match never holds for them, and they differ from those of "
+            f"the store answers with weak etags ({stored.head.etag}), such as behind a gateway "
+            "that compresses answers: If-Match never holds for them, and they differ from those of "
             "listings"
         )
     try:

@@ -11,9 +11,11 @@ from sidetier.archive.objects.drill_record import DrillRecord, encode_drill, rec
 from sidetier.archive.objects.segment import noted_records
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.leadership.port import HighWatermark, TopicConfig
+from sidetier.segments.errors import PreconditionFailedError
 from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.retrying import RetryingStorage
 from sidetier.telemetry.status import DrillStatus, PartitionState
 from sidetier.uploader.archive.unresolved import read_unresolved
 from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
@@ -527,3 +529,51 @@ def test_old_message_format_holds_a_partition_until_its_loss_is_accepted(
     assert recorded_gaps(store, log.tp) == [(10, 30)]
     assert sorted(stored_logs(store, log.tp)) == [0, 30, 40]
     assert read_unresolved(store, LAYOUT, [log.tp]).gap_records == {}
+
+
+def test_archive_of_an_upgraded_topic_begins_behind_the_old_message_format(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    """Its records of the old format have no leader epoch, so the log's epochs begin later."""
+    log = log_dir.create("t")
+    log.closed_segments(4)
+    for base in (0, 10):
+        log.file(base).write_bytes(make_batch(base, 10, magic=0))
+    log.path.joinpath("leader-epoch-checkpoint").write_text("0\n1\n0 20\n")
+    log_dir.checkpoint_high_watermarks()
+    lost = OffsetRange(Offset(0), Offset(20))
+    assert accept_loss(store, LAYOUT, log.tp, lost, Acknowledgement("INC-1"))
+    with site.running() as running:
+        wait_for_next(running, store, log)
+        status = running.status(log.tp)
+        assert status is not None
+        assert status.last_error is None
+    assert recorded_gaps(store, log.tp) == [(0, 20)]
+    assert sorted(stored_logs(store, log.tp)) == [20, 30]
+    assert stored_next(store, log.tp) == 40
+
+
+@pytest.mark.parametrize("name", ["offset.wm", "_metadata", "leader-epoch-checkpoint"])
+def test_store_that_refuses_conditions_that_hold_is_named(
+    site: Site, log_dir: LogDir, store: FakeStorage, name: str
+) -> None:
+    """It is no conflict: no other process writes the object."""
+    site.store = RetryingStorage(store, url="s3://archive")
+    log = log_dir.create("t")
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    store.refuse(f"{LAYOUT.partition_prefix(log.tp)}{name}", PreconditionFailedError("412"))
+    log.lead(1)
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+
+        def waits() -> str:
+            status = running.status(log.tp)
+            return "" if status is None else str(status.waiting_for)
+
+        running.wait(lambda: "s3://archive refuses a condition that holds" in waits(), "the error")
+        assert stored_next(store, log.tp) == 20
+        store.heal()
+        wait_for_next(running, store, log)

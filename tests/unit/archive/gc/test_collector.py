@@ -19,13 +19,19 @@ from sidetier.archive.objects.watermark import (
     write_watermark,
 )
 from sidetier.archive.reader import Gap, GapReason, ReachedEnd
-from sidetier.segments.errors import ArchiveConflictError, ObjectNotFoundError
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    RefusedConditionError,
+)
 from sidetier.segments.keys import parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Condition, IfMatch, RemoteStorage
+from sidetier.storage.retrying import RetryingStorage
 from tests.harness.archive_sound import check_archive
 from tests.harness.daemons import LAYOUT, Site, key_of, stored_logs, stored_next, watermark_of
 from tests.harness.intercepted_store import InterceptedStore, KilledError, MortalStore, StoreCall
@@ -443,6 +449,19 @@ def test_error_of_the_store_during_deletes_is_raised_and_repaired(
     done: Collectable = collector(store, tp).collect()
     assert done.segments == 2
     assert not files_below(store, tp, 30)
+
+
+@pytest.mark.parametrize("key", [LAYOUT.watermark_key, LAYOUT.metadata_key])
+def test_refusal_of_a_condition_that_holds_is_no_change_by_others(
+    store: FakeStorage, tp: TopicPartition, key: Callable[[TopicPartition], str]
+) -> None:
+    store.refuse(key(tp), PreconditionFailedError("412"))
+    retrying = RetryingStorage(store, url="s3://archive")
+    with pytest.raises(RefusedConditionError, match="s3://archive refuses a condition that holds"):
+        collector(retrying, tp).collect()
+    assert len(stored_logs(store, tp)) == 5, "nothing is deleted"
+    store.heal()
+    assert collector(retrying, tp).collect().new_start == 30
 
 
 def test_pinterest_segments_expire_by_the_time_at_which_they_were_stored(
