@@ -306,6 +306,11 @@ def _not_a_sidecar(url: str, path: str, error: urllib.error.HTTPError) -> NoSide
             f"the sidecar at {url} refuses {path}: it asks for a bearer token; "
             "give the configuration with its http.bearer_token (--config)"
         )
+    if error.code == HTTPStatus.MISDIRECTED_REQUEST:
+        return NoSidecarError(
+            f"the sidecar at {url} does not answer under this name: use its address, or add the "
+            "name to its http.allowed_hosts"
+        )
     return NoSidecarError(f"the server at {url} is not a sidecar: {path}: {error}")
 
 

@@ -207,6 +207,18 @@ def refuse_replacing(handler: _Handler) -> None:
         handler.pass_on()
 
 
+def weaken_etags(handler: _Handler) -> None:
+    """Pass the request on, and mark the etag of the answer as weak, as compressing gateways do."""
+    answer, body = handler.forward()
+    handler.record(answer.status)
+    etag = answer.getheader("ETag")
+    if etag is not None:
+        answer.headers.replace_header("ETag", f"W/{etag}")
+    handler.send_head(answer, body)
+    if handler.command != "HEAD":
+        handler.wfile.write(body)
+
+
 def hang(handler: _Handler) -> None:
     """Accept the request, and send no answer until the proxy is healed or ends."""
     handler.read_body()
