@@ -26,8 +26,11 @@ MAX_BITS: Final = 128
 OWN_ROOT: Final = "_sidetier"
 """Prefix of all objects that Pinterest's consumer must not see."""
 
+_MOST_NAME: Final = 255
+"""Longest component of a key: file systems limit a name to this number of bytes."""
+
 _MOST_GROUP_NAME: Final = 200
-"""Longest encoded name of a group: file systems limit a name to 255 bytes."""
+"""Longest encoded name of a group."""
 
 _MOVED_PARTS: Final = 4
 """Components up to the partition, in the key of a quarantined or retired object."""
@@ -143,13 +146,17 @@ class ArchiveLayout:
 
     def start_key(self, tp: TopicPartition) -> str:
         """Return the key of the record of where an archive without `offset.wm` begins."""
-        return f"{self.starts_prefix()}{tp}.json"
+        return _key_of_partition(self.starts_prefix(), tp, "start")
+
+    def start_keys(self, tp: TopicPartition) -> tuple[str, ...]:
+        """Return `start_key`, and if it differs, the key at which earlier versions stored it."""
+        return _with_former(self.start_key(tp), self.starts_prefix(), tp)
 
     def clock_key(self, tp: TopicPartition) -> str:
         """Return the key of an object that is written to read the store's clock, and deleted at
         once.
         """
-        return f"{OWN_ROOT}/{self.cluster}/clock/{tp}.json"
+        return _key_of_partition(f"{OWN_ROOT}/{self.cluster}/clock/", tp, "clock")
 
     def quarantine_prefix(self, tp: TopicPartition) -> str:
         """Return the prefix of the keys of a partition's quarantined objects. It ends with a
@@ -188,7 +195,15 @@ class ArchiveLayout:
 
     def mirror_map_key(self, mirror: str, target: TopicPartition) -> str:
         """Return the key of a mirror's stored offset map of one target partition."""
-        return f"{self.mirror_maps_prefix(mirror)}{target}.json"
+        return _key_of_partition(self.mirror_maps_prefix(mirror), target, "map")
+
+    def mirror_map_keys(self, mirror: str, target: TopicPartition) -> tuple[str, ...]:
+        """Return `mirror_map_key`, and if it differs, the key at which earlier versions stored the
+        map.
+        """
+        return _with_former(
+            self.mirror_map_key(mirror, target), self.mirror_maps_prefix(mirror), target
+        )
 
     def groups_prefix(self) -> str:
         """Return the prefix of the keys of the consumer groups that `sidetier serve` keeps. It ends
@@ -204,6 +219,25 @@ class ArchiveLayout:
         """
         name = quote(group, safe="").replace("~", "%7E")
         return f"{self.groups_prefix()}{name}.json" if len(name) <= _MOST_GROUP_NAME else None
+
+
+def _key_of_partition(prefix: str, tp: TopicPartition, name: str) -> str:
+    """Return the key of the one object that a partition has below a prefix.
+
+    It is a file named after the partition. For the longest topic names, it is a file in a folder of
+    this name: a file system would not take the name with `.json`.
+    """
+    file = _file_of_partition(tp)
+    return f"{prefix}{file}" if len(file) <= _MOST_NAME else f"{prefix}{tp}/{name}.json"
+
+
+def _file_of_partition(tp: TopicPartition) -> str:
+    return f"{tp}.json"
+
+
+def _with_former(key: str, prefix: str, tp: TopicPartition) -> tuple[str, ...]:
+    former = f"{prefix}{_file_of_partition(tp)}"
+    return (key,) if key == former else (key, former)
 
 
 # A check or a commit of a partition makes several keys of it.

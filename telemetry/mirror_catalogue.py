@@ -51,15 +51,15 @@ REFUSED_TOPICS: Final = Metric(
     _PREFIX + "refused_topics",
     Kind.GAUGE,
     "Selected topics that the worker does not copy, because they were created again, have another "
-    "number of partitions, or have a setting that the target refuses. The log has the reason; alert "
-    "while it is above 0.",
+    "number of partitions, or have a setting that the target refuses. The log has the reason; "
+    "alert while it is above 0.",
 )
 LEFT_OUT_PARTITIONS: Final = Metric(
     _PREFIX + "left_out_partitions",
     Kind.GAUGE,
-    "Partitions that the worker does not copy further, because a record is too large for the target "
-    "or cannot be read, or one of the clusters refuses. The log has the offset and the reason; alert "
-    "while it is above 0.",
+    "Partitions that the worker does not copy further, because a record is too large for the "
+    "target or cannot be read, or one of the clusters refuses. The log has the offset and the "
+    "reason; alert while it is above 0.",
 )
 LATENCY: Final = Metric(
     _PREFIX + "newest_record_latency_seconds",

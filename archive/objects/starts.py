@@ -4,17 +4,23 @@ The sidecar writes it in two cases. With `offset_reset: latest`, it writes the r
 stores anything, because older records stay out of the archive. With `offset_reset: earliest`, it
 writes the record when the broker has deleted the first records before the first `offset.wm`,
 because a restart would begin with the oldest segment that is left.
+
+Earlier versions stored the records of the longest topic names at another key, which file systems
+refuse (`ArchiveLayout.start_keys`). Such a record is moved before a record is written. A kill after
+the copy leaves both: the current key counts, and the next call deletes the former one.
 """
 
 import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sidetier.segments.errors import (
     ArchiveConflictError,
+    InvalidRequestError,
     MalformedObjectError,
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -25,6 +31,8 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
 
+NOT_STORED: Final = (ObjectNotFoundError, InvalidRequestError)
+"""Errors for a former key: a file system refuses its long name, and so has no object there."""
 _EARLIEST = "earliest"
 _LIST_AFTER: Final = 64
 _LISTING_SECONDS: Final = 30.0
@@ -65,7 +73,7 @@ def settle_start(
         ArchiveConflictError: Another sidecar has written the record meanwhile.
         MalformedObjectError: The stored record does not parse.
     """
-    key = layout.start_key(tp)
+    key = _moved(store, layout, tp)
     record = {"version": 1, "start_offset": here, "topic_id": topic_id}
     try:
         store.put_object(key, _body(record), condition=IfAbsent())
@@ -94,7 +102,7 @@ def keep_earliest_start(
         ArchiveConflictError: Another sidecar has written the record meanwhile.
         MalformedObjectError: The stored record does not parse.
     """
-    key = layout.start_key(tp)
+    key = _moved(store, layout, tp)
     record = {"version": 1, "start_offset": start, "offset_reset": _EARLIEST, "topic_id": topic_id}
     try:
         store.put_object(key, _body(record), condition=IfAbsent())
@@ -117,13 +125,11 @@ def read_earliest_start(
     Raises:
         MalformedObjectError: The stored record does not parse.
     """
-    key = layout.start_key(tp)
-    try:
-        stored = store.get_object(key)
-    except ObjectNotFoundError:
-        return None
-    record = _decode(stored.data, key)
-    return record.start if record.tells_earliest_of(topic_id) else None
+    for key in layout.start_keys(tp):
+        with suppress(*NOT_STORED):
+            record = _decode(store.get_object(key).data, key)
+            return record.start if record.tells_earliest_of(topic_id) else None
+    return None
 
 
 class StartRecords:
@@ -156,7 +162,7 @@ class StartRecords:
             MalformedObjectError: The stored record does not parse.
         """
         listed = self._listing()
-        if listed is not None and self._layout.start_key(tp) not in listed:
+        if listed is not None and listed.isdisjoint(self._layout.start_keys(tp)):
             return None
         return read_earliest_start(self._store, self._layout, tp, topic_id)
 
@@ -178,6 +184,18 @@ class StartRecords:
             if self._since == since:
                 self._listed = listed
         return listed
+
+
+def _moved(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> str:
+    """Return the key of the record, after a record of an earlier version was moved to it."""
+    key, *former = layout.start_keys(tp)
+    for old in former:
+        with suppress(*NOT_STORED):
+            stored = store.get_object(old)
+            with suppress(PreconditionFailedError):  # there is a current one
+                store.put_object(key, BytesBody(stored.data), condition=IfAbsent())
+            store.delete_object(old)
+    return key
 
 
 def _replace(store: RemoteStorage, key: str, record: dict[str, Any], etag: str) -> None:

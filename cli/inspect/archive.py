@@ -12,8 +12,9 @@ from sidetier.archive.objects.acknowledgements import (
 )
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import derive_next_offset
+from sidetier.archive.objects.starts import NOT_STORED
 from sidetier.cli.archive_listing import ArchiveEnd, read_archive_end
-from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
+from sidetier.segments.errors import ArchiveError, SegmentError
 from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
 from sidetier.segments.names import FileKind, parse_segment_file_name
@@ -172,8 +173,11 @@ class ArchivedPartition:
         return next((base for base, _ in self._logs(0, 2**63 - 1)), None)
 
     def _start(self) -> Offset | None:
-        start_offset = self._json(self.layout.start_key(self.tp)).get("start_offset")
-        return Offset(start_offset) if isinstance(start_offset, int) else None
+        for key in self.layout.start_keys(self.tp):
+            start_offset = self._json(key).get("start_offset")
+            if isinstance(start_offset, int):
+                return Offset(start_offset)
+        return None
 
     def _gap(self, offset: int) -> RecordedGap | None:
         prefix = self.layout.gap_prefix(self.tp)
@@ -207,7 +211,7 @@ class ArchivedPartition:
         """Return a JSON object that Sidetier wrote; {} if it is absent or cannot be parsed."""
         try:
             parsed = parse_json(self.store.get_object(key).data)
-        except (ObjectNotFoundError, ValueError):
+        except (*NOT_STORED, ValueError):
             return {}
         return parsed if isinstance(parsed, dict) else {}
 

@@ -8,17 +8,21 @@ put: it replaces the object only if it is still the one that was read.
 A kill leaves the former object, whose `mirrored_to` says up to which offset its map is complete. If
 two workers both believe that they own a partition, each writes a correct map. The condition admits
 one of them; the other reads that map and adds its own runs.
+
+Earlier versions stored the maps of the longest topic names at another key, which file systems
+refuse (`ArchiveLayout.mirror_map_keys`). Such a map is read, and deleted after the next write.
 """
 
 import json
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.objects.starts import NOT_STORED
 from sidetier.mirror.copy.offset_map import OffsetMap, Run
 from sidetier.segments.errors import (
     MalformedObjectError,
-    ObjectNotFoundError,
     PreconditionFailedError,
 )
 from sidetier.segments.json_text import parse_json
@@ -73,23 +77,26 @@ class MapStore:
             MalformedObjectError: The object is not a map, or has an unknown version.
             StorageError: As `RemoteStorage` documents.
         """
-        key = self._layout.mirror_map_key(self._mirror, target)
-        try:
-            answer = self._store.get_object(key)
-        except ObjectNotFoundError:
-            # The next write then requires that there is no object.
-            self._etags.pop(target, None)
-            return None
-        self._etags[target] = answer.head.etag
-        return _decode(answer.data, key)
+        # Without an object at the current key, the next write requires that there is none.
+        self._etags.pop(target, None)
+        current, *former = self._layout.mirror_map_keys(self._mirror, target)
+        for key in (current, *former):
+            with suppress(*NOT_STORED):
+                answer = self._store.get_object(key)
+                if key == current:
+                    self._etags[target] = answer.head.etag
+                return _decode(answer.data, key)
+        return None
 
     def read_all(self) -> dict[TopicPartition, StoredMap]:
         """Return every map of the mirror by target partition. Raises the errors of `read`."""
         prefix = self._layout.mirror_maps_prefix(self._mirror)
-        maps = {}
+        maps: dict[TopicPartition, StoredMap] = {}
         for row in self._store.list_objects(prefix):
             stored = _decode(self._store.get_object(row.key).data, row.key)
-            maps[stored.target] = stored
+            is_current = row.key == self._layout.mirror_map_key(self._mirror, stored.target)
+            if is_current or stored.target not in maps:
+                maps[stored.target] = stored
         return maps
 
     def write(self, stored: StoredMap) -> bool:
@@ -101,7 +108,7 @@ class MapStore:
         Raises:
             StorageError: As `RemoteStorage` documents. The write may have happened.
         """
-        key = self._layout.mirror_map_key(self._mirror, stored.target)
+        key, *former = self._layout.mirror_map_keys(self._mirror, stored.target)
         condition = unchanged(self._etags.get(stored.target))
         try:
             self._etags[stored.target] = self._store.put_object(
@@ -112,6 +119,9 @@ class MapStore:
             # lost. `read` returns the object that is stored now.
             self._etags.pop(stored.target, None)
             return False
+        for old in former:  # a kill before this leaves both: the current one counts
+            with suppress(*NOT_STORED):
+                self._store.delete_object(old)
         return True
 
 

@@ -154,6 +154,7 @@ class _Stream(io.RawIOBase):
 _GAPS: Final = "gaps/"
 _ACKNOWLEDGED_GAPS: Final = "acknowledged/gaps/"
 _START: Final = "start.json"
+_FORMER_START: Final = "start-former-key.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,10 +322,12 @@ class _Mover:
                     yield Move(row, self._plan.target + folder + row.key.removeprefix(prefix))
 
     def _start(self) -> Iterator[Move]:
-        key = self._layout.start_key(self._tp)
-        for row in self._rows(key):
-            if row.key == key:
-                yield Move(row, self._plan.target + _START)
+        # A record of an earlier version goes to another name, because a kill may have left both.
+        names = (_START, _FORMER_START)
+        for key, name in zip(self._layout.start_keys(self._tp), names, strict=False):
+            for row in self._rows(key):
+                if row.key == key:
+                    yield Move(row, self._plan.target + name)
 
     def _rows(self, prefix: str) -> list[ObjectSummary]:
         return list(self._store.list_objects(prefix))

@@ -20,7 +20,7 @@ _NOWHERE = (BaseOffset(0), Offset(0))
 
 def is_there(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> bool:
     """Return whether an archive, a gap record or a start record of a partition is stored."""
-    places = (layout.partition_prefix(tp), layout.gap_prefix(tp), layout.start_key(tp))
+    places = (layout.partition_prefix(tp), layout.gap_prefix(tp), *layout.start_keys(tp))
     return any(next(iter(store.list_objects(place)), None) is not None for place in places)
 
 
