@@ -100,10 +100,11 @@ def manifest_in(
 
 def data_files(objects: Mapping[str, bytes], below: str = "topics/") -> dict[str, bytes]:
     """Return every data file of the output by its key."""
+    names = {key: key.rpartition("/")[2] for key in sorted(objects) if key.startswith(below)}
     return {
-        key: data
-        for key, data in sorted(objects.items())
-        if key.startswith(below) and parse_file_name(key.rpartition("/")[2]) is not None
+        key: objects[key]
+        for key, name in names.items()
+        if parse_file_name(name, name.partition("+")[0]) is not None
     }
 
 

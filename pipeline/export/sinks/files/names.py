@@ -15,7 +15,7 @@ STATE_DIRECTORY: Final = "_sidetier"
 with `_`.
 """
 _NAME: Final = re.compile(
-    r"(?P<topic>[A-Za-z0-9._-]+)\+(?P<partition>\d{1,10})\+(?P<offset>\d{10,19})"
+    r"(?P<topic>[A-Za-z0-9._-]+~?)\+(?P<partition>\d{1,10})\+(?P<offset>\d{10,19})"
     r"\.(?P<extension>[a-z0-9.]+)"
 )
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(0x20)}
@@ -23,11 +23,13 @@ _ESCAPED: Final = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in ra
 _LONGEST_DIRECTORY: Final = 600
 """Longest path of a record's directory below the output's URL, in bytes.
 
-A key has at most 1,024 bytes, and a file's own name up to 295. This leaves 129 bytes for the path
+A key has at most 1,024 bytes, and a file's own name up to 255. This leaves 169 bytes for the path
 in the URL, and more if topic names are short.
 """
 _LONGEST_COMPONENT: Final = 255
-"""Longest name of one directory, in bytes: the limit of most file systems and of HDFS."""
+"""Longest name of a file or directory, in bytes: the limit of most file systems and of HDFS."""
+_CUT: Final = "~"
+"""Ends a topic that was shortened. No topic has this character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +41,33 @@ class FileName:
     extension: str
 
     def __str__(self) -> str:
-        """The file's name on the store. The offset has at least 10 digits."""
-        return f"{self.tp.topic}+{self.tp.partition}+{self.start:010d}.{self.extension}"
+        """The file's name on the store. The offset has at least 10 digits.
+
+        A long topic is shortened: the directory has its whole name.
+        """
+        topic, rest = self.tp.topic, self._rest()
+        if len(topic) + len(rest) > _LONGEST_COMPONENT:
+            topic = topic[: _LONGEST_COMPONENT - len(rest) - len(_CUT)] + _CUT
+        return topic + rest
+
+    def is_name(self, name: str) -> bool:
+        """Whether the file has or had this name: earlier versions have never shortened topics."""
+        return name in {str(self), self.tp.topic + self._rest()}
+
+    def _rest(self) -> str:
+        return f"+{self.tp.partition}+{self.start:010d}.{self.extension}"
 
 
-def parse_file_name(name: str) -> FileName | None:
-    """Parse a file name; return None if an export would not have written exactly this name."""
+def parse_file_name(name: str, topic: str) -> FileName | None:
+    """Parse a file name; return None if an export of the topic would not have written exactly this
+    name.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    tp = TopicPartition(match["topic"], int(match["partition"]))
+    tp = TopicPartition(topic, int(match["partition"]))
     parsed = FileName(tp, Offset(int(match["offset"])), match["extension"])
-    return parsed if str(parsed) == name else None
+    return parsed if parsed.is_name(name) else None
 
 
 def topic_prefix(topics_dir: str, topic: str) -> str:

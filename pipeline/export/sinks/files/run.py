@@ -114,8 +114,8 @@ class Sweep:
         """
         for directory in self.directories:
             for row in store.list_objects(topic_prefix(directory, self.topic)):
-                name = parse_file_name(row.key.rpartition("/")[2])
-                if name is None or name.tp.topic != self.topic or row.key in self.named:
+                name = parse_file_name(row.key.rpartition("/")[2], self.topic)
+                if name is None or row.key in self.named:
                     continue
                 if name.tp.partition in self.waiting:
                     continue

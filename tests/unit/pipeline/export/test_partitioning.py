@@ -164,9 +164,10 @@ def test_options_round_trip_through_json() -> None:
 def test_file_names_contain_topic_partition_and_first_offset() -> None:
     name = FileName(TopicPartition("my.topic-1", 12), Offset(345), "snappy.parquet")
     assert str(name) == "my.topic-1+12+0000000345.snappy.parquet"
-    assert parse_file_name(str(name)) == name
+    assert parse_file_name(str(name), "my.topic-1") == name
+    assert parse_file_name(str(name), "my.topic") is None
     long = FileName(TopicPartition("t", 0), Offset(12_345_678_901), "avro")
-    assert parse_file_name(str(long)) == long
+    assert parse_file_name(str(long), "t") == long
     for other in (
         "t+0+345.avro",
         "t+00+0000000345.avro",
@@ -175,7 +176,26 @@ def test_file_names_contain_topic_partition_and_first_offset() -> None:
         "manifest.json",
         "part-0000.parquet",
     ):
-        assert parse_file_name(other) is None
+        assert parse_file_name(other, "t") is None
+
+
+@pytest.mark.parametrize("topic", ["t" * 231, "t" * 232, "t" * 249])
+def test_file_names_of_long_topics_fit_a_file_system(topic: str) -> None:
+    names = [
+        FileName(TopicPartition(topic, number), Offset(offset), "avro")
+        for number in (0, 12)
+        for offset in (0, 12_345_678_901)
+    ]
+    assert max(len(str(name)) for name in names) <= 255
+    assert len({str(name) for name in names}) == len(names)
+    for name in names:
+        assert parse_file_name(str(name), topic) == name
+        # Earlier versions wrote it to object stores.
+        earlier = f"{topic}+{name.tp.partition}+{name.start:010d}.avro"
+        assert parse_file_name(earlier, topic) == name
+    assert str(FileName(TopicPartition("t" * 237, 0), Offset(0), "avro")) == (
+        "t" * 237 + "+0+0000000000.avro"
+    )
 
 
 @pytest.mark.parametrize(
