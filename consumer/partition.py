@@ -44,6 +44,7 @@ class Partition:
         detail: why the offsets of the gap are missing.
         identity: the topic that `position` is an offset of, as far as it is known.
         recreated: `position` is an offset of a topic that was deleted.
+        ended: offset at which the archive reader came to its end last, and how often in a row.
         warned_empty: the warning that the store has nothing of the partition was given.
         warned_foreign: the archived topic that the application was warned about.
         stored: offset that the application stored itself, stored again after a new assignment.
@@ -73,6 +74,7 @@ class Partition:
     detail: str = ""
     identity: Identity = UNKNOWN
     recreated: bool = False
+    ended: tuple[int, int] | None = None
     warned_empty: bool = False
     warned_foreign: Identity | None = None
     stored: confluent_kafka.TopicPartition | None = None
@@ -137,6 +139,7 @@ class Partition:
         self.asking, self.due, self.tries, self.missing_since = False, 0.0, 0, None
         self.leader_epoch = None
         self.identity, self.recreated = UNKNOWN, False
+        self.ended = None
         self.forget()
 
     def _wanted(self) -> int | None:

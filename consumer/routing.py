@@ -67,6 +67,8 @@ SETTLED_PAUSE: Final = 60.0
 """Seconds until a partition that stopped with a permanent error is tried again."""
 REPORT_EVERY: Final = 10
 """A permanent error that continues is reported to the application at every tenth try."""
+_UNDECIDED: Final = 2
+"""Number of ends of the archive at one offset that prove an undecided transaction."""
 _ROUNDS: Final = 4
 """Maximum rounds of lookups in one `step`. Kafka answers a lookup before the next round."""
 
@@ -251,6 +253,7 @@ class Router:
             self._switched(partition, Source.STORE, decision.offset)
         if partition.archive is not None and partition.identity == UNKNOWN:
             partition.identity = partition.archive.identity
+        self._warn_if_undecided(partition, decision.offset)
         partition.settle(Source.STORE, decision.offset)
         partition.until = decision.until
         self._looking.pop(partition.tp, None)
@@ -355,6 +358,24 @@ class Router:
             f"not read. To correct it: {fix}"
         )
         self._warn(KafkaError(KafkaError._INCONSISTENT, text))
+
+    def _warn_if_undecided(self, partition: Partition, offset: int) -> None:
+        """Warn if the archive is read again at an offset at which it ended without progress.
+
+        The first time, the archive may have grown in between. At the next, a transaction begins
+        there, and its end is not archived yet: Kafka has the end, and no longer the beginning.
+        """
+        if partition.ended is None or partition.ended[0] != offset:
+            return
+        if partition.ended[1] % REPORT_EVERY != _UNDECIDED:
+            return
+        log.warning("consumer.undecided_transaction", partition=str(partition.tp), offset=offset)
+        text = (
+            f"{partition.tp}: the end of the transaction at offset {offset} is not archived yet, "
+            "and Kafka has deleted its beginning: the consumer waits for the sidecar; "
+            "isolation.level read_uncommitted returns the records"
+        )
+        self._warn(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, text))
 
     def store_error(
         self, tp: "TopicPartition", offset: int | None, cause: "SidetierError"

@@ -224,6 +224,9 @@ class SubscriptionState:
         """
         partition = self.partitions[tp]
         _advance(partition, next_offset)
+        before = partition.ended
+        again = before is not None and before[0] == next_offset
+        partition.ended = (next_offset, before[1] + 1 if before is not None and again else 1)
         if self._rules.mode is not Mode.TIERED_STORAGE_ONLY:
             self._drop(tp)
             self.router.from_kafka(partition, FromKafka(next_offset))

@@ -1,6 +1,6 @@
 """Records from Kafka, or from Kafka and the store as one log, through a `TieredConsumer`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -43,12 +43,19 @@ class TieredSource:
     """Reads one topic with a consumer whose partitions are assigned manually."""
 
     def __init__(
-        self, consumer: TieredConsumer, topic: str, servers: str, registry: CollectorRegistry
+        self,
+        consumer: TieredConsumer,
+        topic: str,
+        servers: str,
+        registry: CollectorRegistry,
+        undecided: Sequence[str] = (),
     ) -> None:
         self._consumer = consumer
         self._topic = topic
         self._servers = servers
         self._registry = registry
+        self._undecided = undecided
+        """See `note_undecided`. Without `--follow`, the command does not wait for them."""
 
     @property
     def skipped(self) -> int:
@@ -92,6 +99,8 @@ class TieredSource:
 
     def take(self, most: int, timeout: float) -> list[Taken]:
         """See `Source`."""
+        if self._undecided:
+            raise LeadershipUnavailableError(self._undecided[0])
         taken: list[Taken] = []
         messages: list[Message] = []
         for message in self._consumer.consume(min(most, _MOST), timeout):
@@ -103,6 +112,16 @@ class TieredSource:
             messages = []
             taken.append(_event_of(message, error))
         return taken + _records(messages)
+
+
+def note_undecided(texts: list[str]) -> Callable[[KafkaError], None]:
+    """Return an `error_cb` that notes transactions that no source has as a whole now."""
+
+    def note(error: KafkaError) -> None:
+        if error.code() == KafkaError.OFFSET_NOT_AVAILABLE:
+            texts.append(error.str())
+
+    return note
 
 
 @contextmanager
@@ -121,12 +140,14 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
             "cluster's address by --bootstrap-server, or omit --mode to read the store alone"
         )
     registry = CollectorRegistry()
+    undecided: list[str] = []
     settings = read_settings(
         {
             "group.id": "sidetier-consume",  # librdkafka requires one; nothing joins it or commits
             "client.id": "sidetier-consume",
             "log_level": 0,
             **client,
+            "error_cb": note_undecided([] if request.follow else undecided),
             "bootstrap.servers": servers,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
@@ -151,7 +172,7 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
     except (KafkaException, ValueError, TypeError) as error:
         raise ConfigurationError(f"the Kafka client's properties are refused: {error}") from error
     with consumer:
-        yield TieredSource(consumer, request.topic, str(servers), registry)
+        yield TieredSource(consumer, request.topic, str(servers), registry, undecided)
 
 
 @contextmanager

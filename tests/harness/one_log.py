@@ -43,6 +43,8 @@ class Log:
     store_start: int = 0
     store_end: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    undecided: int | None = None
+    """First offset of a transaction whose end the store does not have."""
     topic: int = 0
     """How many topics had the name before."""
 
@@ -512,9 +514,10 @@ class FakeReader:
             return Gap(
                 tp, OffsetRange(Offset(at), Offset(gap[1])), GapReason.NOT_STORED, "not stored"
             )
-        if at >= log.store_end:
+        decided = log.store_end if log.undecided is None else log.undecided
+        if at >= min(log.store_end, decided):
             return self._end(tp, reading)
-        until = min([log.store_end, *(start for start, _ in log.gaps if start > at)])
+        until = min([log.store_end, decided, *(start for start, _ in log.gaps if start > at)])
         offsets = log.between(at, until)[: min(most, self._random.randint(1, self.most))]
         if not offsets:
             reading.offset = until

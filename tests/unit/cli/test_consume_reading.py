@@ -25,7 +25,7 @@ from sidetier.cli.consume.request import (
     parse_place,
     unescaped,
 )
-from sidetier.cli.consume.tiered_source import TieredSource
+from sidetier.cli.consume.tiered_source import TieredSource, note_undecided
 from sidetier.cli.progress import records_shown
 from sidetier.segments.errors import (
     ArchiveError,
@@ -268,10 +268,15 @@ def world() -> World:
 
 @pytest.fixture
 def source(world: World) -> Iterator[TieredSource]:
-    config = {"enable.partition.eof": True, "tiered.storage.gap.patience": "0s"}
+    undecided: list[str] = []
+    config = {
+        "enable.partition.eof": True,
+        "tiered.storage.gap.patience": "0s",
+        "error_cb": note_undecided(undecided),
+    }
     it = tiered(world, "KAFKA_PREFERRED", config)
     with it.consumer:
-        yield TieredSource(it.consumer, "t", "nowhere:1", it.registry)
+        yield TieredSource(it.consumer, "t", "nowhere:1", it.registry, undecided)
 
 
 def test_tiered_consumer_is_read_to_the_end_of_both_sources(source: TieredSource) -> None:
@@ -289,6 +294,16 @@ def test_gap_of_the_tiered_consumer_is_an_error_with_advice(
     assert isinstance(ran.error, ArchiveError)
     assert "offsets [40, 50)" in str(ran.error)
     assert "--on-gap skip" in str(ran.error)
+    assert ran.written == list(range(40))
+
+
+def test_transaction_that_no_source_has_as_a_whole_is_an_error(
+    source: TieredSource, world: World
+) -> None:
+    world.log(TopicPartition("t", 0)).undecided = 40
+    ran = Ran(source, partitions=(0,))
+    assert isinstance(ran.error, LeadershipUnavailableError)
+    assert "the transaction at offset 40" in str(ran.error)
     assert ran.written == list(range(40))
 
 

@@ -241,6 +241,24 @@ def test_records_the_store_deletes_before_the_read_reset_the_offset(mode: str) -
     assert it.count("offset_resets_total") == 1
 
 
+@pytest.mark.parametrize("mode", READING)
+def test_transaction_that_no_source_has_as_a_whole_is_reported(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its beginning is in the store alone, and its end is on Kafka alone."""
+    told: list[KafkaError] = []
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode, {"error_cb": told.append})
+    it.world.log(TP).undecided = 40
+    it.consumer.assign([at(0)])
+    assert it.read(400) == list(range(40))
+    assert told
+    assert {error.code() for error in told} == {KafkaError.OFFSET_NOT_AVAILABLE}
+    assert "the end of the transaction at offset 40 is not archived yet" in told[0].str()
+    assert "consumer.undecided_transaction partition=t-0 offset=40" in caplog.text
+    it.world.log(TP).undecided = None
+    assert it.read(400) == list(range(40, 100))
+
+
 @pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
 def test_batch_above_the_limit_is_an_error_and_no_gap(mode: str) -> None:
     it = tiered(world_of(kafka_start=60, store=(0, 70)), mode, {"tiered.storage.on.gap": "skip"})
