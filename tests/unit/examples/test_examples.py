@@ -16,7 +16,8 @@ from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import ROOT
 from tests.harness.examples import every_example, run_example
 
-DOCUMENTED = {"group.py", "since.py", "spark_by_minute.py", "without_broker.py"}
+WITHOUT_BROKER = ("asyncio_reader.py", "without_broker.py")
+DOCUMENTED = {"group.py", "since.py", "spark_by_minute.py", *WITHOUT_BROKER}
 DECIDED_END = 200
 """The closed segments of the fixture decide every transaction below this offset."""
 
@@ -60,9 +61,10 @@ def test_every_example_has_a_test() -> None:
     assert set(every_example()) == DOCUMENTED
 
 
-def test_example_reads_a_partition_without_a_broker(config: Path) -> None:
+@pytest.mark.parametrize("example", WITHOUT_BROKER)
+def test_example_reads_a_partition_without_a_broker(config: Path, example: str) -> None:
     committed = read_by_a_consumer("tx-0")
-    lines = run_example("without_broker.py", config, "tx", 0)
+    lines = run_example(example, config, "tx", 0)
     assert lines == [f"{row.offset} {row.value!r}" for row in committed[: len(lines)]]
     assert committed[len(lines)].offset > DECIDED_END
 
