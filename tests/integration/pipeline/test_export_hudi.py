@@ -241,7 +241,8 @@ def test_rows_that_do_not_fit_become_dead_letters_and_are_reported(
     fails.
     """
     schema = tmp_path / "value.json"
-    kinds = {"i": {"type": "integer"}, "to": {"type": "string"}}
+    kinds: dict[str, object] = {"i": {"type": "integer"}, "to": {"type": "string"}}
+    kinds["_hoodie_is_deleted"] = {"type": "boolean"}  # such a row is counted, and not kept
     schema.write_text(json.dumps({"type": "object", "properties": kinds}))
     fit = ("de", "a/b", "a b", "c?d", "", None)
     unfit = ("..", "a/../b", "a//b", "a/", f"file:{tmp_path}/out", "a:b", "x\0y", "n" * 256, "a%41")
@@ -249,9 +250,9 @@ def test_rows_that_do_not_fit_become_dead_letters_and_are_reported(
         {"i": number, **({} if to is None else {"to": to})}
         for number, to in enumerate((*unfit, *fit))
     ]
-    archive = made_archive(
-        tmp_path, [b'{"i": "one"}', b"{}", *(json.dumps(value).encode() for value in values)]
-    )
+    texts = ['{"i": "one"}', "{}", *map(json.dumps, values)]
+    texts.append('{"i": 99, "to": "de", "_hoodie_is_deleted": true}')
+    archive = made_archive(tmp_path, [text.encode() for text in texts])
     table, letters = f"file://{tmp_path}/lake/fourth", tmp_path / "letters"
     options = {
         "target.base.path": table,

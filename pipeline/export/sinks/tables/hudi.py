@@ -71,11 +71,19 @@ DEFAULT_INTERVAL: Final = 60.0
 # Hudi's own default of `KEPT_COMMITS`.
 _DEFAULT_KEPT: Final = 20
 _WHOLE_STATE_EVERY: Final = 10
-_DROPS: Final = (
-    "hoodie.combine.before.insert",
-    "hoodie.datasource.write.insert.drop.duplicates",
+_KEEPS_EACH_ROW: Final = {
+    "hoodie.combine.before.insert": "false",
+    "hoodie.datasource.write.insert.drop.duplicates": "false",
+    "hoodie.datasource.insert.dup.policy": "none",
+    "hoodie.merge.allow.duplicate.on.inserts": "true",
+}
+"""Values with which an insert keeps all rows of one key. They are Hudi's defaults."""
+_MERGERS: Final = (
+    "hoodie.datasource.write.payload.class",
+    "hoodie.write.record.merge.mode",
+    "hoodie.write.record.merge.custom.implementation.classes",
 )
-_POLICY: Final = "hoodie.datasource.insert.dup.policy"
+"""Options that name code which may leave rows out."""
 _OPERATIONS: Final = ("insert", "bulk_insert", "upsert")
 _TABLE_TYPES: Final = ("COPY_ON_WRITE", "MERGE_ON_READ")
 _MEANINGLESS: Final = {
@@ -215,12 +223,14 @@ def _write_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def merges_rows(write: Mapping[str, str]) -> bool:
-    """Return whether of several rows with one key only one is kept, and keys may repeat."""
+    """Return whether a commit may have fewer rows than it was given."""
+    if any(name in write for name in _MERGERS):
+        return True
     key = {name.strip() for name in write.get(RECORD_KEY, "").split(",")}
     if {"topic", "partition", "offset"} <= key:
-        return False
-    drops = any(write.get(name, "false").lower() != "false" for name in _DROPS)
-    return write[OPERATION] == "upsert" or drops or write.get(_POLICY, "none").lower() != "none"
+        return False  # no key repeats
+    keeps = all(write.get(name, kept).lower() == kept for name, kept in _KEEPS_EACH_ROW.items())
+    return write[OPERATION] == "upsert" or not keeps
 
 
 def _one_of(
@@ -319,15 +329,20 @@ class Timeline:
             where = f"{self._base_path}: the commit {instant.requestedTime()}"
             yield from_properties(extra, where)
 
-    def rows_of(self, commit: str) -> int:
-        """Return the number of rows that an export's commit has written; 0 if it is not found."""
+    def rows_of(self, commit: str) -> tuple[int, int]:
+        """Return the number of rows that an export's commit has written, and the number of those
+        that are marked as deleted (`_hoodie_is_deleted`), which the first number may include.
+
+        Both are 0 if the commit is not found.
+        """
         commits = self.meta_client().getActiveTimeline().getCommitsTimeline()
         for instant in commits.filterCompletedInstants().getReverseOrderedInstants().toArray():
             if _extra_metadata(commits, instant).get(COMMIT_KEY) == commit:
                 metadata = commits.readCommitMetadata(instant)
-                inserts = int(metadata.fetchTotalInsertRecordsWritten())
-                return inserts + int(metadata.fetchTotalUpdateRecordsWritten())
-        return 0
+                written = int(metadata.fetchTotalInsertRecordsWritten())
+                written += int(metadata.fetchTotalUpdateRecordsWritten())
+                return written, int(metadata.getTotalRecordsDeleted())
+        return 0, 0
 
     def _require_none(self, meta: Any, commits: Any) -> None:  # noqa: ANN401
         last = commits.lastInstant()
@@ -438,9 +453,10 @@ class HudiTable:
                         f"{self.name}: the commit was cancelled: {watch.reason}"
                     ) from error
                 raise not_committed(error, self.name) from error
-        written = self._timeline.rows_of(progress.commit)
+        given, (written, deleted) = rows(), self._timeline.rows_of(progress.commit)
+        written = min(max(written, given), written + deleted)
         where = f"{self.name}: the commit {progress.commit}, which readers see: roll it back"
-        require_rows(where, rows(), written, merges=merges_rows(self._options.write))
+        require_rows(where, given, written, merges=merges_rows(self._options.write))
 
     def _named(self, frame: DataFrame) -> DataFrame:
         """Return the rows with the names of the table's columns: Hudi compares names with case.

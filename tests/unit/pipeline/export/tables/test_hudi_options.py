@@ -111,6 +111,9 @@ def test_whole_state_stays_in_the_active_timeline(
         ({OPERATION: "upsert", RECORD_KEY: "id, offset,partition,topic"}, False),
         ({RECORD_KEY: "id", "hoodie.combine.before.insert": "true"}, True),
         ({RECORD_KEY: "id", "hoodie.datasource.insert.dup.policy": "drop"}, True),
+        ({RECORD_KEY: "id", "hoodie.merge.allow.duplicate.on.inserts": "false"}, True),
+        ({RECORD_KEY: "id", "hoodie.merge.allow.duplicate.on.inserts": "true"}, False),
+        ({"hoodie.datasource.write.payload.class": "org.example.Payload"}, True),
     ],
 )
 def test_only_tables_with_repeating_keys_may_have_fewer_rows(

@@ -24,9 +24,13 @@ class Instant:
     action: str = "commit"
     inserted: int = 0
     updated: int = 0
+    deleted: int = 0
 
     def fetchTotalInsertRecordsWritten(self) -> int:  # noqa: N802
         return self.inserted
+
+    def getTotalRecordsDeleted(self) -> int:  # noqa: N802
+        return self.deleted
 
     def fetchTotalUpdateRecordsWritten(self) -> int:  # noqa: N802
         return self.updated
@@ -113,10 +117,10 @@ def test_commits_of_other_writers_and_clustering_are_skipped() -> None:
 
 def test_rows_of_a_commit_are_inserts_and_updates() -> None:
     other = Instant({"mine": "1"}, inserted=9)
-    ours = Instant(to_properties(OURS), "deltacommit", inserted=2, updated=3)
+    ours = Instant(to_properties(OURS), "deltacommit", inserted=2, updated=3, deleted=1)
     made = timeline(Meta(Instants([other, ours, Instant({}, "replacecommit"), other])))
-    assert made.rows_of("c1") == 5
-    assert made.rows_of("c2") == 0
+    assert made.rows_of("c1") == (5, 1)
+    assert made.rows_of("c2") == (0, 0)
 
 
 def test_table_with_only_commits_of_other_writers_has_no_progress() -> None:
