@@ -1,6 +1,9 @@
 """A topic of a real broker that is deleted and created again while its archive is stored."""
 
 import logging
+import os
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from time import monotonic
@@ -18,7 +21,7 @@ from tests.harness.ledger import Ledger
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.s3 import new_bucket
 from tests.harness.sidecar import Sidecar, beside
-from tests.harness.topics import create_topic, delete_topic
+from tests.harness.topics import create_topic, delete_records, delete_topic
 
 pytestmark = pytest.mark.integration
 MODES = ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED", "TIERED_STORAGE_ONLY")
@@ -95,3 +98,16 @@ def test_recreated_topic_is_read_from_kafka_until_its_old_archive_is_retired(
             assert f"sidetier retire {topic}" in caplog.text
             assert all(f"sidetier retire {topic}" in error.str() for error in told)
             assert len(told) == len(MODES)
+
+        command = [sys.executable, "-m", "sidetier.cli", "--config", str(sidecar.config), "retire"]
+        subprocess.run([*command, topic], check=True, env={**os.environ, **store.environment})
+        new_end = closed_end(kraft43.log_dirs(1)[0] / f"{topic}-0")
+        wait_until_stored(store.objects, topic, 0, new_end)
+        delete_records(bootstrap, topic, 0, new_end - 10)
+        caplog.clear()
+        for mode in MODES[:2]:
+            with TieredConsumer(settings(mode)) as consumer:
+                consumer.subscribe([topic])
+                assert read(consumer, len(values)) == values
+                assert consumer.get_watermark_offsets(where, 30) == (0, len(values))
+        assert "archive_of_another_topic" not in caplog.text
