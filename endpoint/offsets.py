@@ -20,7 +20,7 @@ from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
 from sidetier.endpoint.fair_slots import FairSlots
 from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
-from sidetier.segments.errors import SidetierError
+from sidetier.segments.errors import BatchTooLargeError, SidetierError
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.offsets import UNKNOWN_EPOCH, Offset, TopicPartition
 from sidetier.telemetry.logs import logger
@@ -54,6 +54,7 @@ _SEARCHES: Final = 4
 """Searches for a timestamp at the same time. Each one reads, decodes and holds up to some MiB of
 batches, and a request can ask for thousands.
 """
+SEARCH_BYTES: Final = 64 << 20
 _TimeKey = tuple[TopicPartition, str, int, int]
 """Partition, etag of `offset.wm`, archive end offset, timestamp."""
 _NO_TIME_INDEX: Final = 2**63 - 1
@@ -82,10 +83,17 @@ class OffsetAnswers:
     Args:
         catalog: The topics.
         segment_bytes: Reads segments.
+        search_bytes: Most bytes of a batch that a search for a timestamp decompresses. Searches
+            hold at most twice as much together.
     """
 
-    def __init__(self, catalog: Catalog, segment_bytes: SegmentBytes) -> None:
+    def __init__(
+        self, catalog: Catalog, segment_bytes: SegmentBytes, search_bytes: int = SEARCH_BYTES
+    ) -> None:
         self._catalog = catalog
+        self._search_bytes = search_bytes
+        self._large_search = threading.Lock()
+        """Held by the only search that may decompress more than its share."""
         self._bytes = segment_bytes
         self._locator = Locator(IndexCache(_INDEX_BYTES), lambda _key, _reason: None)
         self._guard = threading.Lock()
@@ -197,14 +205,42 @@ class OffsetAnswers:
             with self._guard:
                 known = self._times.get(key)
             if known is None:  # else another client has asked the same meanwhile
-                known = self._first_at(partition, view, timestamp)
+                known = self._first_within(partition, view, timestamp)
         with self._guard:
             self._times[key] = known
             if len(self._times) > _MOST_ANSWERS:
                 self._times.popitem(last=False)
         return known
 
-    def _first_at(self, partition: Partition, view: ArchiveView, timestamp: int) -> ListedOffset:
+    def _first_within(
+        self, partition: Partition, view: ArchiveView, timestamp: int
+    ) -> ListedOffset:
+        """Search in an equal share of the memory, and alone in all of it if that is too little.
+
+        The error for a larger batch is remembered like any answer: clients ask again and again.
+        """
+        try:
+            return self._first_at(partition, view, timestamp, self._search_bytes // _SEARCHES)
+        except BatchTooLargeError:
+            pass
+        try:
+            with self._large_search:
+                return self._first_at(partition, view, timestamp, self._search_bytes)
+        except BatchTooLargeError as error:
+            tp = partition.tp
+            log.warning(
+                "endpoint.list_offsets_failed",
+                topic=tp.topic,
+                partition=tp.partition,
+                # The rest of the text names options of other commands.
+                error=str(error).partition(": the limit")[0],
+                help="a search for a timestamp decompresses batches up to an eighth of --memory",
+            )
+            return ListedOffset(ErrorCode.message_too_large)
+
+    def _first_at(
+        self, partition: Partition, view: ArchiveView, timestamp: int, most_bytes: int
+    ) -> ListedOffset:
         # These import Arrow, which takes 35 MB or more. Most endpoints are never asked for a time.
         from sidetier.archive.reader.opening import Opener  # noqa: PLC0415
         from sidetier.archive.reader.time_search import SegmentTimes, TimeSearch  # noqa: PLC0415
@@ -226,7 +262,7 @@ class OffsetAnswers:
             if newest < 0:
                 return ListedOffset(ErrorCode.none)
             timestamp = newest
-        record = TimeSearch(opener, times).first_at(timestamp, float("inf"))
+        record = TimeSearch(opener, times, most_bytes).first_at(timestamp, float("inf"))
         if record is None:
             return ListedOffset(ErrorCode.none)
         return ListedOffset(ErrorCode.none, record.offset, record.timestamp)

@@ -48,6 +48,9 @@ _INDEX_SHARE: Final = 8
 time and for buffers, so that the process does not grow beyond the memory and what it has at its
 start.
 """
+_SEARCH_SHARE: Final = 8
+_LEAST_SEARCH: Final = 16 << 20
+"""Least size of the batches, decompressed, in which searches for a timestamp look."""
 _GROUP_WRITERS: Final = 8
 """Groups whose offsets are read or written at the same time."""
 
@@ -175,9 +178,10 @@ def serving(
         blocks.close()
         raise
     idle_polls = IdlePolls(catalog, metrics)
+    search = max(settings.memory // _SEARCH_SHARE, _LEAST_SEARCH)
     server = Endpoint(
         Service(
-            RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes), advertised),
+            RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes, search), advertised),
             Fetcher(
                 catalog,
                 segment_bytes,

@@ -27,7 +27,7 @@ from sidetier.endpoint.groups.local import LocalGroups
 from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.metrics import GroupMetrics
-from sidetier.endpoint.offsets import OffsetAnswers
+from sidetier.endpoint.offsets import SEARCH_BYTES, OffsetAnswers
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.endpoint.users import EVERYTHING, SCRAM_MECHANISMS, Access, derive, entry_of
@@ -151,13 +151,14 @@ def joined(pieces: Sequence[Piece]) -> bytes:
 
 
 @contextmanager
-def endpoint_over(
+def endpoint_over(  # noqa: PLR0913 - one argument for each part that tests replace
     store: RemoteStorage,
     *,
     layout: ArchiveLayout = LAYOUT,
     archive: ArchiveAccess | None = None,
     settings: CatalogSettings = EAGER,
     memory: int = 64 << 20,
+    search_bytes: int = SEARCH_BYTES,
     clock: Callable[[], float] = monotonic,
 ) -> Iterator[Parts]:
     """Yield an endpoint's parts over a store, or over an archive with several stores."""
@@ -166,7 +167,7 @@ def endpoint_over(
     segment_bytes = SegmentBytes(archive, blocks)
     catalog = Catalog(archive, segment_bytes, settings, clock)
     catalog.start()
-    offsets = OffsetAnswers(catalog, segment_bytes)
+    offsets = OffsetAnswers(catalog, segment_bytes, search_bytes)
     fetcher = Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes), clock)
     handlers = RequestHandlers(catalog, offsets, ("kafka.example", 9092))
     try:

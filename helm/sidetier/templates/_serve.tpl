@@ -25,11 +25,12 @@ app.kubernetes.io/component: serve
 {{- define "sidetier.serve.mostMemory" -}}
 {{- $serve := .Values.serve -}}
 {{- $process := 176 -}}
-{{- $requests := mul 6 64 -}}
+{{- $requests := add (mul 3 64) 128 64 -}}
 {{- $connection := ternary 512 192 (not (empty $serve.tls.secretName)) -}}
 {{- $connections := div (add (mul $connection (int $serve.maxConnections)) 1023) 1024 -}}
+{{- $searches := div (max 0 (sub (include "sidetier.serve.cache" . | int) 256)) 4 -}}
 {{- $groups := ternary 128 0 (eq $serve.groups.mode "local") -}}
-{{- add (include "sidetier.serve.cache" .) $process $requests $connections $groups -}}
+{{- add (include "sidetier.serve.cache" .) $process $requests $searches $connections $groups -}}
 {{- end -}}
 
 {{/*

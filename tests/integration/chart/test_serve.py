@@ -8,9 +8,15 @@ import yaml
 
 from sidetier.config.units import parse_size
 from sidetier.endpoint.connection import _TLS_PIECE as TLS_PIECE
-from sidetier.endpoint.connection import REQUEST_MEMORY, SMALL_REQUEST
+from sidetier.endpoint.connection import (
+    ANSWER_MEMORY,
+    ENTRY_MEMORY,
+    REQUEST_MEMORY,
+    SMALL_REQUEST,
+)
 from sidetier.endpoint.groups.coordinator import CoordinatorSettings
 from sidetier.endpoint.idle_polls import _MOST_BYTES as IDLE_BYTES
+from sidetier.endpoint.service import DEFAULT_MEMORY
 from tests.harness.chart import CHART, Manifest, manifests, one, rendered, template
 from tests.harness.parsed import parse
 from tests.harness.sidecar import merged
@@ -139,8 +145,12 @@ def test_memory_limit_is_the_sum_of_all_bounds(
     most = (
         PROCESS_BYTES
         + parse_size(memory)
-        # Decoded, a request takes five times its bytes; the bytes stay meanwhile.
-        + 6 * REQUEST_MEMORY
+        # Decoded, a request takes twice its bytes, besides its entries; the bytes stay meanwhile.
+        + 3 * REQUEST_MEMORY
+        + ENTRY_MEMORY
+        + ANSWER_MEMORY
+        # Searches for a timestamp; those of the default memory are in the process's bytes.
+        + max(parse_size(memory) - DEFAULT_MEMORY, 0) // 4
         + connections * connection
         + (CoordinatorSettings().memory if groups == "local" else 0)
     )

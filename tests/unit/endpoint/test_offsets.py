@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kio.schema.errors import ErrorCode
+from structlog.testing import capture_logs
 
 from sidetier.archive.reader.time_search import TimeSearch
 from sidetier.endpoint.fair_slots import FairSlots
@@ -121,6 +122,24 @@ def test_errors_name_what_is_wrong(parts: Parts) -> None:
     assert parts.offsets.list_offset("nothing", 0, -1, 0) == ListedOffset(unknown)
     assert parts.offsets.epoch_end("nothing", 0, 1) == EpochEnd(unknown)
     assert parts.offsets.list_offset("orders", 0, -9, 0).error is ErrorCode.unsupported_version
+
+
+def test_a_search_decompresses_no_more_than_its_memory() -> None:
+    """A batch above the share of one search is searched alone; a larger one is refused, once."""
+    made = [
+        MadeBatch((MadeRecord(offset, offset, value=bytes(size)),), Compression.ZSTD)
+        for offset, size in enumerate((10, 90_000, 110_000))
+    ]
+    archive = MadeArchive(FakeStorage())
+    archive.segment(0, made)
+    archive.mark(0, 3)
+    with endpoint_over(archive.store, search_bytes=100_000) as parts:
+        listed = [parts.offsets.list_offset("orders", 0, timestamp, 0) for timestamp in range(3)]
+        assert [each.offset for each in listed] == [0, 1, -1]
+        assert listed[2].error is ErrorCode.message_too_large
+        with capture_logs() as logs:
+            assert parts.offsets.list_offset("orders", 0, 2, 0) == listed[2]
+        assert not logs
 
 
 @pytest.mark.parametrize(("timestamp", "first_version"), [(-3, 7), (-4, 8), (-5, 9)])
