@@ -184,7 +184,10 @@ def _last_entry(
     if index.size < _ENTRY.size or index.size % _ENTRY.size:
         return None
     with store.get_object_input_stream(index.key, index.size - _ENTRY.size) as stream:
-        relative, position = _ENTRY.unpack(stream.read())
+        last = stream.read()
+    if len(last) != _ENTRY.size:
+        return None  # the object ends before its listed size
+    relative, position = _ENTRY.unpack(last)
     if position:
         return base + relative, position
     try:  # zeros: the index was uploaded before the broker trimmed it

@@ -399,3 +399,13 @@ def test_a_segment_of_another_partition_with_the_same_offsets_is_found(
     finding = next(found for found in findings if found["kind"] == "wrong_place")
     assert (finding["key"], finding["severity"]) == (keys[0], "error")
     assert finding["detail"] == f"{keys[0]} was archived as the segment orders-1/{10:020d}"
+
+
+def test_an_index_that_ends_before_its_listed_size_is_not_used() -> None:
+    """The end of Pinterest's archive is otherwise read from the last entry of the last index."""
+    store = ShortReads()
+    archive = MadeArchive(store, is_pinterest=True)
+    archive.segments(0, 100, 200)
+    index = archive.key(100, FileKind.INDEX)
+    store.sizes[index] = len(store.get_object(index).data) - 3
+    assert offsets_of(read_from(archive, 0)) == list(range(200))
