@@ -17,7 +17,12 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
 from sidetier.archive.objects.log_check import proven_end
-from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
+from sidetier.archive.objects.segment import (
+    StoredLog,
+    noted_next_offset,
+    noted_number,
+    stored_logs,
+)
 from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.orphan_segments import readable_names, without_orphans
 from sidetier.archive.partition_listing import partition_rows
@@ -33,6 +38,7 @@ from sidetier.archive.view import (
     view_of_pinterest,
 )
 from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
@@ -189,6 +195,25 @@ class PartitionArchive:
             return noted_next_offset(self.store.head_object(log.key))
         except ObjectNotFoundError:
             return None
+
+    def noted_largest(self, log: StoredLog) -> int | None:
+        """Return the largest timestamp in the metadata of a segment's `.log`, in ms. One request.
+
+        Returns:
+            None if it is not noted, or if another version is stored now. No request for a segment
+            of Pinterest's uploader.
+
+        Raises:
+            StorageError: As `RemoteStorage` says.
+        """
+        view = None if self._latest is None else self._latest.view
+        if view is not None and view.is_pinterest:
+            return None
+        try:
+            head = self.store.head_object(log.key)
+        except ObjectNotFoundError:
+            return None
+        return noted_number(head, MAX_TIMESTAMP_KEY) if head.etag == log.row.etag else None
 
     def proven_end(self, log: StoredLog, reached: Offset) -> Offset | None:
         """See `log_check.proven_end`: the noted end of a segment whose last batch ends below it."""

@@ -254,7 +254,7 @@ class OffsetAnswers:
         )
         with self._guard:
             largest = self._largest.setdefault(partition.tp, {})
-        times = SegmentTimes(self._locator, read, largest)
+        times = SegmentTimes(self._locator, read, partition.archive.noted_largest, largest)
         if timestamp == MAX_TIMESTAMP:
             newest = max(
                 (self._largest_of(partition, times, stored) for stored in view.logs), default=-1

@@ -158,7 +158,7 @@ class ArchiveReader:
         does.
 
         Takes a snapshot of the archive. Then it makes one small request, once, for each segment
-        below the answer: the time index has the segment's largest timestamp. Then it reads the time
+        below the answer: its metadata has the segment's largest timestamp. Then it reads the time
         index, the index, and the range that must hold the record, up to 4 MiB. A read from the
         offset fetches none of it again.
 
@@ -172,7 +172,7 @@ class ArchiveReader:
         with self._lock:
             # Kept per partition over calls: the largest timestamp of a version never changes.
             known = self._largest.setdefault(tp, {})
-        times = SegmentTimes(self._locator, opener.read, known)
+        times = SegmentTimes(self._locator, opener.read, opener.archive.noted_largest, known)
         search = TimeSearch(opener, times, self._settings.max_batch_bytes)
         record = search.first_at(timestamp_ms, self._settings.look_interval)
         if record is None:

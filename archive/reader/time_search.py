@@ -3,10 +3,11 @@
 Source: `UnifiedLog.fetchOffsetByTimestamp` takes the first segment whose largest timestamp is not
 below the given one, and in it the first such record, control records and aborted ones included.
 Timestamps need not ascend from segment to segment, so the largest timestamp of each segment below
-the answer is read: the last entry of its time index, 12 bytes, once.
+the answer is read, once: from the metadata of its `.log`, or else from the last entry of its time
+index. A time index that has lost its last entries would hide records.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -51,11 +52,13 @@ class SegmentTimes:
     Attributes:
         locator: Reads and caches time indexes.
         read: Reads a range of an object.
+        noted: Returns the largest timestamp in the metadata of a segment; None if it has none.
         known: Largest timestamps that were read. A version of a segment never changes.
     """
 
     locator: Locator
     read: ReadRange
+    noted: Callable[[StoredLog], int | None]
     known: Largest
 
     def not_below(self, view: ArchiveView, timestamp: int) -> Iterator[StoredLog]:
@@ -75,19 +78,20 @@ class SegmentTimes:
                     yield log
 
     def largest(self, log: StoredLog) -> int:
-        """Return the largest timestamp of a segment, in ms, from the last entry of its time index.
+        """Return the largest timestamp of a segment, in ms.
 
-        Needs one request. Thread-safe.
+        Needs one request, or two for a segment without metadata. Thread-safe.
 
         Returns:
-            A value above every timestamp if the segment has no usable time index.
+            A value above every timestamp if the segment has no metadata and no usable time index.
 
         Raises:
             StorageError: As `RemoteStorage` says.
         """
         known = self.known.get(log.version)
         if known is None:
-            known = self.known[log.version] = self._ask_last(log)
+            noted = self.noted(log)
+            known = self.known[log.version] = self._ask_last(log) if noted is None else noted
         return known
 
     def around(self, log: StoredLog, timestamp: int) -> tuple[int, int | None]:
@@ -114,6 +118,9 @@ class SegmentTimes:
         return [self.known[log.version] for log in logs]
 
     def _ask(self, log: StoredLog) -> int:
+        noted = self.noted(log)
+        if noted is not None:
+            return noted
         row = log.timeindex
         if row is None or row.size < TIME_ENTRY_BYTES:
             return _UNKNOWN

@@ -45,7 +45,6 @@ from sidetier.mirror.hydrate.plan import (
 from sidetier.segments.errors import ConfigurationError, ObjectNotFoundError
 from sidetier.segments.headers import BatchHeader
 from sidetier.segments.names import is_internal_topic
-from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 
@@ -206,7 +205,7 @@ def _plan_stored(
         return plan_partition(stored.tp, None), Offset(0)
     last_ms = None
     if view.logs:
-        last_ms = _largest_timestamp(stored, view.logs[-1])
+        last_ms = stored.noted_largest(view.logs[-1])
     whole = plan_partition(
         stored.tp,
         view,
@@ -218,31 +217,23 @@ def _plan_stored(
     return whole, view.end if end is None else end
 
 
-def _largest_timestamp(stored: PartitionArchive, log: StoredLog) -> int | None:
-    """Return the largest timestamp in a segment's metadata; None for Pinterest's segments."""
-    try:
-        noted = stored.store.head_object(log.key).metadata.get(MAX_TIMESTAMP_KEY, "")
-    except ObjectNotFoundError:
-        return None
-    return int(noted) if noted.isascii() and noted.isdecimal() else None
-
-
 def _end_of(
     stored: PartitionArchive, archive: ArchiveAccess, view: ArchiveView, cut: Cut
 ) -> Offset | None:
     """Return where the partition is cut; None for its archive's end."""
     if cut.until_ms is not None:
-        return first_batch_at(archive, stored.tp, view, cut.until_ms)
+        return first_batch_at(stored, archive, view, cut.until_ms)
     wanted = None if cut.offsets is None else cut.offsets.get(stored.tp)
     return None if wanted is None else batch_border(archive, stored.tp, view, wanted)
 
 
 def first_batch_at(
-    archive: ArchiveAccess, tp: TopicPartition, view: ArchiveView, timestamp_ms: int
+    stored: PartitionArchive, archive: ArchiveAccess, view: ArchiveView, timestamp_ms: int
 ) -> Offset | None:
     """Return the base offset of the first batch with a record of this time or later, or None."""
+    tp = stored.tp
     locator = Locator(IndexCache(_INDEX_CACHE_BYTES), _no_index)
-    times = SegmentTimes(locator, range_reader(archive, tp.topic), {})
+    times = SegmentTimes(locator, range_reader(archive, tp.topic), stored.noted_largest, {})
     for log in times.not_below(view, timestamp_ms):
         for header in headers_of(archive, tp, view, log):
             # Batches below the log start are in the first segment, but were deleted.

@@ -108,7 +108,8 @@ class Archives:
         """Return the largest timestamps of a partition's segments."""
         with self._guard:
             known = self._largest.setdefault(tp, {})
-        return SegmentTimes(self.locator, range_reader(self.access, tp.topic), known)
+        read = range_reader(self.access, tp.topic)
+        return SegmentTimes(self.locator, read, self.of(tp).noted_largest, known)
 
     def noted_end(self, tp: TopicPartition, log: StoredLog) -> Offset | None:
         """As `PartitionArchive.noted_end`, but without a request if a chapter has the end."""

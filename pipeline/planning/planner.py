@@ -209,7 +209,7 @@ class Planner:
       parts;
     - for each topic, a listing of recorded gaps;
     - an index for each segment that is larger than a split, or in which the range begins or ends;
-    - with a filter by time, a few bytes of each segment's time index.
+    - with a filter by time, the metadata of each segment, or a few bytes of its time index.
 
     Args:
         access: the cluster's archive.

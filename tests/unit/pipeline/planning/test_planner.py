@@ -443,8 +443,13 @@ def test_filters_prune_partitions_offsets_and_times(store: CountingStorage) -> N
     assert plan.pruned == left_out.size > 0
 
 
-def test_segments_with_a_late_enough_largest_timestamp_are_kept(store: CountingStorage) -> None:
-    archive = MadeArchive(store)
+@pytest.mark.parametrize("is_pinterest", [True, False])
+def test_segments_with_a_late_enough_largest_timestamp_are_kept(
+    store: CountingStorage,
+    is_pinterest: bool,  # noqa: FBT001
+) -> None:
+    """By the metadata of the `.log`s; by the time indexes where Pinterest's uploader wrote them."""
+    archive = MadeArchive(store, is_pinterest=is_pinterest)
     times = {0: 500, 100: 100, 200: 900, 300: 50}
     for base, time in times.items():
         records = tuple(MadeRecord(at, time if at == base else 0) for at in range(base, base + 100))
@@ -454,13 +459,26 @@ def test_segments_with_a_late_enough_largest_timestamp_are_kept(store: CountingS
 
     plan = plan_of(store, filters=Filters(since_ms=400))
 
-    assert bases(plan) == [[0], [200, 300]]  # of the last one nothing says
+    # In Pinterest's archive, nothing shows the timestamp of the last one.
+    assert bases(plan) == ([[0], [200, 300]] if is_pinterest else [[0], [200]])
     assert plan.ranges == {TP: span(0, 400)}
     assert not plan.missing
 
 
-def test_a_time_index_that_cannot_be_trusted_prunes_nothing(store: CountingStorage) -> None:
+def test_a_time_index_that_has_lost_its_last_entries_hides_no_record(
+    store: CountingStorage,
+) -> None:
     archive = MadeArchive(store)
+    archive.segments(0, 100, 200, 300)
+    early = struct.pack(">qI", 110, 10)  # the largest timestamp of the segment is 199
+    store.put_object(archive.key(100, FileKind.TIMEINDEX), BytesBody(early))
+
+    assert bases(plan_of(store, filters=Filters(since_ms=150))) == [[100, 200]]
+    assert plan_of(store, starting=AtTimes(150)).ranges == {TP: span(150, 300)}
+
+
+def test_a_time_index_that_cannot_be_trusted_prunes_nothing(store: CountingStorage) -> None:
+    archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200, 300, 400, 500)
     store.put_object(archive.key(100, FileKind.TIMEINDEX), BytesBody(bytes(30)))  # two and a half
     store.put_object(archive.key(200, FileKind.TIMEINDEX), BytesBody(bytes(24)))  # never written
@@ -473,7 +491,7 @@ def test_a_time_index_that_cannot_be_trusted_prunes_nothing(store: CountingStora
 
 
 def test_untrimmed_time_index_is_searched_for_a_time(store: CountingStorage) -> None:
-    archive = MadeArchive(store)
+    archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200, 300)
     early = struct.pack(">qI", 110, 10)  # the largest, which closing the segment adds, is 199
     store.put_object(archive.key(100, FileKind.TIMEINDEX), BytesBody(early + bytes(12)))
@@ -491,16 +509,15 @@ def test_requests_for_segments_run_in_parallel_over_all_partitions(
         Assigned((TP, other)), max_split_bytes=1000, filters=Filters(since_ms=300)
     )
     with Planner(access_to(store), threads=3) as planner, ThreadPoolExecutor(1) as caller:
-        asked = store.ranges.asked
         with ExitStack() as first:
-            first.enter_context(store.hold("stream"))
+            first.enter_context(store.hold("head"))
             future = caller.submit(planner.plan, request)
-            wait_until(lambda: len(asked) == 1, 10, "the first request")
-            holds_for(lambda: len(asked) == 1, 0.1, "one that must be waited for")
-            with store.hold("stream"):
+            wait_until(lambda: store.count("head") == 1, 10, "the first request")
+            holds_for(lambda: store.count("head") == 1, 0.1, "one that must be waited for")
+            with store.hold("head"):
                 first.close()
-                wait_until(lambda: len(asked) == 1 + 3, 10, "three requests")
-                holds_for(lambda: len(asked) == 1 + 3, 0.1, "no more than there are threads")
+                wait_until(lambda: store.count("head") == 1 + 3, 10, "three requests")
+                holds_for(lambda: store.count("head") == 1 + 3, 0.1, "no more than threads")
         plan = future.result(timeout=10)
 
     result = {
@@ -513,7 +530,7 @@ def test_requests_for_segments_run_in_parallel_over_all_partitions(
         for tp in (TP, other)
     }
     assert result == {TP: set(range(300, 900, 100)), other: {300}}
-    assert len(store.ranges.of(".timeindex")) == 9 + 4
+    assert store.count("head") == 9 + 4
     assert len(store.ranges.of(".index")) == 6 + 1
 
 
