@@ -22,8 +22,8 @@ Decode = Callable[[pa.Array, Show], list[object]]
 class Writer(Protocol):
     """Writes records, in the order of the calls."""
 
-    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> None:
-        """Write the records.
+    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
+        """Write the records; return how many there are in what was written.
 
         Raises:
             BrokenPipeError: The program that reads the output has closed it.
@@ -45,14 +45,16 @@ class JsonLines:
         self._show = show
         self._decode = {"key": decode_key, "value": decode_value}
 
-    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> None:
+    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
         """See `Writer`."""
         columns = [self._column(name, records.column(name)) for name in _JSON_COLUMNS]
         lines = [
             json.dumps(self._row(tp, *row), ensure_ascii=False)
             for row in zip(*columns, strict=True)
         ]
-        self._stream.write("".join(f"{line}\n" for line in lines).encode())
+        text = "".join(f"{line}\n" for line in lines)
+        self._stream.write(text.encode())
+        return text.count("\n")
 
     def _column(self, name: str, column: pa.Array) -> list[Any]:
         if name not in self._decode:
@@ -97,18 +99,21 @@ class RawValues:
         self._stream = stream
         self._delimiter = delimiter
 
-    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> None:
+    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
         """See `Writer`."""
         del tp
         values = records.column("value").to_pylist()
         self._stream.write(b"".join((value or b"") + self._delimiter for value in values))
+        return len(values)
 
 
 class Nothing:
     """Writes nothing: with `--count` the read loop only counts records."""
 
-    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> None:
+    def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
         """See `Writer`."""
+        del tp
+        return len(records.column("offset"))
 
 
 def writer_of(

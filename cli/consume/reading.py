@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import click
 import numpy as np
+import pyarrow as pa
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
@@ -19,6 +20,7 @@ from sidetier.cli.consume.formats import Writer
 from sidetier.cli.consume.request import PlaceKind, Request, offset_of
 from sidetier.cli.output import Table, range_text
 from sidetier.cli.progress import Update
+from sidetier.pipeline.export.errors import RecordCountError
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
@@ -298,12 +300,18 @@ class Reading:
             rows = rows.slice(0, self._left)
             next_offset = rows.column("offset")[-1].as_py() + 1 if self._left else course.position
         if rows.num_rows:
-            self._writer.write(course.tp, rows)
+            self._write(course, rows)
         course.records += rows.num_rows
         course.position = next_offset
         if self._left is not None:
             self._left -= rows.num_rows
         self._close_if_done(course)
+
+    def _write(self, course: Course, rows: pa.RecordBatch) -> None:
+        written = self._writer.write(course.tp, rows)
+        if written != rows.num_rows:
+            fact = f"{rows.num_rows} records were read, and {written} were written"
+            raise RecordCountError(str(course.tp), fact)
 
     def _ended(self, course: Course, next_offset: int) -> None:
         if self._request.follow:

@@ -80,7 +80,7 @@ class RecordCountError(SidetierError):
 
     def __init__(self, where: str, fact: str) -> None:
         super().__init__(
-            f"{where}: {fact}. The export has lost or repeated records, and stops here: please "
+            f"{where}: {fact}. Records were lost or repeated, and the command stops here: please "
             "report this, with the options of the command"
         )
         self._parts = (where, fact)

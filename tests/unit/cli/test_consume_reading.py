@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.missing_offsets import GapReason
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
-from sidetier.cli.consume.formats import as_text, writer_of
+from sidetier.cli.consume.formats import RawValues, as_text, writer_of
 from sidetier.cli.consume.reading import Reading, Source, plan
 from sidetier.cli.consume.request import (
     BEGINNING,
@@ -27,6 +27,7 @@ from sidetier.cli.consume.request import (
 )
 from sidetier.cli.consume.tiered_source import TieredSource, note_undecided
 from sidetier.cli.progress import records_shown
+from sidetier.pipeline.export.errors import RecordCountError
 from sidetier.segments.errors import (
     ArchiveError,
     LeadershipUnavailableError,
@@ -169,6 +170,15 @@ def test_failure_without_follow_ends_the_loop(error: SidetierError) -> None:
 def test_permanent_error_ends_follow() -> None:
     error = ArchiveError("it was replaced")
     assert Ran(FilledSource(Failed(TP, Offset(3), error)), follow=True).error is error
+
+
+def test_record_that_is_not_written_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = RawValues.write
+    monkeypatch.setattr(RawValues, "write", lambda self, tp, rows: write(self, tp, rows.slice(1)))
+    ran = Ran(FilledSource(records(0, 5)))
+    assert isinstance(ran.error, RecordCountError)
+    assert "t-0: 5 records were read, and 4 were written" in str(ran.error)
+    assert ran.reading.records == 0
 
 
 def test_end_below_the_bounds_is_reported() -> None:
