@@ -79,6 +79,7 @@ def test_pages_of_a_running_sidecar_and_of_its_fleet(
             assert "Connection refused" in page.locator("#problems").inner_text()
             assert all(url_.startswith((url, sidecar.url)) for url_ in watched.urls)
             assert watched.messages == []
+            page.goto("about:blank")  # else the page asks this server after its end
         # The name of the cluster is wrong: another archive of the same Kafka cluster begins.
         wrong = beside(kraft43, store, topics=[topic]) | {"cluster": {"name": "tset"}}
         with Sidecar(tmp_path / "wrong", wrong, store) as other:
