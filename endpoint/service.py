@@ -14,15 +14,16 @@ from uuid import uuid4
 from prometheus_client import CollectorRegistry
 
 from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.layout import read_note
 from sidetier.endpoint.blocks import BlockCache, SegmentBytes
-from sidetier.endpoint.catalog import Catalog, CatalogSettings
+from sidetier.endpoint.catalog import Catalog, CatalogSettings, parse_topic_id
 from sidetier.endpoint.connection import ServerSettings, Service
 from sidetier.endpoint.fetch import Fetcher
 from sidetier.endpoint.groups.coordinator import GroupCoordinator
 from sidetier.endpoint.groups.local import LocalGroups
 from sidetier.endpoint.groups.none import Groups, NoGroups
 from sidetier.endpoint.groups.permissions import PermittedGroups
-from sidetier.endpoint.groups.relay import LiveCluster, RelayGroups
+from sidetier.endpoint.groups.relay import ArchivedTopics, LiveCluster, RelayGroups
 from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.idle_polls import IdlePolls
@@ -235,6 +236,15 @@ def _security_protocol(settings: EndpointSettings) -> str:
     return transport if settings.users is None else f"SASL_{transport}"
 
 
+def _archived_topics(archive: ArchiveAccess, catalog: Catalog) -> ArchivedTopics:
+    note = read_note(archive.default_store, archive.layout)
+    return ArchivedTopics(
+        None if note is None else note.kafka_cluster_id,
+        lambda name: parse_topic_id(catalog.archived_topic_id(name)),
+        lambda topic_id: catalog.topic_of_id(topic_id) is not None,
+    )
+
+
 def _groups(
     settings: EndpointSettings,
     archive: ArchiveAccess,
@@ -252,7 +262,7 @@ def _groups(
         relay = RelayGroups(
             Reloaded(live.files, live.client, failures.inc).current,
             advertised,
-            lambda topic_id: catalog.topic_of_id(topic_id) is not None,
+            _archived_topics(archive, catalog),
             metrics,
         )
         relay.start()

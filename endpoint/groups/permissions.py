@@ -10,12 +10,15 @@ from sidetier.endpoint.groups.none import Groups
 from sidetier.endpoint.groups.requests import (
     FIELDS_OF_SEVERAL,
     Decoded,
+    commit_without,
     error_answer,
     groups_of,
+    offsets_of_topics,
+    response_of,
 )
 from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.endpoint.users import Access
-from sidetier.wire.protocol import ApiKey, decode_response, encode
+from sidetier.wire.protocol import ApiKey, encode
 
 
 class PermittedGroups:
@@ -73,8 +76,8 @@ class PermittedGroups:
         part = request.with_decoded(replace(decoded, **{asked_field: permitted}))
         answer = self.answer(part, session)
         denied = error_answer(request, replace(decoded, **{asked_field: others}), error)
-        rows = getattr(_response(request, denied), answered_field)
-        response = _response(request, answer)
+        rows = getattr(response_of(request, denied), answered_field)
+        response = response_of(request, answer)
         joined = (*getattr(response, answered_field), *rows)
         return Answer(encode(replace(response, **{answered_field: joined})), error)
 
@@ -83,31 +86,26 @@ class PermittedGroups:
         others = tuple(topic for topic in decoded.topics if not access.can_read(topic.name))
         if not others:
             return self._groups.answer(request, session)
-        # Also without topics: the coordinator checks the member, and renews its session.
-        permitted = tuple(topic for topic in decoded.topics if access.can_read(topic.name))
-        part = request.with_decoded(replace(decoded, topics=permitted))
-        response = _response(request, self._groups.answer(part, session))
-        error = ErrorCode.topic_authorization_failed
-        denied = _response(request, error_answer(request, replace(decoded, topics=others), error))
-        topics = (*response.topics, *denied.topics)
-        return Answer(encode(replace(response, topics=topics)), error)
+        return commit_without(
+            others,
+            request,
+            ErrorCode.topic_authorization_failed,
+            lambda part: self._groups.answer(part, session),
+        )
 
     def _filtered(self, request: Request, session: Session, decoded: Decoded) -> Answer:
         answer, access = self._groups.answer(request, session), session.access
-        response = _response(request, answer)
+        response = response_of(request, answer)
         match request.api:
             case ApiKey.OFFSET_FETCH:
-                response = _readable(response, decoded, access)
+                response = offsets_of_topics(
+                    response, decoded, access.can_read, ErrorCode.topic_authorization_failed
+                )
             case ApiKey.CONSUMER_GROUP_DESCRIBE:
                 response = _described(response, access)
             case ApiKey.LIST_GROUPS:
                 response = _listed(response, access)
         return Answer(encode(response), answer.error)
-
-
-def _response(request: Request, answer: Answer) -> Decoded:
-    assert answer.body is not None  # noqa: S101 - for mypy: each request of groups is answered
-    return decode_response(request.api, request.version, memoryview(answer.body), "endpoint")
 
 
 def _can_subscribe(request: Decoded, access: Access) -> bool:
@@ -142,37 +140,3 @@ def _topics_of(group: Decoded) -> Iterator[str]:
 def _listed(response: Decoded, access: Access) -> Decoded:
     rows = tuple(row for row in response.groups if access.can_use_group(row.group_id))
     return replace(response, groups=rows)
-
-
-def _readable(response: Decoded, asked: Decoded, access: Access) -> Decoded:
-    """Return the response without the committed offsets of topics that are not permitted."""
-    if not hasattr(response, "groups"):
-        rows = _readable_topics(response.topics, access, are_named=asked.topics is not None)
-        return replace(response, topics=rows)
-    # A request can contain a group twice.
-    of_all_topics = {group.group_id for group in asked.groups if group.topics is None}
-    groups = tuple(
-        replace(
-            group,
-            topics=_readable_topics(
-                group.topics, access, are_named=group.group_id not in of_all_topics
-            ),
-        )
-        for group in response.groups
-    )
-    return replace(response, groups=groups)
-
-
-def _readable_topics(topics: Iterable[Any], access: Access, *, are_named: bool) -> tuple[Any, ...]:
-    rows = []
-    for topic in topics:
-        if access.can_read(topic.name):
-            rows.append(topic)
-        elif are_named:
-            error = ErrorCode.topic_authorization_failed
-            hidden: dict[str, Any] = {"committed_offset": -1, "metadata": "", "error_code": error}
-            if topic.partitions and hasattr(topic.partitions[0], "committed_leader_epoch"):
-                hidden["committed_leader_epoch"] = -1
-            partitions = tuple(replace(row, **hidden) for row in topic.partitions)
-            rows.append(replace(topic, partitions=partitions))
-    return tuple(rows)

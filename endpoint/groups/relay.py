@@ -10,7 +10,7 @@ a JoinGroup that waits delays no other client.
 
 import ssl
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -26,13 +26,16 @@ from sidetier.endpoint.groups.requests import (
     OFFERED_OF_GROUPS,
     Coordinator,
     Decoded,
+    commit_without,
     coordinator_answer,
     coordinator_keys,
     error_answer,
     error_response,
     groups_of,
     is_for_groups,
+    offsets_of_topics,
     refused_transactions,
+    response_of,
 )
 from sidetier.endpoint.log_limits import AtMostEvery, Once
 from sidetier.endpoint.metrics import GroupMetrics
@@ -127,6 +130,21 @@ class RelayClient:
         return cls(short, None if settings.tls is None else settings.tls.context())
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedTopics:
+    """What the archive knows of the identity of its topics.
+
+    Attributes:
+        cluster_id: Kafka's id of the archived cluster; None if it is not known.
+        topic_id: Returns the id of a topic; None if the archive has none.
+        has_topic_id: Returns whether the archive has a topic with this id.
+    """
+
+    cluster_id: str | None
+    topic_id: Callable[[str], UUID | None]
+    has_topic_id: Callable[[UUID], bool]
+
+
 @dataclass(slots=True)
 class _Upstream:
     """The connections of one client to the live cluster.
@@ -150,7 +168,7 @@ class RelayGroups:
     Args:
         client: Returns the client of the live cluster: the same object until its settings change.
         advertised: Host and port at which clients reach the endpoint.
-        has_topic_id: Returns whether the archive has a topic with this id.
+        archived: The identity of the archive's topics.
         metrics: Counts.
     """
 
@@ -158,12 +176,12 @@ class RelayGroups:
         self,
         client: Callable[[], RelayClient],
         advertised: tuple[str, int],
-        has_topic_id: Callable[[UUID], bool],
+        archived: ArchivedTopics,
         metrics: GroupMetrics,
     ) -> None:
         self._client = client
         self._advertised = advertised
-        self._has_topic_id = has_topic_id
+        self._archived = archived
         self._metrics = metrics
         self._offered = OFFERED_RELAY
         self._guard = threading.Lock()
@@ -207,6 +225,10 @@ class RelayGroups:
         try:
             if request.api is ApiKey.LIST_GROUPS:
                 return self._list(upstream, request, decoded)
+            if request.api is ApiKey.OFFSET_COMMIT:
+                return self._commit(upstream, request, decoded)
+            if request.api is ApiKey.OFFSET_FETCH:
+                return self._fetch_offsets(upstream, request, decoded)
             return self._relay(upstream, request, decoded)
         except UnsupportedVersionError as error:
             raise ConnectionResetError(str(error)) from error
@@ -399,6 +421,71 @@ class RelayGroups:
         connection = self._connection(upstream, names[0])
         return self._relay_frame(upstream, connection, request, decoded, names)
 
+    def _commit(self, upstream: _Upstream, request: Request, decoded: Decoded) -> Answer:
+        """Refuse commits for topics that the live cluster has created again: the positions are
+        those of the deleted topic.
+        """
+        others = self._recreated(upstream, (topic.name for topic in decoded.topics))
+        if not others:
+            return self._relay(upstream, request, decoded)
+        return commit_without(
+            [topic for topic in decoded.topics if topic.name in others],
+            request,
+            ErrorCode.unknown_topic_or_partition,
+            lambda part: self._relay(upstream, part, part.decode()),
+        )
+
+    def _fetch_offsets(self, upstream: _Upstream, request: Request, decoded: Decoded) -> Answer:
+        """Leave out the committed offsets of topics that the live cluster has created again."""
+        answer = self._relay(upstream, request, decoded)
+        response = response_of(request, answer)
+        groups = getattr(response, "groups", (response,))
+        # After the offsets: a topic that is created again meanwhile is noticed.
+        others = self._recreated(
+            upstream, (topic.name for group in groups for topic in group.topics)
+        )
+        if not others:
+            return answer
+        shown = offsets_of_topics(
+            response, decoded, lambda name: name not in others, ErrorCode.none
+        )
+        return Answer(encode(shown), answer.error)
+
+    def _recreated(self, upstream: _Upstream, names: Iterable[str]) -> set[str]:
+        """Return the topics that have another id in the live cluster than in its archive.
+
+        Ids of another cluster than the archived one differ anyway, and say nothing.
+
+        Raises:
+            BrokerError: No broker answers.
+        """
+        if self._archived.cluster_id is None:
+            return set()
+        archived = {name: self._archived.topic_id(name) for name in set(names)}
+        known = {name: topic_id for name, topic_id in archived.items() if topic_id is not None}
+        if not known:
+            return set()
+        live = upstream.cluster.metadata(sorted(known), timeout=_LOCATE_TIMEOUT)
+        if live.cluster_id != self._archived.cluster_id:
+            return set()
+        others = {
+            name
+            for name, topic in live.topics.items()
+            if topic.topic_id is not None and topic.topic_id != known.get(name)
+        }
+        for name in others:
+            if self._warned.is_new(("recreated", name, live.topics[name].topic_id)):
+                log.warning(
+                    "endpoint.relay_topic_recreated",
+                    topic=name,
+                    topic_id=str(live.topics[name].topic_id),
+                    archived_topic_id=str(known[name]),
+                    help="the topic was deleted and created again, and its archive is still that "
+                    "of the deleted one: commits for it are refused, and committed offsets of the "
+                    "new one are not shown; `sidetier retire` moves the old archive",
+                )
+        return others
+
     def _relay_several(
         self, upstream: _Upstream, request: Request, decoded: Decoded, names: tuple[str, ...]
     ) -> Answer:
@@ -576,7 +663,7 @@ class RelayGroups:
         assignment = response.assignment
         for assigned in () if assignment is None else assignment.topic_partitions:
             topic_id = assigned.topic_id
-            if not self._has_topic_id(topic_id) and self._warned.is_new(topic_id):
+            if not self._archived.has_topic_id(topic_id) and self._warned.is_new(topic_id):
                 log.warning(
                     "endpoint.relay_topic_id_differs",
                     topic_id=str(topic_id),

@@ -1,6 +1,6 @@
 """The groups that a request names, and answers that give all of it the same error."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.handlers import NODE_ID
 from sidetier.endpoint.session import Answer, Request, first_error
-from sidetier.wire.protocol import ApiKey, build_response, encode
+from sidetier.wire.protocol import ApiKey, build_response, decode_response, encode
 
 _GROUP_KEY: Final = 0
 _FIRST_WITH_SEVERAL_KEYS: Final = 4
@@ -182,6 +182,69 @@ def error_answer(
         )
     response = error_response(request.api, request.version, decoded, error, message)
     return Answer(encode(response), error)
+
+
+def response_of(request: Request, answer: Answer) -> Decoded:
+    """Decode the answer to a request."""
+    assert answer.body is not None  # noqa: S101 - for mypy: each request of groups is answered
+    return decode_response(request.api, request.version, memoryview(answer.body), "endpoint")
+
+
+def commit_without(
+    topics: Collection[Any],
+    request: Request,
+    error: ErrorCode,
+    commit: Callable[[Request], Answer],
+) -> Answer:
+    """Commit without some topics of the request, for which the answer has an error."""
+    decoded = request.decode()
+    # Also without topics: the coordinator checks the member, and renews its session.
+    others = tuple(topic for topic in decoded.topics if topic not in topics)
+    part = request.with_decoded(replace(decoded, topics=others))
+    response = response_of(request, commit(part))
+    refused = replace(decoded, topics=tuple(topics))
+    denied = response_of(request, error_answer(request, refused, error))
+    joined = (*response.topics, *denied.topics)
+    return Answer(encode(replace(response, topics=joined)), error)
+
+
+def offsets_of_topics(
+    response: Decoded, asked: Decoded, shows: Callable[[str], bool], error: ErrorCode
+) -> Decoded:
+    """Return the response to OffsetFetch with the committed offsets of some topics only.
+
+    Others have no offset, and this error; they are left out if the client has not named them.
+    """
+    if not hasattr(response, "groups"):
+        rows = _shown_topics(response.topics, shows, error, are_named=asked.topics is not None)
+        return replace(response, topics=rows)
+    of_all_topics = {group.group_id for group in asked.groups if group.topics is None}
+    groups = tuple(
+        replace(
+            group,
+            topics=_shown_topics(
+                group.topics, shows, error, are_named=group.group_id not in of_all_topics
+            ),
+        )
+        for group in response.groups
+    )
+    return replace(response, groups=groups)
+
+
+def _shown_topics(
+    topics: Iterable[Any], shows: Callable[[str], bool], error: ErrorCode, *, are_named: bool
+) -> tuple[Any, ...]:
+    rows = []
+    for topic in topics:
+        if shows(topic.name):
+            rows.append(topic)
+        elif are_named:
+            hidden: dict[str, Any] = {"committed_offset": -1, "metadata": "", "error_code": error}
+            if topic.partitions and hasattr(topic.partitions[0], "committed_leader_epoch"):
+                hidden["committed_leader_epoch"] = -1
+            partitions = tuple(replace(row, **hidden) for row in topic.partitions)
+            rows.append(replace(topic, partitions=partitions))
+    return tuple(rows)
 
 
 def error_response(

@@ -16,7 +16,13 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from sidetier.config.properties_file import read_properties
-from sidetier.endpoint.groups.relay import OFFERED_RELAY, LiveCluster, RelayClient, RelayGroups
+from sidetier.endpoint.groups.relay import (
+    OFFERED_RELAY,
+    ArchivedTopics,
+    LiveCluster,
+    RelayClient,
+    RelayGroups,
+)
 from sidetier.endpoint.groups.requests import groups_of, without_repeats
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.reloading import Reloaded
@@ -31,6 +37,7 @@ from tests.harness.waiting import wait_until
 NONE = ErrorCode.none
 ADVERTISED = ("archive.example", 9092)
 KNOWN_ID, OTHER_ID = UUID(int=7), UUID(int=8)
+NO_IDS = ArchivedTopics(None, lambda _: None, KNOWN_ID.__eq__)
 VERSIONS = {ApiKey.API_VERSIONS: (0, 4), ApiKey.METADATA: (0, 13), **OFFERED_RELAY}
 JOIN: dict[str, Any] = {
     "group_id": "g",
@@ -82,11 +89,12 @@ def broker() -> Iterator[FakeBroker]:
 def relay_to(
     *addresses: Address,
     registry: CollectorRegistry | None = None,
+    archived: ArchivedTopics = NO_IDS,
     **settings: Any,  # noqa: ANN401
 ) -> Iterator[RelayGroups]:
     metrics = GroupMetrics(registry or CollectorRegistry())
     client = RelayClient.of(ClientSettings(addresses, **settings))
-    relay = RelayGroups(lambda: client, ADVERTISED, KNOWN_ID.__eq__, metrics)
+    relay = RelayGroups(lambda: client, ADVERTISED, archived, metrics)
     relay.start()
     try:
         yield relay
@@ -266,7 +274,7 @@ def test_a_changed_password_is_used_without_a_restart(
     live = LiveCluster(load, file)
     client_of = Reloaded(live.files, live.client, interval=0).current
     metrics = GroupMetrics(CollectorRegistry())
-    relay = RelayGroups(client_of, ADVERTISED, KNOWN_ID.__eq__, metrics)
+    relay = RelayGroups(client_of, ADVERTISED, NO_IDS, metrics)
     relay.start()
     connected = Client(relay)
     assert connected.find("g") == [NONE]
@@ -653,3 +661,58 @@ def test_topic_ids_that_differ(broker: FakeBroker, client: Client) -> None:
             client.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, **values)
     warned = [(entry["event"], entry["topic_id"]) for entry in logs]
     assert warned == [("endpoint.relay_topic_id_differs", str(OTHER_ID))]
+
+
+@pytest.mark.parametrize("version", [5, 8])
+@pytest.mark.parametrize(
+    ("cluster_id", "live_id", "is_other"),
+    [("live", OTHER_ID, True), ("live", KNOWN_ID, False), ("elsewhere", OTHER_ID, False)],
+)
+def test_offsets_of_a_topic_that_was_created_again(
+    broker: FakeBroker, version: int, cluster_id: str, live_id: UUID, *, is_other: bool
+) -> None:
+    """Its archive is still that of the deleted topic. Ids of another cluster mean nothing."""
+    row = {"partition_index": 0, "committed_offset": 7, "metadata": "", "error_code": NONE}
+    topics = [{"name": "orders", "partitions": [row | {"committed_leader_epoch": 1}]}]
+    of_group = {"topics": topics, "error_code": NONE}
+    broker.answers[ApiKey.OFFSET_FETCH] = lambda request: request.response(
+        throttle_time=0,
+        **({"groups": [of_group | {"group_id": "g"}]} if version >= 8 else of_group),
+    )
+    committed: list[str] = []
+
+    def commit(request: Received) -> bytes:
+        committed.extend(topic.name for topic in request.entity.topics)
+        rows = [
+            {"name": topic.name, "partitions": [{"partition_index": 0, "error_code": NONE}]}
+            for topic in request.entity.topics
+        ]
+        return request.response(throttle_time=0, topics=rows)
+
+    broker.answers[ApiKey.OFFSET_COMMIT] = commit
+    broker.answers[ApiKey.METADATA] = lambda request: request.response(
+        brokers=[{"node_id": 0, "host": broker.address.host, "port": broker.address.port}],
+        topics=[
+            {"name": name, "topic_id": live_id, "error_code": NONE, "is_internal": False,
+             "partitions": ()}
+            for name in (topic.name for topic in request.entity.topics)
+        ],
+        throttle_time=0, cluster_id="live", controller_id=0, error_code=NONE,
+    )  # fmt: skip
+    archived = ArchivedTopics(cluster_id, {"orders": KNOWN_ID}.get, KNOWN_ID.__eq__)
+    asked: dict[str, Any] = {
+        "group_id": "g", "topics": [{"name": "orders", "partition_indexes": (0,)}]
+    }  # fmt: skip
+    with relay_to(broker.address, archived=archived) as relay, capture_logs() as logs:
+        client = Client(relay)
+        values = {"groups": [asked], "require_stable": False} if version >= 8 else asked
+        response = client.ask(ApiKey.OFFSET_FETCH, version, **values)
+        (topic,) = response.groups[0].topics if version >= 8 else response.topics
+        assert topic.partitions[0].committed_offset == (-1 if is_other else 7)
+        assert topic.partitions[0].error_code is NONE
+        response = client.ask(ApiKey.OFFSET_COMMIT, 9, **asked_of(ApiKey.OFFSET_COMMIT, 9))
+        error = ErrorCode.unknown_topic_or_partition if is_other else NONE
+        assert [row.partitions[0].error_code for row in response.topics] == [error]
+    assert committed == ([] if is_other else ["orders"])
+    events = [entry["event"] for entry in logs]
+    assert events.count("endpoint.relay_topic_recreated") == is_other
