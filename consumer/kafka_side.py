@@ -321,7 +321,9 @@ class KafkaSide:
         if self._unreachable is not None and now - self._unreachable[0] < LOOKUP_SECONDS:
             return dict.fromkeys(topics, self._unreachable[1])
         ids = self._topic_ids(topics) if self._topic_ids is not None else {}
-        cluster_id = self._cluster_id() if any(isinstance(i, str) for i in ids.values()) else None
+        # Not without an answer: it would wait as long again.
+        answered = any(not isinstance(topic_id, KafkaError) for topic_id in ids.values())
+        cluster_id = self._cluster_id() if answered else None
         found: dict[str, Identity | KafkaError] = {}
         for topic in topics:
             topic_id = ids.get(topic)

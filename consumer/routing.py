@@ -297,6 +297,8 @@ class Router:
             partition.due = now + pause_after(partition.tries)
             return
         if self._is_outdated(answer):
+            partition.tries += 1
+            partition.due = now + pause_after(partition.tries)
             return
         _learn(partition, answer)
         if answer.question.store:

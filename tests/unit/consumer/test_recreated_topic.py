@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError
 
-from tests.harness.one_log import World
+from tests.harness.one_log import Later, World
 from tests.harness.tiered import TP, Tiered, at, tiered, world_of
 
 READING = ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED")
@@ -137,7 +137,7 @@ def test_kafka_is_not_read_at_an_archives_end_before_a_broker_confirmed_the_topi
 def test_archive_of_another_cluster_is_not_read(mode: str, caplog: Any) -> None:  # noqa: ANN401
     caplog.set_level(logging.WARNING, "sidetier.consumer")
     world = world_of(end=20, store=(0, 80))
-    world.archived_id, world.archived_cluster = None, "other"
+    world.topic_id, world.archived_cluster = None, "other"  # as before Kafka 2.8
     it = tiered(world, mode)
     it.consumer.assign([at(OFFSET_BEGINNING)])
     assert it.read(60) == list(range(20))
@@ -173,3 +173,22 @@ def test_archive_whose_topic_is_unknown_is_not_read_after_a_refusal(mode: str) -
     it = tiered(world, mode)
     it.consumer.assign([at(500)])
     assert it.read(60) == list(range(20, 40))
+
+
+def test_foreign_archive_is_confirmed_before_it_counts_as_foreign(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The topic may be created again, and its archive retired, between the two answers."""
+    pool = Later()
+    it = tiered(world_of(end=40, store=(0, 30)), "TIERED_STORAGE_PREFERRED", pool=pool)
+    it.consumer.assign([at(OFFSET_BEGINNING)])
+    assert it.consumer.poll(0.1) is None  # Kafka has answered, and the store has not
+    it.world.recreate(200)
+    it.world.retire(uploads=True)
+    it.world.log(TP).retain(100)
+    found: list[bytes] = []
+    for _ in range(300):
+        pool.run()
+        found += values(it, 3)
+    assert found == new_records(200)
+    assert "archive_of_another_topic" not in caplog.text
