@@ -48,6 +48,7 @@ log = logger()
 _T = TypeVar("_T")
 _SWEEP_PAUSE: Final = 10.0
 _LOG_PAUSE: Final = 60.0
+_DAY: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class CoordinatorSettings:
         groups: Most groups in memory. Groups without members make room for others.
         members: Most members of all groups.
         members_per_owner: Most of them that one user may have; without logins, one host.
+        new_groups: Most groups that get an object in a day.
+        new_groups_per_owner: Most of them that one user may create; without logins, one host.
         memory: Most bytes that members, their subscriptions and assignments, and committed offsets
             take in memory, roughly.
         group: Bounds of each group.
@@ -75,6 +78,8 @@ class CoordinatorSettings:
     groups: int = 10_000
     members: int = 20_000
     members_per_owner: int = 16_000
+    new_groups: int = 10_000
+    new_groups_per_owner: int = 1000
     memory: int = 128 << 20
     group: GroupLimits = field(default_factory=GroupLimits)
     store_wait: float = 5.0
@@ -161,6 +166,9 @@ class GroupCoordinator:
         """Members of all groups, and the bytes that they take."""
         self._owners: Counter[str] = Counter()
         """Members by owner; together they are `_size`."""
+        self._created: Counter[str] = Counter()
+        """Groups that got an object since `_created_since`, by owner."""
+        self._created_since = clock()
         self._closing = False
         self._sweep_at = float("-inf")
         """Before this time the sessions of all groups are not checked again."""
@@ -194,7 +202,7 @@ class GroupCoordinator:
                 growth = machine.growth(join)
             self._make_room(*growth, owner=join.owner)
             if must_own:
-                self._own(group)
+                self._own(group, join.owner)
                 self._check_owner(group)
             with group.changed:
                 answer = self._wait(group, lambda: group.machine.join(join, self._clock()))
@@ -249,8 +257,8 @@ class GroupCoordinator:
 
     # Offsets
 
-    def commit(self, name: str, member: MemberId, offsets: Offsets) -> ErrorCode:
-        """Store offsets, if the member may commit now.
+    def commit(self, name: str, member: MemberId, offsets: Offsets, owner: str = "") -> ErrorCode:
+        """Store offsets, if the member may commit now. `owner` is as in `Join`.
 
         Raises:
             RefusedError: The group cannot be taken here or now.
@@ -264,7 +272,7 @@ class GroupCoordinator:
                 return error
             before = group.owned
             self._make_room(memory=memory_of(offsets) if before is None else before.growth(offsets))
-            owned = self._own(group)
+            owned = self._own(group, owner)
             self._check_owner(group)
             with self._at_once(group) as machine:
                 error = machine.commit(member, self._clock())
@@ -503,7 +511,21 @@ class GroupCoordinator:
 
     # The store
 
-    def _own(self, group: _Group) -> OwnedGroup:
+    def _may_create(self, owner: str) -> bool:
+        """Count a new group; return False if there are too many today."""
+        most = self._settings
+        with self._guard:
+            now = self._clock()
+            if now - self._created_since >= _DAY:
+                self._created.clear()
+                self._created_since = now
+            is_full = self._created.total() >= most.new_groups
+            if is_full or self._created[owner] >= most.new_groups_per_owner:
+                return False
+            self._created[owner] += 1
+            return True
+
+    def _own(self, group: _Group, owner: str) -> OwnedGroup:
         """Return the group's offsets; take the group if this process does not own it.
 
         Raises:
@@ -521,7 +543,9 @@ class GroupCoordinator:
             if group.loading is None:
                 if self._clock() < group.retry_at:
                     raise RefusedError(away)
-                group.loading = self._submit(lambda: self._objects.take(group.name, lost))
+                group.loading = self._submit(
+                    lambda: self._objects.take(group.name, lost, lambda: self._may_create(owner))
+                )
             loading = group.loading
         try:
             owned = loading.result(self._settings.store_wait)

@@ -119,7 +119,7 @@ class LocalGroups:
             tuple((each.name, bytes(each.metadata)) for each in decoded.protocols),
             needs_member_id=version >= _MEMBER_ID_REQUIRED_FROM,
             can_skip_assignment=version >= _SKIP_ASSIGNMENT_FROM,
-            owner=host if session.principal == ANONYMOUS else session.principal,
+            owner=_owner(session),
         )
         request.budget.release()  # the coordinator counts what it keeps while the member waits
         answer = self._coordinator.join(decoded.group_id, join)
@@ -194,7 +194,7 @@ class LocalGroups:
 
     # Offsets
 
-    def _commit(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
+    def _commit(self, request: Request, decoded: Decoded, session: Session) -> Answer:
         errors: dict[TopicPartition, ErrorCode] = {}
         offsets: dict[TopicPartition, StoredOffset] = {}
         for topic in decoded.topics:
@@ -214,7 +214,7 @@ class LocalGroups:
                 else:
                     offsets[tp] = committed
         member = _member(decoded, decoded.generation_id_or_member_epoch)
-        error = self._coordinator.commit(decoded.group_id, member, offsets)
+        error = self._coordinator.commit(decoded.group_id, member, offsets, _owner(session))
         errors.update(dict.fromkeys(offsets, error))
         topics = [
             {
@@ -353,6 +353,11 @@ def _answer(request: Request, error: ErrorCode, **values: object) -> Answer:
 
 def _member(decoded: Decoded, generation: int) -> MemberId:
     return MemberId(decoded.member_id, getattr(decoded, "group_instance_id", None), generation)
+
+
+def _owner(session: Session) -> str:
+    """Return whose bounds a member or a new group counts for."""
+    return _host(session) if session.principal == ANONYMOUS else session.principal
 
 
 def _host(session: Session) -> str:

@@ -218,15 +218,22 @@ class GroupObjects:
         """
         return self.read_key(self.key(group))[0]
 
-    def take(self, group: str, lost: GroupTakenError | None = None) -> "OwnedGroup":
+    def take(
+        self,
+        group: str,
+        lost: GroupTakenError | None = None,
+        may_create: Callable[[], bool] = lambda: True,
+    ) -> "OwnedGroup":
         """Make this process the owner of a group.
 
         Args:
             group: Name of the group.
             lost: How this process has lost the group. The group is taken back only if its object
                 has not changed since: an owner that commits keeps it.
+            may_create: Returns whether an object may be created for a new group.
 
         Raises:
+            InvalidRequestError: It may not.
             GroupTakenError: The object has changed since the group was lost.
             ArchiveConflictError: Other processes take it at the same time, again and again.
             MalformedObjectError, StorageError: It cannot be read or written.
@@ -237,6 +244,10 @@ class GroupObjects:
             # whose answer it did not get.
             asked_at = self.clock()
             stored, etag = self.read_key(key)
+            if stored is None and not may_create():
+                raise InvalidRequestError(
+                    f"{key}: not created, because too many groups were created today"
+                )
             before = stored or StoredGroup(group, "", "")
             if lost is not None and before.owner not in {"", self.owner} and etag != lost.etag:
                 raise GroupTakenError(key, stored, etag)

@@ -445,6 +445,30 @@ def test_one_client_cannot_take_the_places_of_all_others(store: FakeStorage) -> 
     groups.close()
 
 
+def test_one_client_creates_a_number_of_groups_a_day(store: FakeStorage) -> None:
+    """Groups that exist are served; those of other clients are, too, up to the bound of all."""
+    settings = replace(QUICK, new_groups=4, new_groups_per_owner=2, retry_pause=0.0)
+    full = ErrorCode.coordinator_not_available
+    groups = local_groups(store, settings=settings)
+    assert [commit(groups, 1, group=name) for name in "abc"] == [NONE, NONE, full]
+    assert joined(groups, group="d").error_code is full
+    assert commit(groups, 2, group="a") is NONE
+    assert not any(row.key.endswith(("c.json", "d.json")) for row in store.list_objects(""))
+    other = Session("test2:1")
+    asked = {
+        "session_timeout": 10_000, "rebalance_timeout": 60_000, "member_id": "",
+        "protocol_type": "consumer", "protocols": [{"name": "range", "metadata": b""}],
+    }  # fmt: skip
+    answers = [
+        ask_as(other, groups, ApiKey.JOIN_GROUP, 3, group_id=name, **asked) for name in "efg"
+    ]
+    assert [answer.error_code for answer in answers] == [NONE, NONE, full]
+    groups.close()
+    again = local_groups(store, settings=replace(settings, new_groups=0))
+    assert commit(again, 3, group="a") is NONE
+    again.close()
+
+
 def test_owners_are_counted_only_when_members_change(groups: LocalGroups) -> None:
     """With 1,000 owners it takes half a millisecond, which all groups would wait for."""
     member = joined(groups)
