@@ -134,6 +134,7 @@ def test_invalid_options_are_refused_before_any_write(cli: CommandLine) -> None:
         (["--writer-schemas", str(cli.root)], "named after a schema's id"),
         (["--flush-size", "0"], "flush-size"),
         (["--from", "-5"], "the end of the log moves"),
+        (["--from", "2h"], "now moves, so this is no fixed range"),
         (["--from", "soon"], "neither"),
         (["--from", "5", "--chunk", "3"], "--chunk: a given range is one commit"),
         (["--to", "5", "--chunk-bytes", "1MiB"], "--chunk-bytes: a given range is one commit"),
