@@ -29,7 +29,13 @@ from sidetier.mirror.copy.target import (
     Target,
     Written,
 )
-from sidetier.segments.errors import KafkaApiError, MirrorError, SegmentError, SidetierError
+from sidetier.segments.errors import (
+    BrokerError,
+    KafkaApiError,
+    MirrorError,
+    SegmentError,
+    SidetierError,
+)
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
 
@@ -372,15 +378,19 @@ class Engine:
             tp: size for tp, size in self._smaller.items() if copies.get(tp) == self._copies.get(tp)
         }
         self._copies = copies
-        positions = self._begin_copies(copies.values())
         self._left_out = {
             tp: left
             for tp, left in self._left_out.items()
-            if copies.get(tp) == left.copy
-            and self._clock() < left.retry_at
-            # Otherwise records before it were aborted since, and have to be read again.
-            and positions[tp] >= left.offset
+            if copies.get(tp) == left.copy and self._clock() < left.retry_at
         }
+        positions = self._begin_copies(copies.values())
+        # Records before the offset may have been aborted since: they have to be read again.
+        self._left_out = {
+            tp: left
+            for tp, left in self._left_out.items()
+            if positions.get(tp, left.offset) >= left.offset
+        }
+        self._must_begin = False
         for tp in self.counts.left_out.keys() - copies.keys():
             del self.counts.left_out[tp]
         kept = {tp: lag for tp, lag in self.counts.lags.items() if tp in self._left_out}
@@ -399,11 +409,19 @@ class Engine:
         return {tp: copy for tp, copy in copies.items() if self._workers.owns(tp)}
 
     def _begin_copies(self, copies: Collection[Copy]) -> dict[TopicPartition, Offset]:
-        """Return the next source offset of each copy; commit where the new copies begin."""
+        """Return the next source offset of each copy; commit where the new copies begin.
+
+        Copies that are left out and have no progress are missing.
+        """
         progress = self._target.progress([copy.target for copy in copies])
-        new = [copy.source for copy in copies if copy.target not in progress]
-        first = self._first_offsets(new) if new else {}
-        if new:
+        first = self._find_first_offsets(
+            [
+                copy.source
+                for copy in copies
+                if copy.target not in progress and copy.source not in self._left_out
+            ]
+        )
+        if first:
             # The start of a copy is durable before its first record. So after a kill, records of
             # the first transaction can be distinguished from records that others have written.
             self._target.commit(
@@ -413,12 +431,41 @@ class Engine:
                     if copy.source in first
                 }
             )
-        return {
-            copy.source: (
-                progress[copy.target].offset if copy.target in progress else first[copy.source]
-            )
-            for copy in copies
+        done = {
+            copy.source: progress[copy.target].offset for copy in copies if copy.target in progress
         }
+        return done | first
+
+    def _find_first_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Offset]:
+        """Return where reading begins; a partition of which this is not known is left out.
+
+        Raises:
+            SidetierError: It is known of no partition, and no other one is copied.
+        """
+        if not partitions:
+            return {}
+        try:
+            return dict(self._first_offsets(partitions))
+        except SidetierError as error:
+            if not (self._may_leave_out and _is_of_one_partition(error)):
+                raise
+        found = {tp: self._find_first_offset(tp) for tp in partitions}
+        failures = {tp: error for tp, error in found.items() if isinstance(error, SidetierError)}
+        if len(failures) == len(self._copies):
+            raise failures.popitem()[1]
+        for tp, failure in failures.items():
+            self._leave_out(tp, _Failure(Offset(0), failure))
+        return {tp: at for tp, at in found.items() if not isinstance(at, SidetierError)}
+
+    def _find_first_offset(self, tp: TopicPartition) -> Offset | SidetierError:
+        try:
+            return self._first_offsets([tp])[tp]
+        except SidetierError as error:
+            if not _is_of_one_partition(error):
+                raise
+            return error
 
     def _copy(self) -> None:
         while True:
@@ -669,6 +716,16 @@ class _Failure(NamedTuple):
     offset: Offset
     error: SidetierError
     until_changed: bool = False
+
+
+def _is_of_one_partition(error: SidetierError) -> bool:
+    """Whether a failed question about several partitions may succeed for some of them.
+
+    Not if a retry can help: each partition without a leader would be waited for.
+    """
+    if isinstance(error, KafkaApiError):
+        return not error.retry
+    return not (error.retry or isinstance(error, BrokerError | MirrorError))
 
 
 def _too_large(copy: Copy, batch: OutgoingBatch) -> MirrorError:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -28,6 +28,7 @@ from sidetier.segments.errors import (
     BrokerUnavailableError,
     DamagedSegmentError,
     KafkaApiError,
+    MalformedObjectError,
     MirrorError,
     SidetierError,
     SourceUnavailableError,
@@ -379,6 +380,27 @@ def test_partition_that_cannot_be_read_does_not_stop_others() -> None:
     }
     with pytest.raises(MirrorError, match="a gap at offset 50"):
         engine(FailsToRead(BATCHES), target).run()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MalformedObjectError("orders-0/offset.wm does not parse"),
+        KafkaApiError("no", code=29, name="TOPIC_AUTHORIZATION_FAILED", retry=False),
+    ],
+)
+def test_partition_whose_beginning_is_unknown_does_not_stop_others(error: SidetierError) -> None:
+    def first_offsets(tps: Collection[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        if SOURCE in tps:
+            raise error
+        return dict.fromkeys(tps, Offset(0))
+
+    target = FakeTarget()
+    copying = leaving_out(TwoPartitions(BATCHES), target)
+    copying._first_offsets = first_offsets
+    copying.run()
+    assert {tp: at.offset for tp, at in target.committed.items()} == {OTHER.target: 50}
+    assert str(error) in copying.counts.left_out[SOURCE]
 
 
 def test_damaged_batch_stops_only_its_own_partition() -> None:
