@@ -159,7 +159,7 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
             tp for tp in all_partitions if selected(tp) and (folders is None or tp in folders)
         ]
         _require_archived(config, given, wanted, partitions)
-        records = stack.enter_context(closing(ArchivedRecords(source)))
+        records = stack.enter_context(closing(ArchivedRecords(source, given["max_batch_bytes"])))
         target = stack.enter_context(Cluster(settings))
         yield _Session(
             config,

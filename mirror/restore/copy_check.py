@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from sidetier.archive.objects.log_check import contradictions
 from sidetier.archive.objects.segment import StoredLog, noted_next_offset, noted_records
 from sidetier.archive.reader import ArchiveReader, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.mirror.copy.offset_map import OffsetMap
 from sidetier.mirror.hydrate.digest import (
     COLUMNS,
@@ -77,12 +78,16 @@ class ArchivedRecords:
 
     Args:
         archive: The archive.
+        max_batch_bytes: Maximum decompressed bytes of a batch.
     """
 
-    def __init__(self, archive: ArchiveAccess) -> None:
+    def __init__(
+        self, archive: ArchiveAccess, max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    ) -> None:
         self._archive = archive
+        settings = ReaderSettings(columns=COLUMNS, max_batch_bytes=max_batch_bytes)
         self._readers = {
-            level: ArchiveReader(archive, ReaderSettings(isolation=level, columns=COLUMNS))
+            level: ArchiveReader(archive, replace(settings, isolation=level))
             for level in IsolationLevel
         }
 
