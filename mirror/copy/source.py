@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -34,7 +35,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
-from sidetier.wire.cluster import NO_LEADER, Cluster
+from sidetier.wire.cluster import Cluster
 from sidetier.wire.connection import Connection
 from sidetier.wire.protocol import ApiKey, api_error, missing_permission
 from sidetier.wire.record_requests import (
@@ -485,6 +486,8 @@ class _Fetcher:
         self._connections: dict[BrokerId, Connection] = {}
         self._in_flight: dict[BrokerId, _FetchRequest] = {}
         self._failing_since: float | None = None
+        self._leaderless_since: dict[TopicPartition, float] = {}
+        self._leaders_asked = float("-inf")
 
     def close(self) -> None:
         for connection in self._connections.values():
@@ -514,36 +517,12 @@ class _Fetcher:
         if not error.retry:
             raise error
         if now - self._failing_since > _PATIENCE_SECONDS:
-            text = f"the source's brokers have failed for {_PATIENCE_SECONDS:.0f} s, at last: "
-            last = SourceUnavailableError(f"{text}{error}")
-            is_answer = isinstance(error, KafkaApiError)  # else the brokers are away
-            if not (is_answer and self._fail_without_leader(last)):
-                raise last from error
-            self._failing_since = None
+            raise _unavailable(error) from error
         self.close()
         self._connections.clear()
         self._in_flight.clear()
         self._cluster.forget_leaders(list(self._state.partitions))
         self._state.pause()
-
-    def _fail_without_leader(self, error: SidetierError) -> bool:
-        """Stop reading the partitions that have no leader; return False if each has one."""
-        with self._state.changed:
-            generation, tps = self._state.generation, list(self._wanted())
-        try:
-            topics = self._cluster.metadata({tp.topic for tp in tps}).topics
-        except BrokerError:
-            return False  # the reason is not one partition
-        leaderless = [
-            tp
-            for tp in tps
-            if tp.topic not in topics
-            or tp.partition not in topics[tp.topic].partitions
-            or topics[tp.topic].partitions[tp.partition].leader == NO_LEADER
-        ]
-        for tp in leaderless:
-            self._state.put_failure(generation, tp, error)
-        return bool(leaderless)
 
     def _wanted(self) -> dict[TopicPartition, _Partition]:
         """Return the partitions to fetch. Hold the lock."""
@@ -568,7 +547,8 @@ class _Fetcher:
             topic_ids = self._state.topic_ids
         # A partition has one request in flight: its next position is known only from the answer.
         busy = {tp for request in self._in_flight.values() for tp in request.positions}
-        for broker, led in self._cluster.leaders([tp for tp in wanted if tp not in busy]).items():
+        to_ask = [tp for tp in wanted if tp not in busy]
+        for broker, led in self._led(to_ask, generation).items():
             if broker in self._in_flight:
                 continue
             # Alone in its request, so that the batches of
@@ -586,6 +566,42 @@ class _Fetcher:
             )
             positions = {tp: wanted[tp][0] for tp in to_fetch}
             self._in_flight[broker] = _FetchRequest(generation, positions, topic_ids)
+
+    def _led(
+        self, partitions: list[TopicPartition], generation: int
+    ) -> dict[BrokerId, list[TopicPartition]]:
+        """Return the partitions that have a leader, by leader.
+
+        The other ones do not stop them: they are asked for once a second, and given up after a
+        minute.
+        """
+        now = self._clock()
+        if now < self._leaders_asked + _CHECK_SECONDS:
+            partitions = [tp for tp in partitions if tp not in self._leaderless_since]
+        with suppress(KafkaApiError):  # of at least one of them; the leaders of the others are kept
+            self._cluster.leaders(partitions)
+        led: dict[BrokerId, list[TopicPartition]] = {}
+        for tp in partitions:
+            try:
+                (broker,) = self._cluster.leaders([tp])
+            except KafkaApiError as error:
+                self._wait_for_leader(tp, error, now, generation)
+            else:
+                self._leaderless_since.pop(tp, None)
+                led.setdefault(broker, []).append(tp)
+        return led
+
+    def _wait_for_leader(
+        self, tp: TopicPartition, error: KafkaApiError, now: float, generation: int
+    ) -> None:
+        """Ask again later, or give the partition up."""
+        self._leaders_asked = now
+        since = self._leaderless_since.setdefault(tp, now)
+        has_lasted = now - since > _PATIENCE_SECONDS
+        if has_lasted or not error.retry:
+            del self._leaderless_since[tp]
+            reason = _unavailable(error) if error.retry else error
+            self._state.put_failure(generation, tp, reason)
 
     def _connection(self, broker: BrokerId) -> Connection:
         if broker not in self._connections:
@@ -694,6 +710,12 @@ class _Fetcher:
             "them is configured"
         )
         self._state.put_gap(generation, SourceGap(tp, offset, start, detail))
+
+
+def _unavailable(error: SidetierError) -> SourceUnavailableError:
+    return SourceUnavailableError(
+        f"the source's brokers have failed for {_PATIENCE_SECONDS:.0f} s, at last: {error}"
+    )
 
 
 def _retriable(tp: TopicPartition, code: int) -> KafkaApiError:

@@ -123,7 +123,29 @@ def test_partition_that_the_brokers_refuse_ends_without_the_others(
     assert not source.finished()
 
 
-def test_partition_without_a_leader_ends_without_the_others(broker: Recreated) -> None:
+def test_partition_without_a_leader_does_not_stop_the_others(broker: Recreated) -> None:
+    """It is given up after a minute; meanwhile and afterwards the others are read."""
+    broker.topic_id = OLD
+    lost = TopicPartition(TP.topic, 1)  # not in the metadata
+    now = 0.0
+    settings = ClientSettings((broker.broker.address,))
+    source = KafkaSource(lambda: Cluster(settings), None, clock=lambda: now)
+    source.assign({TP: Offset(0), lost: Offset(0)}, {TP.topic: OLD})
+    wait_for(lambda: broker.fetches()[3:] or None, WAIT, "reads of the other partition")
+    events = source.poll(0.0)
+    now = 61.0
+    events += wait_for(lambda: [*source.poll(0.1)] or None, WAIT, "the failure")
+    (failed,) = [event for event in events if isinstance(event, PartitionFailed)]
+    assert failed.tp == lost
+    assert "failed for 60 s, at last: the brokers do not know partition orders-1" in str(
+        failed.error
+    )
+    count = len(broker.fetches())
+    wait_for(lambda: broker.fetches()[count + 2 :] or None, WAIT, "more reads")
+    source.close()
+
+
+def test_partition_without_a_leader_ends_after_a_minute(broker: Recreated) -> None:
     broker.leader = -1
     settings = ClientSettings((broker.broker.address,))
     minutes = itertools.count(0.0, 61.0)
