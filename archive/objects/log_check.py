@@ -44,10 +44,8 @@ def wrong_place(head: ObjectHead) -> str | None:
 
 
 def is_full(head: ObjectHead) -> bool:
-    """Whether the noted size and place prove, without a look at its bytes, that a `.log` has all
-    of its bytes.
-    """
-    return SIZE_KEY in head.metadata and not any(contradictions(head))
+    """Whether a `.log` has its noted size and place; False if no size is noted."""
+    return noted_number(head, SIZE_KEY) is not None and not any(contradictions(head))
 
 
 def contradictions(head: ObjectHead) -> Iterator[str]:
@@ -98,7 +96,7 @@ def proven_end(store: RemoteStorage, key: str, etag: str, reached: Offset) -> Of
 
 def _without_size(store: RemoteStorage, head: ObjectHead) -> str | None:
     """Describe the difference for a `.log` of an earlier version that ends below its noted end."""
-    if SIZE_KEY in head.metadata:
+    if noted_number(head, SIZE_KEY) is not None:
         return None
     noted = head.metadata.get(CHECKSUM_KEY)
     if noted is None:
