@@ -13,7 +13,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -33,7 +33,7 @@ from sidetier.endpoint.logins import (
 )
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.protocol import OFFERED, Offered, api_versions_response, offered_api
-from sidetier.endpoint.session import Budget, Request, Session
+from sidetier.endpoint.session import UNBOUNDED, Budget, Request, Session
 from sidetier.endpoint.tls import HANDSHAKE
 from sidetier.segments.errors import MalformedRequestError
 from sidetier.storage.attempt import Clock, monotonic
@@ -219,14 +219,17 @@ class _Held(Budget):
 
     Args:
         service: Has the budgets.
-        take: Takes memory of a budget, for `Connection`.
+        connection: Waits for the memory.
     """
 
-    def __init__(self, service: Service, take: Callable[..., None]) -> None:
+    __slots__ = ("_connection", "_of_frame", "_of_work", "_service", "has_entries")
+
+    def __init__(self, service: Service, connection: "Connection") -> None:
         self._service = service
-        self._take = take
-        self._of_frame = ExitStack()
-        self._of_work = ExitStack()
+        self._connection = connection
+        # Bytes of budgets. Most requests take none, and an ExitStack for each would take 1 µs.
+        self._of_frame: list[tuple[RequestMemory, int]] = []
+        self._of_work: list[tuple[RequestMemory, int]] = []
         self.has_entries = False
         """Whether it holds memory for the entries of the request."""
 
@@ -236,30 +239,45 @@ class _Held(Budget):
     def __exit__(self, *_: object) -> None:
         self.release()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no memory."""
+        return not self._of_frame and not self._of_work
+
     def take_frame(self, size: int, deadline: float) -> None:
         """Take memory for the bytes of the request, which holds none yet: see `_receive_all`."""
-        self._take(self._service.request_memory, size, self._of_frame, deadline)
+        memory = self._service.request_memory
+        self._of_frame.append((memory, self._connection.take(memory, size, deadline)))
 
     def release_frame(self) -> None:
         """Return the memory for the bytes of the request."""
-        self._of_frame.close()
+        _give_back(self._of_frame)
 
     def take_entries(self, count: int) -> None:
         """See `Budget`."""
         if count > _FREE_ENTRIES:
-            self._take(self._service.entry_memory, count * ENTRY_BYTES, self._of_work)
+            self._take_work(self._service.entry_memory, count * ENTRY_BYTES)
             self.has_entries = True
 
     def take_answer(self, size: int) -> None:
         """See `Budget`."""
         if size > SMALL_REQUEST:
-            self._take(self._service.answer_memory, size, self._of_work)
+            self._take_work(self._service.answer_memory, size)
 
     def release(self) -> None:
         """See `Budget`."""
-        self._of_frame.close()
-        self._of_work.close()
+        _give_back(self._of_frame)
+        _give_back(self._of_work)
         self.has_entries = False
+
+    def _take_work(self, memory: RequestMemory, size: int) -> None:
+        self._of_work.append((memory, self._connection.take(memory, size)))
+
+
+def _give_back(taken: list[tuple[RequestMemory, int]]) -> None:
+    while taken:
+        memory, size = taken.pop()
+        memory.release(size)
 
 
 class Connection:
@@ -300,8 +318,8 @@ class Connection:
         self._login = None if service.logins is None else Login(service.logins, session)
         self.answer_by = math.inf
         """Monotonic second until which the client must take the answer that is being sent."""
-        self._taken = 0
-        """How often the request has taken memory of a budget that it holds now."""
+        self._held = _Held(service, self)
+        """The memory of the request that is being answered."""
         self._left_before_login = _MOST_BEFORE_LOGIN
         self._contended_by = math.inf
         """Monotonic second from which on the client is late if others wait for that memory."""
@@ -346,7 +364,8 @@ class Connection:
         return is_open
 
     def _serve_frame(self) -> bool:
-        with _Held(self._service, self._take) as held:
+        with _Held(self._service, self) as held:
+            self._held = held
             frame = self._read_frame(held)
             if frame is not None:
                 self._answer(frame, held)
@@ -399,7 +418,7 @@ class Connection:
     def _answer_fetch(self, request: Request, prefix: bytes, began: float, held: "_Held") -> None:
         is_small = len(request.frame) <= MOST_FRAME - _SIZE.size
         if is_small:
-            request.budget = Budget()  # its partitions are few, and it may wait for long
+            request.budget = UNBOUNDED  # its partitions are few, and it may wait for long
         asked, version, access = self._decoded(request), request.version, self._session.access
         if not is_small:
             # A long poll must not keep the memory for requests from other clients.
@@ -519,7 +538,7 @@ class Connection:
             seconds = min(seconds, self._settings.login)
         began = self._clock()
         self.answer_by = began + seconds
-        if self._taken:
+        if not self._held.is_empty:
             self._contended_by = began + self._settings.contended
         try:
             send_pieces(self._socket, pieces)
@@ -611,28 +630,23 @@ class Connection:
         self._contended_by = math.inf
         return received
 
-    def _take(
-        self, memory: RequestMemory, size: int, held: ExitStack, deadline: float | None = None
-    ) -> None:
-        """Take memory of a budget for the request; a request that needs more than all gets all.
+    def take(self, memory: RequestMemory, size: int, deadline: float | None = None) -> int:
+        """Take memory of a budget for the request, and return how much.
 
         Args:
             memory: The budget.
-            size: Bytes.
-            held: Gets what returns the memory.
+            size: Bytes; a request that needs more than all gets all.
             deadline: Monotonic second until which to wait; None for the time of a frame from now.
+
+        Raises:
+            DropError: There is too little in time.
         """
         size = min(size, memory.size)
         if deadline is None:
             deadline = self._clock() + self._settings.frame
         if not memory.acquire(size, self._left(deadline)):
             raise DropError("busy", f"no memory for {size} more bytes of a request in time")
-        held.callback(self._give_back, memory, size)
-        self._taken += 1
-
-    def _give_back(self, memory: RequestMemory, size: int) -> None:
-        self._taken -= 1
-        memory.release(size)
+        return size
 
     def _receive(self, size: int, timeout: float, reason: str) -> bytes:
         try:

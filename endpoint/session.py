@@ -50,6 +50,8 @@ class Budget:
     and waits for more of it could wait for another one that does the same.
     """
 
+    __slots__ = ()
+
     def take_entries(self, count: int) -> None:
         """Take memory for the entries of the request's arrays, and for a row of each in the answer.
 
@@ -61,6 +63,9 @@ class Budget:
 
     def release(self) -> None:
         """Return all: the request waits for something else, and its bytes are not needed again."""
+
+
+UNBOUNDED: Final = Budget()
 
 
 @dataclass(slots=True)
@@ -83,7 +88,7 @@ class Request:
     client_id: str | None
     frame: memoryview
     position: int
-    budget: Budget = field(default_factory=Budget)
+    budget: Budget = UNBOUNDED
     _decoded: Any = None
 
     def decode(self) -> Any:  # noqa: ANN401 - kio's classes share no base with fields
