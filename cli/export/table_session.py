@@ -256,6 +256,11 @@ HUDI_SESSION: Final = {
     "spark.kryo.registrator": "org.apache.spark.HoodieSparkKryoRegistrar",
     "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
     "spark.speculation": "false",  # Hudi refuses to write if it is on
+    # Without it, a null within an array fails each commit.
+    "spark.hadoop.parquet.avro.write-old-list-structure": "false",
+    # Hudi writes old dates as they are. Without it, an upsert beside a date before 1582 fails.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.hadoop.fs.s3a.directory.marker.retention": "keep",  # otherwise commits hang: Hadoop 3.3
 }
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "": "file"}

@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from devtools.reference.column_types_page import column_types_page
 from devtools.reference.configuration_page import configuration_page, pinterest_page
 from devtools.reference.metrics_page import metrics_page
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "column-types.md": column_types_page,
     "configuration.md": configuration_page,
     "metrics.md": metrics_page,
     "pinterest-properties.md": pinterest_page,

@@ -49,7 +49,7 @@ class ChangingTopic:
         self.registry = registry
         store = open_plain(StorageEndpoint(f"file://{root}/store"))
         self._archive = MadeArchive(store, ArchiveLayout("prod-a", 3))
-        (root / "logs").mkdir()
+        (root / "logs").mkdir(parents=True)
         settings = {
             "cluster": {"name": "prod-a"},
             "log_dirs": [str(root / "logs")],

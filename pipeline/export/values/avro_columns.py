@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import pyarrow as pa
 
 from sidetier.pipeline.export.values.avro_schema import LOGICAL_TYPES, PLAIN_TYPES
+from sidetier.pipeline.export.values.decoder import UnfitError
 from sidetier.pipeline.export.values.json_texts import text_of
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.json_text import parse_json
@@ -203,7 +204,7 @@ class _Reader:
             value, convert = self.column(schema["values"], f"{path}.*", space)
             kept = self._keeps(convert)
             return pa.map_(pa.string(), value), convert if kept else _map(convert)
-        return _logical(kind, schema) or self.column(kind, path, space)
+        return _logical(kind, schema, path) or self.column(kind, path, space)
 
     def _union(self, schema: list[Any], path: str, space: str) -> tuple[pa.DataType, Convert]:
         others = [branch for branch in schema if not _is_null(branch)]
@@ -243,7 +244,7 @@ class _Reader:
         elif kind == "enum":
             column = pa.string(), _bare
         else:
-            column = _logical("bytes", schema) or (pa.binary(int(schema["size"])), _bytes)
+            column = _logical("bytes", schema, path) or (pa.binary(int(schema["size"])), _bytes)
         self._named[full] = (*column, kind)
         return column
 
@@ -286,23 +287,22 @@ class _Reader:
         return pa.string(), _json_text, "record"
 
 
-def _logical(kind: str, schema: Mapping[str, Any]) -> tuple[pa.DataType, Convert] | None:
+def _logical(kind: str, schema: Mapping[str, Any], path: str) -> tuple[pa.DataType, Convert] | None:
     logical = str(schema.get("logicalType"))
     if logical == "decimal" and kind == "bytes" and isinstance(schema.get("precision"), int):
         scale = int(schema.get("scale", 0))
-        return _decimal_type(int(schema["precision"]), scale), _decimal(scale)
+        decimal = _decimal_type(int(schema["precision"]), scale, path)
+        return decimal, _decimal(scale, decimal.precision)
     if (kind, logical) not in LOGICAL_TYPES:
         return None
     return LOGICAL_TYPES[kind, logical], _date if logical == "date" else _clock(logical)
 
 
-def _decimal_type(precision: int, scale: int) -> pa.DataType:
-    if precision > _MOST_DIGITS:
-        _refuse(
-            "value", f"a decimal of {precision} digits cannot be a column: {_MOST_DIGITS} at most"
-        )
+def _decimal_type(precision: int, scale: int, path: str) -> pa.DataType:
+    if scale > _MOST_DIGITS:
+        _refuse(path, f"a decimal of scale {scale} cannot be a column: {_MOST_DIGITS} at most")
     kind = pa.decimal128 if precision <= _FEW_DIGITS else pa.decimal256
-    return kind(precision, scale)
+    return kind(min(precision, _MOST_DIGITS), scale)
 
 
 def _refuse(path: str, reason: str) -> NoReturn:
@@ -340,19 +340,35 @@ def _struct(
         if not members:
             return record
         record = dict(record)  # a default is the same object in each record
-        for name, convert in members:
-            record[name] = convert(record[name])
+        name = ""
+        try:
+            for name, convert in members:
+                record[name] = convert(record[name])
+        except UnfitError as error:
+            raise error.within(f".{name}") from None
         return record
 
     return take
 
 
 def _array(convert: Convert) -> Convert:
-    return lambda value: [convert(item) for item in _bare(value)]
+    def take(value: Any) -> Any:  # noqa: ANN401
+        try:
+            return [convert(item) for item in _bare(value)]
+        except UnfitError as error:
+            raise error.within("[]") from None
+
+    return take
 
 
 def _map(convert: Convert) -> Convert:
-    return lambda value: [(name, convert(item)) for name, item in _bare(value).items()]
+    def take(value: Any) -> Any:  # noqa: ANN401
+        try:
+            return [(name, convert(item)) for name, item in _bare(value).items()]
+        except UnfitError as error:
+            raise error.within(".*") from None
+
+    return take
 
 
 def _several(branches: Sequence[tuple[str, _Branch]]) -> Convert:
@@ -360,7 +376,10 @@ def _several(branches: Sequence[tuple[str, _Branch]]) -> Convert:
         if value is None:
             return None
         member, branch = _chosen(branches, value)
-        return {member: branch.convert(value)}
+        try:
+            return {member: branch.convert(value)}
+        except UnfitError as error:
+            raise error.within(f".{member}") from None
 
     return take
 
@@ -378,7 +397,7 @@ def _chosen(branches: Sequence[tuple[str, _Branch]], value: Any) -> tuple[str, _
         for branch in branches:
             if branch[1].kind == kind:
                 return branch
-    raise ValueError(f"no branch of the union takes a value of the type {kinds[0]}")
+    raise UnfitError(f"has the type {kinds[0]}, which no branch of the union takes")
 
 
 def _kinds_of(value: object) -> tuple[str, ...]:
@@ -402,13 +421,17 @@ _KINDS: Final[tuple[tuple[type, tuple[str, ...]], ...]] = (
 )
 
 
-def _decimal(scale: int) -> Convert:
+def _decimal(scale: int, digits: int) -> Convert:
+    """Return a conversion to decimals. Arrow refuses those with other digits after the point."""
+
     def take(value: Any) -> Decimal:  # noqa: ANN401
         if type(value) is tuple:
             value = value[1]
         written = _written(value)
         places = int(value.schema.get("scale", 0)) if written == "decimal" else scale
         unscaled = int.from_bytes(_bytes(value), "big", signed=True)
+        if abs(unscaled) >= 10 ** (digits + places - scale):
+            raise UnfitError(f"has more than {digits} digits")
         return Decimal(f"{unscaled}E-{places}")
 
     return take
@@ -422,7 +445,7 @@ def _written(value: Any) -> str | None:  # noqa: ANN401
 def _date(value: Any) -> int:  # noqa: ANN401
     days = int(_bare(value))
     if not _FIRST_DAY <= days <= _LAST_DAY:
-        raise ValueError(f"{days} days since 1970 is no date of the years 1 to 9999")
+        raise UnfitError(f"is {days} days since 1970, which is no date of the years 1 to 9999")
     return days
 
 
@@ -446,7 +469,7 @@ def _clock(logical: str) -> Convert:
         _, _, of_writer = (_written(value) or "").rpartition("-")
         number = number * second // _UNITS_PER_SECOND.get(of_writer, second)
         if not least <= number <= most:
-            raise ValueError(f"{number} {unit} is no {description}")
+            raise UnfitError(f"is {number} {unit}, which is no {description}")
         return number
 
     return take
@@ -470,7 +493,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
 def _meant(value: Marked, written: str) -> object:
     """Return the logical value of a marked number or marked bytes."""
     if written == "decimal":
-        return _decimal(0)(value)
+        return _decimal(0, _MOST_DIGITS)(value)
     if written == "date":
         return pa.scalar(_date(value), pa.date32()).as_py()
     number = _clock(written)(value)

@@ -43,28 +43,29 @@ def avro_schema(schema: pa.Schema, name: str) -> dict[str, Any]:
     Raises:
         ConfigurationError: Avro does not allow a column's name.
     """
-    return _record(list(schema), name)
+    return _record(list(schema), name, ())
 
 
-def _record(fields: list[pa.Field], name: str) -> dict[str, Any]:
+def _record(fields: list[pa.Field], name: str, around: tuple[str, ...]) -> dict[str, Any]:
+    columns = []
     for col in fields:
+        path = (*around, col.name)
         if not _NAME.fullmatch(col.name):
             raise ConfigurationError(
-                f"the Avro schema: {col.name}: Avro has no such names: letters, digits and _ alone"
+                f"the Avro schema: {'.'.join(path)}: Avro has no such names: letters, digits and _ "
+                "alone"
             )
-    columns = [
-        {"name": col.name, "type": ["null", _avro(col.type, f"{name}_{col.name}")]}
-        for col in fields
-    ]
+        kind = _avro(col.type, f"{name}_{col.name}", path)
+        columns.append({"name": col.name, "type": ["null", kind]})
     return {"type": "record", "name": name, "fields": columns}
 
 
-def _avro(kind: pa.DataType, name: str) -> Any:  # noqa: ANN401
+def _avro(kind: pa.DataType, name: str, path: tuple[str, ...]) -> Any:  # noqa: ANN401
     if kind in _LOGICAL_NAMES:
         plain, logical = _LOGICAL_NAMES[kind]
         return {"type": plain, "logicalType": logical}
     if pa.types.is_nested(kind):
-        return _nested(kind, name)
+        return _nested(kind, name, path)
     if pa.types.is_decimal(kind):
         parameters = {"precision": kind.precision, "scale": kind.scale}
         return {"type": "bytes", "logicalType": "decimal", **parameters}
@@ -73,12 +74,12 @@ def _avro(kind: pa.DataType, name: str) -> Any:  # noqa: ANN401
     return _PLAIN_NAMES[kind]
 
 
-def _nested(kind: pa.DataType, name: str) -> Any:  # noqa: ANN401
+def _nested(kind: pa.DataType, name: str, path: tuple[str, ...]) -> Any:  # noqa: ANN401
     if pa.types.is_struct(kind):
-        return _record([kind.field(at) for at in range(kind.num_fields)], name)
+        return _record([kind.field(at) for at in range(kind.num_fields)], name, path)
     if pa.types.is_map(kind):
-        return {"type": "map", "values": ["null", _avro(kind.item_type, name)]}
-    return {"type": "array", "items": ["null", _avro(kind.value_type, name)]}
+        return {"type": "map", "values": ["null", _avro(kind.item_type, name, path)]}
+    return {"type": "array", "items": ["null", _avro(kind.value_type, name, path)]}
 
 
 # Combine an Avro schema with the types of other schemas that it uses, into one schema. Pure.

@@ -17,7 +17,7 @@ from sidetier.pipeline.export.values.avro_columns import (
     parsed_json,
     required_fields,
 )
-from sidetier.pipeline.export.values.decoder import DecodedValues, decode_each
+from sidetier.pipeline.export.values.decoder import DecodedValues, UnfitError, decode_each
 from sidetier.pipeline.export.values.framing import Framing, WriterSchema
 from sidetier.segments.errors import ConfigurationError, SidetierError
 
@@ -77,7 +77,7 @@ class AvroDecoder:
             if reading.is_deep:
                 _require_shallow(raw)
             converted: object = reading.convert(raw)
-        except SidetierError:
+        except (SidetierError, UnfitError):
             raise
         except Exception as error:  # noqa: BLE001 -- fastavro raises errors of many types
             raise ValueError(f"value does not fit its Avro schema: {_shown(error)}") from None

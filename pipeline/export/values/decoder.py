@@ -20,6 +20,19 @@ class Misfit:
     reason: str
 
 
+class UnfitError(ValueError):
+    """A value that does not fit, and its path. The path is built only in this case."""
+
+    def __init__(self, said: str, path: str = "") -> None:
+        super().__init__(said, path)
+        self.said = said
+        self.path = path
+
+    def within(self, step: str) -> "UnfitError":
+        """Return the error with a path that starts one level further out."""
+        return UnfitError(self.said, step + self.path)
+
+
 @dataclass(frozen=True, slots=True)
 class DecodedValues:
     """Decoded values, one for each input: null for a null and for a value that does not fit."""
@@ -132,10 +145,31 @@ def _refused(rows: Sequence[object], kind: pa.DataType) -> Iterator[Misfit]:
         try:
             pa.array([value], type=kind)
         except BUILD_ERRORS as error:
-            yield Misfit(row, f"value does not fit {kind}: {_reason(error)}")
+            path, part = _unfit_part(value, kind, "value")
+            yield Misfit(row, f"{path} does not fit {part}: {_reason(error)}")
+
+
+def _unfit_part(value: Any, kind: pa.DataType, path: str) -> tuple[str, pa.DataType]:  # noqa: ANN401
+    """Return path and type of the innermost part that Arrow refuses."""
+    parts: list[tuple[str, Any, pa.DataType]] = []
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        parts = [(f"{path}.{field.name}", value.get(field.name), field.type) for field in fields]
+    elif pa.types.is_map(kind) and isinstance(value, list):
+        parts = [(f"{path}.*", item, kind.item_type) for _, item in value]
+    elif pa.types.is_list(kind) and isinstance(value, list):
+        parts = [(f"{path}[]", item, kind.value_type) for item in value]
+    for inner_path, inner, inner_kind in parts:
+        try:
+            pa.array([inner], type=inner_kind)
+        except BUILD_ERRORS:
+            return _unfit_part(inner, inner_kind, inner_path)
+    return path, kind
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, UnfitError):
+        return f"value{error.path} {error.said}"
     if isinstance(error, UnicodeDecodeError):
         return f"value is no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

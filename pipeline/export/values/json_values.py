@@ -13,13 +13,13 @@ from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 
-from sidetier.pipeline.export.values.decoder import DecodedValues, decode_each
+from sidetier.pipeline.export.values.decoder import DecodedValues, UnfitError, decode_each
 from sidetier.pipeline.export.values.framing import Framing
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.json_text import parse_json
 
 Coerce = Callable[[Any], Any]
-"""Converts a parsed value to the column's type. Raises _UnfitError with the path below the
+"""Converts a parsed value to the column's type. Raises UnfitError with the path below the
 value.
 """
 Column = tuple[pa.DataType, Coerce]
@@ -31,19 +31,6 @@ MOST_NESTED: Final = 500
 recursion limit would decide, which depends on the thread.
 """
 _BRACKETS: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
-
-
-class _UnfitError(Exception):
-    """A value that does not fit, and its path. The path is built only in this case."""
-
-    def __init__(self, said: str, path: str = "") -> None:
-        super().__init__(said, path)
-        self.said = said
-        self.path = path
-
-    def within(self, step: str) -> "_UnfitError":
-        """Return the error with a path that starts one level further out."""
-        return _UnfitError(self.said, step + self.path)
 
 
 class JsonDecoder:
@@ -80,10 +67,7 @@ class JsonDecoder:
             parsed = _DECODER.decode(text)
         except ValueError as error:
             raise ValueError(f"value is no JSON: {error}") from None
-        try:
-            return self._coerce(parsed)
-        except _UnfitError as error:
-            raise ValueError(f"value{error.path} {error.said}") from None
+        return self._coerce(parsed)
 
 
 def _require_shallow(text: str) -> None:
@@ -202,7 +186,7 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
 
 def _wrong(wanted: str, value: object) -> NoReturn:
     shown = json.dumps(value, ensure_ascii=False)
-    raise _UnfitError(f"should be {wanted}, and is {shown[:60]}")
+    raise UnfitError(f"should be {wanted}, and is {shown[:60]}")
 
 
 def _or_null(coerce: Coerce) -> Coerce:
@@ -243,7 +227,7 @@ def _null(value: Any) -> None:  # noqa: ANN401
 def _date(value: Any) -> date:  # noqa: ANN401
     try:
         return date.fromisoformat(_string(value))
-    except (ValueError, _UnfitError):
+    except ValueError:
         _wrong("a date as 2026-11-21", value)
 
 
@@ -251,7 +235,7 @@ def _date_time(value: Any) -> datetime:  # noqa: ANN401
     try:
         moment = datetime.fromisoformat(_string(value))
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError, _UnfitError):
+    except (ValueError, OverflowError):
         _wrong("a time as 2026-11-21T08:00:00Z", value)
 
 
@@ -261,7 +245,7 @@ def _array(coerce: Coerce) -> Coerce:
             _wrong("an array", value)
         try:
             return [coerce(item) for item in value]
-        except _UnfitError as error:
+        except UnfitError as error:
             raise error.within("[]") from None
 
     return take
@@ -283,7 +267,7 @@ def _struct(columns: Mapping[str, Coerce], required: frozenset[str]) -> Coerce:
         if not isinstance(value, dict):
             _wrong("an object", value)
         if missing := required - value.keys():
-            raise _UnfitError("is missing", f".{min(missing)}")
+            raise UnfitError("is missing", f".{min(missing)}")
         return _coerced(value, named)
 
     return take
@@ -296,7 +280,7 @@ def _coerced(value: dict[str, Any], named: Sequence[tuple[str, Coerce]]) -> dict
         for name, coerce in named:
             if name in value:
                 converted[name] = coerce(value[name])
-    except _UnfitError as error:
+    except UnfitError as error:
         raise error.within(f".{name}") from None
     return converted
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from sidetier.pipeline.export.values.decoder import DecodedValues, decode_each
+from sidetier.pipeline.export.values.decoder import DecodedValues, UnfitError, decode_each
 from sidetier.pipeline.export.values.framing import HEADER_BYTES, Framing
 from sidetier.pipeline.export.values.references import (
     Reference,
@@ -284,10 +284,14 @@ def _message(descriptor: "Descriptor", around: tuple[str, ...]) -> Column:
     converters = [(name, _tells_absence(field), convert) for name, field, (_, convert) in members]
 
     def take(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- a class in C
-        return {
-            name: None if absent and not message.HasField(name) else convert(getattr(message, name))
-            for name, absent, convert in converters
-        }
+        taken, name = {}, ""
+        try:
+            for name, absent, convert in converters:
+                is_absent = absent and not message.HasField(name)
+                taken[name] = None if is_absent else convert(getattr(message, name))
+        except UnfitError as error:
+            raise error.within(f".{name}") from None
+        return taken
 
     return pa.struct(fields), take
 
@@ -341,7 +345,7 @@ def _as_it_is(value: Any) -> Any:  # noqa: ANN401
 
 def _signed(value: int) -> int:
     if value > _LARGEST:
-        raise ValueError(f"{value} is above {_LARGEST}, the largest number of a column")
+        raise UnfitError(f"is {value}, above {_LARGEST}, the largest number of a column")
     return value
 
 
@@ -349,8 +353,8 @@ def _timestamp(message: Any) -> datetime:  # noqa: ANN401
     try:
         return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
     except OverflowError:
-        raise ValueError(
-            f"{message.seconds} s since 1970 is no time of the years 1 to 9999"
+        raise UnfitError(
+            f"is {message.seconds} s since 1970, which is no time of the years 1 to 9999"
         ) from None
 
 
@@ -360,4 +364,4 @@ def _json_text(message: Any) -> str:  # noqa: ANN401
     try:
         return str(MessageToJson(message, preserving_proto_field_name=True, indent=None))
     except Exception as error:  # noqa: BLE001 -- e.g. an `Any` of an unknown type
-        raise ValueError(f"value cannot be written as JSON: {error}") from None
+        raise UnfitError(f"cannot be written as JSON: {error}") from None

@@ -18,6 +18,7 @@ from sidetier.storage.local import LocalStorage
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
+from tests.harness.every_type import check_every_type, in_spark
 from tests.harness.schema_changes import ChangingTopic, check_rows_of_each_version
 from tests.harness.schema_registry import serving
 from tests.harness.spark import SparkDriver
@@ -273,7 +274,9 @@ def test_rows_that_do_not_fit_become_dead_letters_and_are_reported(
     assert not (tmp_path / "out").exists()
 
 
-def test_columns_follow_the_schemas_of_the_registry(export: Export, tmp_path: Path) -> None:
+def test_columns_follow_the_schemas_of_the_registry_and_have_each_type(
+    export: Export, tmp_path: Path
+) -> None:
     table = f"file://{tmp_path}/lake/changing"
     with serving() as registry:
         topic = ChangingTopic(tmp_path, registry)
@@ -287,6 +290,25 @@ def test_columns_follow_the_schemas_of_the_registry(export: Export, tmp_path: Pa
             return found
 
         check_rows_of_each_version(topic, lambda: exported(export.survivor, command), rows)
+
+    def sql(text: str) -> list[Row]:
+        found: list[Row] = export.survivor.call(table_jobs.sql, text=text)
+        return found
+
+    table = f"{tmp_path}/lake/types"
+    options = (f"target.base.path=file://{table}", "target.table.name=types", QUICK)
+    given = [word for one in options for word in ("--option", one)]
+    sql("SET spark.sql.session.timeZone=America/New_York")
+    try:
+        check_every_type(
+            tmp_path / "types",
+            lambda *more: exported(export.survivor, ["hudi", "orders", *given, *more]),
+            lambda: (
+                sql(f"CREATE TABLE types USING hudi LOCATION '{table}'") + sql(in_spark("types"))
+            ),
+        )
+    finally:
+        sql("RESET spark.sql.session.timeZone")
 
 
 def test_state_of_many_partitions_is_not_in_each_commit(export: Export) -> None:

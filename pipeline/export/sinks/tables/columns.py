@@ -23,6 +23,7 @@ from sidetier.pipeline.export.values.decoder_factory import decoder_of, newest, 
 from sidetier.pipeline.export.values.evolution import SchemaGuard
 from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.values.registry import RegistryConfig
+from sidetier.pipeline.export.values.table_types import table_type, table_values
 from sidetier.pipeline.reading import timestamps
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -84,8 +85,8 @@ class ValueColumns:
 
     def _decoded_schema(self, values: ValueDecoder, keys: ValueDecoder) -> pa.Schema:
         at = self.schema.get_field_index(_KEY)
-        schema = self.schema.set(at, pa.field(_KEY, keys.type))
-        return _with_value(schema, values.type, flat=self.flat)
+        schema = self.schema.set(at, pa.field(_KEY, table_type(keys.type, _KEY)))
+        return _with_value(schema, table_type(values.type), flat=self.flat)
 
     def _parts(self) -> tuple[tuple[ValueDecoder, SchemaGuard], tuple[ValueDecoder, SchemaGuard]]:
         """Return decoder and schema guard of values, and those of keys."""
@@ -117,6 +118,7 @@ class ValueColumns:
     ) -> Iterator[pa.RecordBatch]:
         (decoder, guard), (key_decoder, key_guard) = self._parts()
         schema = self._decoded_schema(decoder, key_decoder)
+        value_type, key_type = table_type(decoder.type), table_type(key_decoder.type, _KEY)
         with ExitStack() as stack:
             store = stack.enter_context(self.letters.open()) if self.letters else None
             for batch in batches:
@@ -127,7 +129,9 @@ class ValueColumns:
                 key_guard.require(batch.column(_KEY))
                 decoded = decoder.decode(batch.column(_VALUE))
                 keys = key_decoder.decode(batch.column(_KEY))
-                more = list(_out_of_range(batch))
+                columns_of_value, too_large = table_values(decoded.values, value_type)
+                columns_of_key, large_keys = table_values(keys.values, key_type, _KEY)
+                more = [*_out_of_range(batch), *too_large, *large_keys]
                 more += [Misfit(misfit.row, f"key: {misfit.reason}") for misfit in keys.misfits]
                 if self.flat:
                     more += lacking(decoder, batch.column(_VALUE))
@@ -140,7 +144,7 @@ class ValueColumns:
                     decoded = replace(decoded, misfits=ordered)
                 rows = self._fitting(batch, decoded, store)
                 counts.dead += len(decoded.misfits)
-                values, key_values = decoded.values, keys.values
+                values, key_values = columns_of_value, columns_of_key
                 if rows is not None:
                     batch = batch.take(rows)  # noqa: PLW2901
                     values, key_values = values.take(rows), key_values.take(rows)

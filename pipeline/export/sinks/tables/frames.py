@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
@@ -86,8 +87,8 @@ class KafkaSource:
         """
         names = columns.schema.names
         frame = self.spark.read.format("kafka").options(**self._options(ranges)).load()
-        schema = from_arrow_schema(columns.decoded_schema())
-        return frame.select(*names).mapInArrow(_Decoded(columns, counter), schema)
+        decoded = _Decoded(columns, counter)
+        return frame.select(*names).mapInArrow(decoded, _spark_schema(columns))
 
     def _options(self, ranges: tuple[BrokerRange, ...]) -> dict[str, str]:
         return {
@@ -158,6 +159,11 @@ def value_columns(  # noqa: PLR0913 -- as the fields of `ValueColumns`
     return ValueColumns(values, flat, kafka, letters, null_values, keys, registry, checks)
 
 
+def _spark_schema(columns: ValueColumns) -> StructType:
+    """Return the columns of rows. Times without a zone stay without one (TIMESTAMP_NTZ)."""
+    return from_arrow_schema(columns.decoded_schema(), prefer_timestamp_ntz=True)
+
+
 def table_frames(
     spark: SparkSession,
     settings: ReadSettings,
@@ -190,7 +196,7 @@ def table_frames(
 
     def frame(plan: Plan, counter: TaskCounter) -> DataFrame:
         current = columns.with_newest_schemas()
-        schema = from_arrow_schema(current.decoded_schema())
+        schema = _spark_schema(current)
         report.expect(plan)
         count = len(plan.splits)
         numbers = spark.range(0, count, 1, max(count, 1))

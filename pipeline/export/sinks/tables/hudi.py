@@ -48,6 +48,7 @@ from sidetier.pipeline.export.sinks.tables.row_types import (
     UnfitRowsError,
     converted,
     matching_of,
+    require_avro_names,
 )
 from sidetier.pipeline.export.sinks.tables.run import DEFAULT_TIMEOUT
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
@@ -462,8 +463,9 @@ class HudiTable:
         """Return the rows with the names of the table's columns: Hudi compares names with case.
 
         Raises:
-            UnfitRowsError: a name is ambiguous.
+            UnfitRowsError: a name is ambiguous, or Hudi cannot have it.
         """
+        require_avro_names(frame.schema)
         matching = matching_of(self._spark)
         if not self._timeline.exists():
             matching.require_distinct(frame.schema)

@@ -6,6 +6,7 @@ become a second column, and no query of Spark could name either of them any more
 names of the table, and a name that could be either of two is refused before the table changes.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+_AVRO_NAME: Final = re.compile(r"[^\W\d]\w*")
 _UTC: Final = frozenset({"UTC", "GMT", "Z", "+00:00", "Etc/UTC"})
 
 
@@ -110,6 +112,22 @@ class Matching:
                 )
             return table
         return rows
+
+
+def require_avro_names(kind: DataType, path: str = "") -> None:
+    """Refuse names that Avro does not have, at any depth. Hudi keeps its schema in Avro.
+
+    Raises:
+        UnfitRowsError: there is such a name.
+    """
+    for name, inner in _parts(kind):
+        field = _joined(path, name)
+        if isinstance(kind, StructType) and not _AVRO_NAME.fullmatch(name):
+            raise UnfitRowsError(
+                f"Hudi has no column of the name {field!r}: a name has letters, digits and _, and "
+                "does not begin with a digit. Leave the field out with a schema (--value-schema)"
+            )
+        require_avro_names(inner, field)
 
 
 def matching_of(spark: SparkSession) -> Matching:

@@ -260,8 +260,8 @@ def test_avro_and_arrow_have_the_same_types() -> None:
         ('["string", "unheard"]', "unheard|cannot be used"),
         ('"unheard"', "unheard|cannot be used"),
         (
-            '{"type": "bytes", "logicalType": "decimal", "precision": 77, "scale": 0}',
-            "77 digits",
+            '{"type": "bytes", "logicalType": "decimal", "precision": 99, "scale": 77}',
+            "value: a decimal of scale 77",
         ),
     ],
 )

@@ -12,7 +12,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sidetier.pipeline.export.sinks.tables.row_types import Matching, UnfitRowsError, filled
+from sidetier.pipeline.export.sinks.tables.row_types import (
+    Matching,
+    UnfitRowsError,
+    filled,
+    require_avro_names,
+)
 
 
 def struct(**fields: object) -> StructType:
@@ -89,3 +94,11 @@ def test_rows_that_the_table_cannot_take_are_refused_by_name() -> None:
     required = StructType([StructField("id", NUMBER), StructField("note", TEXT, nullable=False)])
     with pytest.raises(UnfitRowsError, match="column note of the table may not be null"):
         filled(required, struct(id=NUMBER))
+
+
+def test_names_that_hudi_cannot_have_are_refused_at_any_depth() -> None:
+    require_avro_names(struct(_a1=ArrayType(struct(ä=TEXT))))
+    with pytest.raises(UnfitRowsError, match=r"'value\.all\[\]\.a b'"):
+        require_avro_names(struct(value=struct(all=ArrayType(struct(**{"a b": TEXT})))))
+    with pytest.raises(UnfitRowsError, match="'9a'"):
+        require_avro_names(struct(**{"9a": TEXT}))
