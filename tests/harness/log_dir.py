@@ -11,7 +11,7 @@ import random
 import struct
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from sidetier.segments.index_builder import RebuiltIndexes
@@ -124,6 +124,8 @@ class PartitionLog:
         self.values: dict[int, bytes] = {}
         self._epochs = [(epoch, base)]
         self._random = random.Random(f"{tp}")
+        self.open_at: Callable[[int], Iterable[int]] = lambda _: ()
+        """Returns the first offsets of the transactions that are open at a base offset."""
         path.mkdir(parents=True)
         self._write_epochs()
         (path / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
@@ -240,6 +242,8 @@ class PartitionLog:
         start = self.bases()[0]
         path = log_dir.path / f"{self.tp}.{uuid.uuid4().hex}-future"
         copy = PartitionLog(path, self.tp, start, self.epoch, self.topic_id)
+        copy.open_at = self.open_at
+        copy._write_snapshot(start)
         for base in self.bases():
             if base in rolls and copy.log_end > start:
                 copy.roll()
@@ -338,7 +342,7 @@ class PartitionLog:
 
     def _begin(self, base: int) -> None:
         self.file(base).touch(exist_ok=False)
-        self.file(base, FileKind.SNAPSHOT).write_bytes(encode_snapshot())
+        self._write_snapshot(base)
         for kind, size in (
             (FileKind.INDEX, PREALLOCATED_INDEX_BYTES),
             (FileKind.TIMEINDEX, PREALLOCATED_TIMEINDEX_BYTES),
@@ -347,6 +351,12 @@ class PartitionLog:
             path.touch()
             os.truncate(path, size)
         self.written[base] = b""
+
+    def _write_snapshot(self, base: int) -> None:
+        producers = (
+            struct.pack(">qhiqiqiq", 7, 0, 0, 0, 0, 0, 0, first) for first in self.open_at(base)
+        )
+        self.file(base, FileKind.SNAPSHOT).write_bytes(encode_snapshot(producers))
 
     def _position_of(self, base: int, offset: Offset | int) -> int:
         data, position, following = self.written[base], 0, base

@@ -18,7 +18,7 @@ from sidetier.segments.walker import BatchWalker
 from sidetier.storage.fake import FakeStorage
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
-from tests.harness.simulation.replicas import Batch, Replicated
+from tests.harness.simulation.replicas import Batch, Replicated, open_transaction
 from tests.harness.simulation.world import World
 
 
@@ -136,16 +136,38 @@ class Laws:
         if end > archived_to:
             self.bad_trims.append(f"up to {end}, and the archive ends at {archived_to}")
         base_offset = -1 if watermark is None else watermark.base_offset
-        logs = stored_logs(self.store, self.tp)
+        logs, named = stored_logs(self.store, self.tp), self._entries().keys()
         archived = {
-            data
-            for base, log in logs.items()
+            base: {data for _, _, data in batches_of(logs[base])}
+            for base in logs.keys() & named
             if base <= base_offset
-            for _, _, data in batches_of(log)
         }
-        missing = [batch.base for batch in deleted if batch.data not in archived]
+
+        def is_archived(batch: Batch) -> bool:
+            """Where a reader looks for it: in the last segment that begins at or below it."""
+            holder = max((base for base in archived if base <= batch.base), default=None)
+            return holder is not None and batch.data in archived[holder]
+
+        missing = [batch.base for batch in deleted if not is_archived(batch)]
         if missing:
             self.bad_trims.append(f"of batches {missing}, which the archive does not have")
+        self._note_split(end, archived_to)
+
+    def _note_split(self, end: int, archived_to: int) -> None:
+        """Note a transaction that a trim splits: the archive alone has its beginning, and the
+        broker alone its end.
+        """
+        batches = self.cluster.replicas[self.cluster.leader].batches
+        first = open_transaction(batches, end)
+        if first is None:
+            return
+        decided = (batch.end for batch in batches if batch.base >= end and batch.begins is False)
+        decided_at = next(decided, None)
+        if decided_at is None or decided_at > archived_to:
+            self.bad_trims.append(
+                f"up to {end}, and the transaction that began at {first} ends at {decided_at}: the "
+                f"archive ends at {archived_to}"
+            )
 
     def left_over(self) -> dict[int, int]:
         """Count the discarded batches in each segment that `_metadata` names.

@@ -64,6 +64,17 @@ class Batch:
     end: int
     epoch: int
     data: bytes
+    begins: bool | None = None
+    """Whether it begins a transaction (True) or decides it (False); None for all others."""
+
+
+def open_transaction(batches: Iterable[Batch], below: int) -> int | None:
+    """Return the first offset of the transaction that is open at an offset; None if none is."""
+    first: int | None = None
+    for batch in batches:
+        if batch.end <= below and batch.begins is not None:
+            first = batch.base if batch.begins else None
+    return first
 
 
 @dataclass(slots=True)
@@ -89,6 +100,13 @@ class Replica:
     """
     moved_away: list[Path] = field(default_factory=list)
     """Directories that the broker deletes after a move to another log dir."""
+
+    def __post_init__(self) -> None:
+        self.log.open_at = self._open_at
+
+    def _open_at(self, base: int) -> Iterable[int]:
+        first = open_transaction(self.batches, base)
+        return () if first is None else (first,)
 
     @property
     def end(self) -> int:
@@ -135,6 +153,7 @@ class Replica:
         tp = self.log.tp
         self.log.delete_topic()
         self.log = self.log_dir.create(tp.topic, tp.partition, topic_id=topic_id)
+        self.log.open_at = self._open_at
         self.batches.clear()
         self.seen.clear()
         self.high_watermark = self.log_start = 0
@@ -255,13 +274,18 @@ class Replicated:
     def note_start_outrun(self) -> None:
         self.start_outrun = True
 
-    def append(self, records: int) -> None:
+    def append(self, records: int, *, begins: bool | None = None) -> None:
         leader = self.replicas[self.leader]
         values = [self._random.randbytes(8) for _ in range(records)]
         data = record_batch(leader.end, values, epoch=self.epoch)
-        batch = Batch(leader.end, leader.end + records, self.epoch, data)
+        batch = Batch(leader.end, leader.end + records, self.epoch, data, begins)
         leader.append(batch)
         self._advance()
+
+    def next_of_transaction(self) -> None:
+        """Begin a transaction, or decide the one that is open."""
+        leader = self.replicas[self.leader]
+        self.append(1, begins=open_transaction(leader.batches, leader.end) is None)
 
     def replicate(self, broker: int) -> None:
         """Fetch from the leader: truncate batches that it does not have, and append its others."""

@@ -5,7 +5,8 @@ records are lost in unclean elections, and requests fail or arrive late. A recor
 broker has is never deleted.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.timeout(SECONDS)
 _PASS_SECONDS = 6.0
 TRIMS = [0]
 """Trims of all runs of this process."""
+EVENTS: Counter[str] = Counter()
+"""Events of all runs of this process, by name."""
 
 
 class Trimming(Disasters):
@@ -90,7 +93,9 @@ class Trimming(Disasters):
 
 
 class OnlyTrims(Trimming):
-    """Nothing but the invariant of trims is checked, and archives also disappear."""
+    """Nothing but the invariant of trims is checked. Producers have transactions, archives also
+    disappear, and other programs replace objects and keep their metadata.
+    """
 
     @rule(at=PARTITIONS)
     def the_archive_is_deleted(self, at: int = 0) -> None:
@@ -99,6 +104,46 @@ class OnlyTrims(Trimming):
         for key in self.store.contents():
             if key.startswith(prefix):
                 self.store.delete_object(key)
+
+    @rule(at=PARTITIONS)
+    def a_transaction(self, at: int = 0) -> None:
+        """A producer begins a transaction, or decides the one that is open."""
+        self._at(at).next_of_transaction()
+        EVENTS["transaction"] += 1
+
+    @rule(number=st.integers(0, 9), at=PARTITIONS)
+    def an_object_is_overwritten(self, number: int, at: int = 0) -> None:
+        """Replace a `.log` by other bytes of the same size."""
+        keys = self._logs(at)
+        if keys:
+            data = self.store.contents()[key := keys[number % len(keys)]]
+            self.store.overwrite(key, bytes([*data[:-1], data[-1] ^ 1]))
+            EVENTS["overwritten"] += 1
+
+    @rule(number=st.integers(0, 9), with_metadata=st.booleans(), at=PARTITIONS)
+    def two_objects_are_exchanged(
+        self, number: int, at: int = 0, *, with_metadata: bool = True
+    ) -> None:
+        """Exchange two `.log`s that follow each other."""
+        keys = self._logs(at)
+        if len(keys) < 2:
+            return
+        first, second = keys[number % (len(keys) - 1) :][:2]
+        if with_metadata:
+            self.store.copy_object(first, "kept")
+            self.store.copy_object(second, first)
+            self.store.copy_object("kept", second)
+            self.store.delete_object("kept")
+        else:
+            data = self.store.contents()
+            self.store.overwrite(first, data[second])
+            self.store.overwrite(second, data[first])
+        EVENTS["exchanged"] += 1
+
+    def _logs(self, at: int) -> list[str]:
+        prefix = LAYOUT.partition_prefix(self._at(at).tp)
+        keys = self.store.contents()
+        return sorted(key for key in keys if key.startswith(prefix) and key.endswith(".log"))
 
     def _check(self) -> None:
         self._take_told()
@@ -112,8 +157,11 @@ class OnlyTrims(Trimming):
 @pytest.mark.parametrize("machine", [Trimming, OnlyTrims])
 def test_no_trim_deletes_what_is_not_archived(machine: type[Trimming]) -> None:
     TRIMS[0] = 0
+    EVENTS.clear()
     run_state_machine_as_test(machine, settings=examples(15))
     assert TRIMS[0] > 2, "the examples hardly trim anything"
+    if machine is OnlyTrims:
+        assert EVENTS.keys() == {"transaction", "overwritten", "exchanged"}
 
 
 # Each check before a trim is removed in turn, and a scripted run must detect it.
@@ -154,6 +202,26 @@ def _the_archive_is_gone(state: OnlyTrims) -> None:
     _pass_without_writes(state)
 
 
+def _objects_are_overwritten(state: OnlyTrims) -> None:
+    """Another program has replaced the bytes of all objects."""
+    for number in range(len(state._logs(0))):
+        state.an_object_is_overwritten(number)
+    _pass_without_writes(state)
+
+
+def _objects_are_exchanged(state: OnlyTrims) -> None:
+    """Another program has exchanged the first two objects, with their metadata."""
+    state.two_objects_are_exchanged(0)
+    _pass_without_writes(state)
+
+
+def _a_transaction_is_open(state: OnlyTrims) -> None:
+    """Its first records are archived, and it ends above the archive's end."""
+    state.a_transaction()
+    state.a_whole_pass(segments=2)
+    _pass_without_writes(state)
+
+
 def _another_history(state: OnlyTrims) -> None:
     """A replica without the last records leads after an unclean election, and appends its own."""
     state.an_unclean_election(broker=2, records=2, segments=3, stored=40, deaf=set())
@@ -178,6 +246,11 @@ def _all_segments(_: object, led: Any, trim: Any, *__: object) -> Any:  # noqa: 
 
 def _none(*_: object, **__: object) -> None:
     """Mutant: leave the check out."""
+
+
+def _nothing(*_: object) -> Iterator[str]:
+    """Mutant: find nothing."""
+    return iter(())
 
 
 def _as_it_was(_: object, __: object, archive: Any, ___: object) -> Any:  # noqa: ANN401
@@ -207,6 +280,32 @@ SCENARIOS: dict[str, tuple[Callable[[OnlyTrims], None], Patches, Patches]] = {
         _the_archive_is_gone,
         {},
         {f"{TRIM}.archive_check.ArchiveCheck.bound": _unbounded_by},
+    ),
+    "the bytes of the objects": (
+        _objects_are_overwritten,
+        {},
+        {
+            f"{TRIM}.archive_check.checksum_problem": _none,
+            f"{TRIM}.archive_check.ArchiveCheck._bytes_problem": _none,
+        },
+    ),
+    "the place of the objects": (
+        _objects_are_exchanged,
+        {},
+        {
+            f"{TRIM}.archive_check.place_problem": _none,
+            f"{TRIM}.archive_check.contradictions": _nothing,
+            f"{TRIM}.archive_check.size_problem": _none,
+            f"{TRIM}.archive_check.ArchiveCheck._bytes_problem": _none,
+        },
+    ),
+    "the transactions": (
+        _a_transaction_is_open,
+        {},
+        {
+            f"{TRIM}.trimmer.bounded_by_transactions": _unbounded,
+            f"{TRIM}.archive_check.bounded_by_transactions": _unbounded,
+        },
     ),
     "the leader epochs": (
         _another_history,
