@@ -341,12 +341,13 @@ class ArchiveWriter:
             leader.leader_epoch,
         )
         archive = replace(archive, epoch_history=epoch_history)
+        last = stored[-1]
         self._metadata.add(
             tp,
             [(segment.base_offset, segment.modified_ms) for segment in stored],
             lambda: self._covered(tp, archive.watermark),
+            lambda: self._watermarks.expect_unchanged(tp, archive, last.next_offset, leader),
         )
-        last = stored[-1]
         # Just before the first `offset.wm`: another replica may have recorded a lower start while
         # the segments were uploaded.
         if new and archive.start:

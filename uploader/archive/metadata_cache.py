@@ -110,6 +110,7 @@ class MetadataEditor:
         tp: TopicPartition,
         segments: Sequence[tuple[BaseOffset, int]],
         stored: Callable[[], Iterable[ObjectSummary]],
+        expect_ours: Callable[[], None],
     ) -> None:
         """Add entries for stored segments, also while other sidecars write the object.
 
@@ -121,12 +122,18 @@ class MetadataEditor:
             tp: The partition.
             segments: Base offset of each segment, and its time in ms since 1970.
             stored: Lists the committed `.log` objects; a new `_metadata` begins with their entries.
+            expect_ours: Raises an ArchiveConflictError if another sidecar has written `offset.wm`.
+                Called after `_metadata` was read here. A version that is newer than the sidecar's
+                view of the archive may be that of a quarantine, which has moved the segments away.
 
         Raises:
             ArchiveConflictError: other sidecars changed it each time; the same call can succeed
                 later.
         """
-        cached = self._cache.get(tp) or self._read(tp) or _ABSENT
+        cached = self._cache.get(tp)
+        if cached is None:
+            cached = self._read(tp) or _ABSENT
+            expect_ours()
         # A new `_metadata` lists every committed segment:
         # Pinterest's consumer skips a segment without an entry.
         version = self._begin(tp, stored()) if cached is _ABSENT else cached
@@ -142,7 +149,7 @@ class MetadataEditor:
                 return _without_gone(changed, key, self._bases(tp, stored()))
             return changed
 
-        self._write(tp, version, change, stored)
+        self._write(tp, version, change, stored, expect_ours)
 
     def rewrite(
         self, tp: TopicPartition, change: Callable[[PartitionMetadata], PartitionMetadata]
@@ -162,7 +169,7 @@ class MetadataEditor:
             data = encode_metadata(change(decode_metadata(version.data, key)))
             return version._replace(data=data)
 
-        self._write(tp, self._read(tp) or self._begin(tp, ()), changed, lambda: ())
+        self._write(tp, self._read(tp) or self._begin(tp, ()), changed, lambda: (), lambda: None)
 
     def _write(
         self,
@@ -170,6 +177,7 @@ class MetadataEditor:
         version: _Version,
         change: Callable[[_Version], _Version],
         stored: Callable[[], Iterable[ObjectSummary]],
+        expect_ours: Callable[[], None],
     ) -> None:
         key = self._layout.metadata_key(tp)
         for _ in range(_TRIES):
@@ -183,6 +191,8 @@ class MetadataEditor:
                 etag = self._store.put_object(key, body, condition=self._over(version))
             except PreconditionFailedError:
                 version = self._read(tp) or self._begin(tp, stored())
+                # After the read: a quarantine that begins later rewrites `_metadata` itself.
+                expect_ours()
             else:
                 self._cache.put(tp, changed._replace(etag=etag))
                 return

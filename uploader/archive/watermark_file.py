@@ -4,6 +4,7 @@ A write is a conditional put over the version that was read. If two sidecars wri
 store refuses one of the writes.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
 from sidetier.archive.objects.watermark import (
@@ -15,7 +16,7 @@ from sidetier.archive.objects.watermark import (
     write_watermark,
 )
 from sidetier.segments.epoch_history import checksum_below
-from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.errors import ArchiveConflictError, ObjectNotFoundError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
@@ -100,7 +101,7 @@ class WatermarkFile:
         except WatermarkConflictError as error:
             stored, known = error.stored, archive.watermark
             if stored is None or known is None or not only_start_moved(known, stored.watermark):
-                raise _refusal(key, stored, watermark, leader) from None
+                raise _refusal(key, stored, next_offset, leader) from None
             # `sidetier gc` does not change what this write depends on. As a conflict, it would be
             # counted for each partition that gc visits, and end in an alert.
             archive = replace(archive, watermark=stored.watermark, etag=stored.etag)
@@ -110,9 +111,23 @@ class WatermarkFile:
             archive, watermark=watermark, etag=etag, next_offset=next_offset, claimed=True
         )
 
+    def expect_unchanged(
+        self, tp: TopicPartition, archive: ArchiveState, next_offset: Offset, leader: Leader
+    ) -> None:
+        """Check that the store would take the write of `move` now. Raises as `move`."""
+        key = self._layout.watermark_key(tp)
+        etag = None
+        with suppress(ObjectNotFoundError):
+            etag = self._store.head_object(key).etag
+        if etag == archive.etag:
+            return
+        stored, known = read_watermark(self._store, key), archive.watermark
+        if stored is None or known is None or not only_start_moved(known, stored.watermark):
+            raise _refusal(key, stored, next_offset, leader)
+
 
 def _refusal(
-    key: str, stored: StoredWatermark | None, ours: Watermark, leader: Leader
+    key: str, stored: StoredWatermark | None, next_offset: Offset, leader: Leader
 ) -> ArchiveConflictError:
     """Return the error that names the writer of `offset.wm`; raises as `_check_writer`."""
     if stored is None:
@@ -126,7 +141,7 @@ def _refusal(
     _check_writer(key, stored, leader)
     return ArchiveConflictError(
         f"{key} was moved to {written.next_offset} by broker {written.broker_id} in leader epoch "
-        f"{written.leader_epoch} while this sidecar was moving it to {ours.next_offset}"
+        f"{written.leader_epoch} while this sidecar was moving it to {next_offset}"
     )
 
 

@@ -164,6 +164,27 @@ def test_no_trim_deletes_what_is_not_archived(machine: type[Trimming]) -> None:
         assert EVENTS.keys() == {"transaction", "overwritten", "exchanged"}
 
 
+def test_late_commit_names_no_segment_that_a_quarantine_has_moved() -> None:
+    """A sidecar that has stored a segment for an earlier leader commits it after a quarantine."""
+    state = Trimming()
+    state.begin(seed=0, world=World(local_retention=True))
+    steps: list[Callable[[], object]] = [
+        lambda: state.elect(broker=3, deaf=set()),
+        lambda: state.the_leader_moves_amid_a_pass(
+            broker=1, segments=1, before=1, deaf={1, 2, 3}, unclean=True
+        ),
+        lambda: state.requests(broker=3, backlog=True, choices=[(0, Fate.ARRIVES)]),
+        lambda: state.live(frozen=set(), lagging=set(), records=1, rolls=set()),
+        lambda: state.a_whole_pass(segments=1),
+        lambda: state.an_unclean_election(broker=3, records=1, segments=1, stored=12, deaf=set()),
+        lambda: state.a_whole_pass(segments=1),
+    ]
+    for step in steps:
+        step()
+        state.laws_hold()
+    state.teardown()
+
+
 # Each check before a trim is removed in turn, and a scripted run must detect it.
 
 

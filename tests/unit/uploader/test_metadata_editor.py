@@ -10,6 +10,7 @@ from sidetier.archive.objects.pinterest_metadata import (
     decode_metadata,
     encode_metadata,
 )
+from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -34,7 +35,11 @@ class Archive:
     def add(self, *bases: int) -> None:
         """Store the segments and add them to `_metadata`."""
         self.bases |= dict.fromkeys(bases)
-        self.editor.add(TP, [(BaseOffset(base), base + 1) for base in bases], self.stored)
+        segments = [(BaseOffset(base), base + 1) for base in bases]
+        self.editor.add(TP, segments, self.stored, self.expect_ours)
+
+    def expect_ours(self) -> None:
+        """Another sidecar has not written `offset.wm`."""
 
     def stored(self) -> list[ObjectSummary]:
         self.listings += 1
@@ -117,3 +122,24 @@ def test_metadata_of_pinterest_is_read_and_rewritten(archive: Archive) -> None:
     archive.add(10)
     archive.add(20)
     assert archive.entries() == [0, 10, 20]
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_segments_that_a_quarantine_may_have_moved_are_not_named_again(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, *, is_cached: bool
+) -> None:
+    """Another sidecar has written `offset.wm` and `_metadata` since this one has read them."""
+    archive.add(0)
+    others = Archive(archive.store)
+    others.bases = dict(archive.bases)
+    others.add(10)
+    if not is_cached:
+        archive.editor = MetadataEditor(archive.store, LAYOUT, MetadataCache(1 << 20))
+
+    def conflict() -> None:
+        raise ArchiveConflictError("offset.wm")
+
+    monkeypatch.setattr(archive, "expect_ours", conflict)
+    with pytest.raises(ArchiveConflictError, match=r"offset\.wm"):
+        archive.add(5)
+    assert archive.entries() == [0, 10]
