@@ -13,12 +13,13 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 from sidetier.config.model import Config
-from sidetier.leadership.cluster import End, admin_client, as_texts, ask_offsets
+from sidetier.leadership.cluster import End, admin_client, as_texts, ask_offsets, kafka_text
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _TIMEOUT_SECONDS: Final = 10.0
 _NO_BROKER: Final = -1
+_NO_TOPIC_ID: Final = "A" * 22
 
 Settings = Mapping[str, str | None]
 """Configuration of a broker or topic, by Kafka's names. The value of a sensitive entry is None."""
@@ -84,6 +85,10 @@ class Cluster(Protocol):
 
         Topics about which the brokers do not say it are left out.
         """
+        ...
+
+    def topic_ids(self, topics: Iterable[str]) -> Mapping[str, str]:
+        """Return the id of each topic, as Kafka prints it. Topics without one are left out."""
         ...
 
 
@@ -160,24 +165,32 @@ class KafkaCluster:
 
     def allowed_operations(self, topics: Iterable[str]) -> Mapping[str, frozenset[str]]:
         """See the port."""
+        described = self._described(topics, "permissions", include_authorized_operations=True)
+        return {
+            topic: frozenset(operation.name for operation in found.authorized_operations)
+            for topic, found in described.items()
+            if found.authorized_operations is not None
+        }
+
+    def topic_ids(self, topics: Iterable[str]) -> Mapping[str, str]:
+        """See the port."""
+        described = self._described(topics, "topic ids")
+        ids = {topic: kafka_text(str(found.topic_id)) for topic, found in described.items()}
+        return {topic: topic_id for topic, topic_id in ids.items() if topic_id != _NO_TOPIC_ID}
+
+    def _described(self, topics: Iterable[str], what: str, **options: bool) -> dict[str, Any]:
+        """Return librdkafka's descriptions of the topics that exist."""
         names = list(topics)
         if not names:
             return {}
         try:
             futures = self._client.describe_topics(
-                TopicCollection(names),
-                include_authorized_operations=True,
-                request_timeout=self._timeout,
+                TopicCollection(names), request_timeout=self._timeout, **options
             )
         except KafkaException as error:
-            raise self._unavailable("permissions", error) from error
-        allowed: dict[str, frozenset[str]] = {}
-        for topic, future in futures.items():
-            described, _ = _outcome(future)
-            if described is not None and described.authorized_operations is not None:
-                operations = described.authorized_operations
-                allowed[topic] = frozenset(operation.name for operation in operations)
-        return allowed
+            raise self._unavailable(what, error) from error
+        outcomes = {topic: _outcome(future)[0] for topic, future in futures.items()}
+        return {topic: found for topic, found in outcomes.items() if found is not None}
 
     def _settings(
         self, kind: ResourceType, names: Iterable[str]

@@ -195,6 +195,7 @@ class _ClusterAnswer:
     replicas: ReplicaSet | None
     log_offsets: LogOffsets
     settings: Settings | None
+    topic_id: str | None = None
 
 
 def gather_record(question: RecordQuestion) -> RecordFacts:
@@ -226,6 +227,10 @@ def gather_record(question: RecordQuestion) -> RecordFacts:
                 f"{of_archive}"
             )
             brokers = None
+    if archived is not None and brokers is not None:
+        other = _other_topic(archived.watermark, brokers.topic_id)
+        if other is not None:
+            problems["archive"], archived = other, None
     # The Metadata request has succeeded, but the partition's leader did not return its offsets.
     if brokers is not None and brokers.log_offsets.problem is not None:
         problems["cluster"] = brokers.log_offsets.problem
@@ -301,7 +306,8 @@ def _cluster_answer(question: RecordQuestion) -> _ClusterAnswer:
         return _ClusterAnswer(found.cluster_id, None, absent, None)
     log_offsets = LogOffsets() if replicas.leader is None else cluster.log_offsets([tp])[tp]
     settings = _topic_settings(cluster, [tp.topic]).get(tp.topic)
-    return _ClusterAnswer(found.cluster_id, replicas, log_offsets, settings)
+    topic_id = _topic_ids(cluster, [tp.topic]).get(tp.topic)
+    return _ClusterAnswer(found.cluster_id, replicas, log_offsets, settings, topic_id)
 
 
 def _topic_settings(cluster: Cluster, topics: Collection[str]) -> Mapping[str, Settings]:
@@ -309,6 +315,25 @@ def _topic_settings(cluster: Cluster, topics: Collection[str]) -> Mapping[str, S
     with suppress(LeadershipError):  # DescribeConfigs may not be authorized
         return cluster.topic_settings(topics)
     return {}
+
+
+def _topic_ids(cluster: Cluster, topics: Collection[str]) -> Mapping[str, str]:
+    """Return the topics' ids; empty if the brokers refuse, or have none (before Kafka 2.8)."""
+    with suppress(LeadershipError):
+        return cluster.topic_ids(topics)
+    return {}
+
+
+def _other_topic(end: ArchiveEnd, topic_id: str | None) -> str | None:
+    """Tell why an archive is not that of the topic that the brokers have; None if it may be."""
+    archived_id = None if end.watermark is None else end.watermark.topic_id
+    if None in {archived_id, topic_id} or archived_id == topic_id:
+        return None
+    return (
+        f"the archive is of topic id {archived_id}, and the brokers have {topic_id}: the topic was "
+        "deleted and created again, and nothing of it is archived until `sidetier retire` has "
+        "moved the old archive"
+    )
 
 
 # Every partition of one broker, for `can-i-lose`.
@@ -356,7 +381,9 @@ def gather_broker(question: BrokerQuestion, cluster: Cluster) -> BrokerFacts:
         PartitionFacts(tp, cluster_map.partitions[tp], exclusion=exclusions[tp.topic]) for tp in tps
     ]
     # The archive first: a high watermark that is read later is not below the archive end.
-    partitions = _with_archives(partitions, config, cluster_map.cluster_id)
+    partitions = _with_archives(
+        partitions, config, cluster_map.cluster_id, _topic_ids(cluster, topics)
+    )
     partitions = _with_log_offsets(partitions, cluster, cluster_map)
     partitions, note = _with_sidecar(partitions, question)
     is_up = broker_id in cluster_map.brokers
@@ -393,19 +420,28 @@ def _check_broker(broker_id: int, known: ClusterMap, tps: Collection[TopicPartit
 
 
 def _with_archives(
-    partitions: list[PartitionFacts], config: Config, cluster_id: str | None
+    partitions: list[PartitionFacts],
+    config: Config,
+    cluster_id: str | None,
+    topic_ids: Mapping[str, str],
 ) -> list[PartitionFacts]:
     try:
         with open_every_store(with_short_timeouts(config)) as stores:
-            return _read_archives(partitions, config, stores, cluster_id)
+            return _read_archives(partitions, config, stores, cluster_id, topic_ids)
     except ConfigurationError as error:  # such as a missing directory
         return [_unread(partition, str(error)) for partition in partitions]
 
 
 def _read_archives(
-    partitions: list[PartitionFacts], config: Config, stores: EveryStore, cluster_id: str | None
+    partitions: list[PartitionFacts],
+    config: Config,
+    stores: EveryStore,
+    cluster_id: str | None,
+    topic_ids: Mapping[str, str],
 ) -> list[PartitionFacts]:
-    """Read the `offset.wm` of each partition whose store answers, if it is of these brokers."""
+    """Read the `offset.wm` of each partition whose store answers, if it is of these brokers and
+    topics.
+    """
     layout = layout_of(config)
     # Check each store once: an unreachable store would cost a timeout for each of its partitions.
     problems: dict[int, str | None] = {}
@@ -427,7 +463,10 @@ def _read_archives(
         if partition.exclusion is not None:
             return partition
         try:
-            return _with_archive_end(partition, read_archive_end(store, layout, tp), store)
+            end = read_archive_end(store, layout, tp)
+            other = _other_topic(end, topic_ids.get(tp.topic))
+            known = _with_archive_end(partition, end, store)
+            return known if other is None else _unread(partition, other)
         except (ArchiveError, StorageError) as error:
             return _unread(partition, str(error))
 

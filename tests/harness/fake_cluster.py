@@ -18,6 +18,7 @@ class FakeCluster:
     known_offsets: dict[TopicPartition, LogOffsets] = field(default_factory=dict)
     settings: dict[str, Settings] = field(default_factory=dict)
     allowed: dict[str, frozenset[str]] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
     away: bool = False
     cluster_id: str = CLUSTER_ID
     asked: list[str] = field(default_factory=list)
@@ -50,6 +51,10 @@ class FakeCluster:
     def allowed_operations(self, topics: Iterable[str]) -> Mapping[str, frozenset[str]]:
         self._ask("allowed_operations")
         return {topic: self.allowed[topic] for topic in topics if topic in self.allowed}
+
+    def topic_ids(self, topics: Iterable[str]) -> Mapping[str, str]:
+        self._ask("topic_ids")
+        return {topic: self.ids[topic] for topic in topics if topic in self.ids}
 
     def _ask(self, what: str) -> None:
         self.asked.append(what)

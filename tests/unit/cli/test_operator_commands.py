@@ -30,7 +30,7 @@ from sidetier.uploader.archive.quarantine.relocation import Claim
 from tests.harness.batches import make_batch
 from tests.harness.command_line import CommandLine
 from tests.harness.fake_cluster import FakeCluster
-from tests.harness.log_dir import PartitionLog
+from tests.harness.log_dir import TOPIC_ID, PartitionLog
 
 TP = TopicPartition("orders", 0)
 ERROR = "put orders-0: 403"
@@ -208,7 +208,7 @@ def test_in_sync_replica_makes_the_broker_safe_unless_it_is_down(ground: Ground)
     ground.cluster.brokers = {1: "one:9092"}
     assert ground.cli.run("can-i-lose", "1", "--sidecar", ground.sidecar) == 3
     assert "broker 2 is down" in ground.cli.out
-    assert ground.cluster.asked == ["map", "topic_settings", "log_offsets"] * 3
+    assert ground.cluster.asked == ["map", "topic_settings", "topic_ids", "log_offsets"] * 3
 
 
 def test_records_that_only_pins_hold_are_at_risk(ground: Ground) -> None:
@@ -389,6 +389,19 @@ def test_doctor_continues_without_store_broker_and_sidecar(
     assert "nothing is stored at this URL yet" in found["store"]
     assert "one:9092 returns no metadata" in found["broker"]
     assert "no sidecar answers" in found["sidecar"]
+
+
+def test_archive_of_a_deleted_topic_is_not_taken_for_that_of_the_new_one(ground: Ground) -> None:
+    """Its archive end is below the high watermark of the new topic."""
+    line = ("--sidecar", ground.sidecar)
+    before = ground.cli.json("can-i-lose", "1", *line, code=3)
+    ground.cluster.ids["orders"] = TOPIC_ID
+    assert ground.cli.json("can-i-lose", "1", *line, code=3) == before
+    ground.cluster.ids["orders"] = "AAAAAAAAAAAAAAAAAAAAAg"
+    told = ground.cli.json("can-i-lose", "1", *line, code=3)
+    assert told["partitions"][0]["at_risk"][0]["start_offset"] == 0, told
+    answer = ground.cli.json("explain", "orders", "0", "15", *line, code=1)
+    assert "the topic was deleted and created again" in answer["text"]
 
 
 @pytest.mark.parametrize("source", ["brokers", "checkpoint"])
