@@ -44,6 +44,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Replace the links that are relative to the repository."""
     del files
+    if page.file.src_uri == "index.md":
+        # Beside a table of contents, the diagram of the home page would be cut on most screens.
+        page.meta["hide"] = ["toc"]
     return with_site_links(markdown, page.file.src_uri, config.repo_url)
 
 
