@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from watchdog.observers.inotify_c import InotifyEvent, InotifyFD
 
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.watching.watch import HintBoard, Hints, Watcher
+from sidetier.uploader.watching.watch import HintBoard, Hints, InotifyWatch, Watcher
 from tests.harness.inotify import overflow
 from tests.harness.waiting import wait_for, wait_until
 
@@ -171,3 +171,17 @@ def test_unreadable_log_dir_is_watched_once_it_is_back(partition: Path, board: H
         assert str(back) in hints(board).directories
     finally:
         watcher.stop()
+
+
+def test_step_of_an_emitter_that_is_stopped_logs_no_error(
+    watcher: Watcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    """watchdog checks for a stop before each step; the stop may come after the check."""
+    watcher.start()
+    watch = watcher._watch
+    assert isinstance(watch, InotifyWatch)
+    assert watch._observer is not None
+    [emitter] = watch._observer.emitters
+    watcher.stop()
+    emitter.queue_events(0.1)
+    assert caplog.records == []
