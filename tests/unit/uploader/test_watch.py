@@ -176,7 +176,7 @@ def test_unreadable_log_dir_is_watched_once_it_is_back(partition: Path, board: H
 def test_step_of_an_emitter_that_is_stopped_logs_no_error(
     watcher: Watcher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """watchdog checks for a stop before each step; the stop may come after the check."""
+    """Watchdog checks for a stop before each step; the stop may come after the check."""
     watcher.start()
     watch = watcher._watch
     assert isinstance(watch, InotifyWatch)
