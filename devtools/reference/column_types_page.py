@@ -11,8 +11,9 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from sidetier.pipeline.export.values.avro_columns import column_of
 from sidetier.pipeline.export.values.avro_schema import avro_schema
+from sidetier.pipeline.export.values.framing import Framing
 from sidetier.pipeline.export.values.json_values import JsonDecoder
-from sidetier.pipeline.export.values.protobuf_values import ProtobufDecoder
+from sidetier.pipeline.export.values.protobuf_values import ProtobufDecoder, file_set
 from sidetier.pipeline.export.values.references import Registered
 from sidetier.pipeline.export.values.table_types import table_type
 from sidetier.segments.errors import ConfigurationError
@@ -182,13 +183,15 @@ def protobuf_file() -> descriptor_pb2.FileDescriptorProto:
     return file
 
 
-def _protobuf_types() -> Iterator[tuple[str, pa.DataType]]:
-    from sidetier.pipeline.export.values.framing import Framing  # noqa: PLC0415
-    from sidetier.pipeline.export.values.protobuf_values import file_set  # noqa: PLC0415
-
+def protobuf_decoder() -> ProtobufDecoder:
+    """Return a decoder of the message `Every`."""
     text = base64.b64encode(protobuf_file().SerializeToString()).decode()
     files = file_set(Registered(text), {})
-    kind = ProtobufDecoder(files, Framing("Protobuf", lambda _number: None), "every.Every").type
+    return ProtobufDecoder(files, Framing("Protobuf", lambda _number: files), "every.Every")
+
+
+def _protobuf_types() -> Iterator[tuple[str, pa.DataType]]:
+    kind = protobuf_decoder().type
     for at in range(kind.num_fields):
         field = kind.field(at)
         name = field.name.removesuffix("_field").replace("_", " ")

@@ -1,22 +1,36 @@
 """The column of each type of a schema, value by value, in files and in batches for tables."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from google.protobuf import (
+    any_pb2,
+    duration_pb2,
+    empty_pb2,
+    field_mask_pb2,
+    struct_pb2,
+    timestamp_pb2,
+    wrappers_pb2,
+)
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message_factory import GetMessageClass
 
-from devtools.reference.column_types_page import AVRO
+from devtools.reference.column_types_page import AVRO, JSON, protobuf_decoder, protobuf_file
 from sidetier.pipeline.export.sinks.files.formats.avro import AvroForm
 from sidetier.pipeline.export.sinks.files.formats.forms import ParquetForm, StreamForm, json_lines
 from sidetier.pipeline.export.values.avro_columns import column_of
 from sidetier.pipeline.export.values.avro_schema import avro_schema
 from sidetier.pipeline.export.values.avro_values import AvroDecoder
 from sidetier.pipeline.export.values.decoder import DecodedValues
+from sidetier.pipeline.export.values.json_values import JsonDecoder
 from sidetier.pipeline.export.values.table_types import table_type, table_values
 from sidetier.segments.errors import ConfigurationError
 from tests.harness.every_type import VALUES, encoded, in_table, message, names, schema
@@ -89,6 +103,109 @@ def test_batches_of_tables_have_types_that_spark_has() -> None:
     }
     times = {field.name: field.type for field in table_type(values.type) if "stamp_m" in field.name}
     assert set(times.values()) == {pa.timestamp("us", "UTC"), pa.timestamp("us")}
+
+
+PROTOBUF: dict[str, Any] = {
+    **{f"{name}_field": -1.5 for name in ("double", "float")},
+    **{f"{name}_field": -7 for name in ("int32", "int64", "sint32", "sint64")},
+    **{f"{name}_field": -8 for name in ("sfixed32", "sfixed64")},
+    **dict.fromkeys(("uint32_field", "fixed32_field"), 2**32 - 1),
+    **dict.fromkeys(("uint64_field", "fixed64_field"), 2**63 - 1),
+    "bool_field": True,
+    "string_field": "ä",
+    "bytes_field": "AP8=",
+    "Timestamp": "2026-11-21T08:00:00.000001Z",
+    "Duration": "-1.5s",
+    **dict.fromkeys(("DoubleValue", "FloatValue"), 0.5),
+    **dict.fromkeys(("Int64Value", "UInt64Value", "Int32Value", "UInt32Value"), 0),
+    "BoolValue": False,
+    "StringValue": "",
+    "BytesValue": "",
+    "Struct": {"a": [None]},
+    "Value": "text",
+    "ListValue": [1.0],
+    "Any": {"@type": "type.googleapis.com/google.protobuf.BoolValue", "value": True},
+    "Empty": {},
+    "FieldMask": "a,b",
+    "enum": "RED",
+    "message": {"x": 3},
+    "recursive_message": {"string_field": "x"},
+    "repeated": ["a", "b"],
+    "map": {"k": 4},
+}
+"""Values of the message `Every`, in Protobuf's own JSON form."""
+
+
+def test_protobuf_values_of_each_type() -> None:
+    pool = DescriptorPool()
+    for file in (
+        *(any_pb2, duration_pb2, empty_pb2, field_mask_pb2),
+        *(struct_pb2, timestamp_pb2, wrappers_pb2),
+    ):
+        pool.AddSerializedFile(file.DESCRIPTOR.serialized_pb)
+    pool.Add(protobuf_file())
+    every = GetMessageClass(pool.FindMessageTypeByName("every.Every"))
+    value = ParseDict(PROTOBUF, every(), descriptor_pool=pool).SerializeToString()
+    found = protobuf_decoder().decode(pa.array([b"\0\0\0\0\1\0" + value]))
+    assert not found.misfits
+    [row] = found.values.to_pylist()
+    assert set(row) == set(PROTOBUF), "a type without a value"
+    texts = ("Struct", "Value", "ListValue", "Any", "Empty", "recursive_message")
+    assert {name: json.loads(row[name]) for name in texts} == {
+        name: PROTOBUF[name] for name in texts
+    }
+    assert {name: value for name, value in row.items() if name not in texts} == {
+        name: value for name, value in PROTOBUF.items() if name not in texts
+    } | {
+        "bytes_field": b"\x00\xff",
+        "Timestamp": datetime(2026, 11, 21, 8, 0, 0, 1, tzinfo=UTC),
+        "Duration": {"seconds": -1, "nanos": -500_000_000},
+        "BytesValue": b"",
+        "FieldMask": {"paths": ["a", "b"]},
+        "map": [("k", 4)],
+    }
+    assert table_type(found.values.type) == found.values.type, "Spark has each of these types"
+    [absent] = protobuf_decoder().decode(pa.array([b"\0\0\0\0\1\0"])).values.to_pylist()
+    assert {name for name, value in absent.items() if value is None} == {
+        *texts,
+        *(name for name in PROTOBUF if name[0].isupper()),
+        "message",
+    }
+
+
+JSON_VALUES: dict[str, tuple[object, object]] = {
+    "boolean": (True, True),
+    "integer": (2**63 - 1, 2**63 - 1),
+    "number": (0.5, 0.5),
+    "string": ("ä", "ä"),
+    "string, format date": ("2026-11-21", date(2026, 11, 21)),
+    "string, format date-time": (
+        "2026-11-21T09:00:00.000001+01:00",
+        datetime(2026, 11, 21, 8, 0, 0, 1, tzinfo=UTC),
+    ),
+    "string, another format": ("08:00", "08:00"),
+    "array": (["a"], ["a"]),
+    "object with properties": ({"x": 1, "y": 2}, {"x": 1}),
+    "object with additionalProperties": ({"a": 1}, [("a", 1)]),
+    "one type, or null": (None, None),
+    "oneOf with null": (3, 3),
+    "null": (None, None),
+}
+"""Values as they are written, and as they are read. Other types have no column."""
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_json_value_of_each_type(name: str) -> None:
+    text = json.dumps({"type": "object", "properties": {"f": JSON[name]}})
+    if name not in JSON_VALUES:
+        with pytest.raises(ConfigurationError, match=r"value\.f"):
+            JsonDecoder(text)
+        return
+    written, expected = JSON_VALUES[name]
+    found = JsonDecoder(text).decode(pa.array([json.dumps({"f": written}).encode()]))
+    assert not found.misfits
+    assert found.values.to_pylist() == [{"f": expected}]
+    assert table_type(found.values.type) == found.values.type
 
 
 def test_maps_are_converted() -> None:
