@@ -13,6 +13,7 @@ from confluent_kafka import TopicPartition as Place
 from sidetier.archive.verify.progress_file import ProgressFile
 from sidetier.cli.main import run
 from sidetier.consumer.tiered_consumer import TieredConsumer
+from sidetier.leadership.port import TopicConfig
 from sidetier.mirror.hydrate.plan import read_plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
@@ -21,9 +22,12 @@ from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.encrypted_format import MAGIC, marker_key, parse_marker
 from sidetier.storage.local import LocalStorage
 from tests.harness.command_line import CommandLine
+from tests.harness.daemons import ConfigsByHand
 from tests.harness.encryption import FIRST, SECOND, encrypting, encryption, settings
+from tests.harness.fake_cluster import FakeCluster
 from tests.harness.log_dir import PartitionLog
 from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.record_deletion import DeletingBroker
 
 LAYOUT = ArchiveLayout("prod-a", 3)
 ORDERS = TopicPartition("orders", 0)
@@ -392,3 +396,27 @@ def test_a_key_in_the_configuration_is_refused_and_not_shown(
     shown = "".join(capsys.readouterr())
     assert "storage.encryption.keys.k1 (" in shown
     assert secret[:12] not in shown + cli.out + cli.err
+
+
+@pytest.mark.usefixtures("half")
+def test_trim_refuses_another_key_under_the_right_name(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could read with it what the store alone has after the trim."""
+    cluster = FakeCluster()
+    cluster.add(ORDERS, 1, high_watermark=40)
+    monkeypatch.setattr("sidetier.cli.commands.trim.need_cluster", lambda _: cluster)
+    broker = DeletingBroker([cli.log_dir])
+    monkeypatch.setattr("sidetier.cli.commands.trim.record_deleter", lambda *_: broker)
+    configs = ConfigsByHand({"orders": TopicConfig(only_deleted=True)})
+    monkeypatch.setattr("sidetier.cli.commands.trim.topic_config_source", lambda _: configs)
+    cli.configure({"broker": {"bootstrap_servers": "127.0.0.1:1"}})
+    cli.configure({"retention": {"local": {"topics": ["orders"], "bytes": 0}}})
+    right = (cli.root / "k1").read_bytes()
+    (cli.root / "k1").write_bytes(base64.b64encode(bytes(range(1, 33))))
+    assert cli.run("trim") == 2
+    assert "the key 'k1' of this broker has the fingerprint" in cli.err
+    assert not broker.requests
+    (cli.root / "k1").write_bytes(right)
+    assert cli.json("trim")["partitions"][0]["log_start_offset"] == 40
+    assert broker.requests == [{ORDERS: 40}]
