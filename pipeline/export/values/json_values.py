@@ -81,6 +81,10 @@ def _require_shallow(text: str) -> None:
             raise ValueError(f"it is nested more than {MOST_NESTED} deep")
 
 
+_KEYWORDS: Final = {"oneOf": list, "anyOf": list, "properties": dict, "required": list}
+"""Keywords that are read, and the types of their values."""
+
+
 class _SchemaReader:
     """Converts schemas to columns. `$ref` points into the root schema."""
 
@@ -89,6 +93,12 @@ class _SchemaReader:
         self.required: frozenset[str] = frozenset()
 
     def column(self, schema: object, path: str, depth: int) -> Column:
+        """Return the column of a schema.
+
+        Raises:
+            ConfigurationError: the schema has no column, or is invalid. The message names the
+                field.
+        """
         if depth > _DEEPEST:
             raise ConfigurationError(f"the schema of values: {path} is nested without an end")
         if not isinstance(schema, Mapping):
@@ -105,12 +115,17 @@ class _SchemaReader:
         """
         nullable = False
         for _ in range(_DEEPEST):
+            for name, known in _KEYWORDS.items():
+                if not isinstance(schema.get(name, known()), known):
+                    _refuse(path, f"{name} is {schema[name]!r}, which JSON Schema does not allow")
             if "$ref" in schema:
                 schema = self._referred(schema["$ref"], path)
                 continue
             alternatives = schema.get("oneOf", schema.get("anyOf"))
             if alternatives is None:
                 return schema, nullable or schema.get("nullable") is True
+            if not all(isinstance(alternative, Mapping) for alternative in alternatives):
+                _refuse(path, "an alternative that is no object cannot be a column")
             others = [
                 alternative for alternative in alternatives if alternative.get("type") != "null"
             ]
@@ -132,9 +147,9 @@ class _SchemaReader:
 
     def _typed(self, schema: Mapping[str, Any], path: str, depth: int) -> Column:
         kinds = schema.get("type", "object" if "properties" in schema else None)
-        kinds = [kinds] if isinstance(kinds, str) else list(kinds or ())
+        kinds = kinds if isinstance(kinds, list) else [kinds] if isinstance(kinds, str) else []
         named = [kind for kind in kinds if kind != "null"] or kinds[:1]
-        if len(named) != 1:
+        if len(named) != 1 or not isinstance(named[0], str):
             _refuse(
                 path, f"its type is {schema.get('type')!r}; one type, and null, can be a column"
             )

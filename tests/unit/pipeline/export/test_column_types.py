@@ -208,6 +208,22 @@ def test_json_value_of_each_type(name: str) -> None:
     assert table_type(found.values.type) == found.values.type
 
 
+@pytest.mark.parametrize(
+    "schema_of_field",
+    [
+        {"oneOf": [True, {"type": "null"}]},
+        {"anyOf": {}},
+        {"oneOf": [{"properties": [1]}]},
+        {"type": "object", "properties": {"x": {"type": "integer"}}, "required": 5},
+        {"type": 5},
+        {"type": [{"a": 1}]},
+    ],
+)
+def test_invalid_json_schema_is_refused_by_the_name_of_its_field(schema_of_field: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"value\.f: "):
+        JsonDecoder(json.dumps({"type": "object", "properties": {"f": schema_of_field}}))
+
+
 def test_maps_are_converted() -> None:
     kind = pa.map_(pa.string(), pa.timestamp("ms", "UTC"))
     at = datetime(2026, 11, 21, tzinfo=UTC)
