@@ -113,7 +113,7 @@ def decode_header(data: bytes, key: str) -> EncryptedHeader | None:
     if version != VERSION:
         raise EncryptionError(
             f"{key}: it is encrypted in version {version} of the format, and this Sidetier knows "
-            f"version {VERSION} only"
+            f"version {VERSION} only: upgrade Sidetier"
         )
     parts, at = [], _FIXED.size
     for length in lengths:

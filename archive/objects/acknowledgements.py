@@ -18,10 +18,11 @@ from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.errors import (
     ConfigurationError,
+    MalformedObjectError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -69,14 +70,15 @@ def covering(gap: OffsetRange, acknowledged: Iterable[OffsetRange]) -> OffsetRan
 def read_acknowledgement(store: RemoteStorage, key: str) -> Acknowledgement:
     """Read an acknowledgement; its fields are None where the object has none.
 
+    They are also None in an object of an unknown version: the gap is acknowledged by the key alone,
+    and a refusal would hide all other gaps of a report.
+
     Raises:
         StorageError: As `RemoteStorage` says.
     """
     try:
-        fields = parse_json(store.get_object(key).data)
-    except (ObjectNotFoundError, ValueError):
-        return Acknowledgement()
-    if not isinstance(fields, dict):
+        fields = parse_versioned(store.get_object(key).data, _VERSION, key)
+    except (ObjectNotFoundError, ValueError, MalformedObjectError):
         return Acknowledgement()
     reason, user, time_ms = (fields.get(name) for name in ("reason", "user", "time_ms"))
     return Acknowledgement(

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from sidetier.archive.objects.log_check import contradictions
 from sidetier.archive.objects.segment import noted_next_offset, noted_number, noted_records
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout, parse_chapter_key
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
@@ -108,10 +108,10 @@ def decode_chapter(data: bytes, key: str) -> list[ChapterEntry]:
     """Decode a chapter. Fields that a later version adds to an entry are ignored.
 
     Raises:
-        MalformedObjectError: It is no chapter; the message names `key`.
+        MalformedObjectError: It is no chapter, or of an unknown version; the message names `key`.
     """
     try:
-        rows = parse_json(data)["segments"]
+        rows = parse_versioned(data, _VERSION, key)["segments"]
         width = len(ChapterEntry._fields)
         return [_checked(*row[:width]) for row in rows]
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -31,7 +31,7 @@ from sidetier.segments.cluster_state import (
     TopicDefinitions,
 )
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout, parse_cluster_snapshot_key
 from sidetier.storage.port import RemoteStorage
 
@@ -350,16 +350,9 @@ _HEAD_NUMBER: Final = TypeAdapter(int)
 
 def _fields(data: bytes, key: str) -> dict[str, Any]:
     try:
-        fields = parse_json(data)
+        return parse_versioned(data, SNAPSHOT_VERSION, key)
     except ValueError as error:
         raise _malformed(key, f"{error}; it begins {data[:60]!r}") from None
-    if not isinstance(fields, dict):
-        raise _malformed(key, f"expected a JSON object; it begins {data[:60]!r}")
-    if fields.get("version") != SNAPSHOT_VERSION:
-        raise _malformed(
-            key, f"version {fields.get('version')!r} is not known; upgrade Sidetier to read it"
-        )
-    return fields
 
 
 def _of_known_kinds(by_kind: object) -> object:

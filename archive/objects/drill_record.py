@@ -7,7 +7,7 @@ stay.
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,7 +17,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
@@ -68,13 +68,7 @@ def decode_drill(data: bytes, key: str) -> DrillRecord:
         MalformedObjectError: The bytes are no record, or a record of an unknown version.
     """
     try:
-        fields: Any = parse_json(data)
-        version = fields.get("version") if isinstance(fields, dict) else None
-        if version != DRILL_VERSION:
-            raise MalformedObjectError(
-                f"{key}: version {version!r} of a drill's record is not known; upgrade Sidetier"
-            )
-        return _RECORD.validate_python(fields)
+        return _RECORD.validate_python(parse_versioned(data, DRILL_VERSION, key))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))

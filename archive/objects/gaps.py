@@ -8,16 +8,18 @@ import contextlib
 import json
 from collections.abc import Iterable
 from os.path import commonprefix
-from typing import Literal
+from typing import Final, Literal
 
-from sidetier.segments.errors import PreconditionFailedError
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.errors import MalformedObjectError, PreconditionFailedError
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
 
 Gaps = list[OffsetRange]
+
+_VERSION: Final = 1
 
 ArchiveBelow = Literal["verified", "unverified"]
 
@@ -74,7 +76,7 @@ def write_gap(  # noqa: PLR0913 - one argument for each field of the record
         StorageError: As `RemoteStorage` says.
     """
     fields: dict[str, int | str] = {
-        "version": 1,
+        "version": _VERSION,
         "topic": tp.topic,
         "partition": tp.partition,
         "start_offset": gap.start,
@@ -97,11 +99,14 @@ def shorten_gap(
     """
     for start, old_end in recorded_gaps(store, layout, [tp])[tp]:
         if start < end < old_end:
-            data = store.get_object(layout.gap_key(tp, start, old_end)).data
+            key = layout.gap_key(tp, start, old_end)
             try:
-                fields = parse_json(data) | {"end_offset": end}
-            except (ValueError, TypeError):
-                fields = {"version": 1, "start_offset": start, "end_offset": end}
+                fields = parse_versioned(store.get_object(key).data, _VERSION, key)
+            except (ValueError, MalformedObjectError):
+                # The key has the offsets. A refusal of an unknown version would hold the partition,
+                # and its fields may be wrong for another range.
+                fields = {"version": _VERSION, "start_offset": start}
+            fields["end_offset"] = end
             _put(store, layout.gap_key(tp, start, end), fields)
 
 

@@ -15,12 +15,13 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
 from sidetier.storage.settings import EncryptionSettings, LocalKeySettings
 
+_VERSION: Final = 1
 _MESSAGE: Final = b"sidetier encryption key"
 
 
@@ -70,7 +71,7 @@ def write_or_check_fingerprint(
     if encryption is None or check_stored_fingerprints(store, layout, encryption):
         return
     [(name, key)] = (entry for entry in _local_keys(encryption) if entry[0] == encryption.key)
-    note = {"version": 1, "hmac_sha256": fingerprint(key)}
+    note = {"version": _VERSION, "hmac_sha256": fingerprint(key)}
     body = BytesBody(json.dumps(note, sort_keys=True).encode())
     try:
         store.put_object(layout.key_fingerprint_key(name), body, condition=unchanged(None))
@@ -90,7 +91,9 @@ def _read(store: RemoteStorage, layout: ArchiveLayout, name: str) -> str | None:
     except ObjectNotFoundError:
         return None
     try:
-        return str(parse_json(data)["hmac_sha256"])
+        # An unknown version refuses the start of a sidecar, before it holds any segment. Unchecked,
+        # it might encrypt segments with a key that no reader has.
+        return str(parse_versioned(data, _VERSION, key)["hmac_sha256"])
     except (ValueError, KeyError, TypeError):
         raise MalformedObjectError(
             f"{key} is not a fingerprint of a key: {data[:80]!r}; delete it, and start the sidecar "

@@ -11,11 +11,12 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import OWN_ROOT, ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
 
+_VERSION: Final = 1
 _MAX_ARCHIVES: Final = 100
 """Maximum number of other archives in one store whose notes are read at a start."""
 
@@ -36,8 +37,11 @@ class LayoutNote:
 def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
     """Read `layout.json`; None if the store has none.
 
+    An unknown version refuses the start of a sidecar, before it holds any segment. With another
+    layout, it would store segments where no reader looks.
+
     Raises:
-        MalformedObjectError: It does not parse.
+        MalformedObjectError: It does not parse, or has an unknown version.
     """
     key = layout.layout_key()
     try:
@@ -45,7 +49,7 @@ def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
     except ObjectNotFoundError:
         return None
     try:
-        note = parse_json(data)
+        note = parse_versioned(data, _VERSION, key)
         kafka_id = note.get("kafka_cluster_id")
         return LayoutNote(int(note["bits"]), None if kafka_id is None else str(kafka_id))
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -181,7 +185,7 @@ def other_cluster(
 
 def _write_note(store: RemoteStorage, layout: ArchiveLayout, kafka_id: str | None) -> LayoutNote:
     note = {
-        "version": 1,
+        "version": _VERSION,
         "cluster": layout.cluster,
         "bits": layout.bits,
         "kafka_cluster_id": kafka_id,

@@ -19,7 +19,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
     BaseOffset,
@@ -152,7 +152,7 @@ def decode_plan(data: bytes, key: str) -> MovePlan:
         MalformedObjectError: The bytes are no plan, or a plan of an unknown version.
     """
     try:
-        return _from_fields(parse_json(data))
+        return _from_fields(parse_versioned(data, _VERSION, key))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise MalformedObjectError(
             f"{key}: no plan of a move ({type(error).__name__}: {error}); it begins {data[:60]!r}"
@@ -160,8 +160,6 @@ def decode_plan(data: bytes, key: str) -> MovePlan:
 
 
 def _from_fields(fields: dict[str, Any]) -> MovePlan:
-    if fields["version"] != _VERSION:
-        raise ValueError(f"version {fields['version']!r} is not known here")
     kept, cut = fields["kept"], fields["cut"]
     return MovePlan(
         kind=MoveKind(fields["kind"]),

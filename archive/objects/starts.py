@@ -25,7 +25,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -34,6 +34,7 @@ from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
 NOT_STORED: Final = (ObjectNotFoundError, InvalidRequestError)
 """Errors for a former key: a file system refuses its long name, and so has no object there."""
 _EARLIEST = "earliest"
+_VERSION: Final = 1
 _LIST_AFTER: Final = 64
 _LISTING_SECONDS: Final = 30.0
 
@@ -214,7 +215,9 @@ def _body(record: dict[str, Any]) -> BytesBody:
 
 def _decode(data: bytes, key: str) -> _Record:
     try:
-        fields = parse_json(data)
+        # An unknown version holds the one partition: its segments stay pinned, and a later read
+        # tries again. With a wrong start, the sidecar would leave records out of the archive.
+        fields = parse_versioned(data, _VERSION, key)
         earliest = fields.get("offset_reset") == _EARLIEST
         return _Record(Offset(int(fields["start_offset"])), earliest, fields.get("topic_id"))
     except (ValueError, KeyError, TypeError, AttributeError):

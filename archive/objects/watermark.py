@@ -17,7 +17,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.offsets import (
     MAX_OFFSET,
     UNKNOWN_EPOCH,
@@ -184,15 +184,12 @@ def decode_watermark(data: bytes, key: str) -> Watermark:
     if match[2] is None:
         return Watermark(base, None)
     try:
-        return _from_fields(base, parse_json(match[2]))
+        return _from_fields(base, parse_versioned(match[2], WATERMARK_VERSION, key))
     except ValueError as error:
         raise _malformed(key, data, f"line 2: {error}") from None
 
 
 def _from_fields(base: BaseOffset, fields: dict[str, Any]) -> Watermark:
-    version = fields.get("version")
-    if version != WATERMARK_VERSION:
-        raise ValueError(f"version {version!r} is not known here")
     following = None
     pending = _text(fields, "pending")
     if fields.get("next_offset") is not None:

@@ -39,7 +39,7 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout, parse_group_key
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
@@ -137,11 +137,7 @@ def parse_group(data: bytes, key: str) -> StoredGroup:
         MalformedObjectError: It is no group, or of a later version. The text names the key.
     """
     try:
-        document = parse_json(data)
-        if document["version"] != VERSION:
-            raise MalformedObjectError(
-                f"{key}: version {document['version']!r}; this version of Sidetier reads {VERSION}"
-            )
+        document = parse_versioned(data, VERSION, key)
         offsets = {
             TopicPartition(topic, int(number)): _parse_row(*row)
             for topic, rows in document["offsets"].items()

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from sidetier.segments.errors import MalformedObjectError
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_json, parse_versioned
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _SOURCE: Final = attrgetter("source")
@@ -348,11 +348,8 @@ def decode_map_record(key: bytes, value: bytes) -> MapChunk:
         MalformedObjectError: The record is not a chunk of the map, or has an unknown version.
     """
     try:
-        names, chunk = parse_json(key), parse_json(value)
-        if chunk["version"] != _VERSION:
-            raise MalformedObjectError(
-                f"offset map: version {chunk['version']}, this release knows version {_VERSION}"
-            )
+        names = parse_json(key)
+        chunk = parse_versioned(value, _VERSION, f"offset map: the record {key[:200]!r}")
         return MapChunk(
             TopicPartition(str(names["topic"]), int(names["partition"])),
             tuple(Run(*map(int, run)) for run in chunk["runs"]),

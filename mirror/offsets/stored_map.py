@@ -25,7 +25,7 @@ from sidetier.segments.errors import (
     MalformedObjectError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -142,12 +142,7 @@ def _encode(stored: StoredMap) -> bytes:
 
 def _decode(data: bytes, key: str) -> StoredMap:
     try:
-        value = parse_json(data)
-        if value["version"] != _VERSION:
-            raise MalformedObjectError(
-                f"{key}: offset map of version {value['version']}, this release knows version "
-                f"{_VERSION}"
-            )
+        value = parse_versioned(data, _VERSION, key)
         partition = int(value["partition"])
         return StoredMap(
             TopicPartition(str(value["source_topic"]), partition),

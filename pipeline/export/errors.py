@@ -174,8 +174,8 @@ def refuse_later(version: int, known: int, kind: str, where: str) -> None:
     """
     if version > known:
         raise NewerStateError(
-            f"{where}: version {version} of {kind}, {known} is known here: use the version of "
-            "Sidetier that wrote it, or a later one"
+            f"{where}: version {version} of {kind}, {known} is known here: upgrade "
+            "Sidetier to the version that wrote it, or a later one"
         )
 
 

@@ -90,7 +90,7 @@ def from_json(value: OffsetJson) -> StreamOffset:
         if unknown:
             raise MalformedObjectError(
                 f"the offset of the stream's checkpoint has {min(unknown)!r}, which this version "
-                "does not know: use the version of Sidetier that wrote it, or a later one"
+                "does not know: upgrade Sidetier to the version that wrote it, or a later one"
             )
         topics = {name: part for name, part in value.items() if not name.startswith(_PREFIX)}
         return StreamOffset(

@@ -89,10 +89,10 @@ def test_fields_of_a_later_version_inside_a_topic_are_ignored() -> None:
     ("data", "reason"),
     [
         (b"", "Expecting value"),
-        (b"[]", "expected a JSON object"),
+        (b"[]", "it is no JSON object"),
         (b"\xff", "can't decode"),
-        (b"{}", "version None is not known"),
-        (b'{"version": 2}', "version 2 is not known; upgrade Sidetier"),
+        (b"{}", "it has no version"),
+        (b'{"version": 2}', "has version 2, and this Sidetier reads version 1: upgrade Sidetier"),
         (b'{"version": 1, "kind": "plans"}', "'plans' is not a valid SnapshotKind"),
         (b'{"version": 1, "kind": "topics", "content": {}}', "topics: Field required"),
         (

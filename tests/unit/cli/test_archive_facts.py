@@ -124,7 +124,7 @@ def test_quarantined_and_retired_segments_are_found_by_the_nearest_base_offset(
 
 
 def test_other_entropy_bits_are_refused(store: FakeStorage) -> None:
-    put_json(store, LAYOUT.layout_key(), {"bits": 5, "kafka_cluster_id": None})
+    put_json(store, LAYOUT.layout_key(), {"version": 1, "bits": 5, "kafka_cluster_id": None})
     with pytest.raises(ConfigurationError, match="has keys with 5"):
         archive(store).about(Offset(0))
 
