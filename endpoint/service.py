@@ -236,10 +236,33 @@ def _security_protocol(settings: EndpointSettings) -> str:
     return transport if settings.users is None else f"SASL_{transport}"
 
 
+@dataclass(slots=True)
+class ArchivedCluster:
+    """Kafka's id of the archived cluster."""
+
+    archive: ArchiveAccess
+    _id: str | None = None
+
+    def id(self) -> str | None:
+        """Return the id; None if it is not known.
+
+        It is read again until it is known: the first sidecar may start after the endpoint.
+
+        Raises:
+            MalformedObjectError: `layout.json` does not parse.
+            StorageError: As `RemoteStorage` says.
+        """
+        if self._id is None:
+            note = read_note(self.archive.default_store, self.archive.layout)
+            self._id = None if note is None else note.kafka_cluster_id
+        return self._id
+
+
 def _archived_topics(archive: ArchiveAccess, catalog: Catalog) -> ArchivedTopics:
-    note = read_note(archive.default_store, archive.layout)
+    cluster = ArchivedCluster(archive)
+    cluster.id()  # a damaged note ends the start, not the first request
     return ArchivedTopics(
-        None if note is None else note.kafka_cluster_id,
+        cluster.id,
         lambda name: parse_topic_id(catalog.archived_topic_id(name)),
         lambda topic_id: catalog.topic_of_id(topic_id) is not None,
     )

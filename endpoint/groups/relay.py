@@ -41,10 +41,12 @@ from sidetier.endpoint.log_limits import AtMostEvery, Once
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.segments.errors import (
+    ArchiveError,
     BrokerError,
     BrokerLoginError,
     BrokerUnavailableError,
     KafkaApiError,
+    StorageError,
     UnsupportedVersionError,
 )
 from sidetier.storage.attempt import monotonic
@@ -135,12 +137,12 @@ class ArchivedTopics:
     """What the archive knows of the identity of its topics.
 
     Attributes:
-        cluster_id: Kafka's id of the archived cluster; None if it is not known.
+        cluster_id: Returns Kafka's id of the archived cluster; None if it is not known.
         topic_id: Returns the id of a topic; None if the archive has none.
         has_topic_id: Returns whether the archive has a topic with this id.
     """
 
-    cluster_id: str | None
+    cluster_id: Callable[[], str | None]
     topic_id: Callable[[str], UUID | None]
     has_topic_id: Callable[[UUID], bool]
 
@@ -457,16 +459,20 @@ class RelayGroups:
         Ids of another cluster than the archived one differ anyway, and say nothing.
 
         Raises:
-            BrokerError: No broker answers.
+            BrokerError: No broker answers, or the store does not.
         """
-        if self._archived.cluster_id is None:
-            return set()
         archived = {name: self._archived.topic_id(name) for name in set(names)}
         known = {name: topic_id for name, topic_id in archived.items() if topic_id is not None}
         if not known:
             return set()
+        try:
+            cluster_id = self._archived.cluster_id()
+        except (ArchiveError, StorageError) as error:
+            raise BrokerUnavailableError(str(error)) from error
+        if cluster_id is None:
+            return set()
         live = upstream.cluster.metadata(sorted(known), timeout=_LOCATE_TIMEOUT)
-        if live.cluster_id != self._archived.cluster_id:
+        if live.cluster_id != cluster_id:
             return set()
         others = {
             name

@@ -15,7 +15,9 @@ from sidetier.segments.errors import (
     DamagedSegmentError,
     SegmentChangedError,
     SegmentEndsElsewhereError,
+    SegmentError,
     UnprovenSegmentError,
+    UnsupportedFormatError,
 )
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES
@@ -155,6 +157,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
             committed.
         SegmentGoneError: the partition's directory is gone.
         UnsupportedFormatError: message format v0 or v1.
+        SegmentError: `leader-epoch-checkpoint` does not parse.
     """
     # Before and after the reading: a pin keeps the bytes of a deleted file,
     # but not those of a file that truncation or recovery rewrites in place.
@@ -342,7 +345,11 @@ def _check_epoch_history(
     still be in the log, or be known as committed from the time when the checkpoint had the epoch.
     """
     directory = reading.directory or pinned.directory
-    epoch_history = reading.read_epochs(directory)
+    try:
+        epoch_history = reading.read_epochs(directory)
+    except UnsupportedFormatError as error:
+        # The checkpoint says nothing about the format of the segment, which waits for it.
+        raise SegmentError(str(error)) from error
     violation = epoch_history.violation(facts.epochs, facts.next_offset or Offset(0))
     if violation is not None:
         raise DamagedSegmentError(

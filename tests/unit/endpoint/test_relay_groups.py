@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from sidetier.archive.objects.layout import write_or_check_note
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.groups.relay import (
     OFFERED_RELAY,
@@ -26,18 +27,21 @@ from sidetier.endpoint.groups.relay import (
 from sidetier.endpoint.groups.requests import groups_of, without_repeats
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.reloading import Reloaded
+from sidetier.endpoint.service import ArchivedCluster
 from sidetier.endpoint.session import Session
-from sidetier.segments.errors import UnsupportedVersionError
+from sidetier.segments.errors import StoreUnavailableError, UnsupportedVersionError
+from sidetier.storage.fake import FakeStorage
 from sidetier.wire.protocol import ApiKey, decode_request, decode_response
 from sidetier.wire.settings import Address, ClientSettings, SaslSettings, TlsSettings
 from tests.harness.endpoint import request_of
 from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker
+from tests.harness.made_archive import LAYOUT, access_to
 from tests.harness.waiting import wait_until
 
 NONE = ErrorCode.none
 ADVERTISED = ("archive.example", 9092)
 KNOWN_ID, OTHER_ID = UUID(int=7), UUID(int=8)
-NO_IDS = ArchivedTopics(None, lambda _: None, KNOWN_ID.__eq__)
+NO_IDS = ArchivedTopics(lambda: None, lambda _: None, KNOWN_ID.__eq__)
 VERSIONS = {ApiKey.API_VERSIONS: (0, 4), ApiKey.METADATA: (0, 13), **OFFERED_RELAY}
 JOIN: dict[str, Any] = {
     "group_id": "g",
@@ -699,7 +703,7 @@ def test_offsets_of_a_topic_that_was_created_again(
         ],
         throttle_time=0, cluster_id="live", controller_id=0, error_code=NONE,
     )  # fmt: skip
-    archived = ArchivedTopics(cluster_id, {"orders": KNOWN_ID}.get, KNOWN_ID.__eq__)
+    archived = ArchivedTopics(lambda: cluster_id, {"orders": KNOWN_ID}.get, KNOWN_ID.__eq__)
     asked: dict[str, Any] = {
         "group_id": "g", "topics": [{"name": "orders", "partition_indexes": (0,)}]
     }  # fmt: skip
@@ -716,3 +720,30 @@ def test_offsets_of_a_topic_that_was_created_again(
     assert committed == ([] if is_other else ["orders"])
     events = [entry["event"] for entry in logs]
     assert events.count("endpoint.relay_topic_recreated") == is_other
+
+
+def test_commit_is_repeated_if_the_archived_cluster_is_not_known_for_now(
+    broker: FakeBroker,
+) -> None:
+    """Relayed unchecked, it could be a position in the deleted topic."""
+
+    def cluster_id() -> str:
+        raise StoreUnavailableError("layout.json: no answer")
+
+    archived = ArchivedTopics(cluster_id, {"orders": KNOWN_ID}.get, KNOWN_ID.__eq__)
+    with relay_to(broker.address, archived=archived) as relay:
+        client = Client(relay)
+        response = client.ask(ApiKey.OFFSET_COMMIT, 9, **asked_of(ApiKey.OFFSET_COMMIT, 9))
+        errors = [row.error_code for topic in response.topics for row in topic.partitions]
+    assert errors == [ErrorCode.not_coordinator]
+
+
+def test_id_of_the_archived_cluster_is_read_until_it_is_known() -> None:
+    """The first sidecar may start after the endpoint."""
+    store = FakeStorage()
+    cluster = ArchivedCluster(access_to(store))
+    assert cluster.id() is None
+    write_or_check_note(store, LAYOUT, "live")
+    assert cluster.id() == "live"
+    store.delete_object(LAYOUT.layout_key())
+    assert cluster.id() == "live"

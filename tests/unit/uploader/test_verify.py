@@ -14,6 +14,7 @@ from sidetier.segments.errors import (
     DamagedSegmentError,
     SegmentChangedError,
     SegmentEndsElsewhereError,
+    SegmentError,
     SegmentGoneError,
     UnprovenSegmentError,
     UnsupportedFormatError,
@@ -321,6 +322,17 @@ def test_segment_of_a_dropped_epoch_is_accepted_only_in_the_live_log_or_committe
     with pytest.raises(UnprovenSegmentError, match="retention or truncation"):
         look.verify(pinned)
     assert look.verify(pinned, committed=True).next_offset == 100
+
+
+@pytest.mark.parametrize("text", ["", "1\n1\n0 0\n", "0\nmany\n"])
+def test_checkpoint_that_does_not_parse_says_nothing_about_the_segment(
+    closed: PartitionLog, look: Look, text: str
+) -> None:
+    """A segment of an old format, or a damaged one, may become a gap; this one waits."""
+    (closed.path / "leader-epoch-checkpoint").write_text(text)
+    with pytest.raises(SegmentError, match="leader-epoch-checkpoint") as caught:
+        look(closed.path, 0, 100)
+    assert type(caught.value) is SegmentError
 
 
 def test_deleted_partition_directory_raises_segment_gone(closed: PartitionLog, look: Look) -> None:
