@@ -13,14 +13,13 @@ the copy leaves both: the current key counts, and the next call deletes the form
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sidetier.segments.errors import (
     ArchiveConflictError,
-    InvalidRequestError,
     MalformedObjectError,
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -29,10 +28,8 @@ from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage, StoredObject
 
-NOT_STORED: Final = (ObjectNotFoundError, InvalidRequestError)
-"""Errors for a former key: a file system refuses its long name, and so has no object there."""
 _EARLIEST = "earliest"
 _VERSION: Final = 1
 _LIST_AFTER: Final = 64
@@ -126,10 +123,36 @@ def read_earliest_start(
     Raises:
         MalformedObjectError: The stored record does not parse.
     """
-    for key in layout.start_keys(tp):
-        with suppress(*NOT_STORED):
-            record = _decode(store.get_object(key).data, key)
-            return record.start if record.tells_earliest_of(topic_id) else None
+    stored = read_first(store, layout.start_keys(tp))
+    if stored is None:
+        return None
+    record = _decode(stored.data, stored.head.key)
+    return record.start if record.tells_earliest_of(topic_id) else None
+
+
+def read_first(store: RemoteStorage, keys: Iterable[str]) -> StoredObject | None:
+    """Return the object at the first of these keys that has one; None if none has.
+
+    Args:
+        store: The store.
+        keys: The current key, then the keys at which earlier versions stored the object.
+
+    Raises:
+        StorageError: As `RemoteStorage` documents.
+    """
+    key, *former = keys
+    with suppress(ObjectNotFoundError):
+        return store.get_object(key)
+    return next(filter(None, (_read_former(store, old) for old in former)), None)
+
+
+def _read_former(store: RemoteStorage, key: str) -> StoredObject | None:
+    # Listed first: a file system refuses to open a name of this length. The same type of error may
+    # also be a wrong setting, which does not mean that there is no object.
+    if all(row.key != key for row in store.list_objects(key)):
+        return None
+    with suppress(ObjectNotFoundError):
+        return store.get_object(key)
     return None
 
 
@@ -191,11 +214,12 @@ def _moved(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> s
     """Return the key of the record, after a record of an earlier version was moved to it."""
     key, *former = layout.start_keys(tp)
     for old in former:
-        with suppress(*NOT_STORED):
-            stored = store.get_object(old)
-            with suppress(PreconditionFailedError):  # there is a current one
-                store.put_object(key, BytesBody(stored.data), condition=IfAbsent())
-            store.delete_object(old)
+        stored = _read_former(store, old)
+        if stored is None:
+            continue
+        with suppress(PreconditionFailedError):  # there is a current one
+            store.put_object(key, BytesBody(stored.data), condition=IfAbsent())
+        store.delete_object(old)
     return key
 
 

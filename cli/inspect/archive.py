@@ -12,7 +12,7 @@ from sidetier.archive.objects.acknowledgements import (
 )
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import derive_next_offset
-from sidetier.archive.objects.starts import NOT_STORED
+from sidetier.archive.objects.starts import read_first
 from sidetier.cli.archive_listing import ArchiveEnd, read_archive_end
 from sidetier.segments.errors import ArchiveError, SegmentError
 from sidetier.segments.json_text import parse_json
@@ -173,11 +173,8 @@ class ArchivedPartition:
         return next((base for base, _ in self._logs(0, 2**63 - 1)), None)
 
     def _start(self) -> Offset | None:
-        for key in self.layout.start_keys(self.tp):
-            start_offset = self._json(key).get("start_offset")
-            if isinstance(start_offset, int):
-                return Offset(start_offset)
-        return None
+        start_offset = self._json(*self.layout.start_keys(self.tp)).get("start_offset")
+        return Offset(start_offset) if isinstance(start_offset, int) else None
 
     def _gap(self, offset: int) -> RecordedGap | None:
         prefix = self.layout.gap_prefix(self.tp)
@@ -207,11 +204,14 @@ class ArchivedPartition:
             keys = nearest_in_each_directory(self.store.list_objects(prefix), offset)
             yield from sorted(keys)[:_MOST_SET_ASIDE]
 
-    def _json(self, key: str) -> dict[str, Any]:
-        """Return a JSON object that Sidetier wrote; {} if it is absent or cannot be parsed."""
+    def _json(self, *keys: str) -> dict[str, Any]:
+        """Return the JSON object at the first key that has one; {} if it is absent or cannot be
+        parsed.
+        """
         try:
-            parsed = parse_json(self.store.get_object(key).data)
-        except (*NOT_STORED, ValueError):
+            stored = read_first(self.store, keys)
+            parsed = None if stored is None else parse_json(stored.data)
+        except ValueError:
             return {}
         return parsed if isinstance(parsed, dict) else {}
 

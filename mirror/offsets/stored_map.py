@@ -19,10 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.archive.objects.starts import NOT_STORED
+from sidetier.archive.objects.starts import read_first
 from sidetier.mirror.copy.offset_map import OffsetMap, Run
 from sidetier.segments.errors import (
+    InvalidRequestError,
     MalformedObjectError,
+    ObjectNotFoundError,
     PreconditionFailedError,
 )
 from sidetier.segments.json_text import parse_versioned
@@ -79,14 +81,13 @@ class MapStore:
         """
         # Without an object at the current key, the next write requires that there is none.
         self._etags.pop(target, None)
-        current, *former = self._layout.mirror_map_keys(self._mirror, target)
-        for key in (current, *former):
-            with suppress(*NOT_STORED):
-                answer = self._store.get_object(key)
-                if key == current:
-                    self._etags[target] = answer.head.etag
-                return _decode(answer.data, key)
-        return None
+        keys = self._layout.mirror_map_keys(self._mirror, target)
+        answer = read_first(self._store, keys)
+        if answer is None:
+            return None
+        if answer.head.key == keys[0]:
+            self._etags[target] = answer.head.etag
+        return _decode(answer.data, answer.head.key)
 
     def read_all(self) -> dict[TopicPartition, StoredMap]:
         """Return every map of the mirror by target partition. Raises the errors of `read`."""
@@ -120,7 +121,8 @@ class MapStore:
             self._etags.pop(stored.target, None)
             return False
         for old in former:  # a kill before this leaves both: the current one counts
-            with suppress(*NOT_STORED):
+            # A file system refuses a name of this length, and so has no object there.
+            with suppress(ObjectNotFoundError, InvalidRequestError):
                 self._store.delete_object(old)
         return True
 

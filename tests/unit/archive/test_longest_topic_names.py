@@ -14,6 +14,7 @@ from sidetier.archive.objects.starts import (
 )
 from sidetier.mirror.copy.offset_map import OffsetMap, Run
 from sidetier.mirror.offsets.stored_map import MapStore, StoredMap
+from sidetier.segments.errors import InvalidRequestError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -93,6 +94,22 @@ def test_start_of_an_earlier_version_is_read_and_then_moved() -> None:
     assert keep_earliest_start(store, LAYOUT, LONGEST, Offset(40), ID) == 30
     assert list(store.contents()) == [CURRENT]
     assert read_earliest_start(store, LAYOUT, LONGEST, ID) == 30
+
+
+@pytest.mark.parametrize("key", [FORMER, CURRENT])
+@pytest.mark.parametrize("read", [read_earliest_start, settle_start, keep_earliest_start])
+def test_refused_request_does_not_mean_that_no_start_is_stored(
+    read: Callable[..., Offset], key: str
+) -> None:
+    """A wrong setting, or a damaged answer of a gateway: the start would be another one."""
+    store = former_record(30)
+    if key == CURRENT:
+        store.put_object(CURRENT, BytesBody(store.get_object(FORMER).data))
+        store.delete_object(FORMER)
+    store.fail("get", InvalidRequestError("400"), key=key)
+    with pytest.raises(InvalidRequestError):
+        read(store, LAYOUT, LONGEST, *([ID] if read is read_earliest_start else [Offset(40), ID]))
+    assert keep_earliest_start(store, LAYOUT, LONGEST, Offset(40), ID) == 30
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
