@@ -90,7 +90,11 @@ class _RepeatedLines(logging.Filter):
         ours = isinstance(record.msg, dict)  # from structlog, under any name
         if ours or record.name.partition(".")[0] == _OURS:
             return True
-        line = (record.name, record.levelno, _DIGITS.sub("0", record.getMessage()))
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError, LookupError):
+            return True  # the handler reports arguments that do not fit, and raises nothing
+        line = (record.name, record.levelno, _DIGITS.sub("0", text))
         with self._lock:
             passed_at, repeated = self._lines.get(line, (None, 0))
             if passed_at is not None and 0 <= record.created - passed_at < _REPEAT_SECONDS:

@@ -1,7 +1,6 @@
 """Keys and values of `sidetier consume`, decoded with the schema that each record names."""
 
 import base64
-import json
 import math
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
@@ -20,6 +19,7 @@ from sidetier.pipeline.export.values.protobuf_values import ProtobufDecoder, mes
 from sidetier.pipeline.export.values.references import UnusableSchemaError
 from sidetier.pipeline.export.values.registry import RegistryConfig, SchemaKind, SchemaRegistry
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.json_text import parse_json
 
 Report = Callable[[str], None]
 
@@ -51,7 +51,7 @@ class Decoding:
     def _shown(self, number: int, data: bytes, otherwise: Show) -> object:
         try:
             if self._kind is SchemaKind.JSON:
-                return json.loads(data if number == NO_SCHEMA else data[HEADER_BYTES:])
+                return parse_json(data if number == NO_SCHEMA else data[HEADER_BYTES:])
             return self._decoded(number, data)
         except (ValueError, RecursionError, UnusableSchemaError) as error:
             if number not in self._reported:

@@ -53,7 +53,8 @@ class JsonLines:
             for row in zip(*columns, strict=True)
         ]
         text = "".join(f"{line}\n" for line in lines)
-        self._stream.write(text.encode())
+        # A decoded text may have half of a surrogate pair, which JSON has as an escape only.
+        self._stream.write(text.encode(errors="backslashreplace"))
         return text.count("\n")
 
     def _column(self, name: str, column: pa.Array) -> list[Any]:

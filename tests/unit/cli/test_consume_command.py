@@ -9,6 +9,7 @@ import pytest
 
 from sidetier.cli.main import run
 from sidetier.segments.headers import Compression
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY
@@ -337,6 +338,19 @@ def test_filters_select_records(cli: CommandLine, options: list[str], found: lis
     assert json.loads(cli.out)["records"] == len(found)
     assert cli.run("consume", "orders", *options, "-o", "raw") == 0
     assert cli.out.count("\n") == len(found)
+
+
+def test_each_value_of_a_json_topic_gives_a_valid_line(
+    cli: CommandLine, store: RemoteStorage
+) -> None:
+    """Also a value that UTF-8 cannot encode, and numbers that are no JSON (RFC 8259)."""
+    values = [b'{"a": 1}', rb'"\ud800x"', b'{"a": 1e400}', b"NaN", b'"\xc3\xbc"']
+    archive = MadeArchive(store, LAYOUT)
+    archive.segment(0, [MadeBatch(tuple(MadeRecord(at, value=v) for at, v in enumerate(values)))])
+    archive.mark(0, len(values))
+    assert cli.run("consume", "orders", "--value-format", "json") == 0, cli.err
+    shown = [parse_json(line)["value"] for line in cli.lines()]
+    assert shown == [{"a": 1}, "\ud800x", '{"a": 1e400}', "NaN", "\u00fc"]
 
 
 def test_values_are_decoded_with_the_schema_that_each_names(

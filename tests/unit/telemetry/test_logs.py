@@ -3,6 +3,8 @@ import json
 import logging
 from typing import Any
 
+import pytest
+
 from sidetier.telemetry.logs import configure_logs, logger
 
 
@@ -86,6 +88,14 @@ def test_error_contains_its_traceback_as_one_value() -> None:
     logger().error("upload.failed", exc_info=OSError("disk full"))
     [line] = lines(stream)
     assert "OSError: disk full" in line["exception"]
+
+
+def test_library_line_whose_arguments_do_not_fit_does_not_fail_its_thread(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs("json", "info", io.StringIO())
+    logging.getLogger("kazoo.client").error("%d attempts", "many")
+    assert "Logging error" in capsys.readouterr().err
 
 
 def test_values_without_a_json_form_are_logged_as_text() -> None:
