@@ -560,6 +560,8 @@ class Engine:
             self.counts.dropped_records += selection.dropped_records
             # Also without a batch: control batches and aborted records move the progress, too.
             opened.progress[tp] = reached
+        elif failure is None and reached >= fetched.end:
+            self.counts.left_out.pop(tp, None)  # it can be read again, and nothing is left to copy
         if failure is not None:
             self._handle_failed(tp, failure)
         return outgoing

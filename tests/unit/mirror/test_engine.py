@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from sidetier.mirror.copy.batches import MAX_OFFSET, Selection, select_batches
-from sidetier.mirror.copy.engine import Copy, Engine, Limits
+from sidetier.mirror.copy.engine import RETRY_SECONDS, Copy, Engine, Limits
 from sidetier.mirror.copy.source import (
     NO_IDS,
     Fetched,
@@ -479,6 +479,59 @@ def test_left_out_partition_is_copied_once_the_setting_is_raised() -> None:
     assert list(reasons[0]) == [SOURCE]
     assert reasons[-1] == copying.counts.left_out == {}
     assert target.values() == expected([WITH_TOO_LARGE])
+
+
+def test_left_out_partition_without_new_records_is_no_longer_reported() -> None:
+    """Such as one that had no leader for a while: no transaction follows that could show it."""
+    now, stop = 0.0, NoPause()
+
+    @dataclass
+    class LeaderReturns(FakeSource):
+        def assign(
+            self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
+        ) -> None:
+            self.left.clear()
+            if SOURCE in positions:
+                self.left.append(
+                    Fetched(
+                        SOURCE,
+                        Offset(50),
+                        Selection((), Offset(50), 0),
+                        0,
+                        Offset(50),
+                        from_archive=False,
+                    )
+                    if reasons
+                    else PartitionFailed(SOURCE, MirrorError("no leader"))
+                )
+            del topic_ids
+
+        def poll(self, timeout: float) -> list[SourceEvent]:
+            nonlocal now
+            events = TwoPartitions.poll(self, timeout)  # type: ignore[arg-type]
+            if not events:
+                reasons.append(list(copying.counts.left_out))
+                now += 31.0
+                if now > 2 * RETRY_SECONDS:
+                    stop.set()
+            return events
+
+    reasons: list[list[TopicPartition]] = []
+    target = FakeTarget(committed={TARGET: CommittedOffset(Offset(50), metadata="lineage")})
+    copying = Engine(
+        LeaderReturns([]),
+        target,
+        lambda: COPIES,
+        lambda partitions: {tp: Offset(0) for tp in partitions},
+        offsets_topic=None,
+        refresh_seconds=30.0,
+        stop=stop,
+        leave_out=True,
+        clock=lambda: now,
+    )
+    copying.run()
+    assert reasons[0] == [SOURCE]
+    assert reasons[-1] == []
 
 
 class Alone:
