@@ -315,7 +315,8 @@ class KafkaSide:
     def identities(self, topics: Collection[str]) -> dict[str, Identity | KafkaError]:
         """Return for each topic which one the cluster has now, or a transient error.
 
-        After an error, no broker is asked for a second: polling must not wait for each partition.
+        If no topic has an answer, no broker is asked for a second: polling must not wait for each
+        partition.
         """
         now = self._clock()
         if self._unreachable is not None and now - self._unreachable[0] < LOOKUP_SECONDS:
@@ -328,7 +329,8 @@ class KafkaSide:
         for topic in topics:
             topic_id = ids.get(topic)
             if isinstance(topic_id, KafkaError):
-                self._unreachable = self._clock(), topic_id
+                if not answered:
+                    self._unreachable = self._clock(), topic_id
                 found[topic] = topic_id
             else:
                 found[topic] = self.seen[topic] = Identity(topic_id, cluster_id)

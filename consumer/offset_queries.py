@@ -44,7 +44,7 @@ class OffsetQueries:
         if kafka is not None:
             with self.poll_lock:
                 low, high = kafka.consumer.get_watermark_offsets(partition, timeout, cached)
-        stored = self._archive(tp, max_age=_CACHED_SECONDS if cached else 0.0).span
+        stored = self._archive(tp, cached=cached).span
         # With `cached`, librdkafka knows an offset only after a fetch has returned it.
         if kafka is not None and min(low, high) < 0:
             return _known(low, high, stored)
@@ -99,13 +99,16 @@ class OffsetQueries:
         except SidetierError as error:
             raise StoreError(tp, None, error, has_file=self.rules.has_file) from error
 
-    def _archive(self, tp: domain.TopicPartition, max_age: float = 0.0) -> Archive:
-        """Look up the archive of the topic that the cluster has."""
+    def _archive(self, tp: domain.TopicPartition, *, cached: bool = False) -> Archive:
+        """Look up the archive of the topic that the cluster has; with `cached`, had last."""
         here: Identity | KafkaError = UNKNOWN
-        if self.sides.kafka is not None and self.rules.mode is not Mode.KAFKA_ONLY:
+        kafka = None if self.rules.mode is Mode.KAFKA_ONLY else self.sides.kafka
+        if kafka is not None:
             with self.poll_lock:
-                here = self.sides.kafka.identities([tp.topic])[tp.topic]
+                seen = kafka.seen.get(tp.topic) if cached else None
+                here = seen or kafka.identities([tp.topic])[tp.topic]
         known = here if isinstance(here, Identity) else UNKNOWN
+        max_age = _CACHED_SECONDS if cached else 0.0
         try:
             return archive_of(self.sides.reader, tp, known, max_age=max_age)
         except SidetierError as error:

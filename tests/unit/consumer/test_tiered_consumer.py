@@ -1,7 +1,7 @@
 """The consumer's public API over fakes of Kafka and the store."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -23,10 +23,12 @@ from confluent_kafka.serialization import StringDeserializer
 from sidetier import TieredConsumer
 from sidetier.archive.reader import Failed, Taken
 from sidetier.consumer.errors import GapError, StoreError
-from sidetier.consumer.kafka_side import Callbacks
+from sidetier.consumer.kafka_side import Callbacks, KafkaSide
 from sidetier.consumer.settings import read_settings
+from sidetier.consumer.sources import Identity
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
 from sidetier.segments.offsets import Offset
+from tests.harness.one_log import FakeKafka
 from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
 
 STORED = (0, 80)
@@ -343,6 +345,36 @@ def test_cached_bounds_contain_only_known_values(
     if cached is not None:
         it.kafka.cached[TP] = cached
     assert it.consumer.get_watermark_offsets(at(0), cached=True) == bounds
+
+
+def test_cached_bounds_need_no_broker() -> None:
+    it = tiered(world_of(kafka_start=60, store=(20, 80)), "KAFKA_PREFERRED")
+    side, asked = it.consumer._queries.sides.kafka, []
+    assert side is not None
+
+    def topic_ids(topics: Collection[str]) -> dict[str, str | KafkaError | None]:
+        asked.append(list(topics))
+        return it.kafka.topic_ids(topics)
+
+    side._topic_ids = topic_ids
+    for _ in range(3):
+        assert it.consumer.get_watermark_offsets(at(0), cached=True) == (20, OFFSET_INVALID)
+    assert asked == [["t"]]  # once, because nothing was known
+
+
+def test_topic_without_an_answer_does_not_hold_the_others() -> None:
+    """Only brokers that do not answer at all are left alone for a second."""
+    error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+    answers: dict[str, str | KafkaError | None] = {"t": error, "u": "id"}
+    side = KafkaSide(
+        FakeKafka(world_of(), cooperative=False),  # type: ignore[arg-type]
+        cooperative=False,
+        topic_ids=lambda topics: {topic: answers[topic] for topic in topics},
+    )
+    assert side.identities(["t", "u"]) == {"t": error, "u": Identity("id", "fake")}
+    assert side.identities(["u"]) == {"u": Identity("id", "fake")}
+    assert side.identities(["t"]) == {"t": error}
+    assert side.identities(["u"]) == {"u": error}
 
 
 @pytest.mark.parametrize(("mode", "end"), [("KAFKA_PREFERRED", 100), ("TIERED_STORAGE_ONLY", 80)])
