@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.cli.backfill import job, survey
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.state import decisions, partition
@@ -405,3 +406,29 @@ def test_old_message_format_is_not_archivable_until_its_loss_is_accepted(
     ranges = {(f["kind"], f["start_offset"], f["end_offset"]) for f in findings}
     assert ("acknowledged_gap", 10, 30) in ranges, findings
     assert "recorded_gap" not in {kind for kind, _, _ in ranges}
+
+
+@pytest.mark.parametrize("kind", ["layout", "start", "watermark"])
+def test_object_of_a_later_version_stops_only_what_it_describes(
+    cli: CommandLine, orders: PartitionLog, kind: str
+) -> None:
+    cli.log_dir.create("pay", 0).closed_segments(2)
+    cli.log_dir.checkpoint_high_watermarks()
+    layout = ArchiveLayout("prod-a", 3)
+    later = '{"version": 2, "bits": 3, "start_offset": 0, "offset_reset": "earliest"}'
+    key, text = {
+        "layout": (layout.layout_key(), later),
+        "start": (layout.start_key(orders.tp), later),
+        "watermark": (layout.watermark_key(orders.tp), f"{0:020d}\n{later}\n"),
+    }[kind]
+    path = cli.store / key
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+
+    assert cli.run("backfill") == (1 if kind == "layout" else 3)
+
+    refusal = f"{key} has version 2, and this Sidetier reads version 1: upgrade Sidetier"
+    assert refusal in (cli.err if kind == "layout" else cli.out)
+    assert path.read_text(encoding="utf-8") == text
+    assert not stored_values(cli, "orders-0")
+    assert len(stored_values(cli, "pay-0")) == (0 if kind == "layout" else 20)
