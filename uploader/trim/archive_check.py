@@ -50,7 +50,13 @@ from sidetier.archive.objects.watermark import (
     read_watermark,
 )
 from sidetier.segments.epoch_history import EpochHistory, continues, contradiction, parse_runs
-from sidetier.segments.errors import ObjectNotFoundError, SegmentError
+from sidetier.segments.errors import (
+    ChecksumMismatchError,
+    EncryptionError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    SegmentError,
+)
 from sidetier.segments.headers import HEADER_BYTES, parse_batch_header
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
@@ -333,19 +339,22 @@ class ArchiveCheck:
             return known
         try:
             head = self.store.head_object(key, with_checksum=True)
+            end = noted_next_offset(head)
+            problem = (
+                "it was stored by Pinterest's uploader, without a checksum"
+                if end is None
+                else place_problem(base, end, following)
+                or next(contradictions(head), None)
+                or segment_problem(head, led.topic_id, local)
+                or size_problem(segments, base, end, head.size)
+                or checksum_problem(head)
+                or self._bytes_problem(led, base, following, segments, local, head)
+            )
         except ObjectNotFoundError:
             return Held(Hindrance.OBJECT_MISSING, f"{key} is not stored")
-        end = noted_next_offset(head)
-        problem = (
-            "it was stored by Pinterest's uploader, without a checksum"
-            if end is None
-            else place_problem(base, end, following)
-            or next(contradictions(head), None)
-            or segment_problem(head, led.topic_id, local)
-            or size_problem(segments, base, end, head.size)
-            or checksum_problem(head)
-            or self._bytes_problem(led, base, following, segments, local, head)
-        )
+        except (EncryptionError, ChecksumMismatchError, PreconditionFailedError) as error:
+            # Of this object alone: the segments before it can be trimmed.
+            return Held(Hindrance.OBJECT_UNVERIFIED, str(error))
         if problem is not None or end is None:
             text = str(problem).removeprefix(f"{key} ")
             return Held(Hindrance.OBJECT_UNVERIFIED, f"{key}: {text}")

@@ -41,6 +41,7 @@ from tests.harness.daemons import (
     stored_next,
     watermark_of,
 )
+from tests.harness.encryption import encrypting
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog, record_batch
 from tests.harness.record_deletion import DeletingBroker
 
@@ -303,6 +304,27 @@ def test_trim_stops_before_a_replaced_object(
     trim = beside.run()
     assert (trim.end, hindrance(trim)) == (20, Hindrance.OBJECT_UNVERIFIED)
     assert beside.log_start == 20
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own checksum", "no own checksum"])
+@pytest.mark.parametrize("length", [None, 300], ids=["changed", "cut"])
+def test_trim_stops_before_a_damaged_encrypted_object(
+    log_dir: LogDir, length: int | None, *, own: bool
+) -> None:
+    """The intact segments before it are trimmed all the same: the disk must not fill up."""
+    checksum = ChecksumAlgorithm.CRC64NVME if own else None
+    store = FakeStorage(
+        capabilities=StorageCapabilities(conditional_writes=True, checksum=checksum)
+    )
+    beside = Beside(Site([log_dir], encrypting(store)), store, log_dir)
+    place = place_of(encrypting(store))
+    beside.trimmer = replace(beside.trimmer, places=lambda _: place)
+    data = store.get_object(key_of(TP, 20)).data
+    store.overwrite(key_of(TP, 20), bytes([*data[:-1], data[-1] ^ 1])[:length])
+    trim = beside.run()
+    assert (trim.end, hindrance(trim)) == (20, Hindrance.OBJECT_UNVERIFIED)
+    assert trim.held is not None
+    assert key_of(TP, 20) in trim.held.text
 
 
 def test_bytes_are_read_only_where_the_store_has_no_checksum_of_its_own(beside: Beside) -> None:
