@@ -13,13 +13,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 from sidetier.config.model import Config
-from sidetier.leadership.cluster import End, admin_client, as_texts, ask_offsets, kafka_text
+from sidetier.leadership.cluster import End, admin_client, as_texts, ask_offsets, topic_id_of
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _TIMEOUT_SECONDS: Final = 10.0
 _NO_BROKER: Final = -1
-_NO_TOPIC_ID: Final = "A" * 22
 
 Settings = Mapping[str, str | None]
 """Configuration of a broker or topic, by Kafka's names. The value of a sensitive entry is None."""
@@ -175,8 +174,8 @@ class KafkaCluster:
     def topic_ids(self, topics: Iterable[str]) -> Mapping[str, str]:
         """See the port."""
         described = self._described(topics, "topic ids")
-        ids = {topic: kafka_text(str(found.topic_id)) for topic, found in described.items()}
-        return {topic: topic_id for topic, topic_id in ids.items() if topic_id != _NO_TOPIC_ID}
+        ids = {topic: topic_id_of(found.topic_id) for topic, found in described.items()}
+        return {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None}
 
     def _described(self, topics: Iterable[str], what: str, **options: bool) -> dict[str, Any]:
         """Return librdkafka's descriptions of the topics that exist."""

@@ -265,6 +265,8 @@ class Engine:
         self._left_out: dict[TopicPartition, LeftOut] = {}
         self._smaller: dict[TopicPartition, int] = {}
         """Size to split batches to, of partitions whose target has refused a batch."""
+        self._refused_since: dict[TopicPartition, float] = {}
+        """Time of the first refusal since the last commit of the partition."""
         self._blocked: dict[TopicPartition, _Failure] = {}
         """The batch that the target has refused, of partitions that must not be copied further."""
         self._map = OffsetMapWriter()
@@ -327,6 +329,9 @@ class Engine:
         source = next((tp for tp, copy in self._copies.items() if copy.target == batch.tp), None)
         if source is None:
             return False  # the offset map
+        # Commits of other partitions between the attempts must not hide how long it has lasted.
+        refused_since = self._refused_since.setdefault(source, self._clock())
+        has_lasted |= self._clock() - refused_since > self._limits.patience
         if isinstance(error, RefusedBatchError) and error.code in TOO_LARGE:
             if len(batch.source_offsets) > 1:
                 # Half of it, because brokers that compress batches themselves have another limit.
@@ -374,9 +379,10 @@ class Engine:
         if self._workers is not None:
             self._workers.join()
         copies = self._find_own_copies()
-        self._smaller = {
-            tp: size for tp, size in self._smaller.items() if copies.get(tp) == self._copies.get(tp)
-        }
+        for tp, copy in self._copies.items():
+            if copies.get(tp) != copy:
+                self._smaller.pop(tp, None)
+                self._refused_since.pop(tp, None)
         self._copies = copies
         self._left_out = {
             tp: left
@@ -670,6 +676,7 @@ class Engine:
             counts.newest_latency = (self._wall_clock_ms() - opened.newest_timestamp) / 1000
         for tp, offset in opened.progress.items():
             counts.lags[tp].position = offset
+            self._refused_since.pop(tp, None)
             if tp not in self._left_out:
                 counts.left_out.pop(tp, None)
 

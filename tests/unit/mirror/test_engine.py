@@ -344,6 +344,39 @@ def test_refused_partition_does_not_stop_others(
     assert list(copying.counts.left_out) == [SOURCE]
 
 
+def test_partition_that_is_refused_for_long_is_left_out_although_others_are_copied() -> None:
+    """Its batches abort transactions again and again, also after those of others succeeded."""
+    now, stop = 0.0, NoPause()
+
+    @dataclass
+    class OtherFirst(FakeSource):
+        def assign(
+            self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
+        ) -> None:
+            self.left.clear()
+            for tp in sorted(positions, key=lambda tp: tp == SOURCE):
+                data = memoryview(bytearray(batch(positions[tp]).encoded()))
+                selection = select_batches(data, positions[tp], ())
+                self.left.append(
+                    Fetched(tp, positions[tp], selection, len(data), MAX_OFFSET, from_archive=False)
+                )
+            del topic_ids
+
+        def poll(self, timeout: float) -> list[SourceEvent]:
+            nonlocal now
+            now += 10.0
+            if copying.counts.left_out or now > 2000:
+                stop.set()
+            return super().poll(timeout)
+
+    target = Refusing(refuses=unavailable)
+    copying = leaving_out(OtherFirst([]), target)
+    copying._stop, copying._clock = stop, lambda: now
+    copying.run()
+    assert list(copying.counts.left_out) == [SOURCE]
+    assert target.committed[OTHER.target].offset > 5
+
+
 def test_records_before_a_left_out_one_are_copied_after_another_partition_was_refused() -> None:
     """Their transaction was aborted after the record was found."""
     failures = 0
