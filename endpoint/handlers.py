@@ -16,7 +16,7 @@ from sidetier.endpoint.catalog import Catalog, Topic
 from sidetier.endpoint.offsets import EpochEnd, ListedOffset, OffsetAnswers
 from sidetier.endpoint.session import Answer, Request, Session, first_error
 from sidetier.endpoint.users import Access
-from sidetier.segments.errors import SidetierError
+from sidetier.segments.errors import MalformedRequestError, SidetierError
 from sidetier.segments.names import is_legal_topic
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.protocol import ApiKey, build_response, encode
@@ -44,6 +44,10 @@ _MOST_LISTED: Final = 256
 _MOST_REPEATED: Final = 1024
 """Bytes of a ListOffsets request whose answer is remembered."""
 _FIRST_NULL_FOR_ALL: Final = 1
+_FIRST_WITHOUT_NAME: Final = 12
+"""Version of Metadata that asks for a topic by its id alone. The answers of versions 10 and 11 must
+have a name.
+"""
 _MetadataKey = tuple[int, tuple[object, ...] | None, Access]
 """Version, names and ids that were asked for (None: all topics), and what the client may read."""
 _Views = list[tuple[TopicPartition, ArchiveView]]
@@ -97,6 +101,8 @@ class RequestHandlers:
             # beside a name does not count: a client could write another one each time.
             ids = ((topic.name, getattr(topic, "topic_id", None)) for topic in asked)
             names = tuple({name or topic_id: (name, topic_id) for name, topic_id in ids}.values())
+            if version < _FIRST_WITHOUT_NAME and any(name is None for name, _ in names):
+                raise MalformedRequestError(f"Metadata v{version} asks for a topic without a name")
             self._look_for(names, access)
         # After the look-ups, which may have replaced it.
         topics = self._catalog.topics

@@ -18,7 +18,7 @@ from sidetier.endpoint.groups.none import NoGroups
 from sidetier.endpoint.offsets import ListedOffset, OffsetAnswers
 from sidetier.endpoint.protocol import OFFERED, api_versions_response, offered_api
 from sidetier.endpoint.session import Session
-from sidetier.segments.errors import StoreUnavailableError
+from sidetier.segments.errors import MalformedRequestError, StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -100,6 +100,16 @@ def test_a_topic_that_is_named_twice_is_answered_once(parts: Parts) -> None:
         repeated = [{"name": name, "topic_id": UUID(int=number)} for number in range(1, 4)]
         rows = ask(parts.handlers, ApiKey.METADATA, 12, **METADATA, topics=repeated).topics
         assert [row.name for row in rows] == [name]
+
+
+@pytest.mark.parametrize("version", [10, 11])
+def test_metadata_of_a_topic_without_a_name_is_refused_before_version_12(
+    parts: Parts, version: int
+) -> None:
+    """The answer could not be encoded. Brokers refuse it, too."""
+    topics = [{"topic_id": UUID(int=7), "name": None}]
+    with pytest.raises(MalformedRequestError, match=f"Metadata v{version} asks for a topic"):
+        ask(parts.handlers, ApiKey.METADATA, version, topics=topics, **METADATA)
 
 
 def test_ids_of_the_archived_cluster_as_they_are_now(store: FakeStorage, parts: Parts) -> None:
