@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
+from sidetier.archive.objects.log_check import wrong_size
 from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.verify.deep import SegmentChecker
 from sidetier.archive.verify.findings import Finding, FindingKind
@@ -72,12 +73,15 @@ def compare_with_local(
             detail = f"the CRC64NVME of {path} is {actual}, that of the stored .log is {expected}"
         else:
             position = _first_difference(checker, segment, descriptor)
-            # Another replica may have rolled earlier or later: then one is the beginning of the
-            # other.
-            if position is None or position == size:
-                return None
             detail = f"{path} ({size} bytes) and the stored .log ({log.size}) differ at {position}"
-            if size < log.size:
+            if position is None or position == size:
+                # Another replica may have rolled earlier or later: then one is the beginning of the
+                # other. So is a stored segment that has lost its last batches.
+                cut = wrong_size(head)
+                if cut is None:
+                    return None
+                detail = f"{cut}; {path} has {size} bytes"
+            elif size < log.size:
                 return Finding(FindingKind.LOCAL_COMPACTED, tp, log.key, offsets, detail)
         return Finding(FindingKind.LOCAL_DIFFERENCE, tp, log.key, offsets, detail)
     finally:

@@ -292,6 +292,10 @@ def test_commands_name_the_cut_segment(cli: CommandLine, cut: str) -> None:
     (finding,) = cli.json("verify", "--heads", code=3)["findings"]
     assert (finding["kind"], finding["key"]) == ("wrong_size", cut)
 
+    (finding,) = cli.json("verify", "--local", code=3)["findings"]
+    assert (finding["kind"], finding["key"]) == ("local_difference", cut)
+    assert "bytes were archived" in finding["detail"]
+
 
 def test_a_cut_encrypted_segment_is_not_whole(cli: CommandLine) -> None:
     """Cut at the border of two encrypted chunks, with the marker that fits the new size."""
