@@ -6,6 +6,9 @@ So the functions here return only after each partition has a leader.
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final
+from uuid import uuid4
+
+from kio.schema.errors import ErrorCode
 
 from sidetier.segments.errors import KafkaApiError
 from sidetier.segments.offsets import TopicPartition
@@ -19,6 +22,7 @@ _SET_ON_TOPIC: Final = 1
 _SET: Final = 0
 """Operation of IncrementalAlterConfigs (KIP-339)."""
 _CREATE_TIMEOUT_MS: Final = 30_000
+_LONGEST_NAME: Final = 249
 
 
 def create_topic(
@@ -29,31 +33,71 @@ def create_topic(
     Raises:
         BrokerError: The cluster refuses it.
     """
-    try:
-        cluster.retrying(
-            lambda: cluster.request_once(
-                Controller(),
-                ApiKey.CREATE_TOPICS,
-                topics=[
-                    {
-                        "name": topic,
-                        "num_partitions": partitions,
-                        "replication_factor": replication,
-                        "assignments": (),
-                        "configs": [
-                            {"name": name, "value": value} for name, value in settings.items()
-                        ],
-                    }
-                ],
-                timeout=_CREATE_TIMEOUT_MS,
-                validate_only=False,
-            )
-        )
-    except KafkaApiError as error:
-        # Also after a retry, if the answer to the first attempt was lost.
-        if error.name != "TOPIC_ALREADY_EXISTS":
-            raise
+    _send_create_topics(cluster, [topic], partitions, replication, settings, validate_only=False)
     _wait_for_leaders(cluster, topic, partitions)
+
+
+def check_new_topic(
+    cluster: Cluster,
+    topic: str,
+    partitions: int,
+    replication: int,
+    settings: Mapping[str, str],
+    *,
+    is_replaced: bool,
+) -> None:
+    """Let the cluster check a topic without creating it. It is not an error if the topic exists.
+
+    Args:
+        cluster: The cluster to ask.
+        topic: The topic.
+        partitions: The number of partitions.
+        replication: The replication factor; -1 for the cluster's default.
+        settings: The settings of the topic.
+        is_replaced: Whether an existing topic of this name will be deleted first. Brokers do not
+            check settings for a name that exists. So they check them under another name, which
+            begins with this one and a hyphen: a prefixed ACL may have to allow it.
+
+    Raises:
+        BrokerError: The cluster would refuse to create the topic.
+    """
+    names = [topic]
+    if is_replaced:
+        suffix = f"-{uuid4().hex}"
+        names.append(topic[: _LONGEST_NAME - len(suffix)] + suffix)
+    _send_create_topics(cluster, names, partitions, replication, settings, validate_only=True)
+
+
+def _send_create_topics(
+    cluster: Cluster,
+    topics: Collection[str],
+    partitions: int,
+    replication: int,
+    settings: Mapping[str, str],
+    *,
+    validate_only: bool,
+) -> None:
+    configs = [{"name": name, "value": value} for name, value in settings.items()]
+    cluster.retrying(
+        lambda: cluster.request_once(
+            Controller(),
+            ApiKey.CREATE_TOPICS,
+            # Also after a retry, if the answer to the first attempt was lost.
+            tolerate=(ErrorCode.topic_already_exists,),
+            topics=[
+                {
+                    "name": topic,
+                    "num_partitions": partitions,
+                    "replication_factor": replication,
+                    "assignments": (),
+                    "configs": configs,
+                }
+                for topic in topics
+            ],
+            timeout=_CREATE_TIMEOUT_MS,
+            validate_only=validate_only,
+        )
+    )
 
 
 def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:

@@ -77,6 +77,10 @@ class AclCopier:
         self._targets: Mapping[str, str] = {}
         self._copied_at = float("-inf")
 
+    def check(self) -> None:
+        """Raise the error with which `copy` would fail. Changes nothing."""
+        self._read()
+
     def copy(self, targets: Mapping[str, str]) -> None:
         """Create the missing ACLs of these copies if a topic was added or the interval is over.
 
@@ -91,12 +95,7 @@ class AclCopier:
         now = self._clock()
         if targets == self._targets and now - self._copied_at < INTERVAL_SECONDS:
             return
-        source, target = self._source.acls(), self._target.acls()
-        for name, acls in (("source", source), ("target", target)):
-            if not acls.enabled:
-                raise ConfigurationError(
-                    f"--copy-acls: the brokers of the {name} have no authorizer, and so no ACLs"
-                )
+        source, target = self._read()
         missing = acls_of_copies(source.bindings, targets) - set(target.bindings)
         refused = self._target.create_acls(sorted(missing, key=repr))
         for binding, reason in refused.items():
@@ -105,3 +104,12 @@ class AclCopier:
             log.info("mirror.acl_created", acl=repr(binding))
         # Last, so that after an error the next call tries again.
         self._targets, self._copied_at = dict(targets), now
+
+    def _read(self) -> tuple[AclBindings, AclBindings]:
+        source, target = self._source.acls(), self._target.acls()
+        for name, acls in (("source", source), ("target", target)):
+            if not acls.enabled:
+                raise ConfigurationError(
+                    f"--copy-acls: the brokers of the {name} have no authorizer, and so no ACLs"
+                )
+        return source, target

@@ -39,7 +39,13 @@ from sidetier.wire.requests import (
     list_groups,
     list_offsets,
 )
-from sidetier.wire.topics import create_partitions, create_topic, set_topic_settings, topic_settings
+from sidetier.wire.topics import (
+    check_new_topic,
+    create_partitions,
+    create_topic,
+    set_topic_settings,
+    topic_settings,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -156,6 +162,9 @@ class Catalog:
     def plan(self) -> list[PlannedCopy]:
         """Return every selected topic, with its problem if it has one. Changes nothing.
 
+        The brokers check the topics that are to be created. So one that they refuse is known before
+        its former copy is deleted, and before any other topic is created.
+
         Raises:
             BrokerError: A broker refuses, or none answers.
         """
@@ -165,15 +174,39 @@ class Catalog:
         state = self._read_target(set(targets.values()))
         problems = name_problems(targets, _owners(state.progress))
         return [
-            plan_copy(
-                replace(topics[source], problem=problems.get(source, topics[source].problem)),
-                target,
-                lineage_of_copy(source, cluster_id, lineages),
-                state,
-                self._options,
+            self._checked(
+                plan_copy(
+                    replace(topics[source], problem=problems.get(source, topics[source].problem)),
+                    target,
+                    lineage_of_copy(source, cluster_id, lineages),
+                    state,
+                    self._options,
+                )
             )
             for source, target in targets.items()
         ]
+
+    def _checked(self, planned: PlannedCopy) -> PlannedCopy:
+        """Add the brokers' reason if they would refuse to create the target topic."""
+        if planned.exists or planned.problem is not None:
+            return planned
+        try:
+            check_new_topic(
+                self._target,
+                planned.target,
+                planned.partitions,
+                self._options.replication_factor,
+                planned.settings,
+                is_replaced=planned.replaces is not None,
+            )
+        except KafkaApiError as error:
+            if error.retry:
+                raise
+            problem, stays = f"topic {planned.source}: {error}", planned.replaces is not None
+            if stays:
+                problem += f". The former copy {planned.target} stays on the target"
+            return replace(planned, problem=problem, exists=stays, replaces=None)
+        return planned
 
     def _read_target(self, targets: Collection[str]) -> TargetState:
         metadata = self._target.metadata()
@@ -198,10 +231,16 @@ class Catalog:
             ConfigurationError: On the first call, if no topic can be copied: a line for each.
             BrokerError: An error of `plan`, or no broker answers.
         """
+        if self._acls is not None and self._is_first:
+            self._acls.check()
         plans = self.plan()
         refused: dict[str, str] = {
             planned.source: planned.problem for planned in plans if planned.problem is not None
         }
+        if len(refused) < len(plans) or not plans:
+            # Before any topic is deleted or created, because the brokers may refuse this one. And
+            # before the first transaction, because records of the map are part of it.
+            self.create_offsets_topic()
         # `_apply` adds those topics to `refused` whose change the brokers refuse.
         sound = [planned for planned in plans if self._apply(planned, refused)]
         if refused and not sound and self._is_first:
@@ -212,8 +251,6 @@ class Catalog:
         }
         created = [planned.target for planned in sound if not planned.exists]
         ids, sizes = self._ids(created), self._sizes(created)
-        # Before the first transaction, because records of the map are part of it.
-        self.create_offsets_topic()
         if self._acls is not None:
             self._acls.copy({planned.source: planned.target for planned in sound})
         self._is_first = False

@@ -16,9 +16,10 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from devtools.sandbox.kafka import KraftCluster
 from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
 from sidetier.segments.cluster_state import AclBinding
+from sidetier.segments.errors import KafkaApiError
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
-from sidetier.wire.topics import topic_settings
+from sidetier.wire.topics import check_new_topic, topic_settings
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror
 from tests.harness.topics import add_partitions, admin_of, create_topic, delete_topic
 from tests.harness.waiting import wait_until
@@ -55,6 +56,19 @@ def committed(servers: str, group: str, topic: str) -> int:
     admin = admin_of(servers)
     result = admin.list_consumer_group_offsets([asked])[group].result(WAIT)
     return int(result.topic_partitions[0].offset)
+
+
+def require_refused(restart: Sequence[str], topic: str, target: str) -> None:
+    """Require that the target, which has one broker, refuses a new copy before it is created."""
+    with Cluster(ClientSettings.from_properties({"bootstrap.servers": target})) as asking:
+        before = asking.metadata().topics.keys()
+        code, copied, errors = mirror(restart, "--until-caught-up", "--replication-factor", "3")
+        assert code == 3, errors
+        assert "INVALID_REPLICATION_FACTOR" in copied["refused_topics"][topic]
+        with pytest.raises(KafkaApiError, match="INVALID_CONFIG"):
+            check_new_topic(asking, topic, 1, -1, {"retention.ms": "soon"}, is_replaced=True)
+        check_new_topic(asking, topic, 1, -1, {"retention.ms": "9"}, is_replaced=True)
+        assert asking.metadata().topics.keys() == before
 
 
 def test_recreated_topic_is_never_mixed_with_the_old_one(
@@ -96,6 +110,7 @@ def test_recreated_topic_is_never_mixed_with_the_old_one(
     # A group with an offset in the old topic that is above the end of the new copy.
     commit(source, "billing", topic, 4)
     restart = (*line, "--on-recreate", "restart")
+    require_refused(restart, topic, target)
     _, plan, errors = mirror(restart, "--dry-run")
     result = {item["source"]: item["deleted_first"] for item in plan["topics"]}
     assert result == {topic: True, other: False}, errors

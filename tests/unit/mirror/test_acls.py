@@ -84,4 +84,4 @@ def test_a_refused_acl_does_not_stop_the_others() -> None:
 
 def test_clusters_without_acls_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="brokers of the target have no authorizer"):
-        AclCopier(FakeAcls(), FakeAcls(enabled=False)).copy(TARGETS)
+        AclCopier(FakeAcls(), FakeAcls(enabled=False)).check()
