@@ -37,8 +37,7 @@ def prepare_topics(
     plan = read_plan(plan_file)
     admin = topic_admin(config, bootstrap)
     if dry_run:
-        existing = admin.described(plan.topics)
-        emit(PreparedResult(plan, sorted(topics.to_create(plan, existing)), dry_run=True), output)
+        emit(PreparedResult(plan, sorted(topics.to_create(plan, admin)), dry_run=True), output)
         return
     cluster_id, prepared = topics.prepare(plan, admin)
     plan = with_prepared(plan, cluster_id, prepared)

@@ -70,6 +70,8 @@ from sidetier.segments.walker import BatchWalker
 
 _FREE_BYTES: Final = 1 << 30
 """Bytes to leave free on the disk of a log dir."""
+_LOG_BYTES_PER_INDEX_BYTE: Final = 200
+"""Both indexes of a segment have 20 bytes for each 4 KiB of its log at most."""
 _LONGEST_NAME: Final = 255
 _CHECKPOINT: Final = "leader-epoch-checkpoint"
 
@@ -194,7 +196,7 @@ def place(
         if str(destination.plan.topic_partition) not in journals[destination.log_dir.path].placed
     ]
     _check_space(todo, plan.plan_id)
-    _write_log_starts(todo)
+    _write_log_starts(entry for entry in todo if not _is_refused(plan, entry))
     with (
         ThreadPoolExecutor(settings.at_once * (RANGES_AHEAD + 1), "hydrate-read") as readers,
         ThreadPoolExecutor(settings.at_once, "hydrate-place") as placers,
@@ -222,26 +224,47 @@ def place(
     return results
 
 
+def _is_refused(plan: HydratePlan, destination: Destination) -> bool:
+    """Whether the live directory cannot take the segments; `_Placement.run` reports why."""
+    tp = destination.plan.topic_partition
+    live = destination.log_dir.live_directory(tp)
+    try:
+        if live.is_dir():
+            check_live_directory(live, plan.prepared[tp.topic].topic_id)
+    except ConfigurationError:
+        return True
+    return False
+
+
 def _check_space(todo: Iterable[Destination], plan_id: str) -> None:
-    needed: dict[Path, int] = {}
+    # Several log dirs may be on one file system.
+    needed: dict[int, int] = {}
+    log_dirs: dict[int, set[Path]] = {}
     for destination in todo:
         staged = staging_directory(destination.log_dir, destination.plan.topic_partition, plan_id)
         staged_bytes = (
             sum(file.stat().st_size for file in staged.iterdir()) if staged.is_dir() else 0
         )
         path = destination.log_dir.path
-        needed[path] = needed.get(path, 0) + max(0, destination.plan.size - staged_bytes)
-    for path, size in needed.items():
-        free = shutil.disk_usage(path).free
+        device = path.stat().st_dev
+        needed[device] = needed.get(device, 0) + max(0, destination.plan.size - staged_bytes)
+        log_dirs.setdefault(device, set()).add(path)
+    for device, logs in needed.items():
+        size = logs + logs // _LOG_BYTES_PER_INDEX_BYTE
+        free = shutil.disk_usage(min(log_dirs[device])).free
         # A plan of a few MB need not leave a whole GiB free.
         if free < size + min(size, _FREE_BYTES):
             raise ConfigurationError(
-                f"{path}: {size:,} bytes are to be placed, but only {free:,} are free"
+                f"{', '.join(map(str, sorted(log_dirs[device])))}: {size:,} bytes are to be "
+                f"placed, but only {free:,} are free"
             )
 
 
 def _write_log_starts(todo: Iterable[Destination]) -> None:
     """Write the log starts before any partition is switched in, or deleted records reappear.
+
+    Not for a live directory that is refused: its broker would delete that topic's records below the
+    offset.
 
     If a broker is started before the switch, its empty partition begins at that offset: it is still
     empty, and the next run places it.

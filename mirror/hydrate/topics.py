@@ -128,13 +128,26 @@ class TopicAdmin:
         Returns:
             The topics that were created. Other topics already exist and stay unchanged.
         """
+        return self._create(topics, configs, validate_only=False)
+
+    def check_new(self, topics: Mapping[str, int], configs: Mapping[str, str]) -> None:
+        """Let the brokers check what `create` would create. Raises its error; changes nothing."""
+        self._create(topics, configs, validate_only=True)
+
+    def _create(
+        self, topics: Mapping[str, int], configs: Mapping[str, str], *, validate_only: bool
+    ) -> set[str]:
         if not topics:
             return set()
         new = [
             NewTopic(name, partitions, 1, config=dict(configs))
             for name, partitions in topics.items()
         ]
-        futures = self._ask(lambda: self._client.create_topics(new, request_timeout=_TIMEOUT))
+        futures = self._ask(
+            lambda: self._client.create_topics(
+                new, request_timeout=_TIMEOUT, validate_only=validate_only
+            )
+        )
         created = set()
         for name, future in futures.items():
             try:
@@ -320,9 +333,22 @@ def _described(description: Any) -> DescribedTopic:  # noqa: ANN401 -- librdkafk
     return DescribedTopic(topic_id, tuple(replicas), tuple(leaders))
 
 
-def to_create(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> dict[str, int]:
-    """Return the topics of the plan that do not exist yet, with their partition counts."""
-    return {name: topic.partitions for name, topic in plan.topics.items() if name not in existing}
+def to_create(plan: HydratePlan, admin: TopicAdmin) -> dict[str, int]:
+    """Return the topics of the plan that do not exist yet, with their partition counts.
+
+    Changes nothing. Every topic of the plan is checked, so that a refused plan leaves none.
+
+    Raises:
+        ConfigurationError: An existing topic cannot take segments.
+        LeadershipUnavailableError: The brokers do not answer, or refuse a topic.
+    """
+    existing = admin.described(plan.topics)
+    check_existing(plan, existing, admin.log_ranges(_partitions(existing)))
+    missing = {
+        name: topic.partitions for name, topic in plan.topics.items() if name not in existing
+    }
+    admin.check_new(missing, SAFE_CONFIGS)
+    return missing
 
 
 def check_existing(
@@ -368,10 +394,7 @@ def prepare(plan: HydratePlan, admin: TopicAdmin) -> tuple[str | None, dict[str,
             is created), or the brokers refuse its safe configs.
         LeadershipUnavailableError: The brokers do not answer, or refuse.
     """
-    existing = admin.described(plan.topics)
-    # Before any topic is created, so that a refused plan leaves nothing.
-    check_existing(plan, existing, admin.log_ranges(_partitions(existing)))
-    created = admin.create(to_create(plan, existing), SAFE_CONFIGS)
+    created = admin.create(to_create(plan, admin), SAFE_CONFIGS)
     described = admin.wait_until_led(
         {name: topic.partitions for name, topic in plan.topics.items()}
     )

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -238,11 +239,16 @@ def test_time_cuts_before_its_first_record(archive: MadeArchive) -> None:
     assert plan.partitions[0].archive_end == 60
 
 
-def test_deleted_records_stay_deleted(archive: MadeArchive, host: Host) -> None:
+def begin_at(archive: MadeArchive, start: int) -> None:
+    """Let the archive begin inside its first segment."""
     mark = archive.store.get_object(archive.layout.watermark_key(TP)).data.decode()
     first, fields = mark.splitlines()
-    changed = json.dumps({**json.loads(fields), "start_offset": 7})
+    changed = json.dumps({**json.loads(fields), "start_offset": start})
     archive.put(archive.layout.watermark_key(TP), f"{first}\n{changed}\n".encode())
+
+
+def test_deleted_records_stay_deleted(archive: MadeArchive, host: Host) -> None:
+    begin_at(archive, 7)
     plan = planned(archive)
     assert plan.partitions[0].start == 7
     run(plan, archive, host)
@@ -312,6 +318,8 @@ def test_running_broker_is_refused(archive: MadeArchive, host: Host) -> None:
 
 
 def test_topic_with_records_is_refused(archive: MadeArchive, host: Host) -> None:
+    """Its log start is not moved, either: the broker would delete the records below it."""
+    begin_at(archive, 7)
     (host.log_dir / "orders-0" / f"{0:020d}.log").write_bytes(b"a record")
     before = host.contents()
     (placed,) = run(planned(archive), archive, host)
@@ -323,9 +331,36 @@ def test_topic_with_records_is_refused(archive: MadeArchive, host: Host) -> None
 def test_recreated_topic_is_refused(archive: MadeArchive, host: Host) -> None:
     shutil.rmtree(host.log_dir / "orders-0")
     host.create(TP, "AAAAAAAAAAAAAAAAAAAAAg")
+    begin_at(archive, 7)
+    before = host.contents()
     (placed,) = run(planned(archive), archive, host)
     assert placed.problem is not None
     assert "was deleted and created again" in placed.problem
+    assert host.contents() == before
+
+
+def test_log_dirs_on_one_disk_share_its_free_space(
+    archive: MadeArchive, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition fits, but both do not."""
+    second = host.log_dir.with_name("second")
+    second.mkdir()
+    (second / "meta.properties").write_text((host.log_dir / "meta.properties").read_text())
+    other = TopicPartition("orders", 1)
+    Host(second).create(other)
+    MadeArchive(archive.store, tp=other).segments(0, 20, 40, 60)
+    plan = planned(archive)
+    free = 3 * plan.partitions[0].size
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    paths = [host.log_dir, second]
+    with locked_log_dirs(paths) as log_dirs:
+        journals = {log_dir.path: Journal(log_dir.path, plan.plan_id) for log_dir in log_dirs}
+        wanted = destinations(plan, log_dirs, {})
+        assert {entry.log_dir.path for entry in wanted} == set(paths)
+        settings = PlaceSettings(at_once=1)
+        with pytest.raises(ConfigurationError, match=f"{paths[0]}, {second}: .* are free"):
+            place(plan, access_to(archive.store), wanted, journals, settings)
+    assert "orders-0/00000000000000000000.snapshot" not in host.contents()
 
 
 def test_another_cluster_is_refused(archive: MadeArchive, host: Host) -> None:

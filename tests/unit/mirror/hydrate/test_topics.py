@@ -40,7 +40,7 @@ from sidetier.mirror.hydrate.topics import (
     prepare,
     to_create,
 )
-from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.wire.batches import Producer
 from sidetier.wire.cluster import Cluster, ClusterMetadata, PartitionMetadata, TopicMetadata
@@ -67,8 +67,8 @@ def described(*replicas: int, topic_id: str = "id") -> DescribedTopic:
 
 
 def test_only_missing_topics_are_created() -> None:
-    assert to_create(planned(), {}) == {"orders": 1}
-    assert to_create(planned(), {"orders": described(1)}) == {}
+    assert to_create(planned(), admin_of(FakeClient())) == {"orders": 1}
+    assert to_create(planned(), admin_of(FakeClient(topics={"orders": 1}))) == {}
 
 
 def log(start: int, end: int) -> OffsetRange:
@@ -201,6 +201,7 @@ class FakeClient:
         stale: The numbers (from 1) of the describe requests that reach a broker that does not
             know any topic yet.
         refuses: Configs that the brokers refuse.
+        refuses_topics: Topics that the brokers refuse to create.
         configs: The configs that were set, by topic and name.
         described: The number of describe requests.
         not_leading: The number of offset requests that the broker refuses because it does not lead
@@ -212,6 +213,7 @@ class FakeClient:
     topics: dict[str, int] = field(default_factory=dict)
     stale: frozenset[int] = frozenset()
     refuses: frozenset[str] = frozenset()
+    refuses_topics: frozenset[str] = frozenset()
     configs: dict[tuple[str, str], str | None] = field(default_factory=dict)
     described: int = 0
     not_leading: int = 0
@@ -229,13 +231,18 @@ class FakeClient:
         partitions = [partition] * self.topics[name]
         return done(SimpleNamespace(topic_id="id", partitions=partitions))
 
-    def create_topics(self, topics: Iterable[NewTopic], **_: object) -> dict[str, Future[Any]]:
+    def create_topics(
+        self, topics: Iterable[NewTopic], *, validate_only: bool, **_: object
+    ) -> dict[str, Future[Any]]:
         answers: dict[str, Future[Any]] = {}
         for topic in topics:
             if topic.topic in self.topics:
                 answers[topic.topic] = failed(KafkaError.TOPIC_ALREADY_EXISTS)
+            elif topic.topic in self.refuses_topics:
+                answers[topic.topic] = failed(KafkaError.POLICY_VIOLATION)
             else:
-                self.topics[topic.topic] = topic.num_partitions
+                if not validate_only:
+                    self.topics[topic.topic] = topic.num_partitions
                 answers[topic.topic] = done()
         return answers
 
@@ -294,11 +301,14 @@ class MortalClient(FakeClient):
         if self.changes_left is not None:
             self.changes_left -= 1
 
-    def create_topics(self, topics: Iterable[NewTopic], **more: object) -> dict[str, Future[Any]]:
+    def create_topics(
+        self, topics: Iterable[NewTopic], *, validate_only: bool, **more: object
+    ) -> dict[str, Future[Any]]:
         answers: dict[str, Future[Any]] = {}
         for topic in topics:
-            self._change()
-            answers |= super().create_topics([topic], **more)
+            if not validate_only:
+                self._change()
+            answers |= super().create_topics([topic], validate_only=validate_only, **more)
         return answers
 
     def incremental_alter_configs(
@@ -321,6 +331,15 @@ def test_prepare_killed_at_each_change_is_completed_by_the_next_run(changes: int
     assert client.topics == {"orders": 1, "payments": 1}
     for name, value in SAFE_CONFIGS.items():
         assert client.configs["orders", name] == value
+
+
+def test_no_topic_is_created_if_the_brokers_refuse_one() -> None:
+    plan = replace(planned(), topics={name: PlannedTopic(1) for name in ("orders", "payments")})
+    client = FakeClient(refuses_topics=frozenset({"payments"}))
+    for step in (prepare, to_create):
+        with pytest.raises(LeadershipUnavailableError, match="topic payments cannot be created"):
+            step(plan, admin_of(client))
+    assert client.topics == {}
 
 
 def test_topic_unknown_to_one_broker_is_not_missing_in_the_plan() -> None:
