@@ -155,7 +155,7 @@ def second_archive(cluster: str, other: str, url: str) -> str:
 def other_cluster(
     note: LayoutNote | None, layout: ArchiveLayout, cluster_id: str | None
 ) -> str | None:
-    """Tell why brokers are not known to be those of an archive; None if they are.
+    """Tell why brokers are not known to belong to the archived cluster; None if they do.
 
     Args:
         note: The content of `layout.json`; None if it is not stored.
@@ -166,14 +166,13 @@ def other_cluster(
     key = layout.layout_key()
     if archived is None:
         return (
-            f"{key} does not tell the Kafka cluster of the archive, so the brokers are not known "
-            "to be its brokers; a sidecar or `sidetier backfill` beside a broker writes it if it "
-            "is missing"
+            f"{key} has no Kafka cluster id, so it is unknown whether these brokers belong to the "
+            "archived cluster; a sidecar or `sidetier backfill` beside a broker writes the id"
         )
     if cluster_id is None:
         return (
-            "the brokers report no cluster id, so they are not known to be those of the archived "
-            f"Kafka cluster {archived} ({key})"
+            "the brokers report no cluster id, and the archive belongs to the Kafka cluster "
+            f"{archived} ({key})"
         )
     if cluster_id != archived:
         return (

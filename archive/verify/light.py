@@ -185,7 +185,7 @@ def wrong_object(head: ObjectHead, topic_id: str | None) -> WrongObject:
         found.append((FindingKind.WRONG_PLACE, place))
     stored = head.metadata.get(TOPIC_ID_KEY)
     if None not in (stored, topic_id) and stored != topic_id:
-        detail = f"{head.key} was archived of topic id {stored}, and the archive is of {topic_id}"
+        detail = f"{head.key} has topic id {stored}, and the archive has {topic_id}"
         found.append((FindingKind.WRONG_PLACE, detail))
     return tuple(found)
 

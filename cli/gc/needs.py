@@ -222,8 +222,8 @@ def _of_group(
         ) from error
     if before != after:
         raise UnknownProgressError(
-            f"{consumer}: {servers} reported another cluster, topic or number of partitions of "
-            f"{topic} after its committed offsets were read than before"
+            f"{consumer}: the cluster id of {servers}, or the id or number of partitions of topic "
+            f"{topic}, changed while its committed offsets were read; repeat the command"
         )
     return _GroupAnswer(topic, committed, after)
 

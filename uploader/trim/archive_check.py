@@ -404,7 +404,7 @@ def watermark_hindrance(
     elif led.etag not in {None, etag} and not _has_only_start_moved(led, watermark):
         text = f"{key} was written since this sidecar has read it"
     elif led.topic_id is None or watermark.topic_id != led.topic_id:
-        text = f"{key} is of topic id {watermark.topic_id}, and the log of {led.topic_id}"
+        text = f"{key} has topic id {watermark.topic_id}, and the log has {led.topic_id}"
     elif watermark.leader_epoch > led.leader_epoch:
         text = (
             f"{key} was written in leader epoch {watermark.leader_epoch}, and this broker leads "
@@ -526,7 +526,7 @@ def segment_problem(head: ObjectHead, topic_id: str | None, local: EpochHistory)
     """Return why a stored segment is not known to be the log's; None if it is."""
     stored_id = head.metadata.get(TOPIC_ID_KEY)
     if stored_id != topic_id:
-        return f"it is of topic id {stored_id}, and the log of {topic_id}"
+        return f"it has topic id {stored_id}, and the log has {topic_id}"
     end = noted_next_offset(head)
     runs = parse_runs(head.metadata.get(EPOCHS_KEY, "")).entries
     if not runs:

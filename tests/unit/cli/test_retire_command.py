@@ -116,7 +116,7 @@ def test_archive_whose_cluster_is_not_known_is_left(
     stored.remove("layout.json")
     before = stored.stored()
     assert stored.run("retire", "orders") == 2
-    assert "layout.json does not tell the Kafka cluster of the archive" in stored.err
+    assert "layout.json has no Kafka cluster id" in stored.err
     assert stored.stored() == before
 
 

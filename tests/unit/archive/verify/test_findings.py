@@ -351,7 +351,7 @@ def test_a_segment_that_was_copied_over_another_one_is_a_finding(
     key = archive.key(60)
     assert {f.detail for f in found} == {
         f"{key} was archived as the segment orders-1/{60:020d}",
-        f"{key} was archived of topic id other, and the archive is of {ours}",
+        f"{key} has topic id other, and the archive has {ours}",
     }
 
 
