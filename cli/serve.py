@@ -18,6 +18,7 @@ from sidetier.cli.stores import open_archive, require_directory, with_few_retrie
 from sidetier.config.loading import LoadedConfig
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.connection import ServerSettings
+from sidetier.endpoint.groups.expiry import DEFAULT_RETENTION
 from sidetier.endpoint.groups.relay import LiveCluster
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.endpoint.tls import TlsFiles
@@ -52,6 +53,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     users: Path | None,
     groups: str,
     groups_properties: Path | None,
+    group_retention: float | None,
     metrics_port: int | None,
 ) -> int:
     """Serve clients until a signal, and return the exit code.
@@ -75,6 +77,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         advertise,
         memory,
         groups=_groups(groups, groups_properties),
+        group_retention=DEFAULT_RETENTION if group_retention is None else group_retention,
         tls=None if certificate is None else TlsFiles(certificate, key, client_ca),
         users=users,
         bytes_per_second=bytes_per_second,

@@ -20,6 +20,7 @@ from sidetier.endpoint.catalog import Catalog, CatalogSettings, parse_topic_id
 from sidetier.endpoint.connection import ServerSettings, Service
 from sidetier.endpoint.fetch import Fetcher
 from sidetier.endpoint.groups.coordinator import GroupCoordinator
+from sidetier.endpoint.groups.expiry import DEFAULT_RETENTION, GroupExpiry
 from sidetier.endpoint.groups.local import LocalGroups
 from sidetier.endpoint.groups.none import Groups, NoGroups
 from sidetier.endpoint.groups.permissions import PermittedGroups
@@ -67,6 +68,8 @@ class EndpointSettings:
             Segments in `file://` stores take none of it.
         server: Bounds on what clients can ask.
         groups: Consumer groups: none, those of an own coordinator, or those of a live cluster.
+        group_retention: Seconds for which the own coordinator keeps the offsets of a group that is
+            no longer used; infinite for ever.
         catalog: How often the store is asked.
         tls: Certificates of the listener; None for connections without TLS.
         users: The users file; None if clients need no login.
@@ -79,6 +82,7 @@ class EndpointSettings:
     memory: int = DEFAULT_MEMORY
     server: ServerSettings = field(default_factory=ServerSettings)
     groups: Literal["none", "local"] | LiveCluster = "none"
+    group_retention: float = DEFAULT_RETENTION
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
     tls: TlsFiles | None = None
     users: Path | None = None
@@ -304,9 +308,13 @@ def _groups(
         ThreadPoolExecutor(_GROUP_WRITERS, thread_name_prefix="endpoint-groups"),
         metrics.writes.inc,
     )
+    coordinator = GroupCoordinator(objects, metrics)
+    expiry = GroupExpiry(objects, coordinator, settings.group_retention)
+    expiry.start()
     return LocalGroups(
-        GroupCoordinator(objects, metrics),
+        coordinator,
         lambda tp: catalog.partition(tp.topic, tp.partition) is not None,
         catalog.archived_topic_id,
         advertised,
+        expiry,
     )

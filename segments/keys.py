@@ -211,6 +211,12 @@ class ArchiveLayout:
         """
         return f"{OWN_ROOT}/{self.cluster}/groups/"
 
+    def groups_clock_key(self) -> str:
+        """Return the key of an object that `sidetier serve` writes to read the store's clock. It is
+        below `groups_prefix`, where the endpoint may write.
+        """
+        return f"{self.groups_prefix()}clock"
+
     def group_key(self, group: str) -> str | None:
         """Return the key of the offsets of a consumer group; None if its name is too long.
 

@@ -1,6 +1,7 @@
 """`sidetier serve`: serve the archive to Kafka clients."""
 
 import ipaddress
+import math
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ RELAY: Final = "relay="
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 _LEAST_MEMORY: Final = 16 << 20
 _MOST_PORT: Final = 65535
+_FOR_EVER: Final = "forever"
+_DAY: Final = 86_400.0
 _FILE: Final = click.Path(path_type=Path)
 
 
@@ -81,6 +84,17 @@ def _send_timeout(context: click.Context, option: click.Parameter, given: str) -
     seconds = checked_duration(context, option, given)
     if seconds is None or seconds < 1:
         raise click.BadParameter("at least 1s is needed")
+    return seconds
+
+
+def _group_retention(
+    context: click.Context, option: click.Parameter, given: str | None
+) -> float | None:
+    if given == _FOR_EVER:
+        return math.inf
+    seconds = checked_duration(context, option, given)
+    if seconds is not None and seconds < _DAY:
+        raise click.BadParameter(f"at least 1d is needed; {_FOR_EVER} keeps all groups")
     return seconds
 
 
@@ -217,6 +231,14 @@ def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca:
     "security.protocol and sasl.username. A changed file is used without a restart.",
 )
 @click.option(
+    "--group-retention",
+    metavar="DURATION",
+    callback=_group_retention,
+    help="Time for which --groups local keeps the committed offsets of a group without members and "
+    "commits, such as 30d; at least 1d. They are deleted up to 7 h later. forever keeps them for "
+    "ever.  [default: 7d]",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
     help="Serve Prometheus metrics, /healthz and /readyz on this port.  [default: none]",
@@ -240,6 +262,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     insecure: bool,
     groups: str,
     groups_properties: Path | None,
+    group_retention: float | None,
     metrics_port: int | None,
 ) -> None:
     """Serve the archived topics to Kafka clients, read-only, without any broker.
@@ -272,6 +295,8 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         )
     if groups_properties is not None and not groups.startswith(RELAY):
         raise click.UsageError("--groups-properties is for --groups relay=HOST:PORT")
+    if group_retention is not None and groups != "local":
+        raise click.UsageError("--group-retention is for --groups local")
     loaded = invocation(context).load(needs_log_dirs=False)
 
     def run() -> int:
@@ -292,6 +317,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
             users=users,
             groups=groups,
             groups_properties=groups_properties,
+            group_retention=group_retention,
             metrics_port=metrics_port,
         )
 

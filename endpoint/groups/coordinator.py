@@ -11,6 +11,7 @@ JoinGroup or OffsetCommit once its object has not changed for some time, which i
 that interval: then the other endpoint is gone, or no member commits there.
 """
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -124,10 +125,15 @@ class _Group:
     @property
     def is_idle(self) -> bool:
         """Whether the group can be removed from memory."""
+        return self.is_quiet and not self.users
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the group has no members, and is not being loaded or written."""
         is_loading = self.loading is not None and not self.loading.done()
         is_writing = self.owned is not None and self.owned.is_writing
         has_members = self.machine.state not in {GroupState.EMPTY, GroupState.DEAD}
-        return not (has_members or self.users or is_loading or is_writing)
+        return not (has_members or is_loading or is_writing)
 
     def is_unused(self, now: float) -> bool:
         """Whether nothing would differ if the group were not in memory."""
@@ -338,6 +344,57 @@ class GroupCoordinator:
                 if machine.state not in {GroupState.EMPTY, GroupState.DEAD}:
                     states[group.name] = machine.state, machine.protocol_type or ""
         return states
+
+    # Expiry
+
+    def renew(self) -> Iterator[str]:
+        """Write the old objects of groups with members again, so that no endpoint deletes them.
+
+        Yields:
+            For each group that could not be written, the reason.
+        """
+        for group in self._all():
+            with self._at_once(group) as machine:
+                owned = group.owned if machine.size else None
+            if owned is None or not owned.is_old:
+                continue
+            try:
+                owned.renew().result(self._settings.store_wait)
+            except GroupTakenError as error:
+                self._lose(group, owned, error)
+            except (TimeoutError, SidetierError) as error:
+                yield str(error) or f"group {group.name!r}: timed out"
+
+    def expire(self, name: str, etag: str) -> bool:
+        """Delete a group that nothing uses here, unless its object has another etag.
+
+        Meanwhile, members and commits get a retriable error: not every store decides about the
+        condition of a delete atomically.
+
+        Returns:
+            Whether the group was deleted.
+
+        Raises:
+            SidetierError: See `GroupObjects.delete`.
+        """
+        try:
+            with self._using(name) as group:
+                with self._at_once(group) as machine:
+                    if machine.size or group.users > 1 or not group.is_quiet:
+                        return False
+                    group.owned, group.loading, group.retry_at = None, None, math.inf
+                    self._count(group)
+                # After an error the store may still carry the delete out.
+                retry_at = math.inf
+                try:
+                    is_deleted = self._objects.delete(name, etag)
+                    retry_at = -math.inf
+                finally:
+                    with group.changed:
+                        group.retry_at = min(retry_at, self._clock() + self._settings.lost_pause)
+                return is_deleted
+        except RefusedError:  # too many groups are in memory, all of them in use
+            return False
 
     # Groups in memory
 

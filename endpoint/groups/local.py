@@ -7,6 +7,7 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.groups.classic_group import ClassicGroup, GroupState, Join, MemberId
 from sidetier.endpoint.groups.coordinator import GroupCoordinator, RefusedError
+from sidetier.endpoint.groups.expiry import GroupExpiry
 from sidetier.endpoint.groups.requests import (
     FIRST_WITH_NULL_PROTOCOL,
     FIRST_WITH_SEVERAL_GROUPS,
@@ -63,8 +64,10 @@ class LocalGroups:
         has_partition: Callable[[TopicPartition], bool],
         topic_id: Callable[[str], str | None],
         advertised: tuple[str, int],
+        expiry: GroupExpiry | None = None,
     ) -> None:
         self._coordinator = coordinator
+        self._expiry = expiry
         self._has_partition = has_partition
         self._topic_id = topic_id
         self._ignored = Once()
@@ -91,7 +94,9 @@ class LocalGroups:
             return error_answer(request, decoded, refused.error)
 
     def close(self) -> None:
-        """End all waits."""
+        """End all waits, and delete no further group."""
+        if self._expiry is not None:
+            self._expiry.close()
         self._coordinator.close()
 
     def _find_coordinator(self, request: Request, decoded: Decoded, _session: Session) -> Answer:

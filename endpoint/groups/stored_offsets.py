@@ -9,7 +9,7 @@ One process owns a group: it takes the group by writing the object with its own 
 process that starts takes a group at its first JoinGroup or OffsetCommit. The previous owner then
 gives the group up at its next write, or when it checks the owner, which it does at an interval
 while clients use the group. It takes the group back only after the object has not changed for some
-time. No lease is renewed and no clocks are compared.
+time. For this, no lease is renewed and no clocks are compared.
 
 Each committed offset has the id of its topic: a topic that is deleted and created again has another
 id, and offsets of the deleted one have no meaning in it.
@@ -19,6 +19,8 @@ What a kill leaves:
 - Before a write: the previous object. The commit was not answered.
 - After a write, before its answer: the new object. The client commits again, to the same effect.
 - A dead owner's id in the object. The next process takes the group at once.
+- Before or after an old object is written again: the same offsets.
+- Before or after an expired group is deleted: the whole group, or none.
 - A write whose answer was lost and that the store carries out later: its condition names the
   version before it, so it fails once any other write has succeeded. Until then no commit is
   answered without a write, and to take a group is always a write.
@@ -30,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from uuid import uuid4
 
 from sidetier.segments.errors import (
     ArchiveConflictError,
@@ -44,7 +47,7 @@ from sidetier.segments.keys import ArchiveLayout, parse_group_key
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfMatch, RemoteStorage, unchanged
+from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage, unchanged
 
 VERSION: Final = 1
 MAX_BYTES: Final = 8 << 20
@@ -52,6 +55,10 @@ MAX_BYTES: Final = 8 << 20
 _ROW_OVERHEAD: Final = 400
 """Bytes of the Python objects of one committed offset, besides its texts."""
 _ATTEMPTS: Final = 3
+_RENEWAL: Final = 3 * 3600.0
+"""Seconds after which a group that is in use is written again, although its offsets are the same:
+the age of its object shows endpoints that the group is in use.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +207,53 @@ class GroupObjects:
 
     def names(self) -> Iterator[str]:
         """Yield the names of all groups in the store."""
+        return (name for name, _ in self.rows())
+
+    def rows(self, *, start_after: str = "") -> Iterator[tuple[str, ObjectSummary]]:
+        """Yield name and object of all groups in the store whose key is greater than a key."""
         prefix = self.layout.groups_prefix()
-        for row in self.store.list_objects(prefix):
+        for row in self.store.list_objects(prefix, start_after=start_after):
             name = parse_group_key(row.key, prefix)
             if name is not None:
-                yield name
+                yield name, row
+
+    def store_time_ms(self) -> int:
+        """Return the time of the store's clock, in ms since 1970, rounded down.
+
+        Writes a small object and reads its modification time. A kill in between leaves the object.
+        No other code reads it, and the next call replaces it.
+
+        Raises:
+            ArchiveConflictError: The store does not show this write.
+            StorageError: The object cannot be written or read.
+        """
+        key = self.layout.groups_clock_key()
+        etag = self.store.put_object(key, BytesBody(uuid4().hex.encode()))
+        head = self.store.head_object(key)
+        if head.etag != etag:
+            raise ArchiveConflictError(f"{key}: another process has just written it")
+        return head.modified_ms
+
+    def delete(self, group: str, etag: str) -> bool:
+        """Delete a group, unless its object has another etag. Return whether it was deleted.
+
+        A kill leaves the object as it was, or no object.
+
+        Raises:
+            MalformedObjectError: It is no group of this name, or of a later version. It stays.
+            StorageError: It cannot be read or deleted. The store may still carry the delete out.
+        """
+        key = self.key(group)
+        stored, present = self.read_key(key)
+        if stored is None or present != etag:
+            return False
+        if stored.group != group:
+            raise MalformedObjectError(f"{key}: it has the group {stored.group!r}")
+        try:
+            self.store.delete_object(key, condition=IfMatch(etag))
+        except PreconditionFailedError:  # another process has just written it
+            return False
+        return True
 
     def read(self, group: str) -> StoredGroup | None:
         """Return a group without taking it; None if there is no object.
@@ -284,11 +333,13 @@ class _Write:
     Attributes:
         offsets: The offsets; empty if only the owner is checked.
         must_confirm: Whether to ask the store for the owner even if there is nothing to write.
+        is_use: Whether the group is in use: an old object is written again.
         result: Done after the write.
     """
 
     offsets: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
     must_confirm: bool = False
+    is_use: bool = False
     result: "Future[None]" = field(default_factory=Future)
 
 
@@ -320,6 +371,8 @@ class OwnedGroup:
         self.confirmed_at = confirmed_at
         self.previous_owner = previous_owner
         self._objects = objects
+        self._written_at = confirmed_at
+        """When this process has last written the object for certain."""
         self._key = key
         self._stored = stored
         self._etag: str | None = etag
@@ -345,6 +398,11 @@ class OwnedGroup:
         return self._is_writing
 
     @property
+    def is_old(self) -> bool:
+        """Whether `renew` would write the object."""
+        return self._objects.clock() - self._written_at >= _RENEWAL
+
+    @property
     def memory(self) -> int:
         """Bytes that the offsets take in memory, roughly."""
         return self._bytes + len(self._accepted) * _ROW_OVERHEAD
@@ -359,8 +417,8 @@ class OwnedGroup:
         with InvalidRequestError if the object would be too large, else with a StorageError.
 
         After a failure the store may have the offsets all the same. Offsets that are stored
-        already need no request, unless a failed write could still replace them. A commit that is
-        too large fails alone: the others that share its write are stored.
+        already need no request, unless a failed write could still replace them, or the object is
+        old. A commit that is too large fails alone: the others that share its write are stored.
         """
         with self._guard:
             growth = self._growth(offsets)
@@ -368,7 +426,7 @@ class OwnedGroup:
             if growth <= 0 or size <= MAX_BYTES:
                 self._accepted.update(offsets)
                 self._bytes = size
-                result, is_first = self._add(offsets)
+                result, is_first = self._add(offsets, is_use=True)
             else:
                 result, is_first = Future(), False
                 result.set_exception(
@@ -386,16 +444,27 @@ class OwnedGroup:
             self._start(result)
         return result
 
+    def renew(self) -> "Future[None]":
+        """Write an old object again, with the same offsets. The result fails as `commit`."""
+        with self._guard:
+            result, is_first = self._add({}, is_use=True)
+        if is_first:
+            self._start(result)
+        return result
+
     def _growth(self, offsets: Offsets) -> int:
         replaced = {tp: self._accepted[tp] for tp in offsets if tp in self._accepted}
         return bytes_of(offsets) - bytes_of(replaced)
 
-    def _add(self, offsets: Offsets, *, must_confirm: bool = False) -> "tuple[Future[None], bool]":
+    def _add(
+        self, offsets: Offsets, *, must_confirm: bool = False, is_use: bool = False
+    ) -> "tuple[Future[None], bool]":
         """Add offsets to the next write. Return its result, and whether the caller starts it."""
         if self._next is None:
             self._next = _Write()
         self._next.offsets.update(offsets)
         self._next.must_confirm |= must_confirm
+        self._next.is_use |= is_use
         is_first, self._is_writing = not self._is_writing, True
         return self._next.result, is_first
 
@@ -435,7 +504,8 @@ class OwnedGroup:
             if self._etag is None:
                 self._read_again()
             wanted = {**self._stored.offsets, **write.offsets}
-            if wanted == self._stored.offsets and self._etag != self._unanswered:
+            is_stored = wanted == self._stored.offsets and self._etag != self._unanswered
+            if is_stored and not (write.is_use and self.is_old):
                 if write.must_confirm:
                     self._confirm()
                 return
@@ -451,6 +521,7 @@ class OwnedGroup:
                 self._unanswered = None
                 continue  # an earlier write whose answer was lost, or another owner
             self._unanswered, self._stored, self.confirmed_at = None, stored, asked_at
+            self._written_at = asked_at
             self._objects.on_write()
             return
         raise StoreUnavailableError(f"{self._key}: changes with each attempt to write it")

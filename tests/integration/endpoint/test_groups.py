@@ -5,6 +5,7 @@ The topics of the live cluster are empty: every record that a client gets is fro
 
 import base64
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,15 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewTopic
+from prometheus_client import CollectorRegistry
 
 from devtools.sandbox.kafka import KraftCluster
 from sidetier.brokers.ports import HOST, free_port
+from sidetier.endpoint.groups.coordinator import GroupCoordinator
+from sidetier.endpoint.groups.expiry import GroupExpiry
+from sidetier.endpoint.groups.stored_offsets import GroupObjects
+from sidetier.endpoint.metrics import GroupMetrics
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.s3 import S3Storage
 from tests.harness.archive_objects import s3_store
 from tests.harness.group_reading import ALL, END, PARTITIONS, commit, committed, read, store_topic
@@ -228,6 +235,17 @@ def test_local_groups_in_an_s3_bucket(s3_bucket: S3Bucket, tmp_path: Path) -> No
             20, "the offsets of the second endpoint", every=0.5,
         )  # fmt: skip
         assert first.count("endpoint.group_lost") == 1
+    expire_groups(S3Storage(s3_bucket.name, "", s3_settings(s3_bucket)))
+    left = {key for key in store.objects.listing() if "/groups/" in key}
+    assert left == {"_sidetier/test/groups/clock"}
+
+
+def expire_groups(store: S3Storage) -> None:
+    """Delete all groups, as an endpoint deletes those that nobody has used for long."""
+    with ThreadPoolExecutor(1) as pool:
+        objects = GroupObjects(store, ArchiveLayout("test", 0), "x", "host", pool)
+        coordinator = GroupCoordinator(objects, GroupMetrics(CollectorRegistry()))
+        GroupExpiry(objects, coordinator, retention=-86_400.0).run_once()
 
 
 # A live cluster

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
 from sidetier.archive.objects.watermark import (
@@ -25,7 +26,15 @@ from sidetier.cli.gc import needs
 from sidetier.cli.gc.session import GcSession
 from sidetier.cli.stores import EveryStore
 from sidetier.config.model import ReaderConfig
-from sidetier.endpoint.groups.stored_offsets import StoredGroup, StoredOffset, encode_group
+from sidetier.endpoint.groups.coordinator import GroupCoordinator
+from sidetier.endpoint.groups.expiry import GroupExpiry
+from sidetier.endpoint.groups.stored_offsets import (
+    GroupObjects,
+    StoredGroup,
+    StoredOffset,
+    encode_group,
+)
+from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.leadership.topic_identity import TopicIdentity
 from sidetier.mirror.topics.rules import Lineage
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, to_properties
@@ -507,6 +516,17 @@ def local_group(
         store.put_object(key, BytesBody(data))
 
 
+def expire_groups(cli: CommandLine) -> None:
+    """Delete all groups, as an endpoint deletes those that nobody has used for long."""
+    with (
+        closing(open_storage(StorageEndpoint(f"file://{cli.store}"))) as store,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        objects = GroupObjects(store, ArchiveLayout("prod-a", 3), "x", "host", pool)
+        coordinator = GroupCoordinator(objects, GroupMetrics(CollectorRegistry()))
+        GroupExpiry(objects, coordinator, retention=-86_400.0).run_once()
+
+
 def test_segments_that_a_local_group_needs_are_kept(stored: CommandLine) -> None:
     with_rules(stored, {**AGE, "keep_for": {"local_groups": ["billing"]}})
     told = stored.json("gc", "--yes", code=3)
@@ -530,6 +550,11 @@ def test_segments_that_a_local_group_needs_are_kept(stored: CommandLine) -> None
     told = stored.json("gc", "--yes")
     assert [row["new_start_offset"] for row in told["partitions"]] == [10, 20]
     assert told["partitions"][0]["reason"] == "local group billing still needs offset 15"
+    left = logs(stored, "orders-0"), logs(stored, "orders-1")
+    expire_groups(stored)
+    told = stored.json("gc", "--yes", code=3)
+    assert "has committed no offset yet" in told["partitions"][0]["reason"]
+    assert (logs(stored, "orders-0"), logs(stored, "orders-1")) == left
 
 
 def test_metrics_of_a_run(stored: CommandLine, tmp_path: Path) -> None:

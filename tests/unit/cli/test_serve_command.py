@@ -70,6 +70,9 @@ def test_loopback_addresses(host: str, is_local: bool) -> None:  # noqa: FBT001
         (("--groups", "relay="), "relay=HOST:PORT"),
         (("--groups-properties", "file"), "is for --groups relay"),
         (("--groups", "local", "--groups-properties", "file"), "is for --groups relay"),
+        (("--group-retention", "7d"), "is for --groups local"),
+        (("--groups", "local", "--group-retention", "23h"), "at least 1d is needed; forever"),
+        (("--groups", "local", "--group-retention", "never"), "such as"),
     ],
 )
 def test_wrong_options_are_refused(cli: CommandLine, options: tuple[str, ...], text: str) -> None:
