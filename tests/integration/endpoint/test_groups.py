@@ -220,7 +220,9 @@ def test_local_groups_in_an_s3_bucket(s3_bucket: S3Bucket, tmp_path: Path) -> No
     other.mkdir()
     with (
         serve_process(tmp_path, "--groups", "local", store=store) as first,
-        serve_process(other, "--groups", "local", store=store) as second,
+        serve_process(
+            other, "--groups", "local", "--group-retention", "forever", store=store
+        ) as second,
     ):
         use_in_turn(first, "g")
         assert store.objects.read("_sidetier/test/groups/g.json") is not None

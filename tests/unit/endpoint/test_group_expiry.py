@@ -1,10 +1,11 @@
 """Groups of `--groups local` that nobody uses are deleted; groups in use are written again."""
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, time_ns
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -21,13 +22,15 @@ from sidetier.endpoint.groups.coordinator import (
 from sidetier.endpoint.groups.expiry import DEFAULT_RETENTION, GroupExpiry, is_expired
 from sidetier.endpoint.groups.stored_offsets import GroupObjects, StoredOffset, parse_group
 from sidetier.endpoint.metrics import GroupMetrics
+from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.segments.errors import AccessDeniedError, StoreTimeoutError
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from tests.harness.intercepted_store import KilledError, MortalStore, RacingStore
-from tests.harness.made_archive import LAYOUT
+from tests.harness.made_archive import LAYOUT, MadeArchive, access_to
+from tests.harness.waiting import wait_until
 
 TP = TopicPartition("orders", 0)
 NONE = ErrorCode.none
@@ -222,8 +225,9 @@ def test_equal_commits_without_members_keep_a_group(world: World) -> None:
     for _ in range(48):
         assert one.commit(5) is NONE
         one.expiry.run_once()
+        assert world.groups() == ["g"]
         world.ahead += HOUR
-    assert one.committed() == 5
+    assert 16 <= world.writes() <= 20  # each three hours, not each hour
 
 
 @pytest.mark.parametrize("operation", ["get", "delete"])
@@ -319,6 +323,7 @@ def test_what_is_not_a_group_is_kept_and_named(world: World) -> None:
     with capture_logs() as logs:
         one.expiry.run_once()
     assert world.groups() == ["%67", "bad", "other"]
+    assert world.store.count("get", f"{prefix}g.json") == 2  # when it was taken, and deleted
     (failed,) = (row for row in logs if row["event"] == "endpoint.group_expiry_failed")
     assert failed["failures"] == 2
     assert f"{prefix}bad.json" in failed["error"]
@@ -420,3 +425,24 @@ def test_the_thread_waits_before_its_first_pass(
     monkeypatch.setattr(one.expiry._stopped, "wait", stop)
     one.expiry._run()
     assert waits == [HOUR, HOUR]
+
+
+def test_an_endpoint_runs_the_thread_until_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry_module, "_PAUSE", 0.01)
+    world = World(ahead=time_ns() / 1e9 - monotonic() - 2 * DAY)
+    MadeArchive(world.store).segments(0, 20)
+    before = world.start()
+    before.commit(5)
+    before.coordinator.close()
+    world.ahead += 2 * DAY
+    name = "endpoint-group-expiry"
+
+    def is_running() -> bool:
+        return name in {thread.name for thread in threading.enumerate()}
+
+    address = ("127.0.0.1", 0)
+    settings = EndpointSettings(address, groups="local", group_retention=DAY)
+    with serving(access_to(world.store), settings):
+        assert is_running()
+        wait_until(lambda: not world.groups(), 10, "the delete of the group")
+    wait_until(lambda: not is_running(), 10, "the end of the thread")
