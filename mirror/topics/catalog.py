@@ -398,10 +398,10 @@ class Catalog:
         return {name: text_of(topic.topic_id) for name, topic in described.items()}
 
     def _sizes(self, topics: Collection[str]) -> dict[str, int | None]:
-        """Return the maximum size of a batch in topics that were created just now."""
-        if not topics:
-            return {}
-        settings = topic_settings(self._target, topics, only_set=False)
+        """Return the maximum size of a batch in topics that were created just now, where the target
+        tells it: the next plan names the others, which the principal may create, not describe.
+        """
+        settings, _ = _settings_of(self._target, topics, only_set=False)
         return {name: max_batch_bytes(effective) for name, effective in settings.items()}
 
     def create_offsets_topic(self) -> None:

@@ -1,10 +1,14 @@
 """The topics that a mirror copies, their names, and the refusals."""
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from sidetier.mirror.topics.catalog import BrokerTopics, Catalog
+from sidetier.mirror.topics.planning import CatalogOptions
 from sidetier.mirror.topics.rules import (
     Lineage,
     MirrorNames,
@@ -20,7 +24,9 @@ from sidetier.mirror.topics.rules import (
     timestamp_problem,
     was_added,
 )
-from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.errors import ConfigurationError, KafkaApiError
+from sidetier.wire.cluster import Cluster, Route
+from sidetier.wire.protocol import ApiKey
 
 
 def rules(*include: str, exclude: tuple[str, ...] = (), rename: str | None = None) -> TopicRules:
@@ -182,3 +188,30 @@ def test_partition_added_after_the_start_of_a_copy_is_recognised() -> None:
     assert not was_added(1, [two]), "another worker has only begun before this one"
     assert not was_added(2, [])
     assert not was_added(2, [KEPT]), "kept by an older release"
+
+
+class MayNotDescribe(Cluster):
+    """Refuses the settings of topic `refused`, and of all topics that are asked with it."""
+
+    def __init__(self) -> None: ...
+
+    def request(  # type: ignore[override]
+        self, route: Route, api: ApiKey, /, *, resources: Collection[Mapping[str, str]]
+    ) -> object:
+        del route
+        assert api is ApiKey.DESCRIBE_CONFIGS
+        names = [resource["resource_name"] for resource in resources]
+        if "refused" in names:
+            raise KafkaApiError("no", code=29, name="TOPIC_AUTHORIZATION_FAILED", retry=False)
+        entry = SimpleNamespace(name="max.message.bytes", value="1000", config_source=1)
+        results = [SimpleNamespace(resource_name=name, configs=[entry]) for name in names]
+        return SimpleNamespace(results=results)
+
+
+def test_created_topic_that_may_not_be_described_does_not_stop_the_others() -> None:
+    target = MayNotDescribe()
+    catalog = Catalog(
+        BrokerTopics(target), target, rules(".*"), MirrorNames("dr"), CatalogOptions()
+    )
+    assert catalog._sizes(["orders", "refused"]) == {"orders": 1000}
+    assert catalog._sizes([]) == {}
