@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError
 
+from sidetier.consumer.lookups import Answer, Question
+from sidetier.consumer.partition import Partition
+from sidetier.consumer.routing import _learn
+from sidetier.consumer.sources import Archive, Identity
+from sidetier.segments.offsets import Offset, OffsetRange
 from tests.harness.one_log import Later, World
 from tests.harness.tiered import TP, Tiered, at, tiered, world_of
 
@@ -192,3 +197,14 @@ def test_foreign_archive_is_confirmed_before_it_counts_as_foreign(
         found += values(it, 3)
     assert found == new_records(200)
     assert "archive_of_another_topic" not in caplog.text
+
+
+def test_answer_about_the_new_topic_drops_what_was_known_of_the_deleted_one() -> None:
+    deleted, new = Identity("a", "c"), Identity("b", "c")
+    partition = Partition(TP, 0, 1)
+    archive = Archive(OffsetRange(Offset(0), Offset(80)), identity=deleted, verified=True)
+    _learn(partition, Answer(Question(TP, 1, store=True), archive=archive, identity=deleted))
+    assert (partition.archive, partition.recreated) == (archive, False)
+    now = OffsetRange(Offset(0), Offset(20))
+    _learn(partition, Answer(Question(TP, 1, kafka=True), kafka=now, identity=new))
+    assert (partition.archive, partition.kafka, partition.recreated) == (None, now, True)

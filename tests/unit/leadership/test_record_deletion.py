@@ -113,6 +113,16 @@ def test_nothing_is_deleted_of_another_cluster_or_topic(
     assert not answering.sent
 
 
+def test_nothing_is_deleted_if_neither_the_brokers_nor_the_log_have_a_topic_id(
+    answering: type[Answering],
+) -> None:
+    """Two missing ids are not equal ids."""
+    answering.topic_id = None
+    wanted = {TP: RecordDeletion(Offset(40), LeaderEpoch(7), None)}
+    assert isinstance(deleter().delete_records(wanted)[TP], LeadershipError)
+    assert not answering.sent
+
+
 def test_lead_is_confirmed_before_records_are_deleted(answering: type[Answering]) -> None:
     assert deleter().delete_records(WANTED) == {TP: 60, OTHER: 60}
     (first, offsets), (second, records) = answering.sent

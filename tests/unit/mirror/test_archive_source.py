@@ -1,6 +1,8 @@
 """Raw batches of archives are those that a read-committed consumer of the broker saw."""
 
 from collections.abc import Iterator
+from io import BytesIO
+from typing import BinaryIO
 from uuid import UUID
 
 import pytest
@@ -15,11 +17,13 @@ from sidetier.mirror.copy.archive_source import (
 from sidetier.mirror.copy.batches import reencode, select_batches
 from sidetier.mirror.copy.engine import Copy, Engine, Limits
 from sidetier.mirror.copy.source import KafkaSource, OnGap
-from sidetier.segments.errors import ConfigurationError, MirrorError
+from sidetier.segments.errors import ConfigurationError, DamagedSegmentError, MirrorError
+from sidetier.segments.headers import walk_headers
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import IfMatch
 from tests.harness import broker_segments
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.cut_logs import cut_log
@@ -228,3 +232,26 @@ def test_a_segment_that_has_lost_its_last_batches_stops_its_partition_alone() ->
     assert list(engine.counts.left_out) == [TP]
     assert key in engine.counts.left_out[TP]
     assert "bytes were archived" in engine.counts.left_out[TP]
+
+
+def test_an_object_that_ends_before_its_listed_size_is_not_the_end_of_its_segment() -> None:
+    class Short(FakeStorage):
+        def get_object_input_stream(
+            self,
+            key: str,
+            start: int = 0,
+            end: int | None = None,
+            *,
+            condition: IfMatch | None = None,
+        ) -> BinaryIO:
+            whole = super().get_object_input_stream(key, start, end, condition=condition)
+            return BytesIO(whole.read(cut - start) if key.endswith("20.log") else whole.read())
+
+    store = Short()
+    archive = MadeArchive(store)
+    archive.segments(0, 20, 40, 60)
+    data = store.contents()[archive.key(20)]
+    cut = list(walk_headers(lambda at, size: data[at : at + size], len(data)))[-1][0]
+    source = ArchiveSource(access_to(store))
+    with pytest.raises(DamagedSegmentError, match="bytes are stored"):
+        list(offsets_from(source, TP, 0))

@@ -185,6 +185,24 @@ def test_weak_etags_are_named(given: str, stored: str) -> None:
         RetryingStorage(fake).put_object("k", BODY, condition=IfMatch(given))
 
 
+def test_lost_answer_before_a_refusal_that_did_not_hold_keeps_the_next_one_ambiguous() -> None:
+    """The write whose answer was lost may have taken effect at any time since."""
+
+    class Late(FakeStorage):
+        def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+            head = super().head_object(key, with_checksum=with_checksum)
+            self.put_object(key, BytesBody(b"new"))  # the lost write arrives now
+            return head
+
+    fake = Late()
+    etag = fake.put_object("k", BODY)
+    fake.fail("put", StoreTimeoutError("lost"))
+    fake.fail("put", PreconditionFailedError("412"), nth=2)
+    with pytest.raises(PreconditionFailedError) as caught:
+        RetryingStorage(fake, QUICK).put_object("k", BytesBody(b"new"), condition=IfMatch(etag))
+    assert caught.value.ambiguous
+
+
 def test_refusal_counts_where_the_store_does_not_tell_the_etag() -> None:
     fake = FakeStorage()
     etag = fake.put_object("k", BODY)

@@ -90,6 +90,16 @@ def test_error_contains_its_traceback_as_one_value() -> None:
     assert "OSError: disk full" in line["exception"]
 
 
+def test_number_of_remembered_lines_is_bounded() -> None:
+    configure_logs("json", "info", io.StringIO())
+    [handler] = logging.getLogger().handlers
+    [repeated] = handler.filters
+    for number in range(1000):
+        name = f"library.{chr(0x4E00 + number)}"  # digits would not make it another line
+        handler.handle(logging.LogRecord(name, logging.WARNING, "", 0, "text", (), None))
+    assert len(repeated._lines) == 256  # type: ignore[union-attr]
+
+
 def test_library_line_whose_arguments_do_not_fit_does_not_fail_its_thread(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
