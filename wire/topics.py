@@ -45,7 +45,7 @@ def check_new_topic(
     settings: Mapping[str, str],
     *,
     is_replaced: bool,
-) -> None:
+) -> dict[str, str]:
     """Let the cluster check a topic without creating it. It is not an error if the topic exists.
 
     Args:
@@ -58,6 +58,10 @@ def check_new_topic(
             check settings for a name that exists. So they check them under another name, which
             begins with this one and a hyphen: a prefixed ACL may have to allow it.
 
+    Returns:
+        The effective settings that the topic would have. Empty if the topic exists, if the brokers
+        are older than 2.4, or if they do not allow this client to describe its settings.
+
     Raises:
         BrokerError: The cluster would refuse to create the topic.
     """
@@ -65,7 +69,16 @@ def check_new_topic(
     if is_replaced:
         suffix = f"-{uuid4().hex}"
         names.append(topic[: _LONGEST_NAME - len(suffix)] + suffix)
-    _send_create_topics(cluster, names, partitions, replication, settings, validate_only=True)
+    response = _send_create_topics(
+        cluster, names, partitions, replication, settings, validate_only=True
+    )
+    return {
+        entry.name: entry.value
+        for result in response.topics
+        if result.name == names[-1]
+        for entry in getattr(result, "configs", None) or ()
+        if entry.value is not None
+    }
 
 
 def _send_create_topics(
@@ -76,9 +89,9 @@ def _send_create_topics(
     settings: Mapping[str, str],
     *,
     validate_only: bool,
-) -> None:
+) -> Any:  # noqa: ANN401 - as in `Cluster.request`
     configs = [{"name": name, "value": value} for name, value in settings.items()]
-    cluster.retrying(
+    return cluster.retrying(
         lambda: cluster.request_once(
             Controller(),
             ApiKey.CREATE_TOPICS,

@@ -15,6 +15,7 @@ from sidetier.mirror.topics.planning import (
     SourceTopic,
     TargetState,
     max_batch_bytes,
+    new_topic_problem,
     partitions_of,
     plan_copy,
     text_of,
@@ -187,11 +188,11 @@ class Catalog:
         ]
 
     def _checked(self, planned: PlannedCopy) -> PlannedCopy:
-        """Add the brokers' reason if they would refuse to create the target topic."""
+        """Add the reason why the target topic cannot be created, as far as the brokers show one."""
         if planned.exists or planned.problem is not None:
             return planned
         try:
-            check_new_topic(
+            effective = check_new_topic(
                 self._target,
                 planned.target,
                 planned.partitions,
@@ -202,11 +203,15 @@ class Catalog:
         except KafkaApiError as error:
             if error.retry:
                 raise
-            problem, stays = f"topic {planned.source}: {error}", planned.replaces is not None
-            if stays:
-                problem += f". The former copy {planned.target} stays on the target"
-            return replace(planned, problem=problem, exists=stays, replaces=None)
-        return planned
+            problem: str | None = f"topic {planned.source}: {error}"
+        else:
+            problem = new_topic_problem(planned.target, effective, self._options)
+        if problem is None:
+            return planned
+        stays = planned.replaces is not None
+        if stays:
+            problem += f". The former copy {planned.target} stays on the target"
+        return replace(planned, problem=problem, exists=stays, replaces=None)
 
     def _read_target(self, targets: Collection[str]) -> TargetState:
         metadata = self._target.metadata()

@@ -195,6 +195,19 @@ def plan_copy(
     )
 
 
+def new_topic_problem(
+    target: str, effective: Mapping[str, str], options: CatalogOptions
+) -> str | None:
+    """Return why a topic must not be created with these effective settings; None if it may."""
+    if _timestamp_problem(target, effective, options) is None:
+        return None
+    return (
+        f"topic {target} on the target would have {TIMESTAMP_TYPE}={APPEND_TIME}, the default of "
+        "its brokers, which replaces each record's timestamp: create the topic with "
+        f"{TIMESTAMP_TYPE}={CREATE_TIME}, or accept that with --accept-log-append-time"
+    )
+
+
 def max_batch_bytes(settings: Mapping[str, str]) -> int | None:
     """Return the maximum size of a batch that a topic takes; None if the settings do not tell it.
 

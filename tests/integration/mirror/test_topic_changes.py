@@ -67,7 +67,9 @@ def require_refused(restart: Sequence[str], topic: str, target: str) -> None:
         assert "INVALID_REPLICATION_FACTOR" in copied["refused_topics"][topic]
         with pytest.raises(KafkaApiError, match="INVALID_CONFIG"):
             check_new_topic(asking, topic, 1, -1, {"retention.ms": "soon"}, is_replaced=True)
-        check_new_topic(asking, topic, 1, -1, {"retention.ms": "9"}, is_replaced=True)
+        effective = check_new_topic(asking, topic, 1, -1, {"retention.ms": "9"}, is_replaced=True)
+        assert (effective["retention.ms"], effective["cleanup.policy"]) == ("9", "delete")
+        assert effective["message.timestamp.type"] == "CreateTime"
         assert asking.metadata().topics.keys() == before
 
 

@@ -37,9 +37,10 @@ class FakeTarget(Cluster):
     `changes` has the requests that changed something, in order.
     """
 
-    def __init__(self, refused: Collection[str] = ()) -> None:
+    def __init__(self, refused: Collection[str] = (), **defaults: str) -> None:
         super().__init__(ClientSettings.from_properties({"bootstrap.servers": "localhost:1"}))
         self.refused = refused
+        self.defaults = {name.replace("_", "."): value for name, value in defaults.items()}
         self.ids: dict[str, UUID] = {}
         self.progress: dict[TopicPartition, CommittedOffset] = {}
         self.changes: list[tuple[str, str]] = []
@@ -115,7 +116,9 @@ class FakeTarget(Cluster):
                 self.ids[topic["name"]] = uuid4()
             elif code is not None and code not in tolerate:
                 raise api_error(f"fake refuses {topic['name']}", code)
-        return None
+        configs = [SimpleNamespace(name=name, value=self.defaults[name]) for name in self.defaults]
+        results = [SimpleNamespace(name=row["name"], configs=configs) for row in values["topics"]]
+        return SimpleNamespace(topics=results)
 
     def _refusal(self, topic: dict[str, Any]) -> ErrorCode | None:
         if topic["name"] in self.ids:
@@ -192,4 +195,11 @@ def test_no_topic_is_created_if_all_are_refused() -> None:
     target = FakeTarget({"retention.ms"})
     with pytest.raises(ConfigurationError, match="INVALID_CONFIG"):
         catalog_of(target, orders=RECREATED).copies()
+    assert target.changes == []
+
+
+def test_no_copy_is_created_that_replaces_timestamps_by_default_of_the_brokers() -> None:
+    target = FakeTarget(message_timestamp_type="LogAppendTime").with_copy()
+    with pytest.raises(ConfigurationError, match="would have .*=LogAppendTime"):
+        catalog_of(target, orders=RECREATED, plain=SourceTopic(1, {}, uuid4())).copies()
     assert target.changes == []
