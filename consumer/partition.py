@@ -44,7 +44,8 @@ class Partition:
         detail: why the offsets of the gap are missing.
         identity: the topic that `position` is an offset of, as far as it is known.
         recreated: `position` is an offset of a topic that was deleted.
-        ended: offset at which the archive reader came to its end last, and how often in a row.
+        ended: offset at which the archive reader came to its end last, and how often in a row. None
+            if no broker answered then.
         warned_empty: the warning that the store has nothing of the partition was given.
         warned_foreign: the archived topic that the application was warned about.
         stored: offset that the application stored itself, stored again after a new assignment.

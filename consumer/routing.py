@@ -191,6 +191,7 @@ class Router:
         identity = self._kafka.identities([topic])[topic]
         if not isinstance(identity, Identity):
             partition.tries += 1
+            partition.ended = None  # Kafka has not refused the offset
         elif identity.differs(partition.identity):
             partition.identified(identity)
         else:

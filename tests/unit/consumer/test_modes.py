@@ -241,6 +241,21 @@ def test_records_the_store_deletes_before_the_read_reset_the_offset(mode: str) -
     assert it.count("offset_resets_total") == 1
 
 
+def test_brokers_that_do_not_answer_are_no_undecided_transaction(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Kafka has not refused the offset: it may have the whole transaction."""
+    it = tiered(world_of(kafka_start=0, store=(0, 80)), "TIERED_STORAGE_PREFERRED")
+    it.world.log(TP).undecided = 40
+    it.consumer.assign([at(0)])
+    assert it.read(3) == [0, 1, 2]
+    it.world.brokers_away = True
+    assert it.read(400) == list(range(3, 40))
+    it.world.brokers_away = False
+    assert it.read(400) == list(range(40, 100))
+    assert "consumer.undecided_transaction" not in caplog.text
+
+
 @pytest.mark.parametrize("mode", READING)
 def test_transaction_that_no_source_has_as_a_whole_is_reported(
     mode: str, caplog: pytest.LogCaptureFixture
