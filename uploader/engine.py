@@ -308,7 +308,15 @@ class Engine:
 
         pool = self._pools["local-retention"] = new_pool("local-retention", 1, self._incoming.put)
         return LocalRetention(
-            Trimmer(local, deleter, topic_configs, context.places, context.clock.wall),
+            Trimmer(
+                local,
+                deleter,
+                topic_configs,
+                context.places,
+                context.clock.wall,
+                # The process waits for these threads, and a store may have to return gigabytes.
+                before_read=capped(None, self._now, context.abandoned, lambda _: None),
+            ),
             pool,
             self._now,
             context.metrics,

@@ -150,11 +150,13 @@ class ArchiveCheck:
         layout: The keys on it.
         verified: The `.log` objects that were checked before: each is checked once. The listing
             shows that the same version is still stored.
+        before_read: Called with the number of bytes before each read of an object.
     """
 
     store: RemoteStorage
     layout: ArchiveLayout
     verified: VerifiedLogs
+    before_read: Callable[[int], None] = lambda _: None
 
     def bound(self, led: LedPartition, trim: Trim) -> Trim:
         """Return the part of a trim whose records the store is proven to have.
@@ -383,7 +385,10 @@ class ArchiveCheck:
             while len(first) < HEADER_BYTES and (more := stream.read(HEADER_BYTES - len(first))):
                 first += more
             running.update(first)
-            while not is_proven and (chunk := stream.read(_CHUNK_BYTES)):
+            while not is_proven:
+                self.before_read(_CHUNK_BYTES)
+                if not (chunk := stream.read(_CHUNK_BYTES)):
+                    break
                 running.update(chunk)
         if not is_proven and running.result().value.hex() != head.metadata[CHECKSUM_KEY]:
             return "its bytes do not have the checksum of the upload"

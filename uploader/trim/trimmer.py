@@ -59,6 +59,8 @@ CHECK_THREADS: Final = 32
 """Concurrent checks of archives: each waits for the store most of the time. A check makes
 about five requests. If each takes 30 ms, 2,000 partitions take 9 s.
 """
+_FRESH_SECONDS: Final = 60.0
+"""Age of a check beyond which it is made once more before records are deleted."""
 _MOST_VERIFIED: Final = 100_000
 """`.log` objects that are remembered. Those of a finished trim are not needed again."""
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9_-]|\\\.)+")
@@ -146,6 +148,8 @@ class Trimmer:
             fall behind. Otherwise only protected groups are read: with many brokers and groups the
             requests of all sidecars would be a load for the coordinators.
         verified: The `.log` objects that were verified.
+        before_read: Called with the number of bytes before objects are read. Its errors end the
+            check.
     """
 
     local: LocalRetentionConfig
@@ -156,6 +160,7 @@ class Trimmer:
     threads: int = CHECK_THREADS
     all_groups: bool = False
     verified: VerifiedLogs = field(default_factory=LastVerifiedLogs)
+    before_read: Callable[[int], None] = lambda _: None
 
     def survey(self, led: Sequence[LedPartition]) -> Survey:
         """Decide how far each log is to be trimmed, as far as no request to the store is needed.
@@ -239,6 +244,17 @@ class Trimmer:
         self, wanted: Sequence[tuple[LedPartition, Trim]]
     ) -> list[tuple[LedPartition, Trim]]:
         """Return the trims, each shortened to the records that the store is proven to have."""
+        began = self.wall()
+        verified = self._verify(wanted)
+        if self.wall() - began <= _FRESH_SECONDS:
+            return verified
+        # The bytes of large objects can take hours, and the first partitions may have lost objects
+        # meanwhile. The objects that were verified are only listed again.
+        return self._verify(verified)
+
+    def _verify(
+        self, wanted: Sequence[tuple[LedPartition, Trim]]
+    ) -> list[tuple[LedPartition, Trim]]:
         if len(wanted) == 1 or self.threads == 1:
             return [(led, self._bound(led, trim)) for led, trim in wanted]
         with ThreadPoolExecutor(self.threads, "archive-check") as helpers:
@@ -246,9 +262,13 @@ class Trimmer:
             return [(led, trim) for (led, _), trim in zip(wanted, bounded, strict=True)]
 
     def _bound(self, led: LedPartition, trim: Trim) -> Trim:
+        if trim.end == trim.start:
+            return trim
         try:
+            self.before_read(0)
             place = self.places(led.topic_partition.topic)
-            return ArchiveCheck(place.store, place.layout, self.verified).bound(led, trim)
+            check = ArchiveCheck(place.store, place.layout, self.verified, self.before_read)
+            return check.bound(led, trim)
         except (SidetierError, OSError) as error:
             return trim.none(Held(Hindrance.REQUEST_FAILED, str(error)))
         except Exception as error:  # noqa: BLE001 - the other partitions are checked all the same

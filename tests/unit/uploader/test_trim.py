@@ -1,10 +1,12 @@
 """Local retention deletes only what the store is proven to have."""
 
+import io
 import json
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from threading import Event
 
 import pytest
 from structlog.testing import capture_logs
@@ -44,6 +46,7 @@ from tests.harness.daemons import (
 from tests.harness.encryption import encrypting
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog, record_batch
 from tests.harness.record_deletion import DeletingBroker
+from tests.harness.waiting import wait_until
 
 TP = TopicPartition("t", 0)
 PLAIN = TopicConfig(only_deleted=True)
@@ -340,6 +343,39 @@ def test_bytes_are_read_only_where_the_store_has_no_checksum_of_its_own(beside: 
     assert read == [HEADER_BYTES] * 4
 
 
+@pytest.mark.parametrize(("seconds", "end"), [(61.0, 0), (59.0, 40)])
+def test_check_that_took_long_is_made_again_before_the_deletion(
+    log_dir: LogDir, seconds: float, end: int
+) -> None:
+    """While the bytes of the second partition are read, the first one loses an object."""
+    store = FakeStorage(capabilities=StorageCapabilities(conditional_writes=True, checksum=None))
+    other = log_dir.create(number=1)
+    other.closed_segments(4)
+    beside = Beside(Site([log_dir], store), store, log_dir)
+    now = SYSTEM_CLOCK.wall()
+    beside.trimmer = replace(beside.trimmer, wall=lambda: now)
+    first, last = (
+        beside.led(),
+        replace(beside.led(), topic_partition=other.tp, directory=str(other.path)),
+    )
+    read: list[str] = []
+    real = store.get_object_input_stream
+
+    def slow(key: str, start: int, end: int | None, **options: object) -> object:
+        nonlocal now
+        read.append(key)
+        if key == key_of(other.tp, 30):
+            now += seconds
+            store.delete_object(key_of(TP, 0))
+        return real(key, start, end, **options)  # type: ignore[arg-type]
+
+    store.get_object_input_stream = slow  # type: ignore[method-assign,assignment]
+    trims = beside.trimmer.survey([first, last]).trims
+    verified = beside.trimmer.verify(list(zip([first, last], trims, strict=True)))
+    assert [trim.end for _, trim in verified] == [end, 40]
+    assert len(read) == len(set(read)) == 8, "each object is read once"
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -621,6 +657,35 @@ def test_daemon_trims_what_it_has_archived(site: Site, log_dir: LogDir, log: Par
         30,
         sum(len(log.written[base]) for base in (0, 10, 20)),
     )
+
+
+class EndlessStream(io.BytesIO):
+    """The bytes of an object that take longer than any grace period."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = Event()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.begun.set()
+        return bytes(min(size or 0, 1024))
+
+
+@pytest.mark.usefixtures("quick_passes")
+def test_daemon_that_stops_does_not_read_on(log_dir: LogDir, log: PartitionLog) -> None:
+    """The process would wait for the threads that read the bytes of a store without checksums."""
+    store = FakeStorage(capabilities=StorageCapabilities(conditional_writes=True, checksum=None))
+    site = Site([log_dir], store)
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    broker = daemon_site(site, log_dir)
+    stream = EndlessStream()
+    store.get_object_input_stream = lambda *_, **__: stream  # type: ignore[method-assign]
+    with site.running() as running:
+        running.wait(stream.begun.is_set, "the check")
+        assert not stream.closed
+    wait_until(lambda: stream.closed, 10, "the end of the check")
+    assert broker.requests == []
 
 
 @pytest.mark.usefixtures("quick_passes")
