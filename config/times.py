@@ -41,7 +41,7 @@ def parse_time(text: str, now_ms: int) -> int:
     try:
         moment = datetime.fromisoformat(word)
     except ValueError:
-        raise ValueError(f"{text!r} is no time: use {FORMS}") from None
+        raise ValueError(f"{text!r} is not a time: use {FORMS}") from None
     since = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)) - _EPOCH
     return since.days * 86_400_000 + since.seconds * 1000 + since.microseconds // 1000
 

@@ -99,7 +99,7 @@ class KafkaRecordDeleter:
     def _of_others(
         self, cluster: "Cluster", deletions: Mapping[TopicPartition, RecordDeletion]
     ) -> dict[TopicPartition, LeadershipError]:
-        """Return the partitions whose cluster or topic is not known to be that of the log.
+        """Return the partitions whose log may belong to another cluster or topic, and the reasons.
 
         Another cluster may have a broker of this id that leads a topic of the same name.
         """

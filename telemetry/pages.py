@@ -239,7 +239,7 @@ class Application:
         name = host_of(environ.get("HTTP_HOST", ""))
         return _json(
             HTTPStatus.MISDIRECTED_REQUEST,
-            {"error": f"{name} is no name of this host: add it to http.allowed_hosts"},
+            {"error": f"{name} is not a name of this host: add it to http.allowed_hosts"},
         )
 
     def _is_allowed(self, environ: "WSGIEnvironment") -> bool:

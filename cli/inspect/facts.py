@@ -325,7 +325,7 @@ def _topic_ids(cluster: Cluster, topics: Collection[str]) -> Mapping[str, str]:
 
 
 def _other_topic(end: ArchiveEnd, topic_id: str | None) -> str | None:
-    """Tell why an archive is not that of the topic that the brokers have; None if it may be."""
+    """Return why an archive belongs to another topic than the brokers have; None if not known."""
     archived_id = None if end.watermark is None else end.watermark.topic_id
     if None in {archived_id, topic_id} or archived_id == topic_id:
         return None

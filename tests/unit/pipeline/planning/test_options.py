@@ -148,7 +148,7 @@ def test_options_of_a_broker_have_no_effect(caplog: pytest.LogCaptureFixture) ->
         (OF_A | {"startingOffsets": '{"a":{"0":1,"0":2}}'}, "'0', which is given twice"),
         (
             OF_A | {"startingTimestamp": "today"},
-            "startingTimestamp: 'today' is no time: use a",
+            "startingTimestamp: 'today' is not a time: use a",
         ),
         (OF_A | {"startingOffsetsByTimestampStrategy": "x"}, "'x': must be error or latest"),
         (OF_A | {"kafka.isolation.level": "serializable"}, "must be read_uncommitted or read_com"),
