@@ -191,6 +191,8 @@ class RetryingStorage:
             target,
             condition,
             lambda: self._inner.copy_object(source, target, condition=condition),
+            # Without a condition, the driver names the version of the source.
+            named=source if condition is None else target,
         )
 
     def close(self) -> None:
@@ -204,8 +206,17 @@ class RetryingStorage:
         condition: Condition | None,
         function: Callable[[], _T],
         size: int = 0,
+        named: str | None = None,
     ) -> _T:
         """Make a request that may have a condition. A refusal counts only if it is justified.
+
+        Args:
+            operation: The operation.
+            key: The key that the request is about.
+            condition: The condition of the caller.
+            function: Makes the request.
+            size: Bytes to send.
+            named: The key of the object whose version is named, if it is another one.
 
         Raises:
             PreconditionFailedError: The condition does not hold.
@@ -214,7 +225,8 @@ class RetryingStorage:
         try:
             return self._call(operation, key, function, size)
         except PreconditionFailedError as error:
-            if self._version_that_fits(key, condition) is None:
+            before = self._version_that_fits(named or key, condition)
+            if before is None:
                 raise
             was_ambiguous = error.ambiguous
 
@@ -223,8 +235,8 @@ class RetryingStorage:
                 return function()
             except PreconditionFailedError as error:
                 error.ambiguous = error.ambiguous or was_ambiguous
-                version = self._version_that_fits(key, condition)
-                if version is None:
+                version = self._version_that_fits(named or key, condition)
+                if version is None or (condition is None and version != before):
                     raise
                 text = _refused(f"{operation} {key}", condition, version)
                 raise RefusedConditionError(
@@ -236,20 +248,20 @@ class RetryingStorage:
         return self._call(operation, key, again, size)
 
     def _version_that_fits(self, key: str, condition: Condition | None) -> str | None:
-        """Return the etag of the stored object if the refused condition holds for it.
+        """Return the etag of the stored object if the refused condition holds, or may hold, for it.
 
         Returns:
             An empty string where no object has to be there. None if the condition does not hold, or
             if the store does not tell: the refusal then counts.
         """
-        if condition is None:
-            return ""  # a copy, in which the driver names the version of the source
         try:
             etag = self.head_object(key).etag
         except ObjectNotFoundError:
             etag = None
         except StorageError:
             return None
+        if condition is None:
+            return etag
         return etag or "" if holds(condition, etag) else None
 
     def _call(self, operation: str, key: str, function: Callable[[], _T], size: int = 0) -> _T:

@@ -17,7 +17,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import IfAbsent, IfMatch, ObjectHead, ObjectSummary
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectHead, ObjectSummary
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import RetryPolicy
 from tests.harness.bodies import BreakingBody, ChangingBody
@@ -183,6 +183,21 @@ def test_weak_etags_are_named(given: str, stored: str) -> None:
     fake.put_object("k", BODY)
     with pytest.raises(RefusedConditionError, match="weak"):
         RetryingStorage(fake).put_object("k", BODY, condition=IfMatch(given))
+
+
+def test_source_of_a_copy_that_changes_is_a_conflict() -> None:
+    class Changing(FakeStorage):
+        def copy_object(
+            self, source: str, target: str, *, condition: Condition | None = None
+        ) -> str:
+            del target, condition
+            self.put_object(source, BODY)
+            raise PreconditionFailedError(f"{source} has changed")
+
+    fake = Changing()
+    fake.put_object("k", BODY)
+    with pytest.raises(PreconditionFailedError, match="k has changed"):
+        RetryingStorage(fake, QUICK).copy_object("k", "copy")
 
 
 def test_lost_answer_before_a_refusal_that_did_not_hold_keeps_the_next_one_ambiguous() -> None:
