@@ -20,6 +20,7 @@ from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import REQUIRED_KINDS, FileKind
 from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, RECORDS_KEY
 from sidetier.segments.offsets import (
+    MAX_OFFSET,
     UNKNOWN_EPOCH,
     BaseOffset,
     LeaderEpoch,
@@ -120,6 +121,8 @@ def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, 
 # An entry of an `.index`: relative offset u32, position u32.
 _ENTRY = struct.Struct(">II")
 _WINDOW_BYTES: Final = 256 * 1024
+_MAX_DIGITS: Final = 19
+"""Decimal digits of the largest offset."""
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -273,10 +276,15 @@ def noted_records(head: ObjectHead) -> int | None:
 
 
 def noted_number(head: ObjectHead, name: str) -> int | None:
-    """Return a number in the metadata of an object; None if there is none, or no number."""
-    noted = head.metadata.get(name)
-    # `int` also accepts signs, underscores, spaces and digits of other scripts.
-    return int(noted) if noted is not None and noted.isascii() and noted.isdecimal() else None
+    """Return a number in the metadata of an object; None if there is none, or it has more than 63
+    bits.
+    """
+    noted = head.metadata.get(name, "")
+    # `int` also accepts signs, underscores, spaces and digits of other scripts, and refuses
+    # thousands of digits.
+    is_number = noted.isascii() and noted.isdecimal() and len(noted) <= _MAX_DIGITS
+    number = int(noted) if is_number else -1
+    return number if 0 <= number <= MAX_OFFSET else None
 
 
 def noted_epoch(head: ObjectHead, name: str) -> LeaderEpoch:

@@ -4,11 +4,13 @@ import pytest
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.log_check import contradictions, is_full, proven_end
+from sidetier.archive.objects.segment import noted_number
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 from sidetier.segments.notes import NEXT_OFFSET_KEY, PLACE_KEY, RECORDS_KEY, SIZE_KEY
 from sidetier.segments.offsets import Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import ObjectHead
 
 PLACE = f"orders-0/{100:020d}"
 KEY = f"101/prod-a/{PLACE}.log"
@@ -44,6 +46,23 @@ def test_size_and_place_are_those_in_the_metadata(
     head = store.head_object(key)
     assert is_full(head) is full
     assert len(list(contradictions(head))) == problems
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        (str(2**63 - 1), 2**63 - 1),
+        (str(2**63), None),
+        ("9" * 5000, None),
+        ("-1", None),
+        ("1_0", None),
+        ("", None),
+    ],
+)
+def test_numbers_in_metadata_are_those_of_offsets(text: str, number: int | None) -> None:
+    """Python itself refuses to convert thousands of digits, by an error that no reader expects."""
+    assert noted_number(ObjectHead(KEY, 50, "e", 0, {SIZE_KEY: text}), SIZE_KEY) == number
 
 
 def test_an_end_that_is_not_above_the_last_batch_proves_nothing() -> None:
