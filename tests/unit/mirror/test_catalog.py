@@ -200,6 +200,6 @@ def test_no_topic_is_created_if_all_are_refused() -> None:
 
 def test_no_copy_is_created_that_replaces_timestamps_by_default_of_the_brokers() -> None:
     target = FakeTarget(message_timestamp_type="LogAppendTime").with_copy()
-    with pytest.raises(ConfigurationError, match="would have .*=LogAppendTime"):
+    with pytest.raises(ConfigurationError, match="would have message"):
         catalog_of(target, orders=RECREATED, plain=SourceTopic(1, {}, uuid4())).copies()
     assert target.changes == []
