@@ -2,6 +2,8 @@
 
 import logging
 import re
+import threading
+import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,6 +69,38 @@ class _ClientLog:
             self.connection_error = _STATE.sub("", text)
 
 
+class _Drained:
+    """Drains the logs of all clients. A client without a broker logs about one line a second, which
+    librdkafka keeps until a poll; a client that asks nothing is polled here.
+    """
+
+    def __init__(self, interval: float = 10.0) -> None:
+        self._interval = interval
+        self._clients: weakref.WeakSet[QuietAdminClient] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, client: "QuietAdminClient") -> None:
+        """Drain the client's log from now on, for as long as the client is used."""
+        with self._lock:
+            self._clients.add(client)
+            # Not alive either in a child process, where Python ends the threads of its parent.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._run, name="librdkafka-log", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            pause.wait(self._interval)
+            with self._lock:
+                clients = list(self._clients)
+            while clients:  # `pop`, so that no reference keeps a client that is not used any more
+                clients.pop().drain_log()
+
+
 class QuietAdminClient(AdminClient):
     """AdminClient that logs connection errors at level debug only, and adds them to errors."""
 
@@ -74,6 +108,7 @@ class QuietAdminClient(AdminClient):
         """Create the client, which connects in the background."""
         self._log = _ClientLog()
         super().__init__(dict(settings), logger=self._log)
+        _drained.add(self)
 
     def reason(self, error: KafkaException) -> str:
         """Return the text of a request's error, with the newest connection error if it does not
@@ -87,6 +122,9 @@ class QuietAdminClient(AdminClient):
     def drain_log(self) -> None:
         """Take over librdkafka's log lines, which it keeps in memory until then."""
         self.poll(0)
+
+
+_drained: Final = _Drained()
 
 
 def admin_client(
