@@ -53,7 +53,9 @@ class LocalMachine:
 
     def readable(self, path: Path) -> bool:
         """See `Machine.readable`."""
-        return os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
+        mode = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+        # With the effective ids: `access` alone ignores capabilities such as CAP_DAC_READ_SEARCH.
+        return os.access(path, mode, effective_ids=True)
 
     def read_text(self, path: Path) -> str:
         """See `Machine.read_text`."""

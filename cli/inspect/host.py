@@ -104,9 +104,11 @@ def _log_dir(path: Path) -> LogDirFacts:
     directories = _directories(path)
     logs = [log for directory in directories if (log := _any_log(directory)) is not None]
     unreadable = [
-        directory for directory in directories if not os.access(directory, os.R_OK | os.X_OK)
+        directory
+        for directory in directories
+        if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True)
     ]
-    unreadable += [log for log in logs if not os.access(log, os.R_OK)]
+    unreadable += [log for log in logs if not os.access(log, os.R_OK, effective_ids=True)]
     name = str(unreadable[0]) if unreadable else None
     return LogDirFacts(
         str(path),

@@ -100,7 +100,7 @@ def read_log_dir(
             elif not entry.is_dir(follow_symlinks=False):
                 continue
             partitions.directories[tp] = entry.path
-            if not os.access(entry.path, os.R_OK | os.X_OK):
+            if not os.access(entry.path, os.R_OK | os.X_OK, effective_ids=True):
                 partitions.forbidden[tp] = (
                     f"{entry.path} cannot be read, and nothing in it is archived: run as the "
                     "broker's user or in its group"
