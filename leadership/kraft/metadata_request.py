@@ -87,7 +87,6 @@ class BrokerMetadataRequest:
             raise LeadershipUnavailableError(
                 f"no answer to a Metadata request: {self._client.reason(error)}"
             ) from error
-        self._client.drain_log()
         return MetadataAnswer(_led_by(self._broker_id, metadata), metadata.cluster_id)
 
     def close(self) -> None:
