@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 from uuid import UUID
 
+import structlog
 from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.copy.archive_source import (
@@ -46,6 +47,8 @@ from sidetier.wire.record_requests import (
 )
 from sidetier.wire.requests import EARLIEST, LATEST, list_offsets
 
+log = structlog.get_logger("sidetier.mirror")
+
 BUFFER_BYTES: Final = 128 << 20
 _FETCH_BYTES: Final = 32 << 20
 _LEAST_PARTITION_BYTES: Final = 1 << 20
@@ -55,6 +58,10 @@ _MAX_SNAPSHOT_AGE: Final = 1.0
 """Maximum age of an archive snapshot, in seconds."""
 _PATIENCE_SECONDS: Final = 60.0
 """Seconds for which brokers may fail before the mirror ends."""
+_GAP_PATIENCE_SECONDS: Final = 60.0
+"""Seconds for which offsets that the brokers have deleted may be missing in the archive before they
+count as a gap: a sidecar may still upload them.
+"""
 _NOT_LEADING: Final = frozenset(
     {
         ErrorCode.not_leader_or_follower,
@@ -178,6 +185,7 @@ class _Partition:
     from_archive: bool = False
     log_start: int = 0
     end: int = -1
+    missing_since: float | None = None
     is_recreated: bool = False
     has_failed: bool = False
     is_starved: bool = False
@@ -191,6 +199,8 @@ class _Partition:
 
     def advance(self, position: Offset) -> None:
         """Set the position, and read the brokers again once their log start is reached."""
+        if position > self.position:
+            self.missing_since = None
         self.position = position
         if self.from_archive and self.log_start and position >= self.log_start:
             self.from_archive = False
@@ -259,6 +269,17 @@ class _State:
             self.partitions[tp].has_failed = True
             self.queue.append(PartitionFailed(tp, error))
             self.changed.notify_all()
+
+    def has_been_missing(self, generation: int, tp: TopicPartition, now: float) -> bool:
+        """Whether the next offset of a partition has been missing for long enough to be a gap."""
+        with self.changed:
+            if generation != self.generation:
+                return False
+            partition = self.partitions[tp]
+            if partition.missing_since is None:
+                partition.missing_since = now
+                log.info("mirror.waits_for_archive", partition=str(tp), offset=partition.position)
+            return now - partition.missing_since >= _GAP_PATIENCE_SECONDS
 
     def put_gap(self, generation: int, gap: SourceGap) -> None:
         """Queue a gap and skip it.
@@ -427,8 +448,7 @@ class KafkaSource:
         tp, position = partition.tp, partition.position
         read = archive.read(tp, position, _MAX_SNAPSHOT_AGE)
         if isinstance(read, ArchiveEnd):
-            self._handle_archive_end(partition, read, generation)
-            return True
+            return self._handle_archive_end(partition, read, generation)
         if isinstance(read, ArchiveGap):
             end = min(read.end, partition.until)
             if self._make_cluster is not None and partition.log_start > position:
@@ -445,14 +465,19 @@ class KafkaSource:
         fetched = Fetched(tp, position, selection, len(read.data), end, from_archive=True)
         return self._state.put(generation, fetched)
 
-    def _handle_archive_end(self, partition: _Partition, read: ArchiveEnd, generation: int) -> None:
-        """Continue with the brokers; report a gap if neither side has the next offset."""
+    def _handle_archive_end(self, partition: _Partition, read: ArchiveEnd, generation: int) -> bool:
+        """Continue with the brokers; report a gap if neither side has the next offset for a minute.
+
+        Returns False while it waits for the archive.
+        """
         tp, position = partition.tp, partition.position
         if self._make_cluster is None:
             detail = f"{tp}: the archive ends at offset {read.offset}, or holds no record of it"
             self._state.put_gap(generation, SourceGap(tp, position, partition.until, detail))
-            return
+            return True
         if position < partition.log_start:
+            if not self._state.has_been_missing(generation, tp, self._clock()):
+                return False
             detail = (
                 f"{tp}: offsets [{position}, {partition.log_start}) are deleted on the "
                 f"brokers, and the archive can be read up to {read.offset} only"
@@ -462,6 +487,7 @@ class KafkaSource:
         with self._state.changed:
             if generation == self._state.generation:
                 self._state.partitions[tp].from_archive = False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

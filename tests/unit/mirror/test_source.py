@@ -7,14 +7,24 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.copy.source import KafkaSource, PartitionFailed, SourceEvent, TopicRecreated
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.source import (
+    Fetched,
+    KafkaSource,
+    OnGap,
+    PartitionFailed,
+    SourceEvent,
+    SourceGap,
+    TopicRecreated,
+)
 from sidetier.segments.errors import SourceUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings
 from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker, led_by
-from tests.harness.waiting import wait_for
+from tests.harness.made_archive import MadeArchive, access_to, batches
+from tests.harness.waiting import wait_for, wait_until
 
 TP = TopicPartition("orders", 0)
 OLD, NEW = UUID(int=1), UUID(int=2)
@@ -155,6 +165,81 @@ def test_partition_without_a_leader_ends_after_a_minute(broker: Recreated) -> No
     assert isinstance(event, PartitionFailed)
     assert "partition orders-0 has no leader now" in str(event.error)
     assert source.poll(0.5) == []
+    source.close()
+
+
+def test_deleted_offsets_count_as_a_gap_only_after_a_minute_without_an_upload(
+    broker: Recreated,
+) -> None:
+    """The brokers have deleted [0, 60). A sidecar uploads a part of it late, and never the rest."""
+    log_start = 60
+
+    def deleted(request: Received) -> bytes:
+        (asked,) = request.entity.topics
+        partition = {
+            "partition_index": 0,
+            "error_code": ErrorCode.offset_out_of_range,
+            "high_watermark": log_start,
+            "last_stable_offset": log_start,
+            "log_start_offset": log_start,
+            "aborted_transactions": (),
+            "preferred_read_replica": -1,
+            "records": None,
+        }
+        topic = {"topic_id": asked.topic_id, "partitions": [partition]}
+        return request.response(
+            throttle_time=0,
+            error_code=ErrorCode.none,
+            session_id=0,
+            responses=[topic],
+            node_endpoints=(),
+        )
+
+    def offsets(request: Received) -> bytes:
+        row = {
+            "partition_index": 0,
+            "error_code": ErrorCode.none,
+            "timestamp": -1,
+            "offset": log_start,
+            "leader_epoch": 0,
+        }
+        topics = [{"name": TP.topic, "partitions": [row]}]
+        return request.response(throttle_time=0, topics=topics)
+
+    broker.topic_id = OLD
+    broker.broker.answers |= {ApiKey.FETCH: deleted, ApiKey.LIST_OFFSETS: offsets}
+    archive = MadeArchive()
+    archive.segments(0, 20)
+    now = 0.0
+    settings = ClientSettings((broker.broker.address,))
+    source = KafkaSource(
+        lambda: Cluster(settings),
+        ArchiveSource(access_to(archive.store)),
+        on_gap=OnGap.SKIP,
+        clock=lambda: now,
+    )
+    source.assign({TP: Offset(0)}, {TP.topic: OLD})
+    read: list[Fetched] = []
+
+    def has_read(until: int) -> bool:
+        for event in source.poll(0.1):
+            assert isinstance(event, Fetched), event
+            read.append(event)
+        return bool(read) and read[-1].selection.next_offset == until
+
+    wait_until(lambda: has_read(20), WAIT, "what is archived at first")
+    assert source.poll(1.0) == []
+    now = 59.0
+    assert source.poll(1.0) == []
+    archive.segment(20, batches(20, 40))
+    archive.mark(20, 40)
+    wait_until(lambda: has_read(40), WAIT, "what is uploaded late")
+    now = 100.0  # less than a minute since
+    assert source.poll(1.0) == []
+    now = 200.0
+    (gap,) = polled(source)
+    assert isinstance(gap, SourceGap)
+    assert (gap.start, gap.end) == (40, log_start)
     source.close()
 
 
