@@ -17,12 +17,8 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
 from sidetier.archive.objects.log_check import proven_end
-from sidetier.archive.objects.segment import (
-    StoredLog,
-    noted_next_offset,
-    noted_number,
-    stored_logs,
-)
+from sidetier.archive.objects.notes import noted_next_offset, noted_number
+from sidetier.archive.objects.segment import StoredLog, stored_logs
 from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.orphan_segments import readable_names, without_orphans
 from sidetier.archive.partition_listing import partition_rows

@@ -8,7 +8,8 @@ of Pinterest's uploader and slices of segments have no such checksum.
 
 from dataclasses import dataclass
 
-from sidetier.archive.objects.segment import StoredLog, noted_next_offset
+from sidetier.archive.objects.notes import noted_next_offset
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
     DamagedSegmentError,

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from sidetier.archive.objects.log_check import proven_end
-from sidetier.archive.objects.segment import StoredLog, Version, noted_records
+from sidetier.archive.objects.notes import noted_records
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.transaction_indexes import open_at_base, transactions_of
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import DamagedSegmentError

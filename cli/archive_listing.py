@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
+from sidetier.archive.objects.notes import noted_next_offset, noted_number
 from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset, segment_files
 from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.topics import cluster_prefixes, live_partition, stored_partitions
@@ -23,7 +24,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
+from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
@@ -170,16 +171,7 @@ def read_log_facts(
 ) -> LogFacts:
     """Read the metadata of a stored `.log`, with one request."""
     try:
-        metadata = store.head_object(layout.object_key(tp, base, FileKind.LOG)).metadata
+        head = store.head_object(layout.object_key(tp, base, FileKind.LOG))
     except ObjectNotFoundError:
         return LogFacts()
-    next_offset = _number(metadata.get(NEXT_OFFSET_KEY))
-    max_timestamp = _number(metadata.get(MAX_TIMESTAMP_KEY))
-    return LogFacts(None if next_offset is None else Offset(next_offset), max_timestamp)
-
-
-def _number(text: str | None) -> int | None:
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        return None
+    return LogFacts(noted_next_offset(head), noted_number(head, MAX_TIMESTAMP_KEY))

@@ -9,12 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from sidetier.archive.objects.segment import (
-    StoredLog,
-    Version,
-    noted_next_offset,
-    noted_records,
-)
+from sidetier.archive.objects.notes import noted_next_offset, noted_records
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.transactions import PartitionTransactions
 from sidetier.archive.view import ArchiveView

@@ -76,18 +76,13 @@ from sidetier.archive.objects.chapters import (
     read_chapter,
     stored_chapters,
 )
+from sidetier.archive.objects.notes import noted_next_offset, noted_number
 from sidetier.archive.objects.pinterest_metadata import (
     PartitionMetadata,
     encode_metadata,
     read_metadata,
 )
-from sidetier.archive.objects.segment import (
-    SegmentFiles,
-    StoredLog,
-    noted_next_offset,
-    noted_number,
-    segment_files,
-)
+from sidetier.archive.objects.segment import SegmentFiles, StoredLog, segment_files
 from sidetier.archive.objects.watermark import (
     StoredWatermark,
     Watermark,

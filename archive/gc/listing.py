@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sidetier.archive.objects.gaps import recorded_gaps
+from sidetier.archive.objects.notes import noted_next_offset
 from sidetier.archive.objects.pinterest_metadata import read_metadata
-from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
+from sidetier.archive.objects.segment import StoredLog, stored_logs
 from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
 from sidetier.archive.orphan_segments import without_orphans
 from sidetier.archive.partition_listing import partition_rows

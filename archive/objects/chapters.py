@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sidetier.archive.objects.log_check import contradictions
-from sidetier.archive.objects.segment import noted_next_offset, noted_number, noted_records
+from sidetier.archive.objects.notes import noted_next_offset, noted_number, noted_records
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout, parse_chapter_key

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.objects.segment import noted_next_offset, noted_number
+from sidetier.archive.objects.notes import noted_next_offset, noted_number
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import DamagedSegmentError, PreconditionFailedError
 from sidetier.segments.keys import place_of_log

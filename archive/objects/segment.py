@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.objects.notes import noted_epoch, noted_next_offset
 from sidetier.segments.errors import (
     DamagedSegmentError,
     MalformedObjectError,
@@ -18,9 +19,8 @@ from sidetier.segments.index_builder import RebuiltIndexes
 from sidetier.segments.indexes import parse_offset_index, tail_of
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import REQUIRED_KINDS, FileKind
-from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, RECORDS_KEY
+from sidetier.segments.notes import LEADER_EPOCH_KEY
 from sidetier.segments.offsets import (
-    MAX_OFFSET,
     UNKNOWN_EPOCH,
     BaseOffset,
     LeaderEpoch,
@@ -28,7 +28,7 @@ from sidetier.segments.offsets import (
     TopicPartition,
 )
 from sidetier.segments.walker import BatchWalker
-from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
+from sidetier.storage.port import ObjectSummary, RemoteStorage
 
 Version = tuple[str, str, int]
 """Identifies the bytes of an object: key, etag and size."""
@@ -121,8 +121,6 @@ def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, 
 # An entry of an `.index`: relative offset u32, position u32.
 _ENTRY = struct.Struct(">II")
 _WINDOW_BYTES: Final = 256 * 1024
-_MAX_DIGITS: Final = 19
-"""Decimal digits of the largest offset."""
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -256,47 +254,6 @@ def derive_next_offset(
         for kind in (FileKind.INDEX, FileKind.TIMEINDEX)
     )
     return tail_of(_reader(store, key), head.size, index, timeindex, base).next_offset
-
-
-def noted_next_offset(head: ObjectHead) -> Offset | None:
-    """Return the next offset in the metadata of a `.log`; None if Pinterest's uploader stored
-    it.
-    """
-    noted = noted_number(head, NEXT_OFFSET_KEY)
-    return None if noted is None else Offset(noted)
-
-
-def noted_records(head: ObjectHead) -> int | None:
-    """Return the number of records in the metadata of a `.log`.
-
-    Returns:
-        None if some records belong to a transaction, or if Pinterest's uploader stored the `.log`.
-    """
-    return noted_number(head, RECORDS_KEY)
-
-
-def noted_number(head: ObjectHead, name: str) -> int | None:
-    """Return a number in the metadata of an object; None if there is none, or it has more than 63
-    bits.
-    """
-    noted = head.metadata.get(name, "")
-    # `int` also accepts signs, underscores, spaces and digits of other scripts, and refuses
-    # thousands of digits.
-    is_number = noted.isascii() and noted.isdecimal() and len(noted) <= _MAX_DIGITS
-    number = int(noted) if is_number else -1
-    return number if 0 <= number <= MAX_OFFSET else None
-
-
-def noted_epoch(head: ObjectHead, name: str) -> LeaderEpoch:
-    """Return a leader epoch in the metadata of an object.
-
-    Returns:
-        UNKNOWN_EPOCH if there is none, as for objects of Pinterest's uploader.
-    """
-    try:
-        return LeaderEpoch(int(head.metadata.get(name, UNKNOWN_EPOCH)))
-    except ValueError:
-        return UNKNOWN_EPOCH
 
 
 def last_stored_epoch(

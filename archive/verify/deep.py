@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sidetier.archive.objects.segment import (
-    SegmentFiles,
+from sidetier.archive.objects.notes import (
     noted_epoch,
     noted_next_offset,
     noted_number,
     noted_records,
 )
+from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.verify.findings import Finding, FindingKind
 from sidetier.archive.verify.light import wrong_object
 from sidetier.segments.crc import crc32c, crc64nvme

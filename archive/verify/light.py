@@ -24,8 +24,9 @@ from sidetier.archive.objects.chapters import read_chapter, stored_chapters
 from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
 from sidetier.archive.objects.log_check import wrong_place, wrong_size
+from sidetier.archive.objects.notes import noted_next_offset
 from sidetier.archive.objects.pinterest_metadata import StoredMetadata, read_metadata
-from sidetier.archive.objects.segment import SegmentFiles, noted_next_offset, segment_files
+from sidetier.archive.objects.segment import SegmentFiles, segment_files
 from sidetier.archive.objects.watermark import (
     StoredWatermark,
     Watermark,

@@ -10,7 +10,8 @@ from typing import Final
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.objects.layout import check_note, read_note
-from sidetier.archive.objects.segment import StoredLog, noted_records
+from sidetier.archive.objects.notes import noted_records
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.reader.time_search import SegmentTimes
 from sidetier.archive.settings_check import SettingsCheck

@@ -11,7 +11,8 @@ import pyarrow as pa
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.log_check import contradictions
-from sidetier.archive.objects.segment import StoredLog, noted_next_offset, noted_records
+from sidetier.archive.objects.notes import noted_next_offset, noted_records
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reader import ArchiveReader, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES

@@ -11,7 +11,8 @@ import pyarrow as pa
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.log_check import is_full
-from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
+from sidetier.archive.objects.notes import noted_next_offset, noted_records
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.reader.memory import BufferPool
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records

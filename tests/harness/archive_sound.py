@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sidetier.archive.objects.notes import noted_next_offset, noted_records
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
-from sidetier.archive.objects.segment import noted_next_offset, noted_records
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.keys import parse_gap_key
 from sidetier.segments.names import FileKind

@@ -9,13 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sidetier.archive.objects.log_check import contradictions
-from sidetier.archive.objects.segment import (
-    SegmentFiles,
-    derive_next_offset,
-    noted_epoch,
-    noted_next_offset,
-    segment_files,
-)
+from sidetier.archive.objects.notes import noted_epoch, noted_next_offset
+from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset, segment_files
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, parse_runs
 from sidetier.segments.errors import ArchiveError

@@ -13,7 +13,8 @@ from typing import Final
 import structlog
 
 from sidetier.archive.objects.gaps import ArchiveBelow, write_gap
-from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset, noted_next_offset
+from sidetier.archive.objects.notes import noted_next_offset
+from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset
 from sidetier.archive.objects.starts import (
     StartRecords,
     keep_earliest_start,

@@ -30,7 +30,8 @@ from sidetier.archive.objects.leader_epochs import (
     read_epoch_history,
     write_epoch_history,
 )
-from sidetier.archive.objects.segment import noted_epoch, noted_next_offset, segment_files
+from sidetier.archive.objects.notes import noted_epoch, noted_next_offset
+from sidetier.archive.objects.segment import segment_files
 from sidetier.archive.objects.watermark import Watermark, is_noted
 from sidetier.archive.orphan_segments import readable_names
 from sidetier.segments.epoch_history import (

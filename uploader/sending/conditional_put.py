@@ -22,6 +22,7 @@ from typing import Final
 
 import structlog
 
+from sidetier.archive.objects.notes import noted_checksum, noted_epoch
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
     ArchiveConflictError,
@@ -30,7 +31,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import CHECKSUM_KEY, TOPIC_ID_KEY
-from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch
+from sidetier.segments.offsets import LeaderEpoch
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checksums import is_replaced
 from sidetier.storage.port import (
@@ -120,7 +121,7 @@ def _crc64nvme(head: ObjectHead) -> int | None:
     checksum = head.checksum
     if checksum is not None and checksum.algorithm is ChecksumAlgorithm.CRC64NVME:
         return int.from_bytes(checksum.value)
-    return _number(head.metadata.get(CHECKSUM_KEY), 16)
+    return noted_checksum(head)
 
 
 def _is_altered(head: ObjectHead, ours: FileToStore) -> bool:
@@ -137,16 +138,8 @@ def _is_of_another_topic(head: ObjectHead, ours: FileToStore) -> bool:
     return None not in ids and len(ids) > 1
 
 
-def _writer_epoch(head: ObjectHead) -> int:
-    epoch = _number(head.metadata.get(WRITER_EPOCH_KEY), 10)
-    return UNKNOWN_EPOCH if epoch is None else epoch
-
-
-def _number(text: str | None, base: int) -> int | None:
-    try:
-        return None if text is None else int(text, base)
-    except ValueError:
-        return None
+def _writer_epoch(head: ObjectHead) -> LeaderEpoch:
+    return noted_epoch(head, WRITER_EPOCH_KEY)
 
 
 def store_file(
@@ -246,7 +239,7 @@ def store_empty_index(store: RemoteStorage, decided: ObjectHead, kind: FileKind)
     key = decided.key.removesuffix(FileKind.LOG.value) + kind.value
     topic_id = decided.metadata.get(TOPIC_ID_KEY)
     note = {} if topic_id is None else {TOPIC_ID_KEY: topic_id}
-    epoch = LeaderEpoch(_writer_epoch(decided))
+    epoch = _writer_epoch(decided)
     empty = FileToStore(key, BytesBody(b""), crc64nvme(b""), note, epoch)
     with suppress(PreconditionFailedError):  # another sidecar has just done it
         put_file(store, empty, IfAbsent())

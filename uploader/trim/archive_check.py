@@ -36,13 +36,9 @@ from typing import Final, NamedTuple
 from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
 from sidetier.archive.objects.log_check import contradictions
+from sidetier.archive.objects.notes import noted_epoch, noted_next_offset
 from sidetier.archive.objects.pinterest_metadata import named_segments
-from sidetier.archive.objects.segment import (
-    SegmentFiles,
-    noted_epoch,
-    noted_next_offset,
-    segment_files,
-)
+from sidetier.archive.objects.segment import SegmentFiles, segment_files
 from sidetier.archive.objects.watermark import (
     Watermark,
     is_noted,

@@ -4,10 +4,17 @@ import pytest
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.log_check import contradictions, is_full, proven_end
-from sidetier.archive.objects.segment import noted_number
+from sidetier.archive.objects.notes import noted_checksum, noted_epoch, noted_number
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
-from sidetier.segments.notes import NEXT_OFFSET_KEY, PLACE_KEY, RECORDS_KEY, SIZE_KEY
-from sidetier.segments.offsets import Offset
+from sidetier.segments.notes import (
+    CHECKSUM_KEY,
+    LEADER_EPOCH_KEY,
+    NEXT_OFFSET_KEY,
+    PLACE_KEY,
+    RECORDS_KEY,
+    SIZE_KEY,
+)
+from sidetier.segments.offsets import UNKNOWN_EPOCH, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import ObjectHead
@@ -63,6 +70,28 @@ def test_size_and_place_are_those_in_the_metadata(
 def test_numbers_in_metadata_are_those_of_offsets(text: str, number: int | None) -> None:
     """Python itself refuses to convert thousands of digits, by an error that no reader expects."""
     assert noted_number(ObjectHead(KEY, 50, "e", 0, {SIZE_KEY: text}), SIZE_KEY) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "epoch"),
+    [
+        ("7", 7),
+        ("-1", UNKNOWN_EPOCH),
+        ("+7", UNKNOWN_EPOCH),
+        (" 7", UNKNOWN_EPOCH),
+        ("٧", UNKNOWN_EPOCH),
+    ],
+)
+def test_leader_epochs_in_metadata_are_digits(text: str, epoch: int) -> None:
+    head = ObjectHead(KEY, 50, "e", 0, {LEADER_EPOCH_KEY: text})
+    assert noted_epoch(head, LEADER_EPOCH_KEY) == epoch
+    assert noted_epoch(ObjectHead(KEY, 50, "e", 0, {}), LEADER_EPOCH_KEY) == UNKNOWN_EPOCH
+
+
+@pytest.mark.parametrize("text", ["", "0x0", "1_0", f"{5:x}", f"{5:016X}\n", "-" + "0" * 15])
+def test_a_checksum_in_metadata_is_16_digits(text: str) -> None:
+    assert noted_checksum(ObjectHead(KEY, 50, "e", 0, {CHECKSUM_KEY: text})) is None
+    assert noted_checksum(ObjectHead(KEY, 50, "e", 0, {CHECKSUM_KEY: f"{5:016x}"})) == 5
 
 
 def test_an_end_that_is_not_above_the_last_batch_proves_nothing() -> None:

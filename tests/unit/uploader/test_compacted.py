@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from sidetier.archive.objects.segment import noted_next_offset, noted_records
+from sidetier.archive.objects.notes import noted_next_offset, noted_records
 from sidetier.config.model import TopicsConfig
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.headers import walk_headers

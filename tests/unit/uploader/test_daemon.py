@@ -8,7 +8,7 @@ import pytest
 
 from sidetier.archive.objects.acknowledgements import Acknowledgement, accept_loss
 from sidetier.archive.objects.drill_record import DrillRecord, encode_drill, record_drill
-from sidetier.archive.objects.segment import noted_records
+from sidetier.archive.objects.notes import noted_records
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.errors import PreconditionFailedError
