@@ -79,7 +79,7 @@ def test_numbers_in_metadata_are_those_of_offsets(text: str, number: int | None)
         ("-1", UNKNOWN_EPOCH),
         ("+7", UNKNOWN_EPOCH),
         (" 7", UNKNOWN_EPOCH),
-        ("٧", UNKNOWN_EPOCH),
+        ("\N{ARABIC-INDIC DIGIT SEVEN}", UNKNOWN_EPOCH),
     ],
 )
 def test_leader_epochs_in_metadata_are_digits(text: str, epoch: int) -> None:
