@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 CONFIG_VARIABLE: Final = "SIDETIER_CONFIG"
 DEFAULT_CONFIG: Final = Path("/etc/sidetier/sidetier.yaml")
 """Configuration file that is read if it exists and no other file is named."""
+_FILES_HELP: Final = (
+    "YAML or .properties file; repeatable, the last one wins.  [env var: SIDETIER_CONFIG; "
+    f"default: {DEFAULT_CONFIG}, if it exists]"
+)
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -125,7 +129,6 @@ def configuration_options(command: Decorated) -> Decorated:
         type=click.Path(path_type=Path),
         expose_value=False,
         callback=_add_files,
-        help="YAML or .properties file; repeatable, the last one wins.  [env var: SIDETIER_CONFIG; "
-        f"default: {DEFAULT_CONFIG}, if it exists]",
+        help=_FILES_HELP,
     )
     return config(assign(debug(command)))
