@@ -146,6 +146,7 @@ def test_every_output_is_as_before(
             out, err = capsys.readouterr()
             text = f"{out}{err}".replace(str(cli.root), "ROOT").replace(__version__, "V")
             text = PROGRESS.sub("", text)
+            text = re.sub(r"(?<=\S) {2,}", "  ", text)  # columns are as wide as the paths
             shown.append(
                 f"$ {' '.join((line, *suffix))}\n{VARIABLE.sub('~', text)}exit code {code}\n"
             )
