@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.config.storage import (
@@ -20,6 +19,7 @@ from sidetier.config.storage import (
     StorageConfig,
     StorageTarget,
 )
+from sidetier.config.storage_urls import file_root
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
@@ -27,7 +27,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_storage
 from sidetier.storage.port import ChecksumAlgorithm, IfMatch, ObjectSummary, RemoteStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
-from sidetier.storage.ranges import read_into, read_range
+from sidetier.storage.ranges import FillRange, ReadRange, read_into, read_range
 from sidetier.storage.settings import (
     AttemptDeadline,
     AzureSettings,
@@ -42,12 +42,6 @@ from sidetier.storage.settings import (
     StorageEndpoint,
 )
 from sidetier.storage.store_calls import RequestObserver, StoreCalls
-
-if TYPE_CHECKING:
-    from sidetier.archive.locate import (  # needs numpy, which the daemon does not load
-        FillRange,
-        ReadRange,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +69,20 @@ class ArchiveAccess:
     def store(self, topic: str) -> RemoteStorage:
         """Return the store of a topic."""
         return self.stores.of_topic(topic)
+
+    @property
+    def by_endpoint(self) -> Mapping[StorageEndpoint, RemoteStorage]:
+        """All stores of the archive, without duplicates; opens those that are not open yet."""
+        return {endpoint: self.stores.at(endpoint) for endpoint in self.provider.endpoints}
+
+    def require_directories(self) -> None:
+        """Refuse `file://` stores that do not exist, because opening one would create it.
+
+        Raises:
+            ConfigurationError: The directory of a store does not exist.
+        """
+        for endpoint in self.provider.endpoints:
+            require_directory(endpoint.url)
 
     def url(self, topic: str) -> str:
         """Return the URL of a topic's store, without a trailing slash. For error messages."""
@@ -136,6 +144,26 @@ def open_archive(
         yield ArchiveAccess(provider, stores, ArchiveLayout(cluster, storage.prefix_entropy_bits))
     finally:
         stores.close()
+
+
+def require_directory(url: str) -> None:
+    """Refuse a `file://` store that does not exist, because opening it would create it."""
+    root = file_root(url)
+    if root is not None and not root.is_dir():
+        raise ConfigurationError(
+            f"storage.url {url}: there is no such directory; nothing is stored at this URL yet"
+        )
+
+
+def require_fencing(storage: StorageConfig, store: RemoteStorage, url: str) -> None:
+    """Refuse a store without conditional puts, unless the configuration acknowledges the risk."""
+    if store.capabilities.conditional_writes or storage.fencing != "required":
+        return
+    raise ConfigurationError(
+        f"storage.url {url}: this store has no conditional writes, so two sidecars that both "
+        "believe they lead could overwrite each other; set storage.fencing: "
+        "unfenced_acknowledged to use it all the same"
+    )
 
 
 def _endpoint(storage: StorageConfig, target: StorageTarget, connections: int) -> StorageEndpoint:
@@ -235,13 +263,13 @@ def _credentials(s3: S3Config) -> Credentials | None:
     return Credentials(s3.access_key_id.resolve(), s3.secret_access_key.resolve(), token)
 
 
-def range_reader(archive: ArchiveAccess, topic: str) -> "ReadRange":
+def range_reader(archive: ArchiveAccess, topic: str) -> ReadRange:
     """Return a function that reads ranges of a topic's objects."""
     deadline = archive.provider.endpoint(topic).deadline
     return partial(_read, archive.store(topic), deadline)
 
 
-def range_filler(archive: ArchiveAccess, topic: str) -> "FillRange":
+def range_filler(archive: ArchiveAccess, topic: str) -> FillRange:
     """Return a function that reads ranges of a topic's objects into memory of the caller."""
     deadline = archive.provider.endpoint(topic).deadline
     return partial(_fill, archive.store(topic), deadline)

@@ -23,16 +23,8 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.storage.port import ObjectSummary
+from sidetier.storage.ranges import ReadRange
 
-ReadRange = Callable[[ObjectSummary, int, int], bytes]
-"""Reads a range of a listed object: arguments are the object's row, the first byte, and the end
-byte, exclusive. Returns the bytes that exist. Raises PreconditionFailedError if the store has
-another version now.
-"""
-FillRange = Callable[[ObjectSummary, int, memoryview], int]
-"""Fills memory with the bytes of a listed object from a byte on; returns the number of bytes, which
-is smaller than the memory if the object ends before. Raises as `ReadRange`.
-"""
 FellBack = Callable[[str, str], None]
 """Called once for each `.log` key whose index cannot be used, with the key and the reason."""
 

@@ -1,22 +1,36 @@
-"""Find the stored partitions of a cluster, without a listing of their objects.
+"""Find the stored partitions of a cluster, and select some of them, without a listing of objects.
 
 With N entropy bits a cluster's keys are below up to 2**N prefixes. Each prefix is listed
 separately, so that objects of other clusters are not listed. If N is too high for that, the
 existing prefixes are listed first.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
+from sidetier.archive.objects.layout import check_stored_note
+from sidetier.config.problems import first_of, suggestion
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import (
     DirectoryState,
+    is_legal_topic,
     parse_partition_directory,
     partition_count,
 )
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
+
+if TYPE_CHECKING:
+    from sidetier.archive.access import ArchiveAccess
+
+_Listing = tuple[RemoteStorage, str, str | None]
+ForEach = Callable[
+    [Callable[[_Listing], list[TopicPartition]], Iterable[_Listing]], Iterable[list[TopicPartition]]
+]
+"""`map`, or the `map` of an executor."""
 
 _MOST_LISTED_BITS: Final = 8
 
@@ -45,6 +59,99 @@ def stored_partitions(
         tp = live_partition(name, layout, cluster_prefix)
         if tp is not None and topic in {None, tp.topic}:
             yield tp
+
+
+def archived_partitions(
+    archive: "ArchiveAccess", topics: Collection[str] = (), for_each: ForEach = map
+) -> list[TopicPartition]:
+    """List the archived partitions of the cluster, in order. A topic counts only in its own store.
+
+    Args:
+        archive: The archive.
+        topics: Names of topics; empty for all.
+        for_each: Lists the prefixes of the stores, maybe at the same time.
+    """
+    layout = archive.layout
+    listings = [
+        (store, prefix, topic)
+        for store in archive.by_endpoint.values()
+        for prefix in cluster_prefixes(store, layout)
+        for topic in topics or (None,)
+    ]
+
+    def listed(listing: _Listing) -> list[TopicPartition]:
+        store, prefix, topic = listing
+        return [
+            tp
+            for tp in stored_partitions(store, layout, prefix, topic)
+            if archive.store(tp.topic) is store
+        ]
+
+    return sorted(chain.from_iterable(for_each(listed, listings)))
+
+
+def select_partitions(
+    archive: "ArchiveAccess", patterns: Collection[str] = (), numbers: Collection[int] = ()
+) -> list[TopicPartition]:
+    """List the archived partitions that match, in order.
+
+    Args:
+        archive: The archive.
+        patterns: Regular expressions that match whole topic names; empty for all topics.
+        numbers: Partition numbers; empty for all.
+
+    Raises:
+        ConfigurationError: A pattern matches no archived topic, no selected topic has one of the
+            numbers, the directory of a `file://` store does not exist, or the archive has other
+            entropy bits.
+        StorageError: The partitions could not be listed.
+    """
+    archive.require_directories()
+    check_stored_note(archive.default_store, archive.layout, None)
+    # A pattern that is a plain name is listed alone: its topic's directories, not all of them.
+    names = [name for name in patterns if is_legal_topic(name) and "." not in name]
+    listed = archived_partitions(archive, names if len(names) == len(patterns) == 1 else ())
+    for pattern in patterns:
+        if not any(re.fullmatch(pattern, tp.topic) for tp in listed):
+            url = archive.provider.default.url
+            raise not_archived(archive.default_store, archive.layout, url, pattern)
+    chosen = [
+        tp
+        for tp in listed
+        if not patterns or any(re.fullmatch(pattern, tp.topic) for pattern in patterns)
+        if not numbers or tp.partition in numbers
+    ]
+    if numbers and not chosen:
+        raise ConfigurationError(
+            f"--partition {', '.join(map(str, sorted(numbers)))}: no selected topic has it"
+        )
+    return chosen
+
+
+def not_archived(
+    store: RemoteStorage, layout: ArchiveLayout, url: str, topic: str, partition: int | None = None
+) -> ConfigurationError:
+    """Return the error for a named topic or partition that has no archive.
+
+    Lists all partitions of the cluster, to suggest a topic with a similar name.
+    """
+    stored = {
+        tp
+        for prefix in cluster_prefixes(store, layout)
+        for tp in stored_partitions(store, layout, prefix)
+    }
+    topics = sorted({tp.topic for tp in stored})
+    place = f"in the archive of cluster {layout.cluster} at {url}"
+    if partition is not None and topic in topics:
+        numbers = sorted(tp.partition for tp in stored if tp.topic == topic)
+        return ConfigurationError(
+            f"there is no partition {topic}-{partition} {place}; partitions of {topic} there: "
+            f"{first_of(numbers)}"
+        )
+    if not topics:
+        return ConfigurationError(f"there is no topic {topic} {place}, which is empty")
+    near = suggestion(topic, topics) or f"; topics there: {first_of(topics)}"
+    return ConfigurationError(f"there is no topic {topic} {place}{near}")
 
 
 def live_partition(

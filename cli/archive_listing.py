@@ -13,12 +13,9 @@ from typing import Final
 from sidetier.archive.objects.notes import noted_next_offset, noted_number
 from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset, segment_files
 from sidetier.archive.objects.watermark import Watermark, read_watermark
-from sidetier.archive.topics import cluster_prefixes, live_partition, stored_partitions
-from sidetier.cli.arguments import first_of
-from sidetier.config.problems import suggestion
+from sidetier.archive.topics import live_partition
 from sidetier.segments.errors import (
     ArchiveError,
-    ConfigurationError,
     ObjectNotFoundError,
     SegmentError,
 )
@@ -77,32 +74,6 @@ def list_partitions(
         tp = live_partition(directory, layout, cluster_prefix)
         if tp is not None and topic in {None, tp.topic}:
             yield _summarized(tp, f"{cluster_prefix}{directory}/", group)
-
-
-def not_archived(
-    store: RemoteStorage, layout: ArchiveLayout, url: str, topic: str, partition: int | None = None
-) -> ConfigurationError:
-    """Return the error for a named topic or partition that has no archive.
-
-    Lists all partitions of the cluster, to suggest a topic with a similar name.
-    """
-    stored = {
-        tp
-        for prefix in cluster_prefixes(store, layout)
-        for tp in stored_partitions(store, layout, prefix)
-    }
-    topics = sorted({tp.topic for tp in stored})
-    place = f"in the archive of cluster {layout.cluster} at {url}"
-    if partition is not None and topic in topics:
-        numbers = sorted(tp.partition for tp in stored if tp.topic == topic)
-        return ConfigurationError(
-            f"there is no partition {topic}-{partition} {place}; partitions of {topic} there: "
-            f"{first_of(numbers)}"
-        )
-    if not topics:
-        return ConfigurationError(f"there is no topic {topic} {place}, which is empty")
-    near = suggestion(topic, topics) or f"; topics there: {first_of(topics)}"
-    return ConfigurationError(f"there is no topic {topic} {place}{near}")
 
 
 def _directory(row: ObjectSummary, prefix: str) -> str:

@@ -195,12 +195,6 @@ def archived_partitions_options(verb: str) -> Callable[[Decorated], Decorated]:
     return add
 
 
-def first_of(names: Sequence[object], most: int = 5) -> str:
-    """Return the first names and the number of the others: `a, b and 7 more`."""
-    shown = ", ".join(map(str, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
 def most_lines(lines: Sequence[str], most: int = 10) -> list[str]:
     """Return the first lines, and a line with the number of the others."""
     more = len(lines) - most

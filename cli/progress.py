@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Final, Protocol, TextIO
+from typing import Final, TextIO
 
+from sidetier.archive.progress import Amount, OnProgress, Progress
 from sidetier.cli.arguments import age_text, size_text
 
 _LINE_SECONDS: Final = 5.0
@@ -14,57 +15,45 @@ _ENOUGH_SECONDS: Final = 1.0
 """Time before which a rate is meaningless."""
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """Number of segments, and their size in bytes."""
-
-    segments: int = 0
-    size: int = 0
-
-
-class Progress(Protocol):
-    """Shows how much is done."""
-
-    def update(self, done: Amount, held: int) -> None:
-        """Show the progress.
-
-        Args:
-            done: Due segments below the archive ends.
-            held: Number of partitions that wait after an error.
-        """
-        ...
-
-
 @contextmanager
-def shown(total: Amount, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Yield a progress display that writes to `stream`; None means standard error."""
+def shown(stream: TextIO | None = None) -> Iterator[OnProgress]:
+    """Yield a display of progress that writes to `stream`; None means standard error.
+
+    A bar appears at the first report.
+    """
     target = stream if stream is not None else sys.stderr
     if not target.isatty():
-        yield Lines(total, target)
+        yield Lines(target).update
         return
-    with _bar(total, target) as progress:
-        yield progress
+    with ExitStack() as stack:
+        bars: list[OnProgress] = []
+
+        def update(progress: Progress) -> None:
+            if not bars:
+                bars.append(stack.enter_context(_bar(target)))
+            bars[0](progress)
+
+        yield update
 
 
 @dataclass(slots=True)
 class Lines:
     """Writes a line every five seconds, and at once when more partitions fail or all is done."""
 
-    total: Amount
     stream: TextIO
     started: float = field(default_factory=monotonic)
     last: float = float("-inf")
     held: int = 0
 
-    def update(self, done: Amount, held: int) -> None:
-        """See `Progress`."""
+    def update(self, progress: Progress) -> None:
+        """Write a line if it is time for one."""
         now = monotonic()
-        is_news = held > self.held or done == self.total
+        is_news = progress.held > self.held or progress.done == progress.total
         if now - self.last < _LINE_SECONDS and not is_news:
             return
-        self.last, self.held = now, held
-        line = progress_line(done, self.total, now - self.started)
-        self.stream.write(f"{line}{held_text(held)}\n")
+        self.last, self.held = now, progress.held
+        line = progress_line(progress.done, progress.total, now - self.started)
+        self.stream.write(f"{line}{held_text(progress.held)}\n")
         self.stream.flush()
 
 
@@ -85,7 +74,7 @@ def held_text(held: int) -> str:
 
 
 @contextmanager
-def _bar(total: Amount, target: TextIO) -> Iterator[Progress]:
+def _bar(target: TextIO) -> Iterator[OnProgress]:
     from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
@@ -104,14 +93,19 @@ def _bar(total: Amount, target: TextIO) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     with RichProgress(*columns, console=Console(file=target)) as drawn:
-        task = drawn.add_task("", total=total.size, segments=0, of=total.segments, held="")
+        task = drawn.add_task("", segments=0, of=0, held="")
 
-        class _Bar:
-            def update(self, done: Amount, held: int) -> None:
-                held_note = f", {held} held" if held else ""
-                drawn.update(task, completed=done.size, segments=done.segments, held=held_note)
+        def update(progress: Progress) -> None:
+            drawn.update(
+                task,
+                total=progress.total.size,
+                completed=progress.done.size,
+                segments=progress.done.segments,
+                of=progress.total.segments,
+                held=f", {progress.held} held" if progress.held else "",
+            )
 
-        yield _Bar()
+        yield update
 
 
 Update = Callable[[int, int], None]

@@ -11,10 +11,11 @@ from typing import Literal, cast
 
 from prometheus_client import CollectorRegistry
 
+from sidetier.archive.access import require_directory
 from sidetier.cli import exits
 from sidetier.cli.commands.serve import RELAY
 from sidetier.cli.signals import handled_signals
-from sidetier.cli.stores import open_archive, require_directory, with_few_retries
+from sidetier.cli.stores import open_archive, with_few_retries
 from sidetier.config.loading import LoadedConfig
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.connection import ServerSettings

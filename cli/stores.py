@@ -3,22 +3,15 @@
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
 import click
 
 from sidetier.archive import access
-from sidetier.archive.access import ArchiveAccess, endpoint_provider
-from sidetier.config.contradictions import file_root
+from sidetier.archive.access import ArchiveAccess
 from sidetier.config.model import Config
-from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.storage.factory import open_storage
-from sidetier.storage.port import RemoteStorage
-from sidetier.storage.provider import PatternEndpointProvider
-from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import RequestObserver, StoreCalls
 
 _FIRST_SECONDS: Final = 3.0
@@ -90,37 +83,22 @@ def open_archive(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class EveryStore:
-    """All configured stores."""
-
-    provider: PatternEndpointProvider
-    by_endpoint: Mapping[StorageEndpoint, RemoteStorage]
-
-    def of_topic(self, topic: str) -> RemoteStorage:
-        """Return the store of a topic."""
-        return self.by_endpoint[self.provider.endpoint(topic)]
-
-
 @contextmanager
-def open_every_store(config: Config, *, connections: int = 16) -> Iterator[EveryStore]:
-    """Open all configured stores for a command at a terminal; closed on exit.
+def open_every_store(config: Config, *, connections: int = 16) -> Iterator[ArchiveAccess]:
+    """Open all stores of the archive for a command at a terminal; closed on exit.
 
     Prints a message on standard error if a store does not answer within seconds.
 
     Raises:
         ConfigurationError: The directory of a `file://` store does not exist.
     """
-    provider = endpoint_provider(config.storage, connections)
-    for endpoint in provider.endpoints:
-        require_directory(endpoint.url)
-    stores: dict[StorageEndpoint, RemoteStorage] = {}
-    with ExitStack() as stack:
-        calls = stack.enter_context(told_waits())
-        for endpoint in provider.endpoints:
-            stores[endpoint] = open_storage(endpoint, calls=calls)
-            stack.callback(stores[endpoint].close)
-        yield EveryStore(provider, stores)
+    with (
+        told_waits() as calls,
+        open_archive(config, connections=connections, calls=calls) as archive,
+    ):
+        archive.require_directories()
+        _ = archive.by_endpoint  # an error of opening one is raised here
+        yield archive
 
 
 def with_few_retries(config: Config) -> Config:
@@ -154,23 +132,3 @@ def with_short_timeouts(config: Config) -> Config:
 
 def _with_storage(config: Config, changes: Mapping[str, object]) -> Config:
     return config.model_copy(update={"storage": config.storage.model_copy(update=changes)})
-
-
-def require_directory(url: str) -> None:
-    """Refuse a `file://` store that does not exist, because opening it would create it."""
-    root = file_root(url)
-    if root is not None and not root.is_dir():
-        raise ConfigurationError(
-            f"storage.url {url}: there is no such directory; nothing is stored at this URL yet"
-        )
-
-
-def require_fencing(config: Config, store: RemoteStorage, url: str) -> None:
-    """Refuse a store without conditional puts, unless the configuration acknowledges the risk."""
-    if store.capabilities.conditional_writes or config.storage.fencing != "required":
-        return
-    raise ConfigurationError(
-        f"storage.url {url}: this store has no conditional writes, so two sidecars that both "
-        "believe they lead could overwrite each other; set storage.fencing: "
-        "unfenced_acknowledged to use it all the same"
-    )

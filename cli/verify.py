@@ -1,40 +1,32 @@
 """Run `sidetier verify`, and show its report."""
 
 import re
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
-from sidetier.archive.objects.layout import check_note, read_note
-from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.archive.verify.findings import KINDS, Finding, FindingKind, Severity
-from sidetier.archive.verify.progress_file import ProgressFile
-from sidetier.archive.verify.run import Options, Report, Totals, Verification
+from sidetier.archive.verify.run import VerifyReport, VerifyRequest, verify
 from sidetier.cli import exits
-from sidetier.cli.archive_listing import not_archived
 from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.metrics_file import gauge, previous_value, write_metrics_file
 from sidetier.cli.output import OutputFormat, Table, emit, range_text
-from sidetier.cli.progress import Amount, shown
+from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
-from sidetier.cli.stores import open_archive, require_directory, told_waits
+from sidetier.cli.stores import open_archive, told_waits
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.names import is_legal_topic
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.token_bucket import TokenBucket
 from sidetier.telemetry import verify_catalogue as catalogue
 from sidetier.uploader.watching.disk import find_partitions
 
 if TYPE_CHECKING:
-    from sidetier.archive.access import ArchiveAccess
     from sidetier.config.model import Config
-    from sidetier.storage.port import RemoteStorage
     from sidetier.telemetry.catalogue import Metric
 
 _SHOWN_INFOS: Final = frozenset({FindingKind.ACKNOWLEDGED_GAP})
@@ -43,36 +35,11 @@ _MOST_ROWS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """The options of one call.
-
-    Attributes:
-        topics: Regular expressions that match whole topic names; empty for all topics.
-        partitions: Partition numbers; empty for all.
-        options: What is checked.
-        local: Whether to compare with the files in the broker's log dirs.
-        rate: Maximum bytes read per second; None for no limit.
-        resume: File that records finished segments; None to not record them.
-        metrics_file: File for Prometheus' textfile collector; None to write none.
-        show_all: Whether the table has every finding of severity info.
-    """
-
-    topics: tuple[str, ...]
-    partitions: frozenset[int]
-    options: Options
-    local: bool = False
-    rate: int | None = None
-    resume: Path | None = None
-    metrics_file: Path | None = None
-    show_all: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class VerifyResult:
     """The report of a run."""
 
     cluster: str
-    report: Report
+    report: VerifyReport
     findings: Sequence[Finding]
     seconds: float
     show_all: bool
@@ -151,139 +118,58 @@ def _is_shown(finding: Finding) -> bool:
     return finding.severity is not Severity.INFO or finding.kind in _SHOWN_INFOS
 
 
-def run_verify(config: "Config", request: Request, output: OutputFormat) -> int:
+def run_verify(
+    config: "Config",
+    request: VerifyRequest,
+    output: OutputFormat,
+    *,
+    local: bool,
+    metrics_file: Path | None,
+    show_all: bool,
+) -> int:
     """Verify the selected partitions; return the exit code.
+
+    Args:
+        config: The configuration.
+        request: What is checked.
+        output: Format of the report.
+        local: Whether to compare with the files in the broker's log dirs.
+        metrics_file: File for Prometheus' textfile collector; None to write none.
+        show_all: Whether the table has every finding of severity info.
 
     Raises:
         ConfigurationError: An option is wrong, or a named topic is not archived.
         StorageError: The partitions could not be listed.
     """
-    started = time.monotonic()
-    for url in {
-        config.storage.url,
-        *(other.url for other in config.storage.overrides if other.url),
-    }:
-        require_directory(url)
+    started, stop = time.monotonic(), threading.Event()
+    directories = _directories(config, request.topics) if local else {}
     # A thread keeps a connection; parallel listings of long partitions need a few more.
-    connections = max(16, request.options.light_threads)
-    with ExitStack() as stack:
-        calls = stack.enter_context(told_waits())
-        archive = stack.enter_context(open_archive(config, connections=connections, calls=calls))
-        partitions = selected_partitions(archive, request)
-        progress_file = None
-        if request.resume is not None:
-            progress_file = ProgressFile(request.resume, _identity(config, request))
-            stack.callback(progress_file.close)
-        report = _run(archive, request, partitions, _directories(config, request), progress_file)
-        if progress_file is not None and not report.is_stopped:
-            progress_file.remove()
-    result = VerifyResult(
-        config.cluster.name,
-        report,
-        report.findings(),
-        time.monotonic() - started,
-        request.show_all,
-    )
-    if request.metrics_file is not None:
-        write_metrics(request.metrics_file, result)
+    connections = max(16, request.light_threads)
+    with (
+        told_waits() as calls,
+        open_archive(config, connections=connections, calls=calls) as archive,
+        handled_signals(stop.set),
+        shown() as on_progress,
+    ):
+        report = verify(
+            archive, request, directories=directories, stop=stop, on_progress=on_progress
+        )
+    seconds = time.monotonic() - started
+    result = VerifyResult(config.cluster.name, report, report.findings(), seconds, show_all)
+    if metrics_file is not None:
+        write_metrics(metrics_file, result)
     emit(result, output)
     return _exit_code(result)
 
 
-def _run(
-    archive: "ArchiveAccess",
-    request: Request,
-    partitions: Sequence[TopicPartition],
-    directories: Mapping[TopicPartition, str],
-    progress_file: ProgressFile | None,
-) -> Report:
-    bucket = None if request.rate is None else TokenBucket(request.rate, time.monotonic)
-
-    def before_read(size: int) -> None:
-        if bucket is not None:
-            verification.pause(bucket.reserve(size))
-
-    verification = Verification(
-        archive,
-        request.options,
-        lambda: time.time_ns() // 1_000_000,
-        before_read=before_read,
-        progress_file=progress_file,
-        directories=directories,
-    )
-    with handled_signals(verification.stop):
-        verification.light(partitions)
-        if verification.reads_segments:
-            totals = verification.report.totals
-            with shown(Amount(totals.segments, totals.size)) as progress:
-
-                def show(totals: Totals) -> None:
-                    progress.update(Amount(totals.checked_segments, totals.checked_size), 0)
-
-                verification.segments(partitions, show)
-    return verification.report
-
-
-def selected_partitions(archive: "ArchiveAccess", request: Request) -> list[TopicPartition]:
-    """List the archived partitions that the request selects, in order.
-
-    Raises:
-        ConfigurationError: A pattern matches no archived topic, or the entropy bits are wrong.
-        StorageError: As `RemoteStorage` says.
-    """
-    layout = archive.layout
-    note = read_note(archive.default_store, layout)
-    if note is not None:
-        check_note(note, layout, None)
-    stored = {
-        tp
-        for endpoint in archive.provider.endpoints
-        for tp in _in_store(archive, archive.stores.at(endpoint), request.topics)
-    }
-    for pattern in request.topics:
-        if not any(re.fullmatch(pattern, tp.topic) for tp in stored):
-            url = archive.provider.default.url
-            raise not_archived(archive.default_store, layout, url, pattern)
-    numbers = request.partitions
-    chosen = [tp for tp in stored if not numbers or tp.partition in numbers]
-    if numbers and not chosen:
-        raise ConfigurationError(
-            f"--partition {', '.join(map(str, sorted(numbers)))}: no selected topic has it"
-        )
-    return sorted(chosen)
-
-
-def _in_store(
-    archive: "ArchiveAccess",
-    store: "RemoteStorage",
-    patterns: tuple[str, ...],
-) -> Iterator[TopicPartition]:
-    layout = archive.layout
-    # A pattern that is a plain name is listed alone: its topic's directories, not all of them.
-    plain = patterns[0] if len(patterns) == 1 and is_legal_topic(patterns[0]) else None
-    name = plain if plain is not None and "." not in plain else None
-    for prefix in cluster_prefixes(store, layout):
-        for tp in stored_partitions(store, layout, prefix, name):
-            matches = not patterns or any(re.fullmatch(p, tp.topic) for p in patterns)
-            if matches and archive.store(tp.topic) is store:
-                yield tp
-
-
-def _directories(config: "Config", request: Request) -> Mapping[TopicPartition, str]:
-    if not request.local:
-        return {}
+def _directories(config: "Config", topics: tuple[str, ...]) -> Mapping[TopicPartition, str]:
     if not config.log_dirs:
         raise ConfigurationError("--local: set log_dirs to the log dirs of this host's broker")
-    wanted = [re.compile(pattern) for pattern in request.topics]
+    wanted = [re.compile(pattern) for pattern in topics]
     return find_partitions(
         [str(path) for path in config.log_dirs],
         lambda topic: not wanted or any(pattern.fullmatch(topic) for pattern in wanted),
     ).directories
-
-
-def _identity(config: "Config", request: Request) -> dict[str, Any]:
-    """Return what decides the result of a segment, for the file of --resume."""
-    return {"cluster": config.cluster.name, "url": config.storage.url, "deep": request.options.deep}
 
 
 def _exit_code(result: VerifyResult) -> int:

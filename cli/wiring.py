@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, cast
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import ArchiveAccess, require_fencing
 from sidetier.archive.objects.key_fingerprints import (
     check_stored_fingerprints,
     write_or_check_fingerprint,
@@ -23,7 +23,7 @@ from sidetier.archive.objects.layout import (
     write_or_check_note,
 )
 from sidetier.cli.lean_structlog import structlog
-from sidetier.cli.stores import open_archive, require_fencing
+from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
 from sidetier.config.problems import Origins, problem_line, raise_problems
 from sidetier.config.retention import LocalRetentionConfig
@@ -183,7 +183,7 @@ class _Places:
 
     def check(self, store: RemoteStorage, endpoint: StorageEndpoint) -> None:
         """Check a store before the first write to it."""
-        require_fencing(self.config, store, endpoint.url)
+        require_fencing(self.config.storage, store, endpoint.url)
         layout = self.archive.layout
         if self.seen.get(endpoint) is None:
             known_missing = endpoint in self.seen
@@ -216,7 +216,7 @@ class _Places:
         for endpoint in self.archive.provider.endpoints:
             store = open_plain(endpoint)
             try:
-                require_fencing(self.config, store, endpoint.url)
+                require_fencing(self.config.storage, store, endpoint.url)
                 layout = self.archive.layout
                 note = check_stored_note(store, layout, self.kafka_cluster_id)
                 self.seen[endpoint] = note

@@ -1,17 +1,16 @@
 """Checks for settings that are valid alone and wrong together. Pure functions, one per rule."""
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import combinations
-from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from sidetier.config.model import INTERNAL_TOPICS, Config
 from sidetier.config.problems import Problem, SettingPath
 from sidetier.config.retention import INTERNAL_PREFIX
 from sidetier.config.storage import S3Config, StorageConfig
+from sidetier.config.storage_urls import file_root
 
 Problems = Iterator[Problem]
 
@@ -24,12 +23,6 @@ def contradictions(config: Config) -> tuple[Problem, ...]:
 def warnings(config: Config) -> tuple[str, ...]:
     """Return warnings for settings that are allowed but are probably a mistake."""
     return tuple(_warnings(config))
-
-
-def file_root(url: str) -> Path | None:
-    """Return the directory of a `file://` URL; None for another store."""
-    parts = urlsplit(url)
-    return Path(os.path.normpath(unquote(parts.path))) if parts.scheme == "file" else None
 
 
 def _log_dirs(config: Config) -> Problems:

@@ -1,6 +1,6 @@
 """Problems of a configuration, reported all at once."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -58,3 +58,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean …?`, or an empty text if no name is similar."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def first_of(names: Sequence[object], most: int = 5) -> str:
+    """Return the first names and the number of the others: `a, b and 7 more`."""
+    shown = ", ".join(map(str, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -7,9 +7,9 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from sidetier.config.contradictions import file_root
 from sidetier.config.model import Config
 from sidetier.config.problems import Problem, SettingPath
+from sidetier.config.storage_urls import file_root
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.properties import MetaProperties, parse_meta_properties
 

@@ -5,11 +5,13 @@ callable that takes its options (a mapping of text to text) and returns an objec
 of `TopicUrls`.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Final, Protocol, runtime_checkable
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator
 
@@ -23,6 +25,12 @@ def wrong_scheme(value: str) -> str:
     known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
     directory = f"; for a directory: file://{value}" if value.startswith("/") else ""
     return f"must begin with one of {known}{directory}"
+
+
+def file_root(url: str) -> Path | None:
+    """Return the directory of a `file://` URL; None for another store."""
+    parts = urlsplit(url)
+    return Path(os.path.normpath(unquote(parts.path))) if parts.scheme == "file" else None
 
 
 def storage_url(value: str) -> str:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.archive.access import ArchiveAccess, range_filler
-from sidetier.archive.locate import FillRange
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.segments.buffers import is_exported
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, StoreTimeoutError
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.port import FileBackedStorage, IfMatch
+from sidetier.storage.ranges import FillRange
 from sidetier.storage.retrying import file_backed
 
 _MOST_BLOCK: Final = 8 << 20

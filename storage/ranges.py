@@ -1,13 +1,24 @@
 """Read byte ranges of stored objects, and resume responses that break off."""
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from sidetier.segments.errors import StoreTimeoutError, TransientStorageError
 from sidetier.storage.attempt import Clock, monotonic
-from sidetier.storage.port import IfMatch, RemoteStorage
+from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
 from sidetier.storage.settings import AttemptDeadline
+
+ReadRange = Callable[[ObjectSummary, int, int], bytes]
+"""Reads a range of a listed object: arguments are the object's row, the first byte, and the end
+byte, exclusive. Returns the bytes that exist. Raises PreconditionFailedError if the store has
+another version now.
+"""
+FillRange = Callable[[ObjectSummary, int, memoryview], int]
+"""Fills memory with the bytes of a listed object from a byte on; returns the number of bytes, which
+is smaller than the memory if the object ends before. Raises as `ReadRange`.
+"""
 
 _PIECE: Final = 2 << 20
 _ATTEMPTS: Final = 2

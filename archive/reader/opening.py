@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.locate import Locator, ReadRange, SegmentPosition
+from sidetier.archive.locate import Locator, SegmentPosition
 from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
@@ -24,6 +24,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.port import ObjectSummary
+from sidetier.storage.ranges import ReadRange
 
 _MOST_CANDIDATES: Final = 8
 """Maximum number of segments with lower bases that are checked: one of them may reach beyond the

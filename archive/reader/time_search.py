@@ -18,7 +18,6 @@ from sidetier.archive.locate import (
     TIME_ENTRY_BYTES,
     Entries,
     Locator,
-    ReadRange,
     last_timestamp,
     relatives_of,
 )
@@ -31,6 +30,7 @@ from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.arrow import decode_batches
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 from sidetier.segments.offsets import Offset, OffsetRange
+from sidetier.storage.ranges import ReadRange
 
 SMALL_INDEX: Final = 256 * 1024
 _WHOLE: Final = 4096

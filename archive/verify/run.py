@@ -6,16 +6,20 @@ and its segments are read. An error of one object or partition is recorded, and 
 
 import random
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.segment import SegmentFiles
+from sidetier.archive.progress import Amount, OnProgress, Progress, ignore_progress
+from sidetier.archive.topics import select_partitions
 from sidetier.archive.verify.deep import SegmentChecker, SegmentMovedError
 from sidetier.archive.verify.findings import Finding, FindingKind, Severity, Unread
 from sidetier.archive.verify.light import (
@@ -29,6 +33,7 @@ from sidetier.archive.verify.progress_file import FinishedSegment, ProgressFile,
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.storage.token_bucket import TokenBucket
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -37,16 +42,18 @@ _NOT_OF_VERSION: Final = {FindingKind.WRONG_EPOCHS, FindingKind.MISSING_MARKER}
 _READINGS: Final = 3
 """Readings of a partition whose segments move while they are checked."""
 _PARTITIONS_PER_THREAD: Final = 8
-"""Partitions that the light check reads at the same time, for each of `Options.threads`: it makes
-about eight small requests for each partition, one after the other, and only waits for answers.
+"""Partitions that the light check reads at the same time, for each of `VerifyRequest.threads`: it
+makes about eight small requests for each partition, one after the other, and waits for answers.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class VerifyRequest:
     """What is checked.
 
     Attributes:
+        topics: Regular expressions that match whole topic names; empty for all topics.
+        partitions: Partition numbers; empty for all.
         deep: Read every byte of the segments.
         heads: Read the end of each segment from its metadata, one request each.
         since_ms: Check only segments that were last written to at this time or later, in ms since
@@ -56,8 +63,13 @@ class Options:
         seed: Another seed samples other segments.
         threads: Maximum number of segments, or of partitions with more than 1,000 objects, that are
             read at the same time. The light check reads eight times as many smaller partitions.
+        rate: Maximum bytes read per second; None for no limit.
+        resume: File that records the finished segments of `deep`; segments that it has are not read
+            again. Deleted at the end of a complete run. None to not record them.
     """
 
+    topics: tuple[str, ...] = ()
+    partitions: frozenset[int] = frozenset()
     deep: bool = False
     heads: bool = False
     since_ms: int | None = None
@@ -65,6 +77,8 @@ class Options:
     sample: float = 1.0
     seed: int = 0
     threads: int = 4
+    rate: int | None = None
+    resume: Path | None = None
 
     @property
     def light_threads(self) -> int:
@@ -80,7 +94,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Totals:
+class VerifyTotals:
     """Counts of a run; sizes in bytes."""
 
     partitions: int = 0
@@ -92,7 +106,7 @@ class Totals:
 
 
 @dataclass(slots=True)
-class Report:
+class VerifyReport:
     """The result of a run. It grows while the run goes on.
 
     Attributes:
@@ -103,7 +117,7 @@ class Report:
         is_stopped: Whether the run was stopped before its end.
     """
 
-    totals: Totals = field(default_factory=Totals)
+    totals: VerifyTotals = field(default_factory=VerifyTotals)
     of_partitions: dict[TopicPartition, list[Finding]] = field(default_factory=dict)
     of_segments: list[Finding] = field(default_factory=list)
     unread: dict[str, Unread] = field(default_factory=dict)
@@ -128,14 +142,58 @@ class Report:
         )
 
 
+def verify(
+    archive: ArchiveAccess,
+    request: VerifyRequest,
+    *,
+    directories: Mapping[TopicPartition, str] | None = None,
+    stop: threading.Event | None = None,
+    on_progress: OnProgress = ignore_progress,
+) -> VerifyReport:
+    """Check that the archive is complete and undamaged. Sidecars may upload meanwhile.
+
+    Nothing is written to the archive. Open it with `request.light_threads` connections.
+
+    Args:
+        archive: The archive.
+        request: What is checked.
+        directories: Directories of partitions in a broker's log dirs, to compare with.
+        stop: Ends the run, when it is set, after the segments that are being read; the report then
+            has the findings so far, and `is_stopped`.
+        on_progress: Called after each segment that was read.
+
+    Raises:
+        ConfigurationError: As `select_partitions`, or the file of `resume` is of another run.
+        StorageError: The partitions could not be listed. Later errors are in the report.
+    """
+    partitions = select_partitions(archive, request.topics, request.partitions)
+    with ExitStack() as stack:
+        progress_file = None
+        if request.resume is not None:
+            progress_file = ProgressFile(request.resume, _identity(archive, request))
+            stack.callback(progress_file.close)
+        report = Verification(
+            archive, request, stop=stop, progress_file=progress_file, directories=directories
+        ).run(partitions, on_progress)
+        if progress_file is not None and not report.is_stopped:
+            progress_file.remove()
+    return report
+
+
+def _identity(archive: ArchiveAccess, request: VerifyRequest) -> Mapping[str, object]:
+    """Return what decides the result of a segment, for the file of `resume`."""
+    cluster, url = archive.layout.cluster, archive.provider.default.url
+    return {"cluster": cluster, "url": url, "deep": request.deep}
+
+
 class Verification:
     """One run over some partitions.
 
     Args:
         archive: The stores and the layout.
-        options: What is checked.
+        request: What is checked.
         now_ms: This host's clock, in ms since 1970.
-        before_read: Bandwidth cap, called with the number of bytes before each read.
+        stop: Ends the run, when it is set, after the segments that are being read.
         progress_file: Records finished segments; None to not record them.
         directories: The directories of partitions in the broker's log dirs, to compare with.
     """
@@ -143,43 +201,39 @@ class Verification:
     def __init__(
         self,
         archive: ArchiveAccess,
-        options: Options,
-        now_ms: Callable[[], int],
+        request: VerifyRequest,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         *,
-        before_read: Callable[[int], None] = lambda _: None,
+        stop: threading.Event | None = None,
         progress_file: ProgressFile | None = None,
         directories: Mapping[TopicPartition, str] | None = None,
     ) -> None:
         self._archive = archive
-        self._options = options
+        self._request = request
         self._now_ms = now_ms
-        self._before_read = before_read
+        self._bucket = None if request.rate is None else TokenBucket(request.rate, time.monotonic)
         self._progress_file = progress_file
         self._directories = directories or {}
-        self._shown: Callable[[Totals], None] = lambda _: None
-        self._stop = threading.Event()
+        self._report_progress: OnProgress = ignore_progress
+        self._stop = stop or threading.Event()
         self._guard = threading.Lock()
         self._checkers: dict[str, SegmentChecker] = {}
         self._last: dict[TopicPartition, BaseOffset] = {}
-        self._long_listings = threading.BoundedSemaphore(options.threads)
-        self.report = Report()
+        self._long_listings = threading.BoundedSemaphore(request.threads)
+        self.report = VerifyReport()
 
-    def stop(self) -> None:
-        """End the run after the segments that are being read. Callable from a signal handler."""
-        self._stop.set()
-
-    def pause(self, seconds: float) -> None:
-        """Wait, as long as the run is not stopped."""
-        self._stop.wait(seconds)
-
-    @property
-    def reads_segments(self) -> bool:
-        """Whether segments are read, or compared with local files, after the light check."""
-        return self._options.deep or bool(self._directories)
+    def run(
+        self, partitions: Sequence[TopicPartition], on_progress: OnProgress = ignore_progress
+    ) -> VerifyReport:
+        """Check partitions: all light ones first, then the segments if they are to be read."""
+        self.light(partitions)
+        if self._request.deep or self._directories:
+            self.segments(partitions, on_progress)
+        return self.report
 
     def light(self, partitions: Iterable[TopicPartition]) -> None:
         """Check partitions by their listings and small objects."""
-        at_once = self._options.light_threads
+        at_once = self._request.light_threads
         with ThreadPoolExecutor(at_once, "verify") as pool:
             for _ in _bounded(pool, self._light, partitions, at_once):
                 pass
@@ -188,16 +242,16 @@ class Verification:
     def segments(
         self,
         partitions: Iterable[TopicPartition],
-        shown: Callable[[Totals], None] = lambda _: None,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
         """Read the segments of partitions, one partition after the other.
 
         Args:
             partitions: The partitions.
-            shown: Called with the totals after each segment, on any thread, one at a time.
+            on_progress: Called after each segment.
         """
-        self._shown = shown
-        with ThreadPoolExecutor(self._options.threads, "verify") as pool:
+        self._report_progress = on_progress
+        with ThreadPoolExecutor(self._request.threads, "verify") as pool:
             for tp in partitions:
                 if self._stop.is_set():
                     break
@@ -247,7 +301,7 @@ class Verification:
     ) -> tuple[PartitionObjects, list[Finding]]:
         store = self._archive.store(tp.topic)
         objects, findings = read_partition(store, self._archive.layout, tp, before_more)
-        if self._options.heads:
+        if self._request.heads:
             unknown = [
                 segment
                 for segment in objects.judged
@@ -263,7 +317,7 @@ class Verification:
             if findings:
                 return
             check = partial(self._segment, objects, finished, is_last=attempt == _READINGS)
-            window = self._options.threads * 2
+            window = self._request.threads * 2
             outcomes = _bounded(pool, check, self._wanted(objects), window)
             if not any(list(outcomes)) or self._stop.is_set():
                 break
@@ -294,7 +348,7 @@ class Verification:
             return False
         try:
             result = FinishedSegment(version, None, ())
-            if self._options.deep:
+            if self._request.deep:
                 result = self._deep(objects, segment, version)
             local = self._local(tp, segment)
         except SegmentMovedError as error:
@@ -310,14 +364,15 @@ class Verification:
             totals.checked_segments += 1
             totals.checked_size += segment.log.size
             self.report.of_segments += [*result.findings, *local]
-            self._shown(totals)
+            done = Amount(totals.checked_segments, totals.checked_size)
+            self._report_progress(Progress(done, Amount(totals.segments, totals.size)))
         return False
 
     def _wanted(self, objects: PartitionObjects) -> list[SegmentFiles]:
         """Return the stored segments of the archive that the options select."""
         entries = () if objects.metadata is None else objects.metadata.metadata.entries
         times = {entry.base_offset: entry.timestamp for entry in entries}
-        since, until = self._options.since_ms, self._options.until_ms
+        since, until = self._request.since_ms, self._request.until_ms
         last = self._last.get(objects.topic_partition)
         wanted, begins = [], -1
         for segment in objects.judged:
@@ -327,7 +382,7 @@ class Verification:
                 break
             ends = times.get(segment.base_offset, segment.log.modified_ms)
             is_in_time = (since is None or ends >= since) and (until is None or begins < until)
-            if is_in_time and self._options.takes(segment.log.key):
+            if is_in_time and self._request.takes(segment.log.key):
                 wanted.append(segment)
             begins = ends
         return wanted
@@ -373,6 +428,11 @@ class Verification:
                 store = self._archive.store(topic)
                 self._checkers[url] = SegmentChecker(store, self._before_read, deadline)
             return self._checkers[url]
+
+    def _before_read(self, size: int) -> None:
+        """Wait until `size` more bytes keep to the rate, or the run is stopped."""
+        if self._bucket is not None:
+            self._stop.wait(self._bucket.reserve(size))
 
     def _unread(self, tp: TopicPartition, key: str, error: Exception) -> None:
         with self._guard:

@@ -8,8 +8,9 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import check_note, read_note
+from sidetier.archive.progress import Amount, OnProgress, Progress
 from sidetier.cli.backfill.survey import BackfillPlan, PartitionPlan, Survey
-from sidetier.cli.progress import Amount, Progress, shown
+from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import layout_of, open_archive, told_waits, with_short_timeouts
 from sidetier.cli.wiring import (
@@ -18,9 +19,9 @@ from sidetier.cli.wiring import (
     identify,
     topic_config_source,
 )
-from sidetier.config.contradictions import file_root
 from sidetier.config.loading import LoadedConfig
 from sidetier.config.model import BrokerConfig, Config
+from sidetier.config.storage_urls import file_root
 from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.leadership.settings import StaticSettings
 from sidetier.segments.errors import ConfigurationError, LeadershipError, LeadershipUnavailableError
@@ -102,11 +103,12 @@ class AssumedCommitted:
 class Backfill:
     """One run; `stop` ends it early and lets requests under way finish."""
 
-    def __init__(self, plan: BackfillPlan, daemon: Daemon, progress: Progress) -> None:
+    def __init__(self, plan: BackfillPlan, daemon: Daemon, report: OnProgress) -> None:
         self._plan = plan
         self._daemon = daemon
-        self._progress = progress
+        self._report = report
         self._interrupted = False
+        self._total = Amount(plan.segments, plan.size)
 
     def stop(self) -> None:
         """End early; running uploads and requests may finish. Callable from any thread and signal
@@ -127,18 +129,18 @@ class Backfill:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="daemon") as pool:
             running = pool.submit(self._daemon.run_until_settled, PATIENCE_SECONDS)
             while not wait([running], _LOOK_SECONDS).done:
-                self._report()
+                self._look()
             running.result()
-        self._report()
+        self._look()
         return self._outcome()
 
-    def _report(self) -> None:
+    def _look(self) -> None:
         """Report the progress; stop the daemon when everything planned is done."""
         statuses = _by_partition(self._daemon.status.snapshot())
         done = [partition.done(_next_offset(partition, statuses)) for partition in self._plan.work]
         segments, sizes = sum(count for count, _ in done), sum(size for _, size in done)
         held = sum(status.last_error is not None for status in statuses.values())
-        self._progress.update(Amount(segments, sizes), held)
+        self._report(Progress(Amount(segments, sizes), self._total, held))
         if all(_is_done(partition, statuses) for partition in self._plan.work):
             self._daemon.stop()
 
@@ -255,9 +257,9 @@ class Job:
             daemon(
                 config, metrics, loaded.origins, leadership=leads, high_watermarks=assumed
             ) as built,
-            shown(Amount(plan.segments, plan.size)) as progress,
+            shown() as report,
         ):
-            backfill = Backfill(plan, built, progress)
+            backfill = Backfill(plan, built, report)
             with handled_signals(backfill.stop):
                 return backfill.run()
 

@@ -119,7 +119,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     gap = OffsetRange(Offset(start), Offset(end))
     acknowledgement = Acknowledgement(reason, user or _account(), time.time_ns() // 1_000_000)
     with open_every_store(config) as stores:
-        store = stores.of_topic(topic)
+        store = stores.store(topic)
         acknowledge = accept_loss if unarchivable else acknowledge_gap
         is_new = acknowledge(store, layout, tp, gap, acknowledgement)
     key = layout.acknowledgement_key(layout.gap_key(tp, gap.start, gap.end))

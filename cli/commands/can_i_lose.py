@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.arguments import bootstrap_option, first_of, most_lines, sidecar_option, size_text
+from sidetier.cli.arguments import bootstrap_option, most_lines, sidecar_option, size_text
 from sidetier.cli.inspect.cluster import ReplicaSet, need_cluster
 from sidetier.cli.inspect.facts import (
     BrokerFacts,
@@ -19,6 +19,7 @@ from sidetier.cli.inspect.facts import (
 from sidetier.cli.inspect.loss import Risk, only_on_store, risks_of
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option, range_text
+from sidetier.config.problems import first_of
 from sidetier.segments.errors import LeadershipUnavailableError
 
 _MOST_ROWS: Final = 40

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import SegmentFiles
-from sidetier.archive.topics import cluster_prefixes
+from sidetier.archive.topics import cluster_prefixes, not_archived
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import (
     NO_WATERMARK,
@@ -21,14 +22,14 @@ from sidetier.cli.archive_listing import (
     StoredPartition,
     list_partitions,
     list_segments,
-    not_archived,
     read_archive_end,
     read_log_facts,
 )
-from sidetier.cli.arguments import PARTITION, checked_topic, first_of, size_text
+from sidetier.cli.arguments import PARTITION, checked_topic, size_text
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
-from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
+from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
+from sidetier.config.problems import first_of
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 
@@ -321,7 +322,7 @@ def command(
             has_problem = result.has_problems
         if topic is not None and result.is_empty:
             url = config.storage.target(topic).url
-            raise not_archived(stores.of_topic(topic), lister.layout, url, topic, partition)
+            raise not_archived(stores.store(topic), lister.layout, url, topic, partition)
     emit(result, output)
     context.exit(exits.FINDINGS if has_problem else exits.OK)
 
@@ -336,7 +337,7 @@ class _Lister:
 
     config: "Config"
     layout: "ArchiveLayout"
-    stores: EveryStore
+    stores: ArchiveAccess
     pool: ThreadPoolExecutor
     quick: bool
 
@@ -365,7 +366,7 @@ class _Lister:
         partitions = [
             partition
             for partition in partitions
-            if self.stores.of_topic(partition.topic_partition.topic) is store
+            if self.stores.store(partition.topic_partition.topic) is store
         ]
         read = partial(self._watermark_of, store)
         for stored, mark in zip(partitions, self._map(read, partitions), strict=True):
@@ -389,7 +390,7 @@ class _Lister:
 
     def segments(self, tp: TopicPartition) -> SegmentsResult:
         """List the segments of one partition."""
-        store = self.stores.of_topic(tp.topic)
+        store = self.stores.store(tp.topic)
         self._check(store)
         # read first: a sidecar may move it during the listing
         archive_end = read_archive_end(store, self.layout, tp)

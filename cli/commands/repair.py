@@ -1,8 +1,7 @@
 """`sidetier repair`: rebuild objects of the archive from the stored segments."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -13,34 +12,19 @@ from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_text
 
 if TYPE_CHECKING:
-    from sidetier.archive.access import ArchiveAccess
-    from sidetier.archive.verify.findings import Finding, Unread
-    from sidetier.archive.verify.run import Options
-    from sidetier.config.model import Config
-    from sidetier.segments.offsets import TopicPartition
-    from sidetier.uploader.archive.repair import RepairOutcome
+    from sidetier.uploader.archive.repair import RepairOutcome, RepairReport
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RepairResult:
-    """The rebuilt objects, or with `dry_run` those that would be rebuilt, and what is left.
+    """View of a repair."""
 
-    Attributes:
-        outcomes: The rebuilt objects.
-        left: Findings of severity error or warning that a repair does not resolve.
-        unread: What could not be read.
-        dry_run: Whether nothing was written.
-    """
-
-    dry_run: bool
-    outcomes: "list[RepairOutcome]" = field(default_factory=list)
-    left: "list[Finding]" = field(default_factory=list)
-    unread: "list[Unread]" = field(default_factory=list)
+    report: "RepairReport"
 
     def as_json(self) -> object:
         """Return all fields."""
         return {
-            "dry_run": self.dry_run,
+            "dry_run": self.report.dry_run,
             "repairs": [
                 {
                     "topic": outcome.repair.topic_partition.topic,
@@ -49,10 +33,10 @@ class RepairResult:
                     "written": outcome.written,
                     "problem": outcome.problem,
                 }
-                for outcome in self.outcomes
+                for outcome in self.report.outcomes
             ],
-            "left": [finding.as_json() for finding in self.left],
-            "unread": [{"key": unread.key, "error": unread.error} for unread in self.unread],
+            "left": [finding.as_json() for finding in self.report.left],
+            "unread": [{"key": unread.key, "error": unread.error} for unread in self.report.unread],
         }
 
     def as_tables(self) -> Sequence[Table]:
@@ -60,26 +44,20 @@ class RepairResult:
         columns = ("PARTITION", "OBJECT", "OUTCOME")
         rows = [
             (str(outcome.repair.topic_partition), outcome.repair.key, _outcome_text(outcome))
-            for outcome in self.outcomes
+            for outcome in self.report.outcomes
         ]
         lines = most_lines(
             [
                 f"not repairable: {f.kind.value} {f.key}"
                 + (f" {range_text(*f.offsets)}" if f.offsets else "")
-                for f in self.left
+                for f in self.report.left
             ]
         )
-        lines += most_lines([f"could not be read: {u.key}: {u.error}" for u in self.unread])
+        lines += most_lines([f"could not be read: {u.key}: {u.error}" for u in self.report.unread])
         if not rows and not lines:
             lines = ["nothing to repair"]
         footer = "\n".join(lines) or None
         return (Table(columns if rows else (), rows, footer=footer),)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing is left to repair."""
-        is_done = all(outcome.written is not None for outcome in self.outcomes)
-        return is_done and not (self.left or self.unread)
 
 
 def _outcome_text(outcome: "RepairOutcome") -> str:
@@ -130,78 +108,13 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     argument is wrong; 3 something cannot be repaired or, with --dry-run, would be.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = invocation(context).load(needs_log_dirs=False).config
-    from sidetier.archive.verify.run import Options  # noqa: PLC0415 -- `--help` must not load it
+    from sidetier.cli.stores import open_archive, told_waits  # noqa: PLC0415 -- `--help` must not load it
+    from sidetier.uploader.archive.repair import RepairRequest, repair  # noqa: PLC0415 -- as above
 
-    options = Options(deep=deep, heads=heads)
-    result = run_repair(config, topics, frozenset(partitions), options, dry_run=dry_run)
-    emit(result, output)
-    if result.unread:
-        context.exit(exits.FAILED)
-    context.exit(exits.OK if result.is_clean else exits.FINDINGS)
-
-
-def run_repair(
-    config: "Config",
-    topics: tuple[str, ...],
-    partitions: frozenset[int],
-    options: "Options",
-    *,
-    dry_run: bool,
-) -> RepairResult:
-    """Verify the selected partitions, and repair them one after the other."""
-    from sidetier.archive.verify.run import Verification  # noqa: PLC0415 -- `--help` must not load it
-    from sidetier.cli.stores import open_archive, require_fencing, told_waits  # noqa: PLC0415 -- as above
-    from sidetier.cli.verify import Request, selected_partitions  # noqa: PLC0415 -- as above
-
-    result = RepairResult(dry_run)
+    request = RepairRequest(topics, frozenset(partitions), deep=deep, heads=heads, dry_run=dry_run)
     with told_waits() as calls, open_archive(config, calls=calls) as archive:
-        chosen = selected_partitions(archive, Request(topics, partitions, options))
-        for topic in {tp.topic for tp in chosen}:
-            require_fencing(config, archive.store(topic), archive.url(topic))
-        run = Verification(archive, options, lambda: time.time_ns() // 1_000_000)
-        run.light(chosen)
-        if options.deep:
-            run.segments(chosen)
-        result.unread = list(run.report.unread.values())
-        by_partition: dict[TopicPartition, list[Finding]] = {}
-        for finding in run.report.findings():
-            by_partition.setdefault(finding.topic_partition, []).append(finding)
-        for tp, findings in by_partition.items():
-            _repair_partition(archive, tp, findings, result)
-    return result
-
-
-def _repair_partition(
-    archive: "ArchiveAccess", tp: "TopicPartition", findings: "list[Finding]", result: RepairResult
-) -> None:
-    from sidetier.archive.verify.findings import FindingKind, Severity, Unread  # noqa: PLC0415 -- as above
-    from sidetier.archive.verify.light import read_partition  # noqa: PLC0415 -- as above
-    from sidetier.segments.errors import SidetierError  # noqa: PLC0415 -- as above
-    from sidetier.uploader.archive.repair import (  # noqa: PLC0415 -- as above
-        REPAIRABLE,
-        Repairer,
-        RepairOutcome,
-        carry_out,
-        planned_repairs,
-    )
-
-    accepted = {FindingKind.RECORDED_GAP}
-    result.left += [
-        finding
-        for finding in findings
-        if finding.severity is not Severity.INFO and finding.kind not in REPAIRABLE | accepted
-    ]
-    if not any(finding.kind in REPAIRABLE for finding in findings):
-        return
-    store, layout = archive.store(tp.topic), archive.layout
-    try:
-        # Again: the verification took time, and a sidecar may have written since.
-        objects, _ = read_partition(store, layout, tp)
-    except SidetierError as error:
-        result.unread.append(Unread(tp, layout.partition_prefix(tp), str(error)))
-        return
-    repairs = planned_repairs(objects, findings, layout)
-    if result.dry_run:
-        result.outcomes += [RepairOutcome(repair) for repair in repairs]
-        return
-    carry_out(Repairer(store, layout, objects), repairs, result.outcomes.append)
+        report = repair(archive, config.storage, request)
+    emit(RepairResult(report), output)
+    if report.unread:
+        context.exit(exits.FAILED)
+    context.exit(exits.OK if report.is_clean else exits.FINDINGS)

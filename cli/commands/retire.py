@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from sidetier.archive.access import require_fencing
 from sidetier.archive.objects.layout import LayoutNote, check_note, other_cluster, read_note
 from sidetier.archive.objects.quarantine import MovePlan
 from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
-from sidetier.archive.topics import cluster_prefixes
+from sidetier.archive.progress import Amount, ProgressCounter
+from sidetier.archive.topics import cluster_prefixes, not_archived
 from sidetier.cli import exits
-from sidetier.cli.archive_listing import StoredPartition, list_partitions, not_archived
+from sidetier.cli.archive_listing import StoredPartition, list_partitions
 from sidetier.cli.arguments import PARTITION, checked_topic, size_text
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
-from sidetier.cli.progress import Amount, Progress, shown
-from sidetier.cli.stores import layout_of, open_every_store, require_fencing
+from sidetier.cli.progress import shown
+from sidetier.cli.stores import layout_of, open_every_store
 from sidetier.leadership.cluster import as_texts
 from sidetier.leadership.topic_identity import TopicIdentity, ask_identity
 from sidetier.segments.errors import (
@@ -142,7 +144,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     config = invocation(context).load(needs_log_dirs=False).config
     with ExitStack() as stack:
         settings = None if offline else _client_settings(config)
-        store = stack.enter_context(open_every_store(config, connections=_AT_ONCE)).of_topic(topic)
+        store = stack.enter_context(open_every_store(config, connections=_AT_ONCE)).store(topic)
         layout = layout_of(config)
         note = _checked_note(config, store, layout, topic)
         identity = None
@@ -182,7 +184,7 @@ def _client_settings(config: "Config") -> ClientSettings:
 def _checked_note(
     config: "Config", store: RemoteStorage, layout: ArchiveLayout, topic: str
 ) -> LayoutNote | None:
-    require_fencing(config, store, config.storage.target(topic).url)
+    require_fencing(config.storage, store, config.storage.target(topic).url)
     note = read_note(store, layout)
     if note is not None:
         check_note(note, layout, None)
@@ -297,16 +299,20 @@ class _Retirement:
             sum(row.segments for _, row in surveyed if row.target),
             sum(row.size_bytes for _, row in surveyed if row.target),
         )
-        with shown(total) as progress:
-            counter = _CopyCounter(progress)
+        with shown() as report:
+            counter = ProgressCounter(total, report)
             return [self._retired(stored, row, counter) for stored, row in surveyed]
 
     def _retired(
-        self, stored: StoredPartition, row: RetiredRow, counter: "_CopyCounter"
+        self, stored: StoredPartition, row: RetiredRow, counter: ProgressCounter
     ) -> RetiredRow:
         if row.target is None:
             return row
-        move_context = MoveContext(self.store, self.layout, self.pool.map, counter.moved)
+
+        def moved(row: ObjectSummary) -> None:
+            counter.add(row.size, row.key.endswith(FileKind.LOG.value))
+
+        move_context = MoveContext(self.store, self.layout, self.pool.map, moved)
         try:
             # again: earlier moves took time, and a sidecar may have written since
             mark, row = self._judge(stored)
@@ -357,20 +363,3 @@ class _Retirement:
             left,
             problem,
         )
-
-
-class _CopyCounter:
-    """Counts copied objects for the progress bar.
-
-    It is called on many threads. A lost update does no harm.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._segments = self._size = 0
-
-    def moved(self, row: ObjectSummary) -> None:
-        """Count one copied object."""
-        self._segments += row.key.endswith(FileKind.LOG.value)
-        self._size += row.size
-        self._progress.update(Amount(self._segments, self._size), 0)

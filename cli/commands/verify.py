@@ -115,12 +115,14 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     no other finding; 2 a setting or an argument is wrong; 3 findings of severity error or warning;
     130 interrupted, the findings so far are shown.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    from sidetier.archive.verify.run import Options  # noqa: PLC0415 -- `--help` must not load it
-    from sidetier.cli.verify import Request, run_verify  # noqa: PLC0415 -- as above
+    from sidetier.archive.verify.run import VerifyRequest  # noqa: PLC0415 -- `--help` must not load it
+    from sidetier.cli.verify import run_verify  # noqa: PLC0415 -- as above
 
     if resume is not None and not deep:
         raise click.UsageError("--resume needs --deep: a light check is short")
-    options = Options(
+    request = VerifyRequest(
+        topics,
+        frozenset(partitions),
         deep=deep,
         heads=heads,
         since_ms=since,
@@ -128,16 +130,11 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         sample=sample,
         seed=seed,
         threads=threads,
-    )
-    request = Request(
-        topics,
-        frozenset(partitions),
-        options,
-        local=local,
         rate=rate,
         resume=resume,
-        metrics_file=metrics_file,
-        show_all=show_all,
     )
     config = invocation(context).load(needs_log_dirs=False).config
-    context.exit(run_verify(config, request, output))
+    code = run_verify(
+        config, request, output, local=local, metrics_file=metrics_file, show_all=show_all
+    )
+    context.exit(code)

@@ -5,15 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import ArchiveAccess, require_directory
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.results import Taken
 from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
-from sidetier.archive.topics import cluster_prefixes
-from sidetier.cli.archive_listing import list_partitions, not_archived
+from sidetier.archive.topics import cluster_prefixes, not_archived
+from sidetier.cli.archive_listing import list_partitions
 from sidetier.cli.consume.request import RecordFormat, Request
-from sidetier.cli.stores import open_archive, require_directory, with_few_retries
+from sidetier.cli.stores import open_archive, with_few_retries
 from sidetier.config.model import Config
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 

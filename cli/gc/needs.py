@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
-from sidetier.archive.access import endpoint_provider
+from sidetier.archive.access import ArchiveAccess, endpoint_provider, require_directory
 from sidetier.archive.gc.retention import Need, other_topic
 from sidetier.archive.objects.layout import other_cluster, read_note
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.cli.extras import from_extra
-from sidetier.cli.stores import EveryStore, layout_of, require_directory
+from sidetier.cli.stores import layout_of
 from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.groups.stored_offsets import parse_group
 from sidetier.leadership.cluster import as_texts
@@ -90,7 +90,7 @@ def check_rule(config: "Config", rule: "StoreRetention") -> None:
 
 def read_needs(
     config: "Config",
-    stores: EveryStore,
+    stores: ArchiveAccess,
     rule: "StoreRetention",
     partitions: Collection[TopicPartition],
 ) -> NeedsByPartition:
@@ -151,13 +151,13 @@ def _add(
 
 
 def _archived_ids(
-    layout: ArchiveLayout, stores: EveryStore, partitions: Collection[TopicPartition]
+    layout: ArchiveLayout, stores: ArchiveAccess, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, str | None]:
     """Return the topic id in `offset.wm` of each partition; None if it has none."""
     ids: dict[TopicPartition, str | None] = {}
     for tp in partitions:
         try:
-            mark = read_watermark(stores.of_topic(tp.topic), layout.watermark_key(tp))
+            mark = read_watermark(stores.store(tp.topic), layout.watermark_key(tp))
         except SidetierError as error:
             raise UnknownProgressError(
                 f"{tp}: its topic id in the archive is unknown: {error}"
@@ -229,7 +229,7 @@ def _of_group(
 
 
 def _archived_topic_id(
-    config: "Config", stores: EveryStore, answer: _GroupAnswer, consumer: str
+    config: "Config", stores: ArchiveAccess, answer: _GroupAnswer, consumer: str
 ) -> str:
     """Return the topic id of committed offsets, after a check that the brokers are the archive's.
 
@@ -239,7 +239,7 @@ def _archived_topic_id(
     topic, identity, layout = answer.topic, answer.identity, layout_of(config)
     servers = config.broker.bootstrap_servers
     try:
-        note = read_note(stores.of_topic(topic), layout)
+        note = read_note(stores.store(topic), layout)
     except SidetierError as error:
         raise UnknownProgressError(f"{consumer}: {error}") from error
     reason = other_cluster(note, layout, identity.cluster_id)
@@ -387,7 +387,7 @@ def _of_table(
 
 def _of_local_group(
     layout: ArchiveLayout,
-    stores: EveryStore,
+    stores: ArchiveAccess,
     group: str,
     consumer: str,
 ) -> dict[TopicPartition, _NextOffset]:

@@ -7,6 +7,7 @@ from itertools import chain, groupby
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
+from sidetier.archive.access import ArchiveAccess, require_fencing
 from sidetier.archive.gc.collector import PartitionCollector
 from sidetier.archive.gc.listing import AbsentArchiveError, NotCollectableError
 from sidetier.archive.gc.orphans import (
@@ -22,7 +23,7 @@ from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.cli.gc.needs import UnknownProgressError, check_rule, read_needs
 from sidetier.cli.gc.results import GcResult, GcRow, OrphansResult, UploadsResult
-from sidetier.cli.stores import EveryStore, layout_of, require_fencing
+from sidetier.cli.stores import layout_of
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage, UnfinishedUpload
@@ -54,7 +55,7 @@ class GcSession:
     def __init__(  # noqa: PLR0913 - the last two are optional
         self,
         config: "Config",
-        stores: EveryStore,
+        stores: ArchiveAccess,
         pool: ThreadPoolExecutor,
         deletes: ThreadPoolExecutor,
         deletes_per_second: float,
@@ -83,7 +84,7 @@ class GcSession:
             ConfigurationError: A store belongs to another cluster, or has no conditional writes.
         """
         for endpoint, store in self._stores.by_endpoint.items():
-            require_fencing(self._config, store, endpoint.url)
+            require_fencing(self._config.storage, store, endpoint.url)
             note = read_note(store, self._layout)
             if note is not None:
                 check_note(note, self._layout, None)
@@ -145,7 +146,7 @@ class GcSession:
         self, tp: TopicPartition, rule: "StoreRetention", needs: Sequence[Need], *, dry_run: bool
     ) -> GcRow | None:
         collector = PartitionCollector(
-            self._stores.of_topic(tp.topic),
+            self._stores.store(tp.topic),
             self._layout,
             tp,
             Retention(rule.age, rule.bytes),
@@ -175,7 +176,7 @@ class GcSession:
         problems: list[str] = []
 
         def orphans_of(tp: TopicPartition) -> list[tuple[RemoteStorage, Orphan]]:
-            store = self._stores.of_topic(tp.topic)
+            store = self._stores.store(tp.topic)
             try:
                 return [(store, orphan) for orphan in find_orphans(store, self._layout, tp)]
             except SidetierError as error:
@@ -255,7 +256,7 @@ class GcSession:
             return [
                 tp
                 for tp in stored_partitions(store, self._layout, prefix, topic)
-                if self._stores.of_topic(tp.topic) is store
+                if self._stores.store(tp.topic) is store
             ]
 
         return sorted(chain.from_iterable(self._pool.map(listed, asked)))

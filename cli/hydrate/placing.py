@@ -4,15 +4,16 @@
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from sidetier.archive.progress import Amount, ProgressCounter
 from sidetier.cli import exits
 from sidetier.cli.hydrate.view import DestinationsResult, PlacedResult, PreparedResult
 from sidetier.cli.output import OutputFormat, emit
-from sidetier.cli.progress import Amount, shown
+from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config
@@ -103,11 +104,11 @@ def _place(  # noqa: PLR0913 -- the plan, both sides of it, and two options
     stop = threading.Event()
     with (
         open_archive(config, connections=CONNECTIONS) as archive,
-        shown(total) as progress,
+        shown() as report,
         handled_signals(stop.set),
     ):
         throttle = Throttle(rate, SYSTEM_CLOCK.monotonic, stop.wait)
-        amounts = _Amounts(progress.update)
+        amounts = ProgressCounter(total, report)
         settings = PlaceSettings(parallel, throttle.acquire, amounts.add, stop=stop)
         try:
             placed = place(plan, archive, destinations, journals, settings)
@@ -116,22 +117,6 @@ def _place(  # noqa: PLR0913 -- the plan, both sides of it, and two options
             return exits.INTERRUPTED
     emit(PlacedResult(placed), output)
     return exits.FAILED if any(entry.problem for entry in placed) else exits.OK
-
-
-class _Amounts:
-    """Sum of bytes and segments, reported after each addition; safe for several threads."""
-
-    def __init__(self, tell: Callable[[Amount, int], None]) -> None:
-        self._tell = tell
-        self._lock = threading.Lock()
-        self._segments = self._size = 0
-
-    def add(self, size: int, segments: int) -> None:
-        """Add `size` bytes and this number of segments."""
-        with self._lock:
-            self._size += size
-            self._segments += segments
-            self._tell(Amount(self._segments, self._size), 0)
 
 
 def cluster_properties(

@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import ArchiveAccess, require_directory
 from sidetier.archive.objects.cluster_snapshots import (
     last_definitions,
     last_group_offsets,
@@ -21,7 +21,7 @@ from sidetier.cli import exits
 from sidetier.cli.hydrate.placing import CONNECTIONS, cluster_properties, topic_admin
 from sidetier.cli.hydrate.view import FinishedResult, PlanResult, ReplicatedResult, VerifiedResult
 from sidetier.cli.output import OutputFormat, emit
-from sidetier.cli.stores import open_archive, require_directory
+from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config
 from sidetier.config.times import parse_time
 from sidetier.leadership.cluster import as_texts

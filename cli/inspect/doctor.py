@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sidetier.archive.objects.layout import check_note, second_archive
-from sidetier.cli.arguments import age_text, first_of, size_text
+from sidetier.cli.arguments import age_text, size_text
 from sidetier.cli.inspect.cluster import number
 from sidetier.cli.inspect.encryption import KeyFacts
 from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts, roll_rules
@@ -16,7 +16,7 @@ from sidetier.cli.inspect.host import LogDirFacts
 from sidetier.cli.inspect.sidecar import SidecarState
 from sidetier.cli.inspect.store import StoreFacts
 from sidetier.cli.stores import layout_of
-from sidetier.config.problems import dotted
+from sidetier.config.problems import dotted, first_of
 from sidetier.config.topic_patterns import selections
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import ConfigurationError

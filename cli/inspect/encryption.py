@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.archive.access import encryption_settings
+from sidetier.archive.access import ArchiveAccess, encryption_settings
 from sidetier.archive.objects.key_fingerprints import check_stored_fingerprints
-from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
+from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.storage import EncryptionConfig
 from sidetier.config.types import matches_any
@@ -87,7 +87,7 @@ def stored_facts(
 
 
 def _other_fingerprints(
-    stores: EveryStore, layout: ArchiveLayout, encryption: EncryptionConfig
+    stores: ArchiveAccess, layout: ArchiveLayout, encryption: EncryptionConfig
 ) -> Iterator[str]:
     """Compare the keys in files and variables with the fingerprints on each store.
 
@@ -103,7 +103,7 @@ def _other_fingerprints(
 
 
 def _undecryptable(
-    stores: EveryStore,
+    stores: ArchiveAccess,
     layout: ArchiveLayout,
     encryption: EncryptionConfig,
     directories: Mapping[TopicPartition, str],
@@ -119,7 +119,7 @@ def _undecryptable(
         for base in sorted({segment.base_offset for segment in (*closed[:1], *closed[-1:])}):
             key = layout.object_key(tp, base, FileKind.LOG)
             try:
-                with stores.of_topic(tp.topic).get_object_input_stream(key, 0, 1) as stream:
+                with stores.store(tp.topic).get_object_input_stream(key, 0, 1) as stream:
                     stream.read()
             except ObjectNotFoundError:
                 continue

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.quarantine import read_pending_plan
 from sidetier.cli.archive_listing import NO_WATERMARK, ArchiveEnd, read_archive_end
@@ -39,7 +40,7 @@ from sidetier.cli.inspect.sidecar import (
     with_conditions,
 )
 from sidetier.cli.inspect.store import StoreFacts, store_facts
-from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
+from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.leadership.cluster import topic_config
@@ -290,7 +291,7 @@ def _archived_offset(question: RecordQuestion) -> ArchivedOffset:
     config, tp = with_short_timeouts(question.config), question.topic_partition
     with open_every_store(config) as stores:
         url = config.storage.target(tp.topic).url
-        place = ArchivedPartition(stores.of_topic(tp.topic), layout_of(config), tp, url)
+        place = ArchivedPartition(stores.store(tp.topic), layout_of(config), tp, url)
         return place.about(question.offset)
 
 
@@ -435,7 +436,7 @@ def _with_archives(
 def _read_archives(
     partitions: list[PartitionFacts],
     config: Config,
-    stores: EveryStore,
+    stores: ArchiveAccess,
     cluster_id: str | None,
     topic_ids: Mapping[str, str],
 ) -> list[PartitionFacts]:
@@ -456,7 +457,7 @@ def _read_archives(
 
     def read(partition: PartitionFacts) -> PartitionFacts:
         tp = partition.topic_partition
-        store = stores.of_topic(tp.topic)
+        store = stores.store(tp.topic)
         problem = problems[id(store)]
         if problem is not None:
             return _unread(partition, problem)

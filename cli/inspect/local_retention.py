@@ -107,7 +107,7 @@ def gather_retention(config: Config, tp: TopicPartition) -> PartitionRetention |
     if deleter is None or topic_configs is None:  # the configuration's check has refused this
         raise ConfigurationError("broker.bootstrap_servers is not set")
     with open_every_store(with_short_timeouts(config)) as stores:
-        store, layout = stores.of_topic(tp.topic), layout_of(config)
+        store, layout = stores.store(tp.topic), layout_of(config)
         led = led_partition(tp, directory, store, layout)
         trimmer = Trimmer(
             config.retention.local,

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import ArchiveAccess, require_directory
 from sidetier.archive.folders import ArchiveFolder
 from sidetier.archive.objects.cluster_snapshots import last_definitions
 from sidetier.archive.objects.layout import read_note
@@ -34,7 +34,7 @@ from sidetier.cli.restore.folders import (
     partitions_with_folders,
 )
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
-from sidetier.cli.stores import open_archive, require_directory
+from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
 from sidetier.leadership.cluster import as_texts

@@ -7,16 +7,15 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import ArchiveAccess, require_directory
 from sidetier.archive.objects.cluster_snapshots import newest_first
-from sidetier.cli.arguments import first_of
 from sidetier.cli.consume.reading import say
 from sidetier.cli.mirror.view import TranslateResult
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.cli.restore.session import target_properties
-from sidetier.cli.stores import open_archive, require_directory
+from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config
-from sidetier.config.problems import suggestion
+from sidetier.config.problems import first_of, suggestion
 from sidetier.mirror.offsets.groups import ClusterGroups, SnapshotGroups
 from sidetier.mirror.offsets.translate import (
     GroupTranslator,

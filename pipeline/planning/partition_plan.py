@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
-from sidetier.archive.locate import Locator, ReadRange
+from sidetier.archive.locate import Locator
 from sidetier.archive.missing_offsets import GapReason, MissingOffsets, first_missing
 from sidetier.archive.objects.gaps import Gaps
 from sidetier.archive.objects.segment import StoredLog
@@ -15,6 +15,7 @@ from sidetier.pipeline.planning.request import Filters
 from sidetier.pipeline.planning.segment_parts import SegmentPart, cut, first_part, pack, without
 from sidetier.pipeline.planning.split import UNDECIDED, Missing, Origin, Piece, Split
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
+from sidetier.storage.ranges import ReadRange
 
 _MOST_BELOW = 8
 """Maximum segments with a lower base offset that are checked for the range, as in the archive

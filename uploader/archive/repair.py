@@ -7,10 +7,11 @@ run finds what is left.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
+from sidetier.archive.access import ArchiveAccess, require_fencing
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory, write_epoch_history
 from sidetier.archive.objects.pinterest_metadata import (
     PartitionMetadata,
@@ -19,8 +20,16 @@ from sidetier.archive.objects.pinterest_metadata import (
 )
 from sidetier.archive.objects.segment import SegmentFiles, rebuilt_indexes
 from sidetier.archive.objects.watermark import Watermark, read_watermark
-from sidetier.archive.verify.findings import Finding, FindingKind
-from sidetier.archive.verify.light import PartitionObjects, is_same_archive, read_heads
+from sidetier.archive.topics import select_partitions
+from sidetier.archive.verify.findings import Finding, FindingKind, Severity, Unread
+from sidetier.archive.verify.light import (
+    PartitionObjects,
+    is_same_archive,
+    read_heads,
+    read_partition,
+)
+from sidetier.archive.verify.run import Verification, VerifyRequest
+from sidetier.config.storage import StorageConfig
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import (
     NO_EPOCHS,
@@ -366,3 +375,93 @@ def carry_out(
         except (SidetierError, OSError) as error:
             outcome = RepairOutcome(repair, problem=str(error))
         done(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRequest:
+    """What is verified and repaired.
+
+    Attributes:
+        topics: Regular expressions that match whole topic names; empty for all topics.
+        partitions: Partition numbers; empty for all.
+        deep: Read every segment first, to find indexes whose entries are wrong.
+        heads: Read the metadata of every segment first, to find lost markers of encrypted segments.
+        dry_run: Write nothing.
+    """
+
+    topics: tuple[str, ...] = ()
+    partitions: frozenset[int] = frozenset()
+    deep: bool = False
+    heads: bool = False
+    dry_run: bool = False
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """The rebuilt objects, or with `dry_run` those that would be rebuilt, and what is left.
+
+    Attributes:
+        outcomes: The rebuilt objects.
+        left: Findings of severity error or warning that a repair does not resolve.
+        unread: What could not be read.
+        dry_run: Whether nothing was written.
+    """
+
+    dry_run: bool
+    outcomes: list[RepairOutcome] = field(default_factory=list)
+    left: list[Finding] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is left to repair."""
+        is_done = all(outcome.written is not None for outcome in self.outcomes)
+        return is_done and not (self.left or self.unread)
+
+
+def repair(archive: ArchiveAccess, storage: StorageConfig, request: RepairRequest) -> RepairReport:
+    """Verify the selected partitions, and repair them one after the other.
+
+    Raises:
+        ConfigurationError: As `select_partitions`, or a store has no conditional writes.
+        StorageError: The partitions could not be listed. Later errors are in the report.
+    """
+    report = RepairReport(request.dry_run)
+    chosen = select_partitions(archive, request.topics, request.partitions)
+    for topic in {tp.topic for tp in chosen}:
+        require_fencing(storage, archive.store(topic), archive.url(topic))
+    verified = Verification(archive, VerifyRequest(deep=request.deep, heads=request.heads)).run(
+        chosen
+    )
+    report.unread = list(verified.unread.values())
+    by_partition: dict[TopicPartition, list[Finding]] = {}
+    for finding in verified.findings():
+        by_partition.setdefault(finding.topic_partition, []).append(finding)
+    for tp, findings in by_partition.items():
+        _repair_partition(archive, tp, findings, report)
+    return report
+
+
+def _repair_partition(
+    archive: ArchiveAccess, tp: TopicPartition, findings: list[Finding], report: RepairReport
+) -> None:
+    accepted = {FindingKind.RECORDED_GAP}
+    report.left += [
+        finding
+        for finding in findings
+        if finding.severity is not Severity.INFO and finding.kind not in REPAIRABLE | accepted
+    ]
+    if not any(finding.kind in REPAIRABLE for finding in findings):
+        return
+    store, layout = archive.store(tp.topic), archive.layout
+    try:
+        # Again: the verification took time, and a sidecar may have written since.
+        objects, _ = read_partition(store, layout, tp)
+    except SidetierError as error:
+        report.unread.append(Unread(tp, layout.partition_prefix(tp), str(error)))
+        return
+    repairs = planned_repairs(objects, findings, layout)
+    if report.dry_run:
+        report.outcomes += [RepairOutcome(repair) for repair in repairs]
+        return
+    carry_out(Repairer(store, layout, objects), repairs, report.outcomes.append)

@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from sidetier.cli.progress import Amount, Lines, progress_line, shown
+from sidetier.archive.progress import Amount, Progress
+from sidetier.cli.progress import Lines, progress_line, shown
 from tests.harness.terminal import Terminal
 
 
@@ -29,17 +30,18 @@ def test_empty_backfill_is_at_100_percent() -> None:
 
 def test_progress_lines_are_rare_and_the_last_is_always_printed() -> None:
     stream = io.StringIO()
-    lines = Lines(Amount(3, 30), stream)
+    lines = Lines(stream)
     for number in range(4):
-        lines.update(Amount(number, 10 * number), 0)
+        lines.update(Progress(Amount(number, 10 * number), Amount(3, 30)))
     assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["0%", "100%"]
 
 
 def test_terminal_shows_a_progress_bar() -> None:
     stream = Terminal()
-    with shown(Amount(3, 3_000_000), stream) as progress:
-        progress.update(Amount(1, 1_000_000), 0)
-        progress.update(Amount(2, 2_000_000), 1)
+    total = Amount(3, 3_000_000)
+    with shown(stream) as update:
+        update(Progress(Amount(1, 1_000_000), total))
+        update(Progress(Amount(2, 2_000_000), total, held=1))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
     assert "2 of 3 segments, 1 held" in text
     assert "2.0/3.0 MB" in text

@@ -16,6 +16,7 @@ from uuid import UUID
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
 from sidetier.archive.objects.watermark import (
     decode_watermark,
@@ -24,7 +25,6 @@ from sidetier.archive.objects.watermark import (
 )
 from sidetier.cli.gc import needs
 from sidetier.cli.gc.session import GcSession
-from sidetier.cli.stores import EveryStore
 from sidetier.config.model import ReaderConfig
 from sidetier.endpoint.groups.coordinator import GroupCoordinator
 from sidetier.endpoint.groups.expiry import GroupExpiry
@@ -47,7 +47,7 @@ from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
-from sidetier.storage.provider import PatternEndpointProvider
+from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.requests import CommittedOffset
@@ -573,7 +573,13 @@ def test_interrupted_run_deletes_nothing_more() -> None:
     config = ReaderConfig.model_validate(settings)
     provider = PatternEndpointProvider(StorageEndpoint("file:///x"))
     with ThreadPoolExecutor(1) as pool:
-        session = GcSession(config, EveryStore(provider, {}), pool, pool, deletes_per_second=1.0)
+        session = GcSession(
+            config,
+            ArchiveAccess(provider, OpenStores(provider, open_storage), ArchiveLayout("prod-a", 0)),
+            pool,
+            pool,
+            deletes_per_second=1.0,
+        )
         session.stop()
         with pytest.raises(SidetierError, match="interrupted"):
             session._wait(1000)

@@ -9,7 +9,7 @@ from sidetier.archive.verify import light
 from sidetier.archive.verify import run as verification
 from sidetier.archive.verify.deep import SegmentChecker
 from sidetier.archive.verify.progress_file import ProgressFile
-from sidetier.archive.verify.run import Options, Report
+from sidetier.archive.verify.run import VerifyReport, VerifyRequest
 from sidetier.cli import verify as command
 from sidetier.cli.stores import open_archive as open_the_archive
 from sidetier.cli.verify import VerifyResult, write_metrics
@@ -196,7 +196,7 @@ def test_metrics_file(cli: CommandLine, tmp_path: Path) -> None:
 
 def completed(file: Path, *, is_stopped: bool, cluster: str = "prod-a") -> float:
     """Write the metrics of a run, and return the time of the last complete run in them."""
-    report = Report()
+    report = VerifyReport()
     report.is_stopped = is_stopped
     write_metrics(file, VerifyResult(cluster, report, (), 1.0, show_all=False))
     name = f'sidetier_verify_last_completed_timestamp_seconds{{cluster="{cluster}"}} '
@@ -236,7 +236,7 @@ def test_each_reader_of_the_light_check_has_a_connection(
 
     monkeypatch.setattr(command, "open_archive", open_archive)
     assert cli.run("verify", "--threads", "5") == 0
-    assert opened == [Options(threads=5).light_threads] == [40]
+    assert opened == [VerifyRequest(threads=5).light_threads] == [40]
 
 
 @pytest.mark.usefixtures("orders")

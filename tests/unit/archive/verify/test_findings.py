@@ -15,7 +15,7 @@ from sidetier.archive.objects.watermark import decode_watermark, encode_watermar
 from sidetier.archive.verify import light
 from sidetier.archive.verify import run as verification
 from sidetier.archive.verify.findings import KINDS, Finding, FindingKind, Severity
-from sidetier.archive.verify.run import Options, Report, Verification
+from sidetier.archive.verify.run import Verification, VerifyReport, VerifyRequest
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import ChecksumMismatchError, StoreUnavailableError
 from sidetier.segments.keys import ArchiveLayout
@@ -31,6 +31,7 @@ from sidetier.segments.offsets import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
+from sidetier.storage.token_bucket import TokenBucket
 from sidetier.uploader.archive.unresolved import read_unresolved
 from tests.harness.archived_log import LAYOUT, TP, StoredArchive
 from tests.harness.cut_logs import cut_log
@@ -40,24 +41,23 @@ from tests.harness.markdown import ROOT
 WATERMARK = LAYOUT.watermark_key(TP)
 METADATA = LAYOUT.metadata_key(TP)
 EPOCHS = LAYOUT.epoch_checkpoint_key(TP)
-DEEP = Options(deep=True, threads=2)
-LIGHT = Options(threads=2)
+DEEP = VerifyRequest(deep=True, threads=2)
+LIGHT = VerifyRequest(threads=2)
 
 
-def verify(archive: StoredArchive, options: Options = DEEP, **settings: object) -> Report:
+def verify(
+    archive: StoredArchive, options: VerifyRequest = DEEP, **settings: object
+) -> VerifyReport:
     run = Verification(
         archive.access,
         options,
         lambda: time.time_ns() // 1_000_000,
         **settings,  # type: ignore[arg-type]
     )
-    run.light([TP])
-    if run.reads_segments:
-        run.segments([TP])
-    return run.report
+    return run.run([TP])
 
 
-def kinds(report: Report) -> list[tuple[str, OffsetRange | None]]:
+def kinds(report: VerifyReport) -> list[tuple[str, OffsetRange | None]]:
     assert not report.unread
     return [(f.kind.value, f.offsets) for f in report.findings()]
 
@@ -305,7 +305,7 @@ def test_reading_shows_the_damage(
     ids=["the last one without an option", "--heads", "--deep"],
 )
 def test_a_segment_that_has_lost_its_last_batches_is_a_finding(
-    archive: StoredArchive, base: int, options: Options
+    archive: StoredArchive, base: int, options: VerifyRequest
 ) -> None:
     key = archive.key(base)
     size = archive.head(key).size
@@ -337,7 +337,7 @@ def test_a_chapter_shows_that_a_segment_was_cut_since(archive: StoredArchive) ->
 
 @pytest.mark.parametrize("options", [replace(LIGHT, heads=True), DEEP], ids=["--heads", "--deep"])
 def test_a_segment_that_was_copied_over_another_one_is_a_finding(
-    archive: StoredArchive, options: Options
+    archive: StoredArchive, options: VerifyRequest
 ) -> None:
     """From another partition with the same offsets, and from a deleted topic of the same name."""
     stored = archive.store.get_object(archive.key(60))
@@ -380,7 +380,7 @@ def test_segment_that_no_object_names_shows_by_the_ends_of_its_neighbours(
 
     assert kinds(verify(archive, LIGHT)) == []
     expected = [("missing_offsets", segment(60))]
-    assert kinds(verify(archive, Options(heads=True))) == expected
+    assert kinds(verify(archive, VerifyRequest(heads=True))) == expected
     assert kinds(verify(archive)) == expected
 
 
@@ -549,11 +549,17 @@ def test_segment_that_is_replaced_meanwhile_is_read_again(archive: StoredArchive
     assert report.totals.checked_segments == 5
 
 
-def test_every_byte_is_announced_to_the_bandwidth_cap(archive: StoredArchive) -> None:
+def test_every_byte_is_announced_to_the_bandwidth_cap(
+    archive: StoredArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     announced: list[int] = []
-    run = Verification(
-        archive.access, Options(deep=True, threads=1), lambda: 0, before_read=announced.append
-    )
+
+    def reserve(_bucket: TokenBucket, size: int) -> float:
+        announced.append(size)
+        return 0.0
+
+    monkeypatch.setattr(TokenBucket, "reserve", reserve)
+    run = Verification(archive.access, VerifyRequest(deep=True, threads=1, rate=1))
     run.light([TP])
     assert not announced, "listings and small objects are not limited"
     run.segments([TP])
@@ -564,8 +570,12 @@ def test_every_byte_is_announced_to_the_bandwidth_cap(archive: StoredArchive) ->
 
 def test_sample_is_the_same_for_a_seed(archive: StoredArchive) -> None:
     first, again, other = (
-        {base for base in range(0, 6000, 60) if options.takes(archive.key(base))}
-        for options in (Options(sample=0.3), Options(sample=0.3), Options(sample=0.3, seed=1))
+        {
+            base
+            for base in range(0, 6000, 60)
+            if VerifyRequest(sample=0.3, seed=seed).takes(archive.key(base))
+        }
+        for seed in (0, 0, 1)
     )
     assert first == again != other
     assert 15 < len(first) < 45
@@ -579,12 +589,12 @@ def test_time_selects_the_segments_to_read(archive: StoredArchive) -> None:
     document["metadata"]["timeindex"]["entries"] = entries
     archive.rot(METADATA, json.dumps(document).encode())
 
-    report = verify(archive, Options(deep=True, since_ms=1002, until_ms=1003))
+    report = verify(archive, VerifyRequest(deep=True, since_ms=1002, until_ms=1003))
     assert report.totals.checked_segments == report.totals.segments == 2
 
 
 def test_local_files_are_compared(archive: StoredArchive, log: PartitionLog) -> None:
-    options = Options(threads=2)
+    options = VerifyRequest(threads=2)
     directories = {TP: str(log.path)}
     report = verify(archive, options, directories=directories)
     assert kinds(report) == []

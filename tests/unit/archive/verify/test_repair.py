@@ -9,7 +9,7 @@ from sidetier.archive.gc.collector import PartitionCollector
 from sidetier.archive.gc.retention import Need, Retention
 from sidetier.archive.verify.findings import FindingKind
 from sidetier.archive.verify.light import read_partition
-from sidetier.archive.verify.run import Options, Verification
+from sidetier.archive.verify.run import Verification, VerifyRequest
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
 from sidetier.storage.bodies import BytesBody
@@ -27,9 +27,8 @@ EPOCHS = LAYOUT.epoch_checkpoint_key(TP)
 
 
 def kinds(archive: StoredArchive) -> list[FindingKind]:
-    run = Verification(archive.access, Options(deep=True, threads=2), lambda: 0)
-    run.light([TP])
-    run.segments([TP])
+    run = Verification(archive.access, VerifyRequest(deep=True, threads=2), lambda: 0)
+    run.run([TP])
     assert not run.report.unread
     return [finding.kind for finding in run.report.findings()]
 
@@ -37,9 +36,8 @@ def kinds(archive: StoredArchive) -> list[FindingKind]:
 def repair(
     archive: StoredArchive, between: Callable[[], object] = lambda: None
 ) -> list[RepairOutcome]:
-    run = Verification(archive.access, Options(deep=True, threads=2), lambda: 0)
-    run.light([TP])
-    run.segments([TP])
+    run = Verification(archive.access, VerifyRequest(deep=True, threads=2), lambda: 0)
+    run.run([TP])
     objects, _ = read_partition(archive.store, LAYOUT, TP)
     repairs = planned_repairs(objects, run.report.findings(), LAYOUT)
     between()
