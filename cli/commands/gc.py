@@ -1,10 +1,8 @@
 """`sidetier gc`: delete what is past its retention on the store."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +16,9 @@ from sidetier.cli.stores import open_every_store
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sidetier.cli.gc.session import GcSession
-    from sidetier.config.model import Config
+    from collections.abc import Callable
+
+    from sidetier.archive.gc.run import GarbageCollector, RetentionReport
 
 
 @click.command(name="gc")
@@ -116,14 +115,24 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         raise click.UsageError("--quarantined needs --orphans")
     mode = _Mode.SHOW if dry_run else _Mode.DELETE if yes else _Mode.ASK
     config = invocation(context).load(needs_log_dirs=False).config
-    with _session(config, topics, max_deletes_per_second) as session:
-        session.check()
+    from sidetier.archive.gc.run import CONNECTIONS, GarbageCollector, GcRequest  # noqa: PLC0415 -- `--help` must not load the stores
+
+    request = GcRequest(topics, max_deletes_per_second)
+    with (
+        open_every_store(config, connections=CONNECTIONS) as archive,
+        GarbageCollector(archive, config.storage, request) as collector,
+    ):
         if orphans:
-            code = _orphans(session, older_than, output, quarantined=quarantined, mode=mode)
+            code = _orphans(collector, older_than, output, quarantined=quarantined, mode=mode)
         elif multipart_uploads:
-            code = _uploads(session, older_than, output, mode)
+            code = _uploads(collector, older_than, output, mode)
         else:
-            code = _retention(session, metrics_file, output, mode)
+            from sidetier.cli.gc.consumers import retained_consumers  # noqa: PLC0415 -- as above
+
+            collect = partial(
+                collector.retention, config.retention, retained_consumers(config, archive)
+            )
+            code = _retention(collect, metrics_file, output, mode, by_partition=bool(topics))
     context.exit(code)
 
 
@@ -148,55 +157,56 @@ class _Mode(Enum):
 
 
 def _retention(
-    session: "GcSession", metrics_file: Path | None, output: OutputFormat, mode: _Mode
+    collect: "Callable[..., RetentionReport]",
+    metrics_file: Path | None,
+    output: OutputFormat,
+    mode: _Mode,
+    *,
+    by_partition: bool,
 ) -> int:
+    from sidetier.cli.gc.results import GcResult  # noqa: PLC0415 -- `--help` must not load it
+
     # With --yes, nothing needs to be read twice.
-    result = None if mode is _Mode.DELETE else session.retention(dry_run=True)
-    if result is None or (
-        result.size_bytes
-        and mode.may_delete(f"{result.segments} segments, {size_text(result.size_bytes)}")
+    report = None if mode is _Mode.DELETE else collect(dry_run=True)
+    if report is None or (
+        report.size_bytes
+        and mode.may_delete(f"{report.segments} segments, {size_text(report.size_bytes)}")
     ):
-        result = session.retention(dry_run=False)
-    emit(result, output)
+        report = collect(dry_run=False)
+    emit(GcResult(report, by_partition), output)
     if metrics_file is not None and mode is not _Mode.SHOW:
         from sidetier.cli.gc.metrics import write_metrics  # noqa: PLC0415 -- only with the option
 
-        write_metrics(metrics_file, result)
-    if any(row.problem for row in result.rows):
+        write_metrics(metrics_file, report)
+    if any(row.problem for row in report.rows):
         return exits.FAILED
-    return exits.FINDINGS if any(row.blocked for row in result.rows) else exits.OK
+    return exits.FINDINGS if any(row.blocked for row in report.rows) else exits.OK
 
 
 def _orphans(
-    session: "GcSession", older_than: float, output: OutputFormat, *, quarantined: bool, mode: _Mode
+    collector: "GarbageCollector",
+    older_than: float,
+    output: OutputFormat,
+    *,
+    quarantined: bool,
+    mode: _Mode,
 ) -> int:
-    result = session.orphans(older_than, quarantined=quarantined, dry_run=True)
-    if result.deleted and mode.may_delete(f"{len(result.deleted)} objects"):
-        result = session.orphans(older_than, quarantined=quarantined, dry_run=False)
-    emit(result, output)
-    return exits.FINDINGS if result.problems else exits.OK
+    from sidetier.cli.gc.results import OrphansResult  # noqa: PLC0415 -- `--help` must not load it
+
+    report = collector.orphans(older_than, quarantined=quarantined, dry_run=True)
+    if report.deleted and mode.may_delete(f"{len(report.deleted)} objects"):
+        report = collector.orphans(older_than, quarantined=quarantined, dry_run=False)
+    emit(OrphansResult(report), output)
+    return exits.FINDINGS if report.problems else exits.OK
 
 
-def _uploads(session: "GcSession", older_than: float, output: OutputFormat, mode: _Mode) -> int:
-    result = session.uploads(older_than, dry_run=True)
-    if result.aborted and mode.may_delete(f"{len(result.aborted)} unfinished uploads"):
-        result = session.uploads(older_than, dry_run=False)
-    emit(result, output)
+def _uploads(
+    collector: "GarbageCollector", older_than: float, output: OutputFormat, mode: _Mode
+) -> int:
+    from sidetier.cli.gc.results import UploadsResult  # noqa: PLC0415 -- `--help` must not load it
+
+    report = collector.uploads(older_than, dry_run=True)
+    if report.aborted and mode.may_delete(f"{len(report.aborted)} unfinished uploads"):
+        report = collector.uploads(older_than, dry_run=False)
+    emit(UploadsResult(report), output)
     return exits.OK
-
-
-@contextmanager
-def _session(config: "Config", topics: Sequence[str], rate: float) -> Iterator["GcSession"]:
-    from sidetier.cli.gc.session import AT_ONCE, GcSession  # noqa: PLC0415 -- `--help` must not load the stores
-
-    with ExitStack() as stack:
-        stores = stack.enter_context(open_every_store(config, connections=AT_ONCE))
-        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gc")
-        deletes = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gc-delete")
-        session = GcSession(config, stores, pool, deletes, rate, topics=topics)
-        # An interrupted command must not begin with what waits in the pools. Threads of the first
-        # pool wait for the second one, so that is ended before it.
-        stack.callback(lambda: pool.shutdown(cancel_futures=True))
-        stack.callback(lambda: deletes.shutdown(cancel_futures=True))
-        stack.callback(session.stop)
-        yield session

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from sidetier.cli.gc.results import GcResult
+from sidetier.archive.gc.run import RetentionReport
 from sidetier.cli.metrics_file import gauge, write_metrics_file
 from sidetier.telemetry import gc_catalogue
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sidetier.telemetry.catalogue import Metric
 
 
-def write_metrics(path: Path, result: GcResult) -> None:
+def write_metrics(path: Path, report: RetentionReport) -> None:
     """Write the metrics of the run.
 
     Raises:
@@ -27,7 +27,7 @@ def write_metrics(path: Path, result: GcResult) -> None:
         gc_catalogue.BLOCKED_PARTITIONS: Counter(),
         gc_catalogue.FAILED_PARTITIONS: Counter(),
     }
-    for row in result.rows:
+    for row in report.rows:
         totals[gc_catalogue.DELETED_SEGMENTS][row.topic] += row.segments
         totals[gc_catalogue.DELETED_BYTES][row.topic] += row.size_bytes
         totals[gc_catalogue.BLOCKED_PARTITIONS][row.topic] += row.blocked

@@ -1,78 +1,47 @@
 """Results of `sidetier gc`, as tables and as JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from sidetier.archive.gc.orphans import Orphan
+from sidetier.archive.gc.run import (
+    CollectedPartition,
+    OrphansReport,
+    RetentionReport,
+    UploadsReport,
+)
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Cell, Table
-from sidetier.storage.port import UnfinishedUpload
 
 
-@dataclass(frozen=True, slots=True)
-class GcRow:
-    """One partition.
-
-    Attributes:
-        start_offset: Start of the archive before; None if it is not known.
-        new_start_offset: Start of the archive afterwards.
-        segments: Number of segments that are deleted.
-        size_bytes: Size of all objects that are deleted.
-        reason: Why not more is deleted.
-        blocked: Whether nothing may be deleted now.
-        problem: What has failed; None for a success.
-    """
-
-    topic: str
-    partition: int
-    start_offset: int | None = None
-    new_start_offset: int | None = None
-    segments: int = 0
-    size_bytes: int = 0
-    reason: str | None = None
-    blocked: bool = False
-    problem: str | None = None
-
-    @property
-    def remark(self) -> str:
-        """Why not more is deleted, and whether an operator has to act."""
-        if self.problem is not None:
-            return f"failed: {self.problem}"
-        return f"nothing may be deleted: {self.reason}" if self.blocked else self.reason or ""
+def _remark(row: CollectedPartition) -> str:
+    """Return why not more is deleted, and whether an operator has to act."""
+    if row.problem is not None:
+        return f"failed: {row.problem}"
+    return f"nothing may be deleted: {row.reason}" if row.blocked else row.reason or ""
 
 
 @dataclass(frozen=True, slots=True)
 class GcResult:
-    """The partitions of all topics with a retention, by topic and partition."""
+    """View of a retention run; with `by_partition`, a row for each partition."""
 
-    rows: Sequence[GcRow]
-    dry_run: bool
+    report: RetentionReport
     by_partition: bool = False
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all objects that are deleted."""
-        return sum(row.size_bytes for row in self.rows)
-
-    @property
-    def segments(self) -> int:
-        """Number of all segments that are deleted."""
-        return sum(row.segments for row in self.rows)
 
     def as_json(self) -> object:
         """Return all fields of each partition."""
         return {
-            "dry_run": self.dry_run,
-            "segments": self.segments,
-            "size_bytes": self.size_bytes,
-            "partitions": [asdict(row) for row in self.rows],
+            "dry_run": self.report.dry_run,
+            "segments": self.report.segments,
+            "size_bytes": self.report.size_bytes,
+            "partitions": [asdict(row) for row in self.report.rows],
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition if topics are named, else for each topic."""
-        verb = "would be deleted" if self.dry_run else "deleted"
-        footer = f"{self.segments} segments, {size_text(self.size_bytes)} {verb}"
+        verb = "would be deleted" if self.report.dry_run else "deleted"
+        footer = f"{self.report.segments} segments, {size_text(self.report.size_bytes)} {verb}"
         if not self.by_partition:
             columns = ("TOPIC", "PARTITIONS", "SEGMENTS", "SIZE", "NOT MORE BECAUSE")
             return (Table(columns, [*self._topics()], footer=footer),)
@@ -84,19 +53,19 @@ class GcResult:
                 row.new_start_offset,
                 row.segments,
                 size_text(row.size_bytes),
-                row.remark,
+                _remark(row),
             )
-            for row in self.rows
+            for row in self.report.rows
         ]
         return (Table(header, rows, footer=footer),)
 
     def _topics(self) -> Iterable[tuple[Cell, ...]]:
-        for topic, group in groupby(self.rows, lambda row: row.topic):
+        for topic, group in groupby(self.report.rows, lambda row: row.topic):
             rows = list(group)
             # The reasons that need an operator first; those of other partitions with --topic.
             rows.sort(key=lambda row: (row.problem is None, not row.blocked, row.partition))
             first = rows[0]
-            reason = first.remark
+            reason = _remark(first)
             if len(rows) > 1:
                 reason = f"partition {first.partition}: {reason}"
             size = size_text(sum(row.size_bytes for row in rows))
@@ -105,87 +74,77 @@ class GcResult:
 
 @dataclass(frozen=True, slots=True)
 class OrphansResult:
-    """Objects that are not part of an archive, and those among them that are deleted.
+    """View of the orphans."""
 
-    Attributes:
-        orphans: The objects.
-        deleted: Keys of the objects that are deleted.
-        dry_run: Whether they would be deleted.
-        kept: Why the other objects are kept, by key.
-        problems: Partitions that could not be read.
-    """
-
-    orphans: Sequence[Orphan]
-    deleted: frozenset[str]
-    dry_run: bool
-    kept: Mapping[str, str] = field(default_factory=dict)
-    problems: Sequence[str] = ()
+    report: OrphansReport
 
     def as_json(self) -> object:
         """Return each object."""
         return {
-            "dry_run": self.dry_run,
+            "dry_run": self.report.dry_run,
             "orphans": [
                 {
                     "key": orphan.row.key,
                     "kind": orphan.kind.value,
                     "size_bytes": orphan.row.size,
                     "modified_ms": orphan.row.modified_ms,
-                    "deleted": orphan.row.key in self.deleted,
+                    "deleted": orphan.row.key in self.report.deleted,
                 }
-                for orphan in self.orphans
+                for orphan in self.report.orphans
             ],
-            "problems": list(self.problems),
+            "problems": list(self.report.problems),
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each object."""
-        verb = "would be deleted" if self.dry_run else "deleted"
+        verb = "would be deleted" if self.report.dry_run else "deleted"
         rows = [
             (orphan.row.key, orphan.kind.value, size_text(orphan.row.size), self._outcome(orphan))
-            for orphan in self.orphans
+            for orphan in self.report.orphans
         ]
         footer = "\n".join(
-            [*self.problems, f"{len(rows)} objects found, {len(self.deleted)} {verb}"]
+            [*self.report.problems, f"{len(rows)} objects found, {len(self.report.deleted)} {verb}"]
         )
         return (Table(("KEY", "KIND", "SIZE", "OUTCOME") if rows else (), rows, footer=footer),)
 
     def _outcome(self, orphan: Orphan) -> str:
-        if orphan.row.key in self.deleted:
-            return "would be deleted" if self.dry_run else "deleted"
-        return f"kept: {self.kept.get(orphan.row.key, 'another object has replaced it')}"
+        if orphan.row.key in self.report.deleted:
+            return "would be deleted" if self.report.dry_run else "deleted"
+        return f"kept: {self.report.kept.get(orphan.row.key, 'another object has replaced it')}"
 
 
 @dataclass(frozen=True, slots=True)
 class UploadsResult:
-    """Unfinished multipart uploads, and those among them that are aborted."""
+    """View of the unfinished uploads."""
 
-    uploads: Sequence[UnfinishedUpload]
-    aborted: frozenset[str]
-    dry_run: bool
-    not_applicable: Sequence[str] = ()
+    report: UploadsReport
 
     def as_json(self) -> object:
         """Return each upload."""
         return {
-            "dry_run": self.dry_run,
-            "not_applicable": list(self.not_applicable),
+            "dry_run": self.report.dry_run,
+            "not_applicable": list(self.report.not_applicable),
             "uploads": [
-                {**asdict(upload), "aborted": upload.upload_id in self.aborted}
-                for upload in self.uploads
+                {**asdict(upload), "aborted": upload.upload_id in self.report.aborted}
+                for upload in self.report.uploads
             ],
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each upload."""
-        verb = "would be aborted" if self.dry_run else "aborted"
+        report = self.report
+        verb = "would be aborted" if report.dry_run else "aborted"
         kept = "kept: younger than --older-than"
         rows = [
-            (upload.key, upload.upload_id, verb if upload.upload_id in self.aborted else kept)
-            for upload in self.uploads
+            (
+                upload.key,
+                upload.upload_id,
+                verb if upload.upload_id in report.aborted else kept,
+            )
+            for upload in report.uploads
         ]
-        lines = [f"{url}: this store keeps no unfinished uploads" for url in self.not_applicable]
+        lines = [f"{url}: this store keeps no unfinished uploads" for url in report.not_applicable]
         footer = "\n".join(
-            [*lines, f"{len(rows)} unfinished uploads found, {len(self.aborted)} {verb}"]
+            [*lines, f"{len(rows)} unfinished uploads found, {len(report.aborted)} {verb}"]
         )
         return (Table(("KEY", "UPLOAD", "OUTCOME") if rows else (), rows, footer=footer),)

@@ -28,18 +28,20 @@ What a kill leaves:
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+from sidetier.archive.gc.needs import Consumer, NextOffset, UnknownProgressError
 from sidetier.segments.errors import (
     ArchiveConflictError,
     InvalidRequestError,
     MalformedObjectError,
     ObjectNotFoundError,
     PreconditionFailedError,
+    SidetierError,
     StoreUnavailableError,
 )
 from sidetier.segments.json_text import parse_versioned
@@ -48,6 +50,9 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicP
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage, unchanged
+
+if TYPE_CHECKING:
+    from sidetier.archive.access import ArchiveAccess
 
 VERSION: Final = 1
 MAX_BYTES: Final = 8 << 20
@@ -542,3 +547,26 @@ class OwnedGroup:
         if stored is None or stored.owner != self._objects.owner:
             raise GroupTakenError(self._key, stored, etag)
         self._stored, self._etag, self.confirmed_at = stored, etag, asked_at
+
+
+def local_group_consumer(archive: "ArchiveAccess", group: str) -> Consumer:
+    """Return a group whose committed offsets are on the archive's store, for `archive.gc`."""
+    name = f"local group {group}"
+
+    def next_offsets(
+        _partitions: Collection[TopicPartition],
+    ) -> Mapping[TopicPartition, NextOffset]:
+        key = archive.layout.group_key(group)
+        if key is None:
+            raise UnknownProgressError(f"{name}: its name is too long for a group")
+        try:
+            committed = parse_group(archive.default_store.get_object(key).data, key).offsets
+        except ObjectNotFoundError as error:
+            raise UnknownProgressError(
+                f"{name}: {key} does not exist, so it has committed no offset yet"
+            ) from error
+        except SidetierError as error:
+            raise UnknownProgressError(f"{name}: {error}") from error
+        return {tp: NextOffset(offset.offset, offset.topic_id) for tp, offset in committed.items()}
+
+    return Consumer(name, next_offsets)

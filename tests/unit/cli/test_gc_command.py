@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 import time
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator, Mapping
@@ -16,16 +17,16 @@ from uuid import UUID
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import open_archive
+from sidetier.archive.gc import GarbageCollector, GcRequest, needs
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
 from sidetier.archive.objects.watermark import (
     decode_watermark,
     read_watermark,
     write_watermark,
 )
-from sidetier.cli.gc import needs
-from sidetier.cli.gc.session import GcSession
-from sidetier.config.model import ReaderConfig
+from sidetier.config.retention import RetentionConfig
+from sidetier.config.storage import StorageConfig
 from sidetier.endpoint.groups.coordinator import GroupCoordinator
 from sidetier.endpoint.groups.expiry import GroupExpiry
 from sidetier.endpoint.groups.stored_offsets import (
@@ -36,10 +37,10 @@ from sidetier.endpoint.groups.stored_offsets import (
 )
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.leadership.topic_identity import TopicIdentity
+from sidetier.mirror import gc_consumer
 from sidetier.mirror.topics.rules import Lineage
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, to_properties
 from sidetier.pipeline.export.state import Tail
-from sidetier.segments.errors import SidetierError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
@@ -47,7 +48,6 @@ from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
-from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.requests import CommittedOffset
@@ -169,18 +169,18 @@ def test_ls_and_consume_show_the_rest_of_the_archive(stored: CommandLine) -> Non
 
 def answering(
     offsets: Mapping[int, int], metadata: str = "", topic_id: str | None = TOPIC_ID
-) -> needs._GroupAnswer:
+) -> needs.GroupAnswer:
     """Return brokers' answer about a group in orders."""
     committed = {
         TopicPartition("orders", number): CommittedOffset(Offset(at), metadata=metadata)
         for number, at in offsets.items()
     }
-    return needs._GroupAnswer("orders", committed, TopicIdentity(CLUSTER_ID, topic_id, 2))
+    return needs.GroupAnswer("orders", committed, TopicIdentity(CLUSTER_ID, topic_id, 2))
 
 
 def group_at(monkeypatch: pytest.MonkeyPatch, offsets: dict[int, int]) -> None:
     """Set the committed offsets of every consumer group in orders."""
-    monkeypatch.setattr(needs, "_of_group", lambda *_: answering(offsets))
+    monkeypatch.setattr(needs, "ask_group", lambda *_: answering(offsets))
 
 
 @pytest.fixture
@@ -447,7 +447,7 @@ def test_mirror_of_a_deleted_topic_protects_the_new_one(
 
     def mirrored(metadata: str) -> None:
         answer = answering({0: 10, 1: 10}, metadata, topic_id=TARGET_ID)
-        monkeypatch.setattr(needs, "_of_group", lambda *_: answer)
+        monkeypatch.setattr(gc_consumer, "ask_group", lambda *_: answer)
 
     def lineage(source_id: str, target_id: str | None = None) -> str:
         return Lineage("orders", ("source",), source_id, target_id).encoded()
@@ -474,13 +474,13 @@ def test_group_of_a_topic_that_is_recreated_meanwhile_deletes_nothing(
     with_rules(stored, {**AGE, "keep_for": {"groups": ["billing"]}})
     committed = answering({0: 30, 1: 30})
 
-    def answer(*_: object) -> needs._GroupAnswer:
-        monkeypatch.setattr(needs, "_of_group", lambda *_: committed)
+    def answer(*_: object) -> needs.GroupAnswer:
+        monkeypatch.setattr(needs, "ask_group", lambda *_: committed)
         stored.configure({"broker": {"bootstrap_servers": None}})
         recreate(stored)
         return committed
 
-    monkeypatch.setattr(needs, "_of_group", answer)
+    monkeypatch.setattr(needs, "ask_group", answer)
     [reason] = {row["reason"] for row in stored.json("gc", "--yes", code=3)["partitions"]}
     assert reason == (
         "consumer group billing: its offset is of another topic of the same name: topic id "
@@ -567,22 +567,20 @@ def test_metrics_of_a_run(stored: CommandLine, tmp_path: Path) -> None:
     assert "sidetier_gc_last_run_timestamp_seconds" in text
 
 
-def test_interrupted_run_deletes_nothing_more() -> None:
+def test_interrupted_run_deletes_nothing_more(stored: CommandLine) -> None:
     """Threads that wait for the rate would otherwise delete the rest at once."""
-    settings = {"cluster": {"name": "prod-a"}, "storage": {"url": "file:///x"}}
-    config = ReaderConfig.model_validate(settings)
-    provider = PatternEndpointProvider(StorageEndpoint("file:///x"))
-    with ThreadPoolExecutor(1) as pool:
-        session = GcSession(
-            config,
-            ArchiveAccess(provider, OpenStores(provider, open_storage), ArchiveLayout("prod-a", 0)),
-            pool,
-            pool,
-            deletes_per_second=1.0,
-        )
-        session.stop()
-        with pytest.raises(SidetierError, match="interrupted"):
-            session._wait(1000)
+    url = f"file://{stored.store}"
+    storage = StorageConfig.model_validate({"url": url, "prefix_entropy_bits": 3})
+    rules = RetentionConfig.model_validate({"store": [AGE]})
+    stop = threading.Event()
+    stop.set()
+    with (
+        open_archive("prod-a", storage) as archive,
+        GarbageCollector(archive, storage, GcRequest(), stop=stop) as collector,
+    ):
+        report = collector.retention(rules, dry_run=False)
+    assert {row.problem for row in report.rows} == {"interrupted; the next run deletes the rest"}
+    assert logs(stored, "orders-0") == logs(stored, "orders-1") == [0, 10, 20]
 
 
 def test_orphans_are_found_and_old_ones_deleted(stored: CommandLine) -> None:
