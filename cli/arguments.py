@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from sidetier.cli.consume.request import Place, parse_place
+from sidetier.archive.positions import Position, parse_position
 from sidetier.config import units
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
 from sidetier.config.times import is_before_now, parse_time
@@ -64,17 +64,17 @@ def _checked_url(
 
 def checked_place(
     _context: click.Context, _option: click.Parameter, given: str | None
-) -> Place | None:
+) -> Position | None:
     """Parse a position that applies to every partition, as `FORMS` lists them (click callback)."""
     try:
-        return None if given is None else parse_place(given, _now_ms())
+        return None if given is None else parse_position(given, _now_ms())
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
 
 def checked_fixed_place(
     context: click.Context, option: click.Parameter, given: str | None
-) -> Place | None:
+) -> Position | None:
     """Parse a position that is the same when the command is repeated (click callback)."""
     if given is not None and is_before_now(given):
         raise click.BadParameter(

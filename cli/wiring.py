@@ -4,7 +4,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from sidetier.archive.objects.layout import (
     write_or_check_note,
 )
 from sidetier.cli.lean_structlog import structlog
-from sidetier.cli.stores import open_archive
+from sidetier.cli.stores import open_archive, with_short_timeouts
 from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
 from sidetier.config.problems import Origins, problem_line, raise_problems
 from sidetier.config.retention import LocalRetentionConfig
@@ -43,6 +43,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
     TransientStorageError,
 )
+from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.factory import check_encryption, open_plain
 from sidetier.storage.port import RemoteStorage, StorageCapabilities
@@ -50,7 +51,7 @@ from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.allowed_hosts import AllowedHosts
 from sidetier.telemetry.http import HttpServer
-from sidetier.telemetry.metrics import LabelledRegistry, Metrics
+from sidetier.telemetry.metrics import LabelledRegistry, Metrics, create_registry
 from sidetier.telemetry.pages import Application, PageSource, partition_page
 from sidetier.telemetry.status import StatusSource
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
@@ -534,3 +535,47 @@ def http_server(http: HttpConfig, registry: LabelledRegistry, status: StatusSour
         hosts=AllowedHosts(http.allowed_hosts),
     )
     return HttpServer(http.host, http.port, application)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredBackfill:
+    """The adapters of a backfill, see `BackfillAdapters`.
+
+    Attributes:
+        config: The configuration, with the changes of the request.
+        origins: Sources of its values, for messages.
+        calls: Collects the requests to the store that are in progress while the backfill plans.
+    """
+
+    config: Config
+    origins: Origins = field(default_factory=lambda: _NO_ORIGINS)
+    calls: StoreCalls | None = None
+
+    def identity(self) -> MetaProperties:
+        """See `identify`."""
+        return identify(self.config, self.origins)
+
+    def topic_configs(self) -> TopicConfigSource | None:
+        """See `topic_config_source`."""
+        return topic_config_source(self.config)
+
+    def high_watermarks(self) -> HighWatermarkSource | None:
+        """See `high_watermark_source`."""
+        return high_watermark_source(self.config)
+
+    def archive(self, *, read_only: bool) -> AbstractContextManager[ArchiveAccess]:
+        """Open the archive."""
+        config = with_short_timeouts(self.config) if read_only else self.config
+        return open_archive(config, calls=self.calls)
+
+    def daemon(
+        self,
+        partitions: tuple[TopicPartition, ...],
+        high_watermarks: HighWatermarkSource | None,
+    ) -> AbstractContextManager[Daemon]:
+        """Build a daemon that leads these partitions."""
+        metrics = Metrics(create_registry(), self.config.http.max_partition_series)
+        leads = StaticSettings(partitions)
+        return daemon(
+            self.config, metrics, self.origins, leadership=leads, high_watermarks=high_watermarks
+        )

@@ -1,22 +1,29 @@
 """`sidetier backfill`: archive the closed segments in the log dirs once, and exit."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import checked_topics, most_lines, size_text
-from sidetier.cli.backfill.job import Outcome, PartitionOutcome, Scope, prepare
-from sidetier.cli.backfill.survey import BackfillPlan, PartitionPlan
+from sidetier.cli.extras import quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option, range_text
-from sidetier.telemetry.logs import configure_logs
-
-if TYPE_CHECKING:
-    from sidetier.config.loading import LoadedConfig
-
+from sidetier.cli.progress import shown
+from sidetier.cli.signals import handled_signals
+from sidetier.cli.stores import told_waits
+from sidetier.cli.wiring import ConfiguredBackfill
+from sidetier.uploader.backfill import (
+    Backfill,
+    BackfillPlan,
+    BackfillReport,
+    BackfillRequest,
+    PartitionOutcome,
+    PartitionPlan,
+)
 
 UNCOMMITTED_HINT = (
     "the high watermark is unknown: start the broker, or use --assume-committed if these log dirs "
@@ -66,23 +73,23 @@ class PlanResult:
 class OutcomeResult:
     """Output of a run."""
 
-    outcome: Outcome
+    report: BackfillReport
 
     def as_json(self) -> object:
         """Return one mapping per partition, sizes in bytes."""
         return {
             "dry_run": False,
-            "interrupted": self.outcome.interrupted,
-            "segments": sum(partition.stored.segments for partition in self.outcome.partitions),
-            "size_bytes": sum(partition.stored.size for partition in self.outcome.partitions),
-            "left": sum(partition.left for partition in self.outcome.partitions),
-            "unreadable_log_dirs": list(self.outcome.unreadable),
-            "partitions": [_outcome_fields(partition) for partition in self.outcome.partitions],
+            "interrupted": self.report.interrupted,
+            "segments": sum(partition.stored.segments for partition in self.report.partitions),
+            "size_bytes": sum(partition.stored.size for partition in self.report.partitions),
+            "left": sum(partition.left for partition in self.report.partitions),
+            "unreadable_log_dirs": list(self.report.unreadable),
+            "partitions": [_outcome_fields(partition) for partition in self.report.partitions],
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition with segments to store, a gap or a problem."""
-        partitions = self.outcome.partitions
+        partitions = self.report.partitions
         shown = [
             partition
             for partition in partitions
@@ -100,11 +107,11 @@ class OutcomeResult:
         left = sum(partition.left for partition in partitions)
         if left:
             footer += f"; {left} segments are left"
-        if self.outcome.interrupted:
+        if self.report.interrupted:
             footer += "\ninterrupted: run the same command again to continue"
         elif any(partition.left and partition.plan.uncommitted for partition in partitions):
             footer += f"\n{UNCOMMITTED_HINT}"
-        footer = "\n".join([*most_lines(problems), *self.outcome.unreadable, footer])
+        footer = "\n".join([*most_lines(problems), *self.report.unreadable, footer])
         if not shown:
             return (Table((), footer=footer),)
         return (Table(columns, [_outcome_cells(partition) for partition in shown], footer=footer),)
@@ -247,24 +254,24 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     shows the reason. With --dry-run, 3 means that at least one segment would not be stored.
     """  # noqa: D301 -- \b is click's marker and must be one character
     loaded = invocation(context).load()
-    scope = Scope(loaded, offline=offline, assume_committed=assume_committed)
-    _quiet_logs(loaded)
-    job = prepare(scope, topics, partitions)
-    plan = job.survey(read_only=dry_run)
+    request = BackfillRequest(
+        topics, partitions, offline=offline, assume_committed=assume_committed
+    )
+    config = request.configuration(loaded.config)
+    quiet_logs(loaded)
+    for warning in loaded.warnings:
+        click.echo(f"sidetier: warning: {warning}", err=True)
+    with told_waits() as calls:
+        adapters = ConfiguredBackfill(config, loaded.origins, calls)
+        backfill = Backfill(config, request, adapters)
+        plan = backfill.plan(read_only=dry_run)
     if dry_run:
         emit(PlanResult(plan), output)
         context.exit(exits.FINDINGS if plan.findings else exits.OK)
-    outcome = job.run(plan)
-    emit(OutcomeResult(outcome), output)
-    if outcome.interrupted:
+    stop = threading.Event()
+    with shown() as on_progress, handled_signals(stop.set):
+        report = backfill.run(plan, stop=stop, on_progress=on_progress)
+    emit(OutcomeResult(report), output)
+    if report.interrupted:
         context.exit(exits.INTERRUPTED)
-    context.exit(exits.FINDINGS if outcome.findings else exits.OK)
-
-
-def _quiet_logs(loaded: "LoadedConfig") -> None:
-    """Log errors only, unless `log.level` is set: the command reports problems at its end."""
-    log = loaded.config.log
-    is_configured = loaded.origin(("log", "level")) != "default"
-    configure_logs(log.format, log.level if is_configured else "error")
-    for warning in loaded.warnings:
-        click.echo(f"sidetier: warning: {warning}", err=True)
+    context.exit(exits.FINDINGS if report.findings else exits.OK)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from sidetier.archive.positions import BEGINNING, END, Position, PositionKind, is_above
 from sidetier.cli.arguments import (
     MAX_BATCH_BYTES,
     PARTITION,
@@ -15,17 +16,12 @@ from sidetier.cli.arguments import (
 )
 from sidetier.cli.consume.request import (
     ANY,
-    BEGINNING,
-    END,
     Filters,
     Formats,
     HeaderFilter,
-    Place,
-    PlaceKind,
     RecordFormat,
     Request,
     TextEncoding,
-    is_above,
     unescaped,
 )
 from sidetier.cli.export.options import pairs
@@ -192,9 +188,9 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     topic: str,
     partitions: tuple[int, ...],
     *,
-    begin: Place | None,
+    begin: Position | None,
     since: int | None,
-    end: Place | None,
+    end: Position | None,
     limit: int | None,
     follow: bool,
     mode: str,
@@ -239,7 +235,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     if since is not None:
         if begin is not None:
             raise click.UsageError("--since is --from with a time: give one of them")
-        begin = Place(PlaceKind.TIME, since)
+        begin = Position(PositionKind.TIME, since)
     if follow and end is not None:
         raise click.UsageError("--follow has no end: omit --to or --follow")
     if begin is not None and end is not None and is_above(begin, end):

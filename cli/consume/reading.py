@@ -14,33 +14,16 @@ import numpy as np
 import pyarrow as pa
 
 from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.positions import Bounded, PartitionRange
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.filters import filtered
 from sidetier.cli.consume.formats import Writer
-from sidetier.cli.consume.request import PlaceKind, Request, offset_of
+from sidetier.cli.consume.request import Request
 from sidetier.cli.output import Table, range_text
 from sidetier.cli.progress import Update
 from sidetier.pipeline.export.errors import RecordCountError
-from sidetier.segments.errors import ArchiveError, ConfigurationError
-from sidetier.segments.offsets import OffsetRange, TopicPartition
-
-
-class Bounded(Protocol):
-    """Partitions of one topic, and their readable offsets. Every method raises SidetierError when
-    the source refuses or does not answer.
-    """
-
-    def partitions(self) -> Sequence[int]:
-        """Return the topic's partition numbers in rising order; raise if there are none."""
-        ...
-
-    def bounds(self, tp: TopicPartition) -> OffsetRange:
-        """Return the offsets of a partition that are readable now; raise if there are none."""
-        ...
-
-    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the offset of the first record with this timestamp or a later one, or None."""
-        ...
+from sidetier.segments.errors import ArchiveError
+from sidetier.segments.offsets import TopicPartition
 
 
 class Source(Bounded, Protocol):
@@ -128,13 +111,12 @@ class CountResult:
 
 _AT_ONCE: Final = 10_000
 _WAIT_SECONDS: Final = 1.0
-_MOST_LINES: Final = 10
 
 Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Course:
+class PartitionReading:
     """Range and position of one partition.
 
     Attributes:
@@ -158,65 +140,26 @@ class Course:
         return self.end is not None and self.position >= self.end
 
 
-def plan(source: Bounded, request: Request, now_ms: int) -> list[Course]:
-    """Return the range of each partition, with the requested places resolved to offsets.
-
-    Raises:
-        ConfigurationError: The topic or a partition does not exist. Or the requested range begins
-            in the future, or is beyond the end or empty in every partition.
-    """
-    begin = request.begin
-    if begin.kind is PlaceKind.TIME and begin.number > now_ms:
-        raise ConfigurationError("--from is in the future")
-    numbers = request.partitions or source.partitions()
-    planned = [
-        _course(source, request, TopicPartition(request.topic, number)) for number in numbers
-    ]
-    problems = [problem for _, problem in planned if problem is not None]
-    if planned and len(problems) == len(planned):
-        raise ConfigurationError("\n".join(problems[:_MOST_LINES]))
-    for problem in problems:
-        say(problem)
-    return [course for course, _ in planned]
-
-
-def _course(source: Bounded, request: Request, tp: TopicPartition) -> tuple[Course, str | None]:
-    """Return the course, and a problem if it begins beyond the partition's end or above `--to`."""
-    bounds: OffsetRange = source.bounds(tp)
-
-    def at_time(timestamp: int) -> int | None:
-        return source.offset_for_time(tp, timestamp)
-
-    first = offset_of(request.begin, bounds, at_time)
-    if request.follow:
-        return Course(tp, first, None, first), None
-    requested_end = offset_of(request.end, bounds, at_time)
-    end = min(requested_end, bounds.end)
-    problem = None
-    if first > bounds.end:
-        problem = f"{tp}: --from is offset {first}, beyond the end, offset {bounds.end} (exclusive)"
-    elif first > requested_end:
-        problem = f"{tp}: --from is offset {first}, above --to, offset {requested_end}"
-    return Course(tp, first, max(first, end), first), problem
-
-
 def say(text: str) -> None:
     """Print a message to standard error."""
     click.echo(f"sidetier: {text}", err=True)
 
 
 class Reading:
-    """Reads all courses to their ends; `tell` receives warnings."""
+    """Reads all ranges to their ends; `tell` receives warnings."""
 
     def __init__(
         self,
         source: Source,
         request: Request,
-        courses: list[Course],
+        ranges: Sequence[PartitionRange],
         writer: Writer,
         tell: Tell = say,
     ) -> None:
-        self.courses = {course.tp: course for course in courses}
+        self.partitions = {
+            planned.tp: PartitionReading(planned.tp, planned.start, planned.end, planned.start)
+            for planned in ranges
+        }
         self._source = source
         self._request = request
         self._writer = writer
@@ -229,21 +172,24 @@ class Reading:
         """Number of offsets to read; None if there is no end."""
         if self._request.follow:
             return None
-        return sum((course.end or 0) - course.first for course in self.courses.values())
+        return sum((partition.end or 0) - partition.first for partition in self.partitions.values())
 
     @property
     def records(self) -> int:
         """Number of records that were written."""
-        return sum(course.records for course in self.courses.values())
+        return sum(partition.records for partition in self.partitions.values())
 
     @property
     def has_gaps(self) -> bool:
         """Whether offsets were skipped that should have records."""
-        return any(course.missing for course in self.courses.values()) or self._source.skipped > 0
+        return (
+            any(partition.missing for partition in self.partitions.values())
+            or self._source.skipped > 0
+        )
 
     def result(self, topic: str) -> CountResult:
         """Return the counts of each partition."""
-        rows = sorted(self.courses.values(), key=lambda course: course.tp)
+        rows = sorted(self.partitions.values(), key=lambda partition: partition.tp)
         return CountResult(
             topic,
             [
@@ -253,7 +199,7 @@ class Reading:
         )
 
     def run(self, update: Update) -> None:
-        """Read until every course is at its end, or the record limit is reached.
+        """Read until every partition is at its end, or the record limit is reached.
 
         `update` is called with the progress after each batch.
 
@@ -261,7 +207,7 @@ class Reading:
             SidetierError: Reading cannot continue; for a gap, the text says how to continue.
             BrokenPipeError: The program that reads the output has closed it.
         """
-        starts = {c.tp: c.first for c in self.courses.values() if not c.is_done}
+        starts = {c.tp: c.first for c in self.partitions.values() if not c.is_done}
         if not starts or self._left == 0:
             return
         self._open = set(starts)
@@ -271,87 +217,87 @@ class Reading:
             most = _AT_ONCE if is_filtered else min(_AT_ONCE, self._left or 0)
             for taken in self._source.take(most, _WAIT_SECONDS):
                 self._taken(taken)
-            update(sum(c.position - c.first for c in self.courses.values()), self.records)
+            update(sum(c.position - c.first for c in self.partitions.values()), self.records)
             if self._request.follow:
                 sys.stdout.flush()
 
     def _taken(self, taken: Taken) -> None:
         if taken.tp not in self._open:
             return
-        course = self.courses[taken.tp]
+        read = self.partitions[taken.tp]
         if isinstance(taken, Records):
-            self._records(course, taken)
+            self._records(read, taken)
         elif isinstance(taken, ReachedEnd):
-            self._ended(course, taken.next_offset)
+            self._ended(read, taken.next_offset)
         elif isinstance(taken, Gap):
-            self._gap(course, *taken.offsets, taken.detail)
+            self._gap(read, *taken.offsets, taken.detail)
         else:
-            self._failed(course, taken)
+            self._failed(read, taken)
 
-    def _records(self, course: Course, taken: Records) -> None:
+    def _records(self, read: PartitionReading, taken: Records) -> None:
         rows, next_offset = taken.records, int(taken.next_offset)
-        if course.end is not None and next_offset > course.end:
+        if read.end is not None and next_offset > read.end:
             offsets = rows.column("offset").to_numpy()
-            rows = rows.slice(0, int(np.searchsorted(offsets, course.end)))
-            next_offset = course.end
+            rows = rows.slice(0, int(np.searchsorted(offsets, read.end)))
+            next_offset = read.end
         if self._request.filters:
             rows = filtered(rows, self._request.filters)
         if self._left is not None and rows.num_rows >= self._left:
             rows = rows.slice(0, self._left)
-            next_offset = rows.column("offset")[-1].as_py() + 1 if self._left else course.position
+            next_offset = rows.column("offset")[-1].as_py() + 1 if self._left else read.position
         if rows.num_rows:
-            self._write(course, rows)
-        course.records += rows.num_rows
-        course.position = next_offset
+            self._write(read, rows)
+        read.records += rows.num_rows
+        read.position = next_offset
         if self._left is not None:
             self._left -= rows.num_rows
-        self._close_if_done(course)
+        self._close_if_done(read)
 
-    def _write(self, course: Course, rows: pa.RecordBatch) -> None:
-        written = self._writer.write(course.tp, rows)
+    def _write(self, read: PartitionReading, rows: pa.RecordBatch) -> None:
+        written = self._writer.write(read.tp, rows)
         if written != rows.num_rows:
             fact = f"{rows.num_rows} records were read, and {written} were written"
-            raise RecordCountError(str(course.tp), fact)
+            raise RecordCountError(str(read.tp), fact)
 
-    def _ended(self, course: Course, next_offset: int) -> None:
+    def _ended(self, read: PartitionReading, next_offset: int) -> None:
         if self._request.follow:
-            course.position = max(course.position, next_offset)
+            read.position = max(read.position, next_offset)
             return
-        if course.end is not None and next_offset < course.end:
+        if read.end is not None and next_offset < read.end:
             self._tell(
-                f"{course.tp}: offsets [{next_offset}, {course.end}) are left out: a transaction "
+                f"{read.tp}: offsets [{next_offset}, {read.end}) are left out: a transaction "
                 f"that begins at {next_offset} is not decided yet; --isolation read_uncommitted "
                 "shows them"
             )
-        course.position = max(course.position, min(next_offset, course.end or next_offset))
-        self._finish(course)
+        read.position = max(read.position, min(next_offset, read.end or next_offset))
+        self._finish(read)
 
-    def _gap(self, course: Course, first: int, end: int, detail: str) -> None:
-        last = end if course.end is None else min(end, course.end)
+    def _gap(self, read: PartitionReading, first: int, end: int, detail: str) -> None:
+        last = end if read.end is None else min(end, read.end)
         if not self._request.skip_gaps:
             raise ArchiveError(
                 f"{detail}\n--from {end} continues after them, --on-gap skip skips every gap"
             )
         self._tell(f"skipped: {detail}")
-        course.missing += max(last - max(first, course.position), 0)
-        course.position = last
-        if not self._close_if_done(course):
-            self._source.seek(course.tp, end)
+        read.missing += max(last - max(first, read.position), 0)
+        read.position = last
+        if not self._close_if_done(read):
+            self._source.seek(read.tp, end)
 
-    def _failed(self, course: Course, failed: Failed) -> None:
+    def _failed(self, read: PartitionReading, failed: Failed) -> None:
         error = failed.error
         if isinstance(error, DamagedArchiveError):
-            self._gap(course, *error.offsets, str(error))
+            self._gap(read, *error.offsets, str(error))
         elif error.retry and self._request.follow:
             self._tell(f"{error}; tried again")
         else:
             raise error
 
-    def _close_if_done(self, course: Course) -> bool:
-        if course.is_done:
-            self._finish(course)
-        return course.is_done
+    def _close_if_done(self, read: PartitionReading) -> bool:
+        if read.is_done:
+            self._finish(read)
+        return read.is_done
 
-    def _finish(self, course: Course) -> None:
-        self._open.discard(course.tp)
-        self._source.finish(course.tp)
+    def _finish(self, read: PartitionReading) -> None:
+        self._open.discard(read.tp)
+        self._source.finish(read.tp)

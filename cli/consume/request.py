@@ -1,97 +1,12 @@
-"""The request of a call of `sidetier consume`: positions, formats and delimiters."""
+"""The request of a call of `sidetier consume`: filters, formats and delimiters."""
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 from typing import Final
 
+from sidetier.archive.positions import BEGINNING, END, Position
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
-from sidetier.config.times import FORMS as TIMES
-from sidetier.config.times import HIGHEST, is_before_now, parse_time
-from sidetier.segments.offsets import OffsetRange
-
-_OFFSET: Final = re.compile(r"-?\d{1,19}")
-FORMS: Final = (
-    f"an offset (1234), a number of records before the end (-100), {TIMES}, beginning or end"
-)
-
-
-class PlaceKind(Enum):
-    """Meaning of a place's number."""
-
-    BEGINNING = auto()
-    END = auto()
-    OFFSET = auto()
-    BEFORE_END = auto()
-    """Number of offsets before the end."""
-    TIME = auto()
-    """Milliseconds since 1970."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A position in every partition; `kind` says what `number` means."""
-
-    kind: PlaceKind
-    number: int = 0
-
-
-BEGINNING: Final = Place(PlaceKind.BEGINNING)
-END: Final = Place(PlaceKind.END)
-
-
-def parse_place(text: str, now_ms: int) -> Place:
-    """Parse a position. Times before now are relative to `now_ms`, in ms since 1970.
-
-    Raises:
-        ValueError: The text has none of the `FORMS`.
-    """
-    word = text.strip()
-    if word.lower() in ("beginning", "end"):
-        return BEGINNING if word.lower() == "beginning" else END
-    if _OFFSET.fullmatch(word):
-        number = int(word)
-        if abs(number) > HIGHEST:
-            raise ValueError(f"{text!r} is beyond any offset")
-        if word.startswith("-"):
-            return Place(PlaceKind.BEFORE_END, -number)
-        return Place(PlaceKind.OFFSET, number)
-    try:
-        return Place(PlaceKind.TIME, parse_time(word, now_ms))
-    except ValueError as error:
-        if word.startswith("@") or is_before_now(word):
-            raise
-        raise ValueError(f"{text!r} is neither {FORMS}") from error
-
-
-def offset_of(place: Place, bounds: OffsetRange, at_time: Callable[[int], int | None]) -> int:
-    """Return the offset of a place in a partition with these bounds.
-
-    `at_time` returns the offset of the first record with a timestamp (ms) or a later one. If it
-    returns None, the place is the end of the partition.
-    """
-    if place.kind is PlaceKind.BEGINNING:
-        return bounds.start
-    if place.kind is PlaceKind.OFFSET:
-        return place.number
-    if place.kind is PlaceKind.BEFORE_END:
-        return max(bounds.start, bounds.end - place.number)
-    offset = at_time(place.number) if place.kind is PlaceKind.TIME else None
-    return bounds.end if offset is None else offset
-
-
-def is_above(begin: Place, end: Place) -> bool:
-    """Return whether the range between the two places is empty in every possible partition.
-
-    False if that depends on the partition: for an offset and a time, for example.
-    """
-    if begin.kind is end.kind is PlaceKind.BEFORE_END:
-        return begin.number < end.number
-    if begin.kind is end.kind:
-        return begin.number > end.number
-    return begin.kind is PlaceKind.END and end.kind in {PlaceKind.BEGINNING, PlaceKind.BEFORE_END}
-
 
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _HEX_DIGITS: Final = 2
@@ -202,8 +117,8 @@ class Request:
 
     topic: str
     partitions: tuple[int, ...] = ()
-    begin: Place = BEGINNING
-    end: Place = END
+    begin: Position = BEGINNING
+    end: Position = END
     mode: str = "TIERED_STORAGE_ONLY"
     bootstrap: str | None = None
     isolation: str = "read_committed"

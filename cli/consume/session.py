@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
+from sidetier.archive.positions import plan_ranges
 from sidetier.cli import exits
 from sidetier.cli.consume.formats import Decode, writer_of
-from sidetier.cli.consume.reading import Reading, Source, plan, say
+from sidetier.cli.consume.reading import Reading, Source, say
 from sidetier.cli.consume.request import Formats, RecordFormat, Request
 from sidetier.cli.consume.store_source import open_store
 from sidetier.cli.extras import from_extra
@@ -35,7 +36,16 @@ def consume(config: Config, request: Request, output: OutputFormat) -> int:
         reading = Reading(
             source,
             request,
-            plan(source, request, int(SYSTEM_CLOCK.wall() * 1000)),
+            plan_ranges(
+                source,
+                request.topic,
+                request.begin,
+                request.end,
+                int(SYSTEM_CLOCK.wall() * 1000),
+                partitions=request.partitions,
+                follow=request.follow,
+                on_note=say,
+            ),
             writer_of(request, sys.stdout.buffer, *_decoders(request)),
         )
         code = exits.OK

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from sidetier.cli.consume.request import PlaceKind, parse_place
+from sidetier.archive.positions import PositionKind, parse_position
 from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties, kafka_properties
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.times import is_before_now
@@ -118,7 +118,7 @@ class TableRequest(ExportRequest):
         return any(options.subject is not None for options in (self.values, self.keys))
 
 
-_EDGES: Final = {PlaceKind.BEGINNING: Edge.EARLIEST, PlaceKind.END: Edge.LATEST}
+_EDGES: Final = {PositionKind.BEGINNING: Edge.EARLIEST, PositionKind.END: Edge.LATEST}
 _LARGEST_SCHEMA: Final = 1024**2
 _PARTS: Final = ("value", "key")
 """Parts of a record."""
@@ -217,14 +217,14 @@ def _bound(text: str, option: str) -> RangeBound:
             "could not be completed; give an offset, a date or a time"
         )
     try:
-        place = parse_place(text, now_ms=0)  # nothing is relative to it
+        place = parse_position(text, now_ms=0)  # nothing is relative to it
     except ValueError as error:
         raise ConfigurationError(f"{option}: {error}") from None
     if place.kind in _EDGES:
         return RangeBound(edge=_EDGES[place.kind])
-    if place.kind is PlaceKind.TIME:
+    if place.kind is PositionKind.TIME:
         return RangeBound(time_ms=place.number)
-    if place.kind is PlaceKind.OFFSET:
+    if place.kind is PositionKind.OFFSET:
         return RangeBound(offset=place.number)
     raise ConfigurationError(
         f"{option} {text}: the end of the log moves, so this is no fixed range; give an offset "

@@ -15,11 +15,10 @@ from sidetier.archive.access import ArchiveAccess, require_directory
 from sidetier.archive.folders import ArchiveFolder
 from sidetier.archive.objects.cluster_snapshots import last_definitions
 from sidetier.archive.objects.layout import read_note
+from sidetier.archive.positions import BEGINNING, END, PartitionRange, plan_ranges
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.topics import numbers_by_topic
-from sidetier.cli.consume.reading import Course, say
-from sidetier.cli.consume.reading import plan as plan_courses
-from sidetier.cli.consume.request import BEGINNING, END, Request
+from sidetier.cli.consume.reading import say
 from sidetier.cli.export.spark_session import SUBMITTED
 from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
@@ -484,7 +483,7 @@ class _Session:
             target = TopicPartition(planned.target, course.tp.partition)
             before = progress.get(target)
             note = None if before is None else decode_note(before.metadata)
-            start = Offset(course.first)
+            start = Offset(course.start)
             # Without `--from`, a restore that continues keeps the start of its first run.
             if note is not None and self.given["begin"] is None:
                 start = note.start
@@ -513,7 +512,7 @@ class _Session:
             )
         return partitions
 
-    def _courses(self, archive: ArchiveSource) -> list[Course]:
+    def _courses(self, archive: ArchiveSource) -> list[PartitionRange]:
         """Return the range of each partition; those without `offset.wm` are left out."""
         now_ms = int(SYSTEM_CLOCK.wall() * 1000)
         begin, end = self.given["begin"] or BEGINNING, self.given["end"] or END
@@ -527,10 +526,13 @@ class _Session:
         return [
             course
             for topic, numbers in sorted(numbers_by_topic(known).items())
-            for course in plan_courses(
+            for course in plan_ranges(
                 ArchiveRanges(archive, self.records.committed, numbers, self._aborts_open),
-                Request(topic, tuple(numbers), begin=begin, end=end),
+                topic,
+                begin,
+                end,
                 now_ms,
+                on_note=say,
             )
         ]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.backfill import job, survey
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.backfill import plan, run
 from sidetier.uploader.state import decisions, partition
 from sidetier.uploader.watching import disk
 from tests.harness.batches import make_batch
@@ -21,7 +21,7 @@ from tests.harness.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(run, "PATIENCE_SECONDS", 0.5)
     for module in (partition, decisions):  # a gap is looked at again at once, not after two seconds
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
 
@@ -363,7 +363,7 @@ def test_directory_that_cannot_be_listed_is_a_finding_of_its_partition(
             raise OSError(errno.EIO, "Input/output error", directory)
         return disk.list_names(directory)
 
-    monkeypatch.setattr(survey, "list_names", list_names)
+    monkeypatch.setattr(plan, "list_names", list_names)
     assert cli.run("backfill") == 3
     assert f"pay-0: {pay.path} cannot be read: Input/output error" in cli.out
     assert stored_values(cli, "orders-0") == orders.values

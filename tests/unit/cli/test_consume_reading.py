@@ -11,20 +11,19 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.missing_offsets import GapReason
-from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
-from sidetier.cli.consume.formats import RawValues, as_text, writer_of
-from sidetier.cli.consume.reading import Reading, Source, plan
-from sidetier.cli.consume.request import (
+from sidetier.archive.positions import (
     BEGINNING,
     END,
-    Place,
-    PlaceKind,
-    RecordFormat,
-    Request,
+    Position,
+    PositionKind,
     offset_of,
-    parse_place,
-    unescaped,
+    parse_position,
+    plan_ranges,
 )
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
+from sidetier.cli.consume.formats import RawValues, as_text, writer_of
+from sidetier.cli.consume.reading import Reading, Source
+from sidetier.cli.consume.request import RecordFormat, Request, unescaped
 from sidetier.cli.consume.tiered_source import TieredSource, note_undecided
 from sidetier.cli.progress import records_shown
 from sidetier.pipeline.export.errors import RecordCountError
@@ -114,7 +113,16 @@ class Ran:
         self.reading = Reading(
             source,
             request,
-            plan(source, request, NOW_MS),
+            plan_ranges(
+                source,
+                request.topic,
+                request.begin,
+                request.end,
+                NOW_MS,
+                partitions=request.partitions,
+                follow=request.follow,
+                on_note=self.told.append,
+            ),
             writer_of(request, stream),
             self.told.append,
         )
@@ -136,7 +144,7 @@ def test_loop_ends_once_all_partitions_are_done() -> None:
 
 
 def test_records_beyond_the_end_are_cut_off() -> None:
-    begin, end = parse_place("3", 0), parse_place("7", 0)
+    begin, end = parse_position("3", 0), parse_position("7", 0)
     assert Ran(FilledSource(records(3, 12, 30)), begin=begin, end=end).written == [3, 4, 5, 6]
     [count] = Ran(FilledSource(records(0, 5, 20))).reading.result("t").partitions
     assert (count.records, count.next_offset) == (5, 20)
@@ -154,7 +162,7 @@ def test_follow_continues_at_the_end_and_after_transient_errors() -> None:
     source = FilledSource(
         records(18, 20), ReachedEnd(TP, Offset(20)), Failed(TP, Offset(20), AWAY), records(20, 22)
     )
-    ran = Ran(source, begin=parse_place("-2", 0), follow=True)
+    ran = Ran(source, begin=parse_position("-2", 0), follow=True)
     assert ran.written == [18, 19, 20, 21]
     assert ran.told == ["get t-0: 503; tried again"]
     assert isinstance(ran.error, KeyboardInterrupt)
@@ -222,24 +230,24 @@ def test_records_of_a_finished_partition_are_ignored() -> None:
     [
         ("beginning", BEGINNING),
         (" END ", END),
-        ("0", Place(PlaceKind.OFFSET, 0)),
-        ("-7", Place(PlaceKind.BEFORE_END, 7)),
-        ("@-1", Place(PlaceKind.TIME, -1)),
-        ("1970-01-02", Place(PlaceKind.TIME, 86_400_000)),
-        ("1969-12-31T23:59:59.999Z", Place(PlaceKind.TIME, -1)),
-        ("2h", Place(PlaceKind.TIME, 2_800_000)),
-        ("-1.5s", Place(PlaceKind.TIME, 9_998_500)),
+        ("0", Position(PositionKind.OFFSET, 0)),
+        ("-7", Position(PositionKind.BEFORE_END, 7)),
+        ("@-1", Position(PositionKind.TIME, -1)),
+        ("1970-01-02", Position(PositionKind.TIME, 86_400_000)),
+        ("1969-12-31T23:59:59.999Z", Position(PositionKind.TIME, -1)),
+        ("2h", Position(PositionKind.TIME, 2_800_000)),
+        ("-1.5s", Position(PositionKind.TIME, 9_998_500)),
     ],
 )
-def test_offsets_and_times_are_parsed(text: str, place: Place) -> None:
-    assert parse_place(text, 10_000_000) == place
+def test_offsets_and_times_are_parsed(text: str, place: Position) -> None:
+    assert parse_position(text, 10_000_000) == place
 
 
 def test_time_after_all_records_is_the_end() -> None:
-    place, bounds = Place(PlaceKind.TIME, 5), offsets(3, 9)
+    place, bounds = Position(PositionKind.TIME, 5), offsets(3, 9)
     assert offset_of(place, bounds, lambda _: None) == 9
     assert offset_of(place, bounds, lambda _: 4) == 4
-    assert offset_of(Place(PlaceKind.BEFORE_END, 100), bounds, lambda _: None) == 3
+    assert offset_of(Position(PositionKind.BEFORE_END, 100), bounds, lambda _: None) == 3
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from sidetier.cli.consume.reading import plan
-from sidetier.cli.consume.request import BEGINNING, END, Place, PlaceKind, Request
+from sidetier.archive.positions import BEGINNING, END, Position, PositionKind, plan_ranges
 from sidetier.cli.restore.session import ArchiveRanges
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.restore.copy_check import ArchivedRecords
@@ -16,26 +15,28 @@ NOW_MS = 10**13
 
 
 def range_of(
-    archive: MadeArchive, begin: Place, end: Place, *, aborts_open: bool = False
+    archive: MadeArchive, begin: Position, end: Position, *, aborts_open: bool = False
 ) -> tuple[int, int | None]:
     access = access_to(archive.store)
     with closing(ArchivedRecords(access)) as records:
         ranges = ArchiveRanges(ArchiveSource(access), records.committed, [0], aborts_open)
-        (course,) = plan(ranges, Request("orders", (0,), begin=begin, end=end), NOW_MS)
-    return course.first, course.end
+        [planned] = plan_ranges(ranges, "orders", begin, end, NOW_MS)
+    return planned.start, planned.end
 
 
 @pytest.mark.parametrize(
     ("begin", "end", "expected"),
     [
         (BEGINNING, END, (0, 60)),
-        (Place(PlaceKind.OFFSET, 7), Place(PlaceKind.OFFSET, 33), (7, 33)),
-        (Place(PlaceKind.BEFORE_END, 10), END, (50, 60)),
-        (Place(PlaceKind.TIME, 12), Place(PlaceKind.TIME, 48), (12, 48)),
-        (Place(PlaceKind.TIME, 12), Place(PlaceKind.TIME, 5000), (12, 60)),
+        (Position(PositionKind.OFFSET, 7), Position(PositionKind.OFFSET, 33), (7, 33)),
+        (Position(PositionKind.BEFORE_END, 10), END, (50, 60)),
+        (Position(PositionKind.TIME, 12), Position(PositionKind.TIME, 48), (12, 48)),
+        (Position(PositionKind.TIME, 12), Position(PositionKind.TIME, 5000), (12, 60)),
     ],
 )
-def test_range_is_exact_to_the_record(begin: Place, end: Place, expected: tuple[int, int]) -> None:
+def test_range_is_exact_to_the_record(
+    begin: Position, end: Position, expected: tuple[int, int]
+) -> None:
     archive = MadeArchive()
     archive.segments(0, 20, 40, 60)  # timestamps equal offsets
     assert range_of(archive, begin, end) == expected

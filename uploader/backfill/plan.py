@@ -42,7 +42,7 @@ from sidetier.uploader.watching.disk import (
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueSegment:
     """A closed segment that is not archived.
 
     Attributes:
@@ -79,7 +79,7 @@ class PartitionPlan:
     log_start: Offset | None = None
     closed_end: Offset | None = None
     next_offset: Offset | None = None
-    due: tuple[Due, ...] = ()
+    due: tuple[DueSegment, ...] = ()
     gaps: tuple[OffsetRange, ...] = ()
     stored_segments: int = 0
     present: int = 0
@@ -398,7 +398,7 @@ def _closed_end(partition: _OnDisk) -> Offset | None:
     return None if active is None else Offset(active)
 
 
-def _due(partition: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> Due | None:
+def _due(partition: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> DueSegment | None:
     segment = planned.segment
     name = segment_file_name(segment.base_offset, FileKind.LOG, deleted=segment.marked_for_deletion)
     try:
@@ -413,7 +413,7 @@ def _due(partition: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> Du
         status.st_mtime_ns,
         partition.epoch,
     )
-    return Due(segment.base_offset, end, status.st_size, gate.is_committed(closed))
+    return DueSegment(segment.base_offset, end, status.st_size, gate.is_committed(closed))
 
 
 def _logs_above(

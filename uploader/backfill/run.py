@@ -1,35 +1,24 @@
 """Plan and run one backfill: read the log dirs, ask the broker, store the missing segments."""
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.objects.layout import check_note, read_note
-from sidetier.archive.progress import Amount, OnProgress, Progress
-from sidetier.cli.backfill.survey import BackfillPlan, PartitionPlan, Survey
-from sidetier.cli.progress import shown
-from sidetier.cli.signals import handled_signals
-from sidetier.cli.stores import layout_of, open_archive, told_waits, with_short_timeouts
-from sidetier.cli.wiring import (
-    daemon,
-    high_watermark_source,
-    identify,
-    topic_config_source,
-)
-from sidetier.config.loading import LoadedConfig
+from sidetier.archive.objects.layout import check_stored_note
+from sidetier.archive.progress import Amount, OnProgress, Progress, ignore_progress
 from sidetier.config.model import BrokerConfig, Config
 from sidetier.config.storage_urls import file_root
-from sidetier.leadership.port import HighWatermark, TopicConfig
-from sidetier.leadership.settings import StaticSettings
+from sidetier.leadership.port import HighWatermark, TopicConfig, TopicConfigSource
 from sidetier.segments.errors import ConfigurationError, LeadershipError, LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.port import RemoteStorage
-from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.status import PartitionState, PartitionStatus, StatusSnapshot
+from sidetier.uploader.backfill.plan import BackfillPlan, PartitionPlan, Survey
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.led_partitions import latest_epoch
@@ -43,6 +32,66 @@ s.
 _LOOK_SECONDS: Final = 0.2
 _HIGHEST: Final = Offset(2**63 - 1)
 _NOTHING: Final[Mapping[TopicPartition, PartitionStatus]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillRequest:
+    """What a backfill stores.
+
+    Attributes:
+        topics: Names of topics. Without topics and partitions, everything in the log dirs that the
+            configuration selects is stored.
+        partitions: Names of partitions, such as `orders-3`.
+        offline: Send no request to a broker, even if one is configured.
+        assume_committed: Take every closed segment as committed. The archive then differs from the
+            log if the cluster discarded the last records of this replica.
+    """
+
+    topics: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    offline: bool = False
+    assume_committed: bool = False
+
+    def configuration(self, config: Config) -> Config:
+        """Return the configuration with the changes that a single run needs."""
+        changes: dict[str, object] = {
+            # `latest` would leave out the old segments, which a backfill is for
+            "uploader": config.uploader.model_copy(update={"offset_reset": "earliest"})
+        }
+        if self.offline:
+            changes["broker"] = BrokerConfig(id=config.broker.id)
+        return config.model_copy(update=changes)
+
+
+class BackfillAdapters(Protocol):
+    """The adapters that a backfill works with. `cli.wiring` builds them from the configuration."""
+
+    def identity(self) -> MetaProperties:
+        """Return the broker and cluster of the log dirs. Raises ConfigurationError."""
+        ...
+
+    def topic_configs(self) -> TopicConfigSource | None:
+        """Return the source of topic configurations; None if no broker is configured."""
+        ...
+
+    def high_watermarks(self) -> HighWatermarkSource | None:
+        """Return the source of high watermarks; None to use the broker's checkpoint only."""
+        ...
+
+    def archive(self, *, read_only: bool) -> AbstractContextManager[ArchiveAccess]:
+        """Open the archive; with `read_only`, give up after seconds on a store without answers."""
+        ...
+
+    def daemon(
+        self,
+        partitions: tuple[TopicPartition, ...],
+        high_watermarks: HighWatermarkSource | None,
+    ) -> AbstractContextManager[Daemon]:
+        """Build a daemon that leads these partitions. Raises ConfigurationError.
+
+        `high_watermarks`, if given, replaces the configured source.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +111,7 @@ class PartitionOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BackfillReport:
     """Result of a backfill; `unreadable` has a line for each log dir that could not be read."""
 
     partitions: tuple[PartitionOutcome, ...]
@@ -101,54 +150,128 @@ class AssumedCommitted:
 
 
 class Backfill:
-    """One run; `stop` ends it early and lets requests under way finish."""
+    """One backfill of the log dirs. A broker and a sidecar may be running.
 
-    def __init__(self, plan: BackfillPlan, daemon: Daemon, report: OnProgress) -> None:
-        self._plan = plan
-        self._daemon = daemon
-        self._report = report
-        self._interrupted = False
-        self._total = Amount(plan.segments, plan.size)
+    A run that was interrupted or killed leaves a complete archive up to some offset; the next one
+    stores the rest.
 
-    def stop(self) -> None:
-        """End early; running uploads and requests may finish. Callable from any thread and signal
-        handler.
+    Args:
+        config: The configuration, with `log_dirs`.
+        request: What is stored.
+        adapters: The adapters for `request.configuration(config)`.
+
+    Raises:
+        ConfigurationError: A log dir is wrong, or a named topic or partition is not in one of the
+            log dirs.
+        LeadershipUnavailableError: A broker is configured and does not answer.
+    """
+
+    def __init__(
+        self, config: Config, request: BackfillRequest, adapters: BackfillAdapters
+    ) -> None:
+        self._config = request.configuration(config)
+        self._assume_committed = request.assume_committed
+        self._adapters = adapters
+        self._identity = adapters.identity()
+        self._on_disk = _wanted(self._config, self._identity, request.topics, request.partitions)
+        topics = sorted({tp.topic for tp in self._on_disk.directories})
+        self._topic_configs = _topic_configs(adapters.topic_configs(), topics)
+
+    def plan(self, *, read_only: bool = False) -> BackfillPlan:
+        """Return what is to be stored; nothing is written.
+
+        Args:
+            read_only: Do not even create a store's directory, and give up after seconds on a store
+                that does not answer.
+
+        Raises:
+            ConfigurationError: The archive belongs to another cluster.
+            StorageError: The store refuses, or does not answer.
         """
-        self._interrupted = True
-        self._daemon.stop()
+        with (
+            self._adapters.archive(read_only=read_only) as archive,
+            self._high_watermarks() as source,
+        ):
+            return Survey(
+                config=self._config,
+                layout=archive.layout,
+                broker_id=self._identity.broker_id,
+                on_disk=self._on_disk,
+                store_of=_Stores(archive, self._identity.cluster_id, read_only=read_only).of,
+                topic_configs=self._topic_configs,
+                high_watermarks=source,
+            ).plan()
 
-    def run(self) -> Outcome:
-        """Store the due segments; return when all are stored, or nothing more can be done.
+    def run(
+        self,
+        plan: BackfillPlan,
+        *,
+        stop: threading.Event | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> BackfillReport:
+        """Store the planned segments; return when all are stored, or nothing more can be done.
 
         Segments that a running broker closes meanwhile are not waited for.
+
+        Args:
+            plan: The result of `plan`.
+            stop: Ends the run early when it is set; running uploads and requests may finish.
+            on_progress: Called a few times a second.
 
         Raises:
             ConfigurationError: The configuration can never work.
             DaemonDiedError: A thread died.
         """
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="daemon") as pool:
-            running = pool.submit(self._daemon.run_until_settled, PATIENCE_SECONDS)
-            while not wait([running], _LOOK_SECONDS).done:
-                self._look()
-            running.result()
-        self._look()
-        return self._outcome()
+        if not plan.work:
+            return _report(plan, _NOTHING)
+        partitions = tuple(partition.topic_partition for partition in plan.work)
+        assumed = AssumedCommitted(self._on_disk.directories) if self._assume_committed else None
+        with self._adapters.daemon(partitions, assumed) as daemon:
+            return _run(plan, daemon, stop or threading.Event(), on_progress)
 
-    def _look(self) -> None:
+    @contextmanager
+    def _high_watermarks(self) -> Iterator[HighWatermarkSource | None]:
+        source: HighWatermarkSource | None = AssumedCommitted(self._on_disk.directories)
+        if not self._assume_committed:
+            source = self._adapters.high_watermarks()
+        try:
+            yield source
+        finally:
+            if source is not None:
+                source.close()
+
+
+def _run(
+    plan: BackfillPlan, daemon: Daemon, stop: threading.Event, on_progress: OnProgress
+) -> BackfillReport:
+    total = Amount(plan.segments, plan.size)
+
+    def look() -> None:
         """Report the progress; stop the daemon when everything planned is done."""
-        statuses = _by_partition(self._daemon.status.snapshot())
-        done = [partition.done(_next_offset(partition, statuses)) for partition in self._plan.work]
-        segments, sizes = sum(count for count, _ in done), sum(size for _, size in done)
+        statuses = _by_partition(daemon.status.snapshot())
+        done = [partition.done(_next_offset(partition, statuses)) for partition in plan.work]
+        amount = Amount(sum(count for count, _ in done), sum(size for _, size in done))
         held = sum(status.last_error is not None for status in statuses.values())
-        self._report(Progress(Amount(segments, sizes), self._total, held))
-        if all(_is_done(partition, statuses) for partition in self._plan.work):
-            self._daemon.stop()
+        on_progress(Progress(amount, total, held))
+        if stop.is_set() or all(_is_done(partition, statuses) for partition in plan.work):
+            daemon.stop()
 
-    def _outcome(self) -> Outcome:
-        statuses = _by_partition(self._daemon.status.snapshot())
-        outcomes = tuple(_outcome(partition, statuses) for partition in self._plan.partitions)
-        is_incomplete = any(partition.left for partition in outcomes)
-        return Outcome(outcomes, self._interrupted and is_incomplete, self._plan.unreadable)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="daemon") as pool:
+        running = pool.submit(daemon.run_until_settled, PATIENCE_SECONDS)
+        while not wait([running], _LOOK_SECONDS).done:
+            look()
+        running.result()
+    look()
+    report = _report(plan, _by_partition(daemon.status.snapshot()))
+    is_incomplete = any(partition.left for partition in report.partitions)
+    return replace(report, interrupted=stop.is_set() and is_incomplete)
+
+
+def _report(
+    plan: BackfillPlan, statuses: Mapping[TopicPartition, PartitionStatus]
+) -> BackfillReport:
+    outcomes = tuple(_outcome(partition, statuses) for partition in plan.partitions)
+    return BackfillReport(outcomes, unreadable=plan.unreadable)
 
 
 def _by_partition(snapshot: StatusSnapshot) -> Mapping[TopicPartition, PartitionStatus]:
@@ -189,92 +312,6 @@ def _outcome(
     return PartitionOutcome(partition, following, stored, gaps, why or partition.problem)
 
 
-def no_run(plan: BackfillPlan) -> Outcome:
-    """Return the result of a plan without work."""
-    outcomes = tuple(_outcome(partition, _NOTHING) for partition in plan.partitions)
-    return Outcome(outcomes, unreadable=plan.unreadable)
-
-
-class Scope:
-    """The loaded configuration, with the changes that a single run needs."""
-
-    def __init__(self, loaded: LoadedConfig, *, offline: bool, assume_committed: bool) -> None:
-        config = loaded.config
-        changes: dict[str, object] = {
-            # `latest` would leave out the old segments, which a backfill is for
-            "uploader": config.uploader.model_copy(update={"offset_reset": "earliest"})
-        }
-        if offline:
-            changes["broker"] = BrokerConfig(id=config.broker.id)
-        self.loaded = loaded
-        self.config: Config = config.model_copy(update=changes)
-        self.assume_committed = assume_committed
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The partitions of the log dirs, and the broker's answers about their topics."""
-
-    scope: Scope
-    identity: MetaProperties
-    on_disk: LogDirPartitions
-    topic_configs: Mapping[str, TopicConfig | None]
-
-    def survey(self, *, read_only: bool) -> BackfillPlan:
-        """Plan the backfill.
-
-        Args:
-            read_only: Do not even create a store's directory, and give up after seconds on a store
-                that does not answer.
-        """
-        config = with_short_timeouts(self.scope.config) if read_only else self.scope.config
-        with (
-            told_waits() as calls,
-            open_archive(config, calls=calls) as archive,
-            self._high_watermarks() as source,
-        ):
-            return Survey(
-                config=config,
-                layout=layout_of(config),
-                broker_id=self.identity.broker_id,
-                on_disk=self.on_disk,
-                store_of=_Stores(archive, self.identity.cluster_id, read_only=read_only).of,
-                topic_configs=self.topic_configs,
-                high_watermarks=source,
-            ).plan()
-
-    def run(self, plan: BackfillPlan) -> Outcome:
-        """Store the planned segments."""
-        if not plan.work:
-            return no_run(plan)
-        config, loaded = self.scope.config, self.scope.loaded
-        leads = StaticSettings(tuple(partition.topic_partition for partition in plan.work))
-        assumed = (
-            AssumedCommitted(self.on_disk.directories) if self.scope.assume_committed else None
-        )
-        metrics = Metrics(create_registry(), config.http.max_partition_series)
-        with (
-            daemon(
-                config, metrics, loaded.origins, leadership=leads, high_watermarks=assumed
-            ) as built,
-            shown() as report,
-        ):
-            backfill = Backfill(plan, built, report)
-            with handled_signals(backfill.stop):
-                return backfill.run()
-
-    @contextmanager
-    def _high_watermarks(self) -> Iterator[HighWatermarkSource | None]:
-        source: HighWatermarkSource | None = AssumedCommitted(self.on_disk.directories)
-        if not self.scope.assume_committed:
-            source = high_watermark_source(self.scope.config)
-        try:
-            yield source
-        finally:
-            if source is not None:
-                source.close()
-
-
 class _Stores:
     """Opens stores for the survey, and checks the layout note of each store once."""
 
@@ -291,26 +328,9 @@ class _Stores:
             return None
         store = self._archive.store(topic)
         if id(store) not in self._checked:
-            note = read_note(store, self._archive.layout)
-            if note is not None:
-                check_note(note, self._archive.layout, self._kafka_id)
+            check_stored_note(store, self._archive.layout, self._kafka_id)
             self._checked.add(id(store))
         return store
-
-
-def prepare(scope: Scope, topics: tuple[str, ...], partitions: tuple[str, ...]) -> Job:
-    """Read the log dirs and ask the broker for topic configurations; write nothing.
-
-    Raises:
-        ConfigurationError: A log dir is wrong, or a named topic or partition is not in one of
-            the log dirs.
-        LeadershipUnavailableError: A broker is configured and does not answer.
-    """
-    config = scope.config
-    identity = identify(config, scope.loaded.origins)
-    selected = _wanted(config, identity, topics, partitions)
-    names = sorted({tp.topic for tp in selected.directories})
-    return Job(scope, identity, selected, _topic_configs(config, names))
 
 
 def _wanted(
@@ -347,9 +367,10 @@ def _wanted(
     )
 
 
-def _topic_configs(config: Config, topics: list[str]) -> Mapping[str, TopicConfig | None]:
+def _topic_configs(
+    source: TopicConfigSource | None, topics: list[str]
+) -> Mapping[str, TopicConfig | None]:
     """Return the broker's configurations of the topics; empty if no broker is configured."""
-    source = topic_config_source(config)
     if source is None or not topics:
         return {}
     try:

@@ -1,1 +1,0 @@
-"""`sidetier backfill`: plan, run and result."""
