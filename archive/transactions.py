@@ -1,37 +1,116 @@
 """The aborted and open transactions of each segment of a partition.
 
-They are read from the files beside the segments (`.txnindex`, `.snapshot`: see
-`transaction_indexes`), or else from the markers in the segments themselves.
+The `.txnindex` of a segment has its aborted transactions. The producer snapshot of the next segment
+has the transactions that are open at its end. Together they have the same information as the
+markers in the segment. A file is used only if its checksum equals the one in the metadata of its
+`.log`; otherwise the segment's batches are read. Segments of Pinterest's uploader and slices of
+segments have no such checksum.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from sidetier.archive.objects.log_check import proven_end
-from sidetier.archive.objects.notes import noted_records
+from sidetier.archive.objects.notes import noted_next_offset, noted_records
 from sidetier.archive.objects.segment import StoredLog, Version
-from sidetier.archive.transaction_indexes import open_at_base, transactions_of
 from sidetier.archive.view import ArchiveView
-from sidetier.segments.errors import DamagedSegmentError
+from sidetier.segments.crc import crc64nvme
+from sidetier.segments.errors import (
+    DamagedSegmentError,
+    ObjectNotFoundError,
+    UnsupportedFormatError,
+)
 from sidetier.segments.headers import HEADER_BYTES
+from sidetier.segments.names import FileKind
+from sidetier.segments.notes import NONE, NOTE_KEYS
 from sidetier.segments.offsets import Offset
-from sidetier.segments.producer_snapshot import OpenTransaction
-from sidetier.segments.records import ABORT_MARKER, marker_type
-from sidetier.segments.txn_index import AbortedTxn
-from sidetier.storage.port import RemoteStorage
+from sidetier.segments.producer_snapshot import OpenTransaction, open_transactions
+from sidetier.segments.transactions import Marker, TransactionTracker, read_marker
+from sidetier.segments.txn_index import AbortedTxn, parse_txn_index
+from sidetier.storage.port import ObjectHead, RemoteStorage
 from sidetier.wire.batches import split_batches
 from sidetier.wire.record_requests import AbortedTransaction
 
-OpenTransactions = Mapping[int, int]
-"""First offset of the open transaction of each producer id."""
+OpenTransactions = tuple[OpenTransaction, ...]
 
 
-class _SegmentTransactions(NamedTuple):
-    """The transactions that a segment aborts, and those that are open at its end."""
+@dataclass(frozen=True, slots=True)
+class SegmentTransactions:
+    """The transactions of one segment.
 
+    Attributes:
+        end: End of the segment, exclusive.
+        aborted: The transactions that it aborts.
+        still_open: The transactions that are open at `end`.
+    """
+
+    end: Offset
     aborted: tuple[AbortedTxn, ...]
     still_open: OpenTransactions
+
+
+def transactions_of(
+    store: RemoteStorage, log: StoredLog, following: StoredLog
+) -> SegmentTransactions | None:
+    """Read a segment's transactions from the files beside it and beside its successor.
+
+    Needs two requests, and one for each file.
+
+    Returns:
+        None if the files are not usable. Then the segment's markers must be read.
+
+    Raises:
+        StorageError: As `RemoteStorage` says.
+    """
+    try:
+        head, successor = store.head_object(log.key), store.head_object(following.key)
+        end = noted_next_offset(head)
+        # With a gap or an overlap behind the segment, the successor's
+        # snapshot describes another offset than the segment's end.
+        if end is None or int(end) != int(following.base_offset):
+            return None
+        aborted = _noted(store, head, FileKind.TXNINDEX)
+        still_open = _noted_open(store, successor)
+        if aborted is None or still_open is None:
+            return None
+        return SegmentTransactions(end, parse_txn_index(aborted), still_open)
+    except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
+        return None
+
+
+def open_at_base(store: RemoteStorage, log: StoredLog) -> OpenTransactions | None:
+    """Read the transactions that were open at a segment's base offset. At most two requests.
+
+    Returns:
+        None if no usable producer snapshot is stored.
+
+    Raises:
+        StorageError: As `RemoteStorage` says.
+    """
+    try:
+        return _noted_open(store, store.head_object(log.key))
+    except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
+        return None
+
+
+def _noted_open(store: RemoteStorage, head: ObjectHead) -> OpenTransactions | None:
+    producers = _noted(store, head, FileKind.SNAPSHOT)
+    if not producers:
+        return None if producers is None else ()
+    return open_transactions(producers)
+
+
+def _noted(store: RemoteStorage, head: ObjectHead, kind: FileKind) -> bytes | None:
+    """Read an optional file of a segment; empty if the broker had none, None if not usable."""
+    noted = head.metadata.get(NOTE_KEYS[kind])
+    if noted == NONE:
+        return b""
+    if noted is None:
+        return None
+    data = store.get_object(head.key.removesuffix(FileKind.LOG.value) + kind.value).data
+    # Another attempt may have stored another version of the file, for example before compaction.
+    return data if f"{crc64nvme(data):016x}" == noted else None
 
 
 class PartitionTransactions:
@@ -48,8 +127,20 @@ class PartitionTransactions:
     ) -> None:
         self._store = store
         self._batches = batches
-        self._known: dict[Version, _SegmentTransactions] = {}
+        self._known: dict[Version, SegmentTransactions] = {}
         self._guard = threading.Lock()
+
+    def last_stable_offset(self, view: ArchiveView) -> Offset:
+        """Return the first offset of the oldest open transaction; the archive end if none is open.
+
+        Raises:
+            DamagedSegmentError: The last segment cannot be read.
+            StorageError: As `RemoteStorage` says.
+        """
+        if not view.logs:
+            return view.end
+        still_open = self._transactions_of(view, view.logs[-1]).still_open
+        return min((view.end, *(transaction.first_offset for transaction in still_open)))
 
     def aborted(
         self, view: ArchiveView, log: StoredLog, start: Offset, end: Offset
@@ -64,20 +155,19 @@ class PartitionTransactions:
         # A transaction can be aborted by a marker in a later segment. It has to be
         # found there as long as a transaction with records in the range is open.
         while following is not None:
-            aborted, still_open = self._read_transactions(view, following)
+            segment = self._transactions_of(view, following)
             transactions.extend(
                 AbortedTransaction(entry.producer_id, entry.first_offset)
-                for entry in aborted
+                for entry in segment.aborted
                 if entry.last_offset >= start and entry.first_offset < end
             )
-            undecided = {entry: first for entry, first in still_open.items() if first < end}
+            undecided = [entry for entry in segment.still_open if entry.first_offset < end]
             if not undecided:
                 break
             following = view.after(following.base_offset)
             if following is None:
                 transactions.extend(
-                    AbortedTransaction(producer_id, Offset(first))
-                    for producer_id, first in undecided.items()
+                    AbortedTransaction(entry.producer_id, entry.first_offset) for entry in undecided
                 )
         return tuple(transactions)
 
@@ -91,19 +181,16 @@ class PartitionTransactions:
             the transactions with records in `log` or a lower segment, below `end`, have ended.
         """
         following: StoredLog | None = log
-        still_open: OpenTransactions = {}
+        first = end
         while following is not None:
-            still_open = self._read_transactions(view, following).still_open
-            if not any(first < end for first in still_open.values()):
+            still_open = self._transactions_of(view, following).still_open
+            first = min((entry.first_offset for entry in still_open), default=end)
+            if first >= end:
                 return None
             following = view.after(following.base_offset)
-        return Offset(min(still_open.values()))
+        return first
 
-    def open_behind(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
-        """Return the transactions that are open at a segment's end."""
-        return self._read_transactions(view, log).still_open
-
-    def _read_transactions(self, view: ArchiveView, log: StoredLog) -> _SegmentTransactions:
+    def _transactions_of(self, view: ArchiveView, log: StoredLog) -> SegmentTransactions:
         known = self._known.get(log.version)
         if known is None:
             with self._guard:  # other threads would read the same segments: they wait
@@ -113,74 +200,62 @@ class PartitionTransactions:
                     known = self._known[log.version] = self._read(view, log)
         return known
 
-    def _read(self, view: ArchiveView, log: StoredLog) -> _SegmentTransactions:
+    def _read(self, view: ArchiveView, log: StoredLog) -> SegmentTransactions:
         following = view.after(log.base_offset)
         if following is not None:
             stored = transactions_of(self._store, log, following)
             if stored is not None:
-                return _SegmentTransactions(stored.aborted, _by_producer(stored.still_open))
+                return stored
         before = self._open_at_base(view, log)
         if noted_records(self._store.head_object(log.key)) is not None:
             # A sidecar notes the number of records only if the segment has no transactional batch.
-            return _SegmentTransactions((), before)
+            return SegmentTransactions(view.until(log.base_offset), (), before)
         return self._walk(view, log, before)
 
     def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
         """Read from the producer snapshot, or from the nearest lower segment that has one."""
         noted = open_at_base(self._store, log)
         if noted is not None:
-            return _by_producer(noted)
+            return noted
         to_walk: list[StoredLog] = []
-        state: OpenTransactions = {}
+        still_open: OpenTransactions = ()
         for lower in view.below(log.base_offset):
             if lower.version in self._known:
-                state = self._known[lower.version].still_open
+                still_open = self._known[lower.version].still_open
                 break
             to_walk.append(lower)
             noted = open_at_base(self._store, lower)
             if noted is not None:
-                state = _by_producer(noted)
+                still_open = noted
                 break
         # In ascending order from the segment whose state is known: each walk needs the state at its
         # start.
         for lower in reversed(to_walk):
-            self._known[lower.version] = self._walk(view, lower, state)
-            state = self._known[lower.version].still_open
-        return state
+            self._known[lower.version] = self._walk(view, lower, still_open)
+            still_open = self._known[lower.version].still_open
+        return still_open
 
     def _walk(
         self, view: ArchiveView, log: StoredLog, before: OpenTransactions
-    ) -> _SegmentTransactions:
+    ) -> SegmentTransactions:
         """Read the transactions from the markers in the segment itself."""
-        still_open = dict(before)
-        aborted: list[AbortedTxn] = []
-        position, reached = 0, Offset(log.base_offset)
+        tracker = TransactionTracker(log.base_offset, before)
+        position = 0
         while position < log.size:
             data = self._batches(log, position)
             start = position
             for batch, header in split_batches(data):
                 position += len(batch)
-                reached = header.next_offset
+                marker = Marker.NONE
                 if header.is_control:
-                    first = still_open.pop(header.producer_id, None)
-                    payload = bytes(batch[HEADER_BYTES:])
-                    if first is not None and marker_type(header, payload) == ABORT_MARKER:
-                        marker = header.last_offset
-                        aborted.append(
-                            AbortedTxn(
-                                header.producer_id, Offset(first), marker, header.next_offset
-                            )
-                        )
-                elif header.is_transactional:
-                    still_open.setdefault(header.producer_id, int(header.base_offset))
+                    marker = read_marker(header, bytes(batch[HEADER_BYTES:]))
+                tracker.feed(header, marker)
             if position == start:
                 raise DamagedSegmentError(f"{log.key}: no whole batch at byte {position}")
-        if reached < view.until(log.base_offset):
+        if tracker.end < view.until(log.base_offset):
             # The last batches may have been compacted away. If they were lost, their markers and
             # transactions are unknown, and the error says so.
-            proven_end(self._store, log.key, log.row.etag, reached)
-        return _SegmentTransactions(tuple(aborted), still_open)
-
-
-def _by_producer(transactions: Iterable[OpenTransaction]) -> OpenTransactions:
-    return {transaction.producer_id: transaction.first_offset for transaction in transactions}
+            proven_end(self._store, log.key, log.row.etag, tracker.end)
+        return SegmentTransactions(
+            tracker.end, tuple(tracker.aborted), tuple(tracker.open.values())
+        )

@@ -118,8 +118,7 @@ class ServedTransactions:
             return known[2]
         if not view.logs or view.is_pinterest:
             return view.end
-        still_open = self._transactions.open_behind(view, view.logs[-1])
-        offset = min(view.end, Offset(min(still_open.values(), default=view.end)))
+        offset = self._transactions.last_stable_offset(view)
         self._last_stable = view.etag, view.end, offset
         return offset
 

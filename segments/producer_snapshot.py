@@ -12,7 +12,7 @@ segment's base offset::
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.segments.crc import crc32c
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
@@ -24,9 +24,7 @@ EMPTY_SNAPSHOT_BYTES: Final = 10
 _VERSION: Final = 1
 _CRC_START: Final = 6
 _HEAD = struct.Struct(">hIi")
-_PRODUCER_BYTES: Final = 46
-# Only the first and the last field: producer id, and first offset of its open transaction.
-_PRODUCER = struct.Struct(">q30xq")
+_PRODUCER = struct.Struct(">qhiqiqiq")
 
 
 def check_snapshot(pieces: Iterable[bytes]) -> int:
@@ -49,21 +47,46 @@ def check_snapshot(pieces: Iterable[bytes]) -> int:
     for piece in rest:
         size, crc = size + len(piece), crc32c(piece, crc)
     # The size comes first: a cut file has a wrong CRC as well, and the size is the clearer message.
-    if producers < 0 or size != EMPTY_SNAPSHOT_BYTES + producers * _PRODUCER_BYTES:
+    if producers < 0 or size != EMPTY_SNAPSHOT_BYTES + producers * _PRODUCER.size:
         raise DamagedSegmentError(f"{size} bytes do not fit a snapshot of {producers} producers")
     if crc != expected:
         raise DamagedSegmentError("the snapshot's CRC32C does not match its bytes")
     return int(producers)
 
 
+class ProducerState(NamedTuple):
+    """One producer in a snapshot. The fields are in the order of the bytes.
+
+    `first_offset` is that of its open transaction; -1 if it has none.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+    coordinator_epoch: int
+    first_offset: int
+
+    def encoded(self) -> bytes:
+        """Return the 46 bytes of a snapshot."""
+        return _PRODUCER.pack(*self)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction of one producer that is not decided yet, with the offset of its first
-    record.
+    """A transaction of one producer that is not decided yet.
+
+    Attributes:
+        producer_id: The producer.
+        first_offset: Base offset of its first batch in the partition.
+        producer_epoch: Epoch of its last batch.
     """
 
     producer_id: int
     first_offset: Offset
+    producer_epoch: int = -1
 
 
 def open_transactions(data: bytes, name: str = "snapshot") -> tuple[OpenTransaction, ...]:
@@ -76,8 +99,14 @@ def open_transactions(data: bytes, name: str = "snapshot") -> tuple[OpenTransact
         check_snapshot([data])
     except (DamagedSegmentError, UnsupportedFormatError) as error:
         raise type(error)(f"{name}: {error}") from None
-    rows = _PRODUCER.iter_unpack(memoryview(data)[EMPTY_SNAPSHOT_BYTES:])
-    return tuple(OpenTransaction(producer, Offset(first)) for producer, first in rows if first >= 0)
+    states = map(
+        ProducerState._make, _PRODUCER.iter_unpack(memoryview(data)[EMPTY_SNAPSHOT_BYTES:])
+    )
+    return tuple(
+        OpenTransaction(state.producer_id, Offset(state.first_offset), state.producer_epoch)
+        for state in states
+        if state.first_offset >= 0
+    )
 
 
 def encode_snapshot(producers: Iterable[bytes] = ()) -> bytes:

@@ -12,7 +12,6 @@ For inspection and verification of segments: about 100,000 records per second. I
 of the standard library only; the consumer's decoder (`segments.arrow`) knows all of them.
 """
 
-import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,10 +40,6 @@ _MOST_VARINT_BITS: Final = 63
 _64_BITS: Final = (1 << 64) - 1
 # 16 tells zlib to expect gzip's header and trailer, and nothing else.
 _GZIP_ONLY: Final = 16 + zlib.MAX_WBITS
-ABORT_MARKER: Final = 0
-COMMIT_MARKER: Final = 1
-# The key of a marker's record: version i16, type i16.
-_MARKER_KEY: Final = struct.Struct(">hh")
 MOST_BATCH_BYTES: Final = 256 << 20
 """Default limit for the records of one compressed batch, decompressed, in bytes."""
 
@@ -111,27 +106,6 @@ def decode_records(
         raise _damaged(header, f"{len(data) - walk.at} bytes follow its last record")
     _check_offsets(header, records)
     return records
-
-
-def marker_type(header: BatchHeader, payload: bytes) -> int:
-    """Return the type of a transaction marker: `ABORT_MARKER` or `COMMIT_MARKER`.
-
-    A marker is a control batch with one record, whose key is version and type (KIP-98).
-
-    Args:
-        header: The header of the control batch.
-        payload: The bytes that follow the header.
-
-    Raises:
-        DamagedSegmentError: The batch is no transaction marker.
-    """
-    records = decode_records(header, payload)
-    key = records[0].key if records else None
-    if key is None or len(key) < _MARKER_KEY.size:
-        raise DamagedSegmentError(
-            f"the control batch at offset {header.base_offset} is no transaction marker"
-        )
-    return int(_MARKER_KEY.unpack_from(key)[1])
 
 
 def _check_offsets(header: BatchHeader, records: tuple[Record, ...]) -> None:

@@ -18,11 +18,12 @@ from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reader.assembly import Assembler
 from sidetier.archive.reader.opening import Opener
-from sidetier.archive.transaction_indexes import open_at_base
+from sidetier.archive.transactions import open_at_base
 from sidetier.archive.view import ArchiveView
-from sidetier.segments.arrow import TransactionFilter, read_markers
+from sidetier.segments.arrow import feed_table, read_markers
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
+from sidetier.segments.transactions import TransactionTracker
 from sidetier.storage.port import RemoteStorage
 
 _RANGE: Final = 8 << 20
@@ -71,7 +72,7 @@ def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
         except (DamagedSegmentError, UnsupportedFormatError) as error:
             damage = error
     oldest = known.oldest_open
-    if oldest is None or oldest.first_offset >= min(known.known_below, view.end):
+    if oldest is None or oldest.first_offset >= min(known.end, view.end):
         return StableEnd(view.end)
     # The damaged batches may have had the marker. A reader that ends at the transaction would wait
     # for good, and never report them. Otherwise a reader reports them when it gets there.
@@ -109,19 +110,19 @@ def timestamp_at(opener: Opener, view: ArchiveView, offset: Offset) -> int | Non
 
 def _begin(
     store: RemoteStorage, view: ArchiveView
-) -> tuple[TransactionFilter, tuple[StoredLog, ...]]:
+) -> tuple[TransactionTracker, tuple[StoredLog, ...]]:
     """Return the transactions that are known at the start, and the segments to read."""
     # With the snapshot beside the last segment, only that segment has to be read.
     for count in (1, 2):
         logs = view.logs[-count:]
         still_open = open_at_base(store, logs[0])
         if still_open is not None:
-            return TransactionFilter(logs[0].base_offset, still_open), logs
-    return TransactionFilter(view.logs[-2:][0].base_offset), view.logs[-2:]
+            return TransactionTracker(logs[0].base_offset, still_open), logs
+    return TransactionTracker(view.logs[-2:][0].base_offset), view.logs[-2:]
 
 
 def _scan(
-    opener: Opener, log: StoredLog, until: Offset, known: TransactionFilter
+    opener: Opener, log: StoredLog, until: Offset, known: TransactionTracker
 ) -> Iterator[tuple[int, Offset]]:
     """Pass the segment's transactions to `known`, and yield the largest timestamp of each of its
     ranges, and the offset after the range's last batch.
@@ -136,7 +137,7 @@ def _scan(
                 markers = read_markers(
                     scanned.data, headers, name=log.key, position=scanned.position
                 )
-                known.feed(headers, markers)
+                feed_table(known, headers, markers)
                 reached = Offset(int(headers.rows["last_offset"][-1]) + 1)
                 yield int(headers.rows["max_timestamp"].max()), reached
             # The rest of this segment is not valid: a later segment begins at `until`.

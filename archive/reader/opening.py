@@ -14,7 +14,7 @@ from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.reader.results import Failed, Gap
-from sidetier.archive.transaction_indexes import SegmentTransactions, transactions_of
+from sidetier.archive.transactions import SegmentTransactions, transactions_of
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import (
     ObjectNotFoundError,
@@ -164,7 +164,7 @@ class Opener:
             if transactions is None:
                 break
             learnt.append(transactions)
-            opening = self._open(opening.snapshot, transactions.below)
+            opening = self._open(opening.snapshot, transactions.end)
             if not any(
                 transaction.first_offset <= waiting_for for transaction in transactions.still_open
             ):

@@ -17,10 +17,11 @@ import numpy as np
 
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reader.assembly import ScannedBatches
-from sidetier.archive.transaction_indexes import SegmentTransactions
-from sidetier.segments.arrow import Fate, Flags, HeaderTable, TransactionFilter, read_markers
+from sidetier.archive.transactions import SegmentTransactions
+from sidetier.segments.arrow import Fate, Flags, HeaderTable, fates_of, feed_table, read_markers
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
+from sidetier.segments.transactions import TransactionTracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +83,17 @@ class KnownTransactions:
     """
 
     def __init__(self) -> None:
-        self._filter: TransactionFilter | None = None
+        self._tracker: TransactionTracker | None = None
 
     @property
     def known_below(self) -> Offset:
         """The offset up to which transactions are known, exclusive."""
-        return self._filter.known_below if self._filter is not None else Offset(0)
+        return self._tracker.end if self._tracker is not None else Offset(0)
 
     @property
     def last_stable_offset(self) -> Offset:
         """First offset of the oldest open transaction. Every batch below it is decided."""
-        return self._filter.last_stable_offset if self._filter is not None else Offset(0)
+        return self._tracker.last_stable_offset if self._tracker is not None else Offset(0)
 
     def learn(self, batches: Batches) -> DamagedMarker | None:
         """Process the next batches. If a marker cannot be read, process only the batches
@@ -102,7 +103,7 @@ class KnownTransactions:
         try:
             self._feed(batches)
         except (DamagedSegmentError, UnsupportedFormatError):
-            # `read_markers` has raised before the filter got any of these batches.
+            # `read_markers` has raised before the tracker got any of these batches.
             damaged = self._first_damaged(batches)
             self._feed(batches.rows(slice(0, damaged.row)))
         return damaged
@@ -113,23 +114,23 @@ class KnownTransactions:
         An open transaction that began below the offsets that were read may have records in them,
         too. So it counts as open from `waiting_for` on.
         """
-        if self._filter is not None:
+        if self._tracker is not None:
             still_open = (
                 replace(transaction, first_offset=max(transaction.first_offset, waiting_for))
                 for transaction in learnt.still_open
             )
-            self._filter.learn(learnt.below, learnt.aborted, still_open)
+            self._tracker.skip_to(learnt.end, learnt.aborted, still_open)
 
     def shown(self, headers: HeaderTable) -> Flags:
         """Return which batches below `last_stable_offset` are visible."""
-        if self._filter is None:
+        if self._tracker is None:
             return ~headers.is_control
-        return np.asarray(self._filter.fates(headers) == Fate.COMMITTED)
+        return np.asarray(fates_of(self._tracker, headers) == Fate.COMMITTED)
 
     def forget_below(self, offset: Offset) -> None:
         """Drop transactions below this offset, which will not be needed again."""
-        if self._filter is not None:
-            self._filter.forget_below(offset)
+        if self._tracker is not None:
+            self._tracker.forget_below(offset)
 
     def _feed(self, batches: Batches) -> None:
         headers, scanned = batches.headers, batches.scanned
@@ -137,12 +138,12 @@ class KnownTransactions:
             return
         # A transaction that began below the first batch is not known to be open here: its later
         # batches name it, and its marker decides them.
-        if self._filter is None:
-            self._filter = TransactionFilter(int(headers.rows["base_offset"][0]))
+        if self._tracker is None:
+            self._tracker = TransactionTracker(int(headers.rows["base_offset"][0]))
         markers = read_markers(
             scanned.data, headers, name=batches.log.key, position=scanned.position
         )
-        self._filter.feed(headers, markers)
+        feed_table(self._tracker, headers, markers)
 
     def _first_damaged(self, batches: Batches) -> DamagedMarker:
         scanned = batches.scanned

@@ -284,10 +284,9 @@ class ArchiveSource:
         return ArchiveGap(*missing.offsets, missing.detail(view.where))
 
     def _last_stable_offset(self, tp: TopicPartition, view: ArchiveView) -> Offset:
-        if not view.logs or view.is_pinterest or self._abort_open:
+        if view.is_pinterest or self._abort_open:
             return view.end
-        still_open = self._transactions_of(tp).open_behind(view, view.logs[-1])
-        return min(view.end, Offset(min(still_open.values(), default=view.end)))
+        return self._transactions_of(tp).last_stable_offset(view)
 
     def _transactions_of(self, tp: TopicPartition) -> PartitionTransactions:
         if tp not in self._transactions:

@@ -15,7 +15,8 @@ from sidetier.mirror.hydrate.batch_scan import BatchScanner, normalise_epoch
 from sidetier.mirror.hydrate.plan import PlannedPartition
 from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES, BatchHeader
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import MAX_OFFSET, Offset
+from sidetier.segments.transactions import Marker, TransactionTracker
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.record_requests import FetchPosition, receive_fetched_partition, send_fetch
 
@@ -58,16 +59,6 @@ class EqualBatches:
 
 
 @dataclass(slots=True)
-class _Transaction:
-    """A transaction in the archive. `last` is its marker's offset; infinite while it is open."""
-
-    producer_id: int
-    first: int
-    records: int = 0
-    last: float = float("inf")
-
-
-@dataclass(slots=True)
 class PlacedBatches:
     """The placed bytes of a partition, and counts from their batch headers.
 
@@ -84,8 +75,10 @@ class PlacedBatches:
     segments: Iterable[tuple[str, Iterable[bytes | bytearray]]]
     check_end: Callable[[str, Offset], object]
     records: int = 0
-    aborted: list[_Transaction] = field(default_factory=list)
-    undecided: dict[int, _Transaction] = field(default_factory=dict)
+    aborted_records: int = 0
+    undecided_records: dict[int, int] = field(default_factory=dict)
+    """Number of records in the open transaction of each producer id."""
+    transactions: TransactionTracker = field(default_factory=TransactionTracker)
     timestamps: list[int] = field(default_factory=list)
     has_start_inside_compacted: bool = False
     """The plan starts inside a batch with fewer records than offsets, so `records` is unknown."""
@@ -106,13 +99,13 @@ class PlacedBatches:
             scanner = BatchScanner(name)
             for chunk in chunks:
                 buffer, batches = scanner.feed(chunk)
-                for at, header, commits in batches:
+                for at, header, marker in batches:
                     if header.base_offset >= self.plan.end:
                         if begin < at:
                             yield buffer[begin:at]
                         return
                     normalise_epoch(buffer, at)
-                    self._follow(header, commits)
+                    self._count_batch(header, marker)
                     reached = header.next_offset
                     # Below the start: the brokers do not return this batch.
                     if header.next_offset <= self.plan.start:
@@ -124,25 +117,25 @@ class PlacedBatches:
             scanner.finish()
             self.check_end(name, reached)
 
-    def _follow(self, header: BatchHeader, commits: bool | None) -> None:  # noqa: FBT001 -- None for a batch that is no marker
-        if commits is not None:
-            known = self.undecided.pop(header.producer_id, None)
-            if known is not None and not commits:
-                known.last = header.base_offset
-                self.aborted.append(known)
+    def _count_batch(self, header: BatchHeader, marker: Marker) -> None:
+        ended = self.transactions.feed(header, marker)
+        if ended is not None:
+            records = self.undecided_records.pop(ended.producer_id)
+            self.aborted_records += records if marker is Marker.ABORT else 0
+        if header.is_control:
             return
-        count = self._count(header)
+        count = self._records_of(header)
         self.records += count
         if header.is_transactional:
-            new = _Transaction(header.producer_id, header.base_offset)
-            self.undecided.setdefault(header.producer_id, new).records += count
+            producer = header.producer_id
+            self.undecided_records[producer] = self.undecided_records.get(producer, 0) + count
         if count:
             self._batches += 1
             if self._batches == self._next_sample:  # the 1st, 4th, 16th, ... batch
                 self._next_sample *= 4
                 self.timestamps.append(header.max_timestamp)
 
-    def _count(self, header: BatchHeader) -> int:
+    def _records_of(self, header: BatchHeader) -> int:
         start = self.plan.start
         if header.base_offset >= start:
             return header.record_count
@@ -266,9 +259,7 @@ def compare_batches(placed: PlacedBatches, fetched: Iterable[FetchedBatches]) ->
         difference = _difference_of_aborted(placed, answers)
     if difference is not None:
         return difference
-    hidden = sum(
-        transaction.records for transaction in (*placed.aborted, *placed.undecided.values())
-    )
+    hidden = placed.aborted_records + sum(placed.undecided_records.values())
     return EqualBatches(placed.records, placed.records - hidden, tuple(placed.timestamps))
 
 
@@ -281,18 +272,20 @@ def _difference_of_aborted(
     returns all aborted transactions that overlap the offsets it returns. It may also return later
     ones, because it finds the end of these offsets in a sparse index.
     """
-    coming = sorted(
-        (*placed.aborted, *placed.undecided.values()),
-        key=lambda transaction: transaction.first,
-        reverse=True,
-    )
-    known = {(transaction.producer_id, transaction.first) for transaction in coming}
-    begun: list[_Transaction] = []
+    transactions = placed.transactions
+    # First offset, producer id, and the offset of the marker.
+    coming = [
+        *((txn.first_offset, txn.producer_id, txn.last_offset) for txn in transactions.aborted),
+        *((txn.first_offset, txn.producer_id, MAX_OFFSET) for txn in transactions.open.values()),
+    ]
+    coming.sort(reverse=True)
+    known = {(producer, first) for first, producer, _ in coming}
+    begun: list[tuple[int, int, int]] = []
     for start, end, named in answers:
-        while coming and coming[-1].first < end:
+        while coming and coming[-1][0] < end:
             begun.append(coming.pop())
-        begun = [transaction for transaction in begun if transaction.last >= start]
-        missing = {(transaction.producer_id, transaction.first) for transaction in begun} - named
+        begun = [transaction for transaction in begun if transaction[2] >= start]
+        missing = {(producer, first) for first, producer, _ in begun} - named
         # From the plan's end on, the transactions are those of producers that have written since.
         unknown = {transaction for transaction in named - known if transaction[1] < placed.plan.end}
         if missing or unknown:

@@ -1,14 +1,8 @@
-"""Find the record batches of a segment that arrives in chunks of any size, and its transactions.
-
-A transaction begins with the first transactional batch of its producer and ends with that
-producer's next marker (KIP-98; Kafka's `ProducerStateManager` and `ProducerAppendInfo`). A marker
-without a batch before it decides nothing.
-"""
+"""Find the record batches of a segment that arrives in chunks of any size, and its markers."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.archive.objects.log_check import proven_end
@@ -16,9 +10,7 @@ from sidetier.mirror.hydrate.plan import PlannedSegment
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
 from sidetier.segments.offsets import Offset
-from sidetier.segments.producer_snapshot import encode_snapshot
-from sidetier.segments.records import COMMIT_MARKER, marker_type
-from sidetier.segments.txn_index import AbortedTxn
+from sidetier.segments.transactions import Marker, read_marker
 from sidetier.storage.port import IfMatch, RemoteStorage
 from sidetier.storage.ranges import read_into
 from sidetier.storage.settings import AttemptDeadline
@@ -32,10 +24,8 @@ _EPOCH = struct.Struct(">i")
 NORMALISED_EPOCH = 0
 """The leader epoch of a new partition. No placed batch may have a higher one."""
 
-FoundBatch = tuple[int, BatchHeader, bool | None]
-"""Position of the batch in the buffer, its header, and for a transaction marker whether it commits
-(None for all other batches).
-"""
+FoundBatch = tuple[int, BatchHeader, Marker]
+"""Position of the batch in the buffer, its header, and its transaction marker."""
 
 
 class BatchScanner:
@@ -69,13 +59,13 @@ class BatchScanner:
         at, size = self._skip, len(buffer)
         while at + HEADER_BYTES <= size:
             header = self._header(buffer, at)
-            commits = None
+            marker = Marker.NONE
             if header.is_control:
                 if at + header.length > size:
                     break  # the marker's record is needed too: wait for the rest of it
                 payload = bytes(buffer[at + HEADER_BYTES : at + header.length])
-                commits = marker_type(header, payload) == COMMIT_MARKER
-            batches.append((at, header, commits))
+                marker = read_marker(header, payload)
+            batches.append((at, header, marker))
             at += header.length
         if at < size:
             self._carry = bytes(buffer[at:])
@@ -193,10 +183,8 @@ class RangeReader:
         return self._free.pop() if self._free and size == RANGE_BYTES else bytearray(size)
 
 
-def scan_batches(
-    chunks: Iterable[bytes | bytearray], name: str
-) -> Iterator[tuple[int, BatchHeader, bool | None]]:
-    """Yield the position and header of each batch, and for a marker whether it commits.
+def scan_batches(chunks: Iterable[bytes | bytearray], name: str) -> Iterator[FoundBatch]:
+    """Yield each batch, with its position in the segment.
 
     Raises:
         DamagedSegmentError, UnsupportedFormatError: As `BatchScanner`.
@@ -205,8 +193,8 @@ def scan_batches(
     position = 0
     for chunk in chunks:
         buffer, batches = scanner.feed(chunk)
-        for at, header, commits in batches:
-            yield position + at, header, commits
+        for at, header, marker in batches:
+            yield position + at, header, marker
         position += len(buffer)
     scanner.finish()
 
@@ -218,82 +206,3 @@ def normalise_epoch(buffer: bytearray, at: int) -> None:
     Java consumers wait forever.
     """
     _EPOCH.pack_into(buffer, at + _EPOCH_AT, NORMALISED_EPOCH)
-
-
-# An entry of Kafka's `.snapshot` version 1: producer id, epoch, last sequence, last
-# offset, offset delta, timestamp, coordinator epoch, first offset of the open transaction.
-_PRODUCER = struct.Struct(">qhiqiqiq")
-_UNKNOWN_COORDINATOR = -1
-_SEQUENCES = 2**31
-
-
-@dataclass(slots=True)
-class _OpenProducer:
-    """A producer with an open transaction: the first and the last batch of the transaction."""
-
-    first: BatchHeader
-    last: BatchHeader
-
-
-@dataclass(slots=True)
-class TransactionFollower:
-    """Follows the batches of a partition by ascending offset."""
-
-    _aborted: list[AbortedTxn] = field(default_factory=list)
-    _open: dict[int, _OpenProducer] = field(default_factory=dict)
-
-    def add(self, header: BatchHeader, commits: bool | None) -> None:  # noqa: FBT001
-        """Take the next batch; `commits` is whether a marker commits, None for other batches."""
-        if commits is not None:
-            self._decide(header, commits=commits)
-        elif header.is_transactional:
-            known = self._open.get(header.producer_id)
-            if known is None:
-                self._open[header.producer_id] = _OpenProducer(header, header)
-            else:
-                known.last = header
-
-    def take_aborted(self) -> list[AbortedTxn]:
-        """Return the transaction index entries since the last call, by ascending marker offset."""
-        taken, self._aborted = self._aborted, []
-        return taken
-
-    def producer_snapshot(self) -> bytes:
-        """Return the `.snapshot` for the offset after the last batch, with open transactions only.
-
-        It has the producers whose transactions are open and no others, so the broker forgets all
-        other producer ids: a producer of the new cluster that is given an archived id again is not
-        taken for the old one.
-        """
-        return encode_snapshot(map(_row, self._open.values()))
-
-    def _decide(self, header: BatchHeader, *, commits: bool) -> None:
-        producer = self._open.pop(header.producer_id, None)
-        if producer is None:
-            return
-        if not commits:
-            others = (producer_left.first.base_offset for producer_left in self._open.values())
-            # The last stable offset behind this marker: the first offset of the oldest
-            # transaction that is still open; otherwise the offset after the marker.
-            stable = min(others, default=Offset(header.base_offset + 1))
-            self._aborted.append(
-                AbortedTxn(
-                    header.producer_id, producer.first.base_offset, header.base_offset, stable
-                )
-            )
-
-
-def _row(producer: _OpenProducer) -> bytes:
-    last = producer.last
-    delta = last.last_offset - last.base_offset
-    return _PRODUCER.pack(
-        last.producer_id,
-        last.producer_epoch,
-        # Sequence numbers continue with 0 after 2^31 - 1.
-        (last.base_sequence + delta) % _SEQUENCES,
-        last.last_offset,
-        delta,
-        last.max_timestamp,
-        _UNKNOWN_COORDINATOR,
-        producer.first.base_offset,
-    )

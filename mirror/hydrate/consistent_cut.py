@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 
 from sidetier.segments.headers import BatchHeader
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.transactions import Marker, TransactionTracker
 
 CLOCK_DIFFERENCE_MS: Final = 60_000
 """Maximum difference between the clocks of two brokers. Brokers set the timestamps of markers."""
@@ -48,15 +49,20 @@ class TransactionalBatch(NamedTuple):
         offset: The base offset of the batch.
         producer_id: The producer id of the batch.
         epoch: The producer epoch of the batch.
-        commits: For a marker, whether it commits; None for records.
+        marker: Its marker; `Marker.NONE` for records.
         timestamp_ms: The largest timestamp. Only that of a marker is set by the broker.
     """
 
     offset: Offset
     producer_id: int
     epoch: int
-    commits: bool | None
+    marker: Marker
     timestamp_ms: int
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether it ends a transaction."""
+        return self.marker is not Marker.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +80,7 @@ class PartitionTransactions:
     @property
     def last_marker_ms(self) -> int:
         """Time of the last marker that was read, in ms since 1970; 0 without any."""
-        markers = (
-            batch.timestamp_ms for batch in reversed(self.batches) if batch.commits is not None
-        )
+        markers = (batch.timestamp_ms for batch in reversed(self.batches) if batch.is_marker)
         return next(markers, 0)
 
 
@@ -150,23 +154,22 @@ class _Part:
 
 
 def transactional_batches(
-    batches: Iterable[tuple[BatchHeader, bool | None]],
+    batches: Iterable[tuple[BatchHeader, Marker]],
 ) -> Iterator[TransactionalBatch]:
     """Yield the batches of a segment that begin or decide a transaction.
 
     Args:
-        batches: Headers by ascending offset; for a marker, whether it commits, otherwise None.
+        batches: Headers and markers by ascending offset.
     """
-    writing: dict[int, int] = {}
-    for header, commits in batches:
+    tracker = TransactionTracker()
+    for header, marker in batches:
         producer, epoch = header.producer_id, header.producer_epoch
-        if commits is not None:
-            writing.pop(producer, None)
-        elif not header.is_transactional or writing.get(producer) == epoch:
-            continue
-        else:
-            writing[producer] = epoch
-        yield TransactionalBatch(header.base_offset, producer, epoch, commits, header.max_timestamp)
+        before = tracker.open.get(producer)
+        tracker.feed(header, marker)
+        if marker is not Marker.NONE or tracker.open.get(producer) != before:
+            yield TransactionalBatch(
+                header.base_offset, producer, epoch, marker, header.max_timestamp
+            )
 
 
 def consistent_cut(
@@ -196,7 +199,7 @@ def latest_marker_ms(
         batch.timestamp_ms
         for tp, known in partitions.items()
         for batch in known.batches
-        if batch.commits is not None and batch.offset < ends[tp]
+        if batch.is_marker and batch.offset < ends[tp]
     )
     return max(times, default=None)
 
@@ -220,30 +223,30 @@ def time_needed(known: PartitionTransactions, tp: TopicPartition, end: Offset) -
     before = (
         entry.timestamp_ms
         for entry in reversed(known.batches)
-        if entry.commits is not None and entry.offset < min(first, end)
+        if entry.is_marker and entry.offset < min(first, end)
     )
     return next(before, None)
 
 
 def _parts(tp: TopicPartition, known: PartitionTransactions) -> Iterator[_Part]:
     """Yield the transactions of a partition, by marker offset; those without a marker last."""
-    begun: dict[int, TransactionalBatch] = {}
+    tracker = TransactionTracker()
     for batch in known.batches:
-        first = begun.get(batch.producer_id)
-        if batch.commits is None:
+        if not batch.is_marker:
             # If the epoch changes without a marker, the marker of the former transaction is in a
-            # gap.
-            if first is None or first.epoch != batch.epoch:
-                begun[batch.producer_id] = batch
+            # gap: the next one decides the transaction of the last epoch.
+            tracker.add_batch(batch.producer_id, batch.epoch, batch.offset)
             continue
-        begun.pop(batch.producer_id, None)
-        if first is not None:
-            yield _Part(tp, (batch.producer_id, first.epoch), first.offset, batch)
+        ended = tracker.end_transaction(batch.producer_id, batch.offset, batch.marker)
+        if ended is not None:
+            key = ended.producer_id, ended.producer_epoch
+            yield _Part(tp, key, ended.first_offset, batch)
         elif not known.is_from_start:  # its records are further back, where nothing was read
             # As in transactions v2: the marker's epoch is one above that of the records.
             yield _Part(tp, (batch.producer_id, batch.epoch - 1), batch.offset, batch)
-    for first in begun.values():
-        yield _Part(tp, (first.producer_id, first.epoch), first.offset, None)
+    for still_open in tracker.open.values():
+        key = still_open.producer_id, still_open.producer_epoch
+        yield _Part(tp, key, still_open.first_offset, None)
 
 
 @dataclass(slots=True)
@@ -286,7 +289,7 @@ class _Cut:
                 if part.marker is None:
                     cut.parts.setdefault(part.key, []).append(part)
                 # Aborted transactions are aborted everywhere, so none can be half restored.
-                elif part.marker.commits:
+                elif part.marker.marker is Marker.COMMIT:
                     kind = cut.version_1 if part.is_version_1 else cut.parts
                     kind.setdefault(part.key, []).append(part)
                     if not part.is_version_1:

@@ -14,6 +14,7 @@ from sidetier.mirror.hydrate.batch_scan import scan_batches
 from sidetier.mirror.hydrate.plan import PlannedSegment
 from sidetier.mirror.hydrate.survey import chunks_of
 from sidetier.segments.offsets import OffsetRange, TopicPartition
+from sidetier.segments.transactions import Marker, TransactionTracker
 
 COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 """The columns that a digest covers."""
@@ -121,16 +122,18 @@ def hidden_ranges(
         DamagedSegmentError, UnsupportedFormatError: A segment is not a sequence of batches.
         StorageError: As `RemoteStorage` documents.
     """
+    tracker = TransactionTracker()
     undecided: dict[int, list[OffsetRange]] = {}
     hidden: list[OffsetRange] = []
     for segment in segments:
-        for _, header, commits in scan_batches(chunks_of(archive, tp, segment), segment.key):
+        for _, header, marker in scan_batches(chunks_of(archive, tp, segment), segment.key):
             if header.base_offset >= end:
                 break
-            if commits is not None:
-                ranges = undecided.pop(header.producer_id, [])
-                hidden += [] if commits else ranges
-            elif header.is_transactional:
+            ended = tracker.feed(header, marker)
+            if ended is not None:
+                batches = undecided.pop(ended.producer_id)
+                hidden += batches if marker is Marker.ABORT else []
+            elif header.is_transactional and not header.is_control:
                 batch = OffsetRange(header.base_offset, header.next_offset)
                 undecided.setdefault(header.producer_id, []).append(batch)
     return hidden + [batch for batches in undecided.values() for batch in batches]

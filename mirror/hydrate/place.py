@@ -24,7 +24,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,7 +38,6 @@ from sidetier.mirror.hydrate.batch_scan import (
     RANGES_AHEAD,
     BatchScanner,
     RangeReader,
-    TransactionFollower,
     check_end,
     normalise_epoch,
     read_chunk,
@@ -62,11 +61,15 @@ from sidetier.mirror.hydrate.plan import (
 )
 from sidetier.segments.epoch_history import EpochHistory, encode_leader_epoch_checkpoint
 from sidetier.segments.errors import ConfigurationError, DamagedSegmentError
+from sidetier.segments.headers import BatchHeader
 from sidetier.segments.json_text import parse_json
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.txn_index import encode_txn_index
+from sidetier.segments.producer_snapshot import OpenTransaction, ProducerState, encode_snapshot
+from sidetier.segments.transactions import Marker, TransactionTracker
+from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
 from sidetier.segments.walker import BatchWalker
+from sidetier.wire.batches import next_sequence
 
 _FREE_BYTES: Final = 1 << 30
 """Bytes to leave free on the disk of a log dir."""
@@ -74,6 +77,7 @@ _LOG_BYTES_PER_INDEX_BYTE: Final = 200
 """Both indexes of a segment have 20 bytes for each 4 KiB of its log at most."""
 _LONGEST_NAME: Final = 255
 _CHECKPOINT: Final = "leader-epoch-checkpoint"
+_UNKNOWN_COORDINATOR: Final = -1
 
 
 class StoppedError(Exception):
@@ -387,17 +391,17 @@ class _Placement:
     def _stage(self) -> None:
         live = self._live.stat()
         self._staged.mkdir(exist_ok=True)
-        follower = TransactionFollower()
+        transactions = _StagedTransactions()
         end = Offset(0)
         store = self.archive.store(self._tp.topic)
         for segment, until in self._partition.segments_with_ends:
             if self.settings.stop.is_set():
                 raise StoppedError(str(self._tp))
-            end = self._stage_segment(segment, end, follower)
+            end = self._stage_segment(segment, end, transactions)
             # In each run, and before the switch: a segment that has lost batches stays staged.
             check_end(store, segment, end, until)
         self._step("stage: the files beside the segments")
-        self._write_beside(follower)
+        self._write_beside(transactions)
         # A broker that runs as another user must be able to write to the files.
         if os.geteuid() == 0:
             for path in (self._staged, *self._staged.iterdir()):
@@ -405,7 +409,7 @@ class _Placement:
         # Before the directory is switched in: its names must be durable, too.
         sync_directory(self._staged)
 
-    def _write_beside(self, follower: TransactionFollower) -> None:
+    def _write_beside(self, transactions: "_StagedTransactions") -> None:
         """Write the empty last segment, the producers with open transactions, epochs, and topic id.
 
         The empty last segment keeps the archived ones closed. The broker loads its `.snapshot`, so
@@ -414,7 +418,9 @@ class _Placement:
         partition, staged = self._partition, self._staged
         end = Offset(partition.end)
         _write_durably(staged / _log_name(end), b"")
-        _write_durably(staged / _file_name(end, FileKind.SNAPSHOT), follower.producer_snapshot())
+        _write_durably(
+            staged / _file_name(end, FileKind.SNAPSHOT), transactions.producer_snapshot()
+        )
         epochs: tuple[tuple[LeaderEpoch, Offset], ...] = ()
         if partition.segments:
             # One epoch for all records: the leader epochs of all placed batches are set to it.
@@ -428,35 +434,38 @@ class _Placement:
             )
 
     def _stage_segment(
-        self, segment: PlannedSegment, floor: Offset, follower: TransactionFollower
+        self, segment: PlannedSegment, floor: Offset, transactions: "_StagedTransactions"
     ) -> Offset:
         """Write one segment unless it is staged already; return its end offset, exclusive."""
         path = self._staged / _log_name(segment.base_offset)
         # Only a whole segment has this name, with its indexes beside it.
         if path.exists():
-            return self._follow_staged(path, segment, follower)
+            return self._follow_staged(path, segment, transactions)
         self._step("stage: a segment")
         part = path.with_name(path.name + ".part")
-        end = self._copy(segment, part, floor, follower)
+        end = self._copy(segment, part, floor, transactions)
         self._step("stage: rename a segment")
         part.rename(path)
         self.settings.written(0, 1)
         return end
 
     def _follow_staged(
-        self, path: Path, segment: PlannedSegment, follower: TransactionFollower
+        self, path: Path, segment: PlannedSegment, transactions: "_StagedTransactions"
     ) -> Offset:
         """Follow the transactions of a segment that an earlier run has staged; return its end."""
         end = Offset(segment.base_offset)
-        for _, header, commits in scan_batches(_chunks(path), str(path)):
-            follower.add(header, commits)
+        for _, header, marker in scan_batches(_chunks(path), str(path)):
+            transactions.feed(header, marker)
             end = header.next_offset
-        follower.take_aborted()  # dropped: the earlier run has written this transaction index
         self.settings.written(segment.size, 1)
         return end
 
     def _copy(
-        self, segment: PlannedSegment, target: Path, floor: Offset, follower: TransactionFollower
+        self,
+        segment: PlannedSegment,
+        target: Path,
+        floor: Offset,
+        transactions: "_StagedTransactions",
     ) -> Offset:
         """Copy a `.log` up to the plan's end with normalised epochs, and write its indexes.
 
@@ -472,13 +481,13 @@ class _Placement:
             for chunk in self._fetched(segment):
                 buffer, batches = scanner.feed(chunk)
                 cut = len(buffer)
-                for at, header, commits in batches:
+                for at, header, marker in batches:
                     if header.base_offset >= self._partition.end:
                         cut = at
                         break
                     self._check_offsets(segment, header.base_offset, header.next_offset, end)
                     normalise_epoch(buffer, at)
-                    follower.add(header, commits)
+                    transactions.feed(header, marker)
                     end = header.next_offset
                 ours = memoryview(buffer)[:cut]
                 walker.feed(ours)
@@ -500,7 +509,7 @@ class _Placement:
         # Before the `.part` file is renamed: the final name says that the indexes exist, too.
         _write_durably(stem.with_suffix(FileKind.INDEX.value), facts.indexes.index)
         _write_durably(stem.with_suffix(FileKind.TIMEINDEX.value), facts.indexes.timeindex)
-        aborted = follower.take_aborted()
+        aborted = transactions.aborted_in(segment)
         if aborted:
             _write_durably(stem.with_suffix(FileKind.TXNINDEX.value), encode_txn_index(aborted))
         return end
@@ -538,6 +547,53 @@ class _Placement:
 
     def _step(self, name: str) -> None:
         self.settings.step(name)
+
+
+class _StagedTransactions:
+    """The transactions of the batches that are staged, as a broker writes them to its files."""
+
+    def __init__(self) -> None:
+        self._tracker = TransactionTracker()
+        # The last batch of each open transaction.
+        self._last: dict[int, BatchHeader] = {}
+
+    def feed(self, header: BatchHeader, marker: Marker) -> None:
+        """Process the next batch."""
+        self._tracker.feed(header, marker)
+        if header.producer_id not in self._tracker.open:
+            self._last.pop(header.producer_id, None)
+        elif not header.is_control:
+            self._last[header.producer_id] = header
+
+    def aborted_in(self, segment: PlannedSegment) -> Sequence[AbortedTxn]:
+        """Return the transaction index of the segment that was fed last."""
+        self._tracker.forget_below(segment.base_offset)
+        return self._tracker.aborted
+
+    def producer_snapshot(self) -> bytes:
+        """Return the `.snapshot` for the offset after the last batch, with open transactions only.
+
+        It has no other producers, so the broker forgets all other producer ids: a producer of the
+        new cluster that is given an archived id again is not taken for the old one.
+        """
+        return encode_snapshot(
+            _producer_state(self._last[producer], transaction).encoded()
+            for producer, transaction in self._tracker.open.items()
+        )
+
+
+def _producer_state(last: BatchHeader, transaction: OpenTransaction) -> ProducerState:
+    delta = last.last_offset - last.base_offset
+    return ProducerState(
+        last.producer_id,
+        last.producer_epoch,
+        next_sequence(last.base_sequence, delta),
+        last.last_offset,
+        delta,
+        last.max_timestamp,
+        _UNKNOWN_COORDINATOR,
+        transaction.first_offset,
+    )
 
 
 def _log_name(base: int) -> str:

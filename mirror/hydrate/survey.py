@@ -47,6 +47,7 @@ from sidetier.segments.errors import ConfigurationError, ObjectNotFoundError
 from sidetier.segments.headers import BatchHeader
 from sidetier.segments.names import is_internal_topic
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.transactions import Marker
 from sidetier.storage.attempt import monotonic
 
 _AT_ONCE: Final = 32
@@ -274,11 +275,11 @@ def headers_of(
 
 def _whole(
     archive: ArchiveAccess, tp: TopicPartition, segment: PlannedSegment, until: int
-) -> Iterator[tuple[BatchHeader, bool | None]]:
-    """Yield the header of each batch, and for a marker whether it commits; check the end."""
+) -> Iterator[tuple[BatchHeader, Marker]]:
+    """Yield the header and marker of each batch; check the end."""
     reached = Offset(segment.base_offset)
-    for _, header, commits in scan_batches(chunks_of(archive, tp, segment), segment.key):
-        yield header, commits
+    for _, header, marker in scan_batches(chunks_of(archive, tp, segment), segment.key):
+        yield header, marker
         reached = header.next_offset
     check_end(archive.store(tp.topic), segment, reached, until)
 
@@ -380,7 +381,7 @@ class _TransactionReader:
 
     @staticmethod
     def _markers_ms(batches: Iterable[TransactionalBatch]) -> int | None:
-        return next((batch.timestamp_ms for batch in batches if batch.commits is not None), None)
+        return next((batch.timestamp_ms for batch in batches if batch.is_marker), None)
 
 
 def find_consistent_cut(

@@ -16,9 +16,9 @@ from sidetier.segments.arrow.header_table import HEADER_DTYPE, HeaderTable, scan
 from sidetier.segments.arrow.isolation import (
     Fate,
     Fates,
-    Marker,
     Markers,
-    TransactionFilter,
+    fates_of,
+    feed_table,
     read_markers,
 )
 from sidetier.segments.arrow.schema import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA, schema_of
@@ -37,12 +37,12 @@ __all__ = [
     "Fates",
     "Flags",
     "HeaderTable",
-    "Marker",
     "Markers",
-    "TransactionFilter",
     "decode",
     "decode_batches",
     "decode_in_pieces",
+    "fates_of",
+    "feed_table",
     "read_markers",
     "scan_headers",
     "schema_of",

@@ -13,6 +13,7 @@ Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 Longs = npt.NDArray[np.int64]
 """Offsets, positions, lengths: one dimension, contiguous."""
+Shorts = npt.NDArray[np.int16]
 
 FAR: Final = 1 << 40
 """A position or length beyond any buffer. A sum of several does not overflow."""

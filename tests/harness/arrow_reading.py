@@ -14,14 +14,16 @@ import pyarrow as pa
 
 from sidetier.segments.arrow import (
     Fate,
-    TransactionFilter,
     decode_batches,
+    fates_of,
+    feed_table,
     read_markers,
     scan_headers,
 )
 from sidetier.segments.arrow.record_headers import read_record_headers
 from sidetier.segments.arrow.starts import record_starts
 from sidetier.segments.headers import TimestampType
+from sidetier.segments.transactions import TransactionTracker
 
 WAYS = {"lock-step": 0, "mixed": 2, "walk": 1 << 40}
 """Ways to find records: name, and the number of stretches up to which they are walked.
@@ -66,14 +68,14 @@ def uncommitted(logs: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 def committed(logs: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """Yield what a read-committed consumer gets, judged by the markers alone."""
-    transactions = TransactionFilter()
+    tracker = TransactionTracker()
     scanned = [(path.read_bytes(), path.name) for path in logs]
     tables = [scan_headers(data, name=name) for data, name in scanned]
     for (data, name), headers in zip(scanned, tables, strict=True):
-        transactions.feed(headers, read_markers(data, headers, name=name))
+        feed_table(tracker, headers, read_markers(data, headers, name=name))
     for (data, name), headers in zip(scanned, tables, strict=True):
-        keep = transactions.fates(headers) == Fate.COMMITTED
-        end = transactions.last_stable_offset
+        keep = fates_of(tracker, headers) == Fate.COMMITTED
+        end = tracker.last_stable_offset
         records = decode_batches(data, headers, keep=keep, end=end, name=name)
         yield from map(as_consumed, rows(records))
 

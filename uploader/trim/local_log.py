@@ -13,6 +13,7 @@ from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import open_transactions
+from sidetier.segments.transactions import TransactionTracker
 from sidetier.uploader.pinning.pins import read_largest_timestamp
 from sidetier.uploader.trim.decision import LocalSegment, StableEnd
 from sidetier.uploader.watching.disk import list_names, read_text
@@ -78,10 +79,11 @@ def stable_end(
         path = os.path.join(directory, segment_file_name(base, FileKind.SNAPSHOT))
         with suppress(OSError, SegmentError):
             still_open = open_transactions(Path(path).read_bytes(), path)
-            first = min(still_open, key=lambda one: one.first_offset, default=None)
-            if first is None or first.first_offset >= base:
-                return StableEnd(Offset(base))
-            return StableEnd(first.first_offset, first.producer_id)
+            tracker = TransactionTracker(base, still_open)
+            oldest = tracker.oldest_open
+            return StableEnd(
+                tracker.last_stable_offset, None if oldest is None else oldest.producer_id
+            )
     return None
 
 

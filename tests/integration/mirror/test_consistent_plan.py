@@ -11,6 +11,7 @@ from sidetier.mirror.hydrate.batch_scan import scan_batches
 from sidetier.mirror.hydrate.plan import HydratePlan
 from sidetier.mirror.hydrate.survey import Cut, make_plan
 from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.transactions import Marker
 from sidetier.storage.fake import FakeStorage
 from tests.harness.java_clients import write_transactions_with_java
 from tests.harness.local_segments import log_bases, small_segments
@@ -51,8 +52,8 @@ def markers_of(cluster: KafkaCluster, topic: str, partition: int) -> list[tuple[
     directory = directory_of(cluster, topic, partition)
     for base in log_bases(directory):
         path = directory / f"{base:020d}.log"
-        for _, header, commits in scan_batches([path.read_bytes()], str(path)):
-            if commits is None:
+        for _, header, marker in scan_batches([path.read_bytes()], str(path)):
+            if marker is Marker.NONE:
                 epoch = header.producer_epoch
             else:
                 result.append((epoch, header.producer_epoch, int(header.base_offset)))

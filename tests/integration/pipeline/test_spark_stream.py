@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox.spark import SPARK_4
-from sidetier.segments.arrow import TransactionFilter, read_markers, scan_headers
+from sidetier.segments.arrow import feed_table, read_markers, scan_headers
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.transactions import TransactionTracker
 from tests.harness import spark_jobs
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import closed_segments
@@ -45,15 +46,13 @@ def records(*names: str) -> Counter[tuple[str, int]]:
 
 def stable_end(name: str) -> int:
     """The first offset of a transaction that is open at the end of the closed segments."""
-    transactions = TransactionFilter()
+    tracker = TransactionTracker()
     for segment in closed_segments():
         if segment.directory.name == name:
             data = segment.read(FileKind.LOG)
             headers = scan_headers(data)
-            transactions.feed(headers, read_markers(data, headers))
-    end = transactions.last_stable_offset
-    assert end is not None
-    return int(end)
+            feed_table(tracker, headers, read_markers(data, headers))
+    return int(tracker.last_stable_offset)
 
 
 def end_at(archive: Archive, name: str, segments: int) -> int:

@@ -16,6 +16,7 @@ from sidetier.mirror.hydrate.consistent_cut import (
     consistent_cut,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.transactions import Marker
 
 PARTITIONS = [TopicPartition("orders", number) for number in range(3)]
 PRODUCERS = range(4)
@@ -64,7 +65,7 @@ class Brokers:
         transaction = self.current[producer]
         if transaction.commits is None:
             transaction.markers.setdefault(tp, None)
-            self._append(tp, producer, transaction.epoch, None)
+            self._append(tp, producer, transaction.epoch, Marker.NONE)
 
     def end(self, producer: int, *, commit: bool) -> None:
         """Decide the producer's transaction."""
@@ -82,16 +83,17 @@ class Brokers:
         for tp, marker in transaction.markers.items():
             if marker is None:
                 transaction.markers[tp] = len(self.logs[tp])
-                self._append(tp, producer, self.epochs.get(producer, 0), transaction.commits)
+                kind = Marker.COMMIT if transaction.commits else Marker.ABORT
+                self._append(tp, producer, self.epochs.get(producer, 0), kind)
                 return True
         del self.current[producer]
         return False
 
-    def _append(self, tp: TopicPartition, producer: int, epoch: int, commits: bool | None) -> None:  # noqa: FBT001
+    def _append(self, tp: TopicPartition, producer: int, epoch: int, marker: Marker) -> None:
         self.now += STEP_MS
         time = self.now + self.skews[tp.partition]
         log = self.logs[tp]
-        log.append(TransactionalBatch(Offset(len(log)), producer, epoch, commits, time))
+        log.append(TransactionalBatch(Offset(len(log)), producer, epoch, marker, time))
 
 
 @st.composite
@@ -120,7 +122,7 @@ def is_later(
         for other, marker in transaction.markers.items()
         if marker is not None and marker < archived[other]
     ]
-    markers = [log for log in brokers.logs[tp][: archived[tp]] if log.commits is not None]
+    markers = [log for log in brokers.logs[tp][: archived[tp]] if log.is_marker]
     return bool(markers) and markers[-1].timestamp_ms >= min(committed) + CLOCK_DIFFERENCE_MS
 
 
@@ -142,7 +144,7 @@ def is_split(brokers: Brokers, archived: Ends, ends: Ends) -> bool:
                 for batch in brokers.logs[tp][: archived[tp]]
                 if batch.producer_id == item.producer
             ]
-            if any(batch.epoch == item.epoch and batch.commits is None for batch in ours):
+            if any(batch.epoch == item.epoch and not batch.is_marker for batch in ours):
                 marker = item.markers[tp]
                 is_whole = marker is not None and marker < ends[tp]
             else:

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidetier.segments.arrow import (
-    TransactionFilter,
     decode_batches,
+    fates_of,
+    feed_table,
     read_markers,
     scan_headers,
 )
@@ -25,6 +26,7 @@ from sidetier.segments.arrow.varints import read_varints
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.headers import Compression, TimestampType
 from sidetier.segments.records import Record, read_records
+from sidetier.segments.transactions import TransactionTracker
 from tests.harness.arrow_reading import WAYS, decoded, longs, only, rows
 from tests.harness.batches import with_crc
 from tests.harness.broker_segments import directories
@@ -287,14 +289,14 @@ def test_isolation_filter_survives_a_flipped_byte(path: Path, position: int, cha
     if not log:
         return
     log[position % len(log)] ^= change
-    transactions = TransactionFilter()
+    tracker = TransactionTracker()
     try:
         table = scan_headers(log)
-        transactions.feed(table, read_markers(log, table))
+        feed_table(tracker, table, read_markers(log, table))
     except SegmentError:
         return
-    assert len(transactions.fates(table)) == len(table)
-    assert transactions.last_stable_offset <= transactions.known_below
+    assert len(fates_of(tracker, table)) == len(table)
+    assert tracker.last_stable_offset <= tracker.end
 
 
 def test_work_is_bounded_by_the_size_of_the_input() -> None:

@@ -22,6 +22,7 @@ from sidetier.mirror.hydrate.verify import (
 )
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from sidetier.segments.transactions import Marker
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings
@@ -139,14 +140,14 @@ def test_batches_are_scanned_from_chunks_of_any_size() -> None:
     data = log.encoded
     for size in (1, 7, 60, 61, 62, 100, len(data)):
         scanner = BatchScanner("x")
-        out, commits = bytearray(), []
+        out, markers = bytearray(), []
         for start in range(0, len(data), size):
             buffer, result = scanner.feed(data[start : start + size])
             out += buffer
-            commits += [decided for _, _, decided in result if decided is not None]
+            markers += [marker for _, _, marker in result if marker is not Marker.NONE]
         scanner.finish()
         assert out == data
-        assert commits == [True, False, True, False, True]
+        assert [marker.name for marker in markers] == ["COMMIT", "ABORT"] * 2 + ["COMMIT"]
 
 
 @dataclass

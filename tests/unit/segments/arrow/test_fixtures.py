@@ -9,13 +9,14 @@ import pytest
 from sidetier.segments.arrow import (
     COLUMNS,
     Fate,
-    TransactionFilter,
     decode_batches,
     decode_in_pieces,
+    fates_of,
     scan_headers,
 )
 from sidetier.segments.headers import Compression, parse_batch_header, walk_headers
 from sidetier.segments.producer_snapshot import open_transactions
+from sidetier.segments.transactions import TransactionTracker
 from sidetier.segments.txn_index import AbortedTxn, parse_txn_index
 from tests.harness.arrow_reading import (
     WAYS,
@@ -54,26 +55,26 @@ def test_read_committed_by_transaction_indexes_equals_the_consumer_output(folder
     """The `.txnindex` of each closed segment, and the producer snapshot of the following
     segment.
     """
-    transactions = TransactionFilter()
+    tracker = TransactionTracker()
     closed = list(pairwise(logs(folder)))
     for log, following in closed:
         snapshot = following.with_suffix(".snapshot")
-        transactions.learn(
+        tracker.skip_to(
             int(following.stem),
             aborted_in(log),
             open_transactions(snapshot.read_bytes(), snapshot.name) if snapshot.exists() else (),
         )
-    end = transactions.last_stable_offset
-    read = [row for log, _ in closed for row in committed_in(log, transactions, end)]
+    end = tracker.last_stable_offset
+    read = [row for log, _ in closed for row in committed_in(log, tracker, end)]
     wanted = expected(folder, "read_committed")
     assert read == [row for row in wanted if row["offset"] < end]
     assert read
 
 
-def committed_in(log: Path, transactions: TransactionFilter, end: int) -> list[dict[str, Any]]:
+def committed_in(log: Path, tracker: TransactionTracker, end: int) -> list[dict[str, Any]]:
     data = log.read_bytes()
     headers = scan_headers(data, name=log.name)
-    keep = transactions.fates(headers) == Fate.COMMITTED
+    keep = fates_of(tracker, headers) == Fate.COMMITTED
     return list(map(as_consumed, rows(decode_batches(data, headers, keep=keep, end=end))))
 
 
