@@ -50,6 +50,7 @@ class Answer:
 
     Attributes:
         identity: the topic that the cluster has now, asked together with `kafka` or `archive`.
+        remembered: no broker has answered: `identity` is an earlier answer, or unknown.
     """
 
     question: Question
@@ -57,6 +58,7 @@ class Answer:
     kafka: OffsetRange | None = None
     archive: Archive | None = None
     identity: Identity = UNKNOWN
+    remembered: bool = False
     kafka_error: KafkaError | None = None
     store_error: SidetierError | None = None
 
@@ -144,10 +146,11 @@ class Lookups:
         identities = self._kafka.identities({tp.topic for tp in asked})
         for tp in asked:
             identity = identities[tp.topic]
+            remembered = not isinstance(identity, Identity)
             if not isinstance(identity, Identity):
                 # Without an answer, the archive is read, and compared again before Kafka is read.
                 identity = self._kafka.seen.get(tp.topic, UNKNOWN)
-            answers[tp] = replace(answers[tp], identity=identity)
+            answers[tp] = replace(answers[tp], identity=identity, remembered=remembered)
 
     def _look(self, answer: Answer) -> None:
         try:
@@ -161,7 +164,9 @@ class Lookups:
             found = archive_of(self._store, tp, answer.identity)
         except SidetierError as error:
             return replace(answer, archive=Archive(unavailable=True), store_error=error)
-        return replace(answer, archive=found)
+        # The topic may have been created again since the remembered answer.
+        verified = found.verified and not answer.remembered
+        return replace(answer, archive=replace(found, verified=verified))
 
 
 def _committed(kafka: KafkaSide, tps: list[TopicPartition]) -> dict[TopicPartition, AtKafka]:

@@ -139,6 +139,22 @@ def test_kafka_is_not_read_at_an_archives_end_before_a_broker_confirmed_the_topi
 
 
 @BOTH
+def test_remembered_topic_id_does_not_lead_back_to_the_archive_of_a_deleted_topic(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka has refused the offset and answers about offsets, but not in time about topic ids."""
+    it = tiered(world_of(kafka_start=60, end=150, store=(0, 80)), mode)
+    it.consumer.assign([at(0)])
+    assert it.read(600) == list(range(150))
+    it.world.recreate(120)
+    late = dict.fromkeys(["t"], KafkaError(KafkaError._TIMED_OUT))
+    with monkeypatch.context() as patch:
+        patch.setattr(it.consumer._state._kafka, "_topic_ids", lambda _: late)
+        assert values(it, 20) == []
+    assert values(it, 600) == new_records(120)
+
+
+@BOTH
 def test_archive_of_another_cluster_is_not_read(mode: str, caplog: Any) -> None:  # noqa: ANN401
     caplog.set_level(logging.WARNING, "sidetier.consumer")
     world = world_of(end=20, store=(0, 80))
