@@ -59,6 +59,7 @@ from tests.harness.waiting import wait_for, wait_until
 
 RECREATION = "topics"
 """The name of the guard of topics that are deleted and created again."""
+_AHEAD_RECORDS = 20
 _SEGMENTS_OF_RECORDS = 200  # of 500 bytes: four segments
 _ARCHIVE_SECONDS = 30.0
 _FAILURE_SECONDS = 120.0
@@ -110,9 +111,10 @@ def store_of(broker: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The servers, observers, records and special topics' producers that an action needs. `broken`
-    are the deliberately broken log dirs; `spooled` has, by partition, the offset up to which
-    brokers have deleted segments that only a spool holds.
+    """The servers, observers, records and special topics' producers that an action needs.
+    `begin_reading` starts readers at the beginning of the topic that is about to be deleted.
+    `broken` are the deliberately broken log dirs; `spooled` has, by partition, the offset up to
+    which brokers have deleted segments that only a spool holds.
     """
 
     scene: Scene
@@ -120,6 +122,7 @@ class Stage:
     observer: Observer
     loads: Mapping[str, PausableLoad]
     tell: Callable[[str], None]
+    begin_reading: Callable[[], None] = lambda: None
     guards: Guards = field(default_factory=Guards)
     broken: set[str] = field(default_factory=set)
     spooled: dict[Partition, int] = field(default_factory=dict)
@@ -445,6 +448,7 @@ def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
         old = _topic_id(scene, partitions[0])
         if old is None:
             raise DidNotHappenError("nobody leads the topic that was to be deleted")
+        stage.begin_reading()
         archived_to = {tp: stage.observer.pause(tp) for tp in partitions}
         wait_until(partial(_deleted, stage), _TOPIC_SECONDS, "the topic to go", ASK_SECONDS)
         pause(action.down)
@@ -455,6 +459,8 @@ def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
             stage.ledger.lose_to_deletion(tp, archived_to[tp], old)
             stage.observer.turn(tp, Turn(0, topic_id=new))
             load.begin_anew(tp)
+            if action.ahead:
+                load.send(tp, archived_to[tp] + _AHEAD_RECORDS)
     stage.tell(f"topic id {old} is {new} now; archived were {archived_to}")
 
 

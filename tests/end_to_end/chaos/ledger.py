@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from time import monotonic
 
 Partition = tuple[str, int]
 
@@ -69,7 +70,8 @@ class Fate(IntEnum):
 @dataclass(frozen=True, slots=True)
 class ThrownAway:
     """Acknowledged records of a partition that were lost, at `start` and above. Those below
-    `archived_to` were archived before, under this topic ID if the topic was deleted.
+    `archived_to` were archived before, under this topic ID if the topic was deleted. `at` is the
+    time at which they are known to be lost, in monotonic seconds.
     """
 
     tp: Partition
@@ -77,6 +79,7 @@ class ThrownAway:
     archived_to: int
     records: Sums
     topic_id: str | None = None
+    at: float = 0.0
 
 
 class Ledger:
@@ -134,7 +137,7 @@ class Ledger:
             records = self.acknowledged.setdefault(tp, Sums()).cut(start)
             times = self._times.get(tp, deque())
             self._times[tp] = deque(row for row in times if row[0] < start)
-            return ThrownAway(tp, start, archived_to, records, topic_id)
+            return ThrownAway(tp, start, archived_to, records, topic_id, monotonic())
 
     def decide(self, tp: Partition, offset: int, fate: Fate) -> None:
         """Record the outcome of this record's transaction."""

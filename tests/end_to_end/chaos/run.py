@@ -1,5 +1,6 @@
 """A run from the first server to the verdict."""
 
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -8,12 +9,15 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from time import monotonic
+from unittest.mock import patch
 
 from devtools.sandbox.kafka import KafkaCluster
 from sidetier.segments.offsets import TopicPartition
 from tests.end_to_end.chaos.archive import read_archive, read_set_aside
 from tests.end_to_end.chaos.disasters import Stage
 from tests.end_to_end.chaos.ending import Ending
+from tests.end_to_end.chaos.group_verdict import truth_of
+from tests.end_to_end.chaos.groups import consumer_config
 from tests.end_to_end.chaos.ledger import Ledger
 from tests.end_to_end.chaos.load import (
     CarelessLoad,
@@ -25,10 +29,12 @@ from tests.end_to_end.chaos.load import (
 from tests.end_to_end.chaos.nemesis import Nemesis
 from tests.end_to_end.chaos.observer import Observer
 from tests.end_to_end.chaos.readers import unnoticed_cuts
+from tests.end_to_end.chaos.recreated import RecreatedReaders
 from tests.end_to_end.chaos.scene import (
     ALL_PARTITIONS,
     CLUSTER_PROPERTIES,
     PARTITIONS,
+    RECREATED,
     SPECIAL_TOPICS,
     TWO_LOG_DIRS,
     set_up,
@@ -86,6 +92,7 @@ class Report:
     deleted: int = 0
     markers_skipped: int = 0
     cuts: int = 0
+    changed_logs: int = 0
 
     @property
     def summary(self) -> str:
@@ -99,7 +106,8 @@ class Report:
             f"archived before and found in quarantine; {self.by_deletions} lost with deleted "
             f"topics, {self.retired} of them found in retired archives; {self.deleted} offsets "
             f"deleted below log starts; {self.emptied} indexes emptied, {self.looks} looks; "
-            f"{self.cuts} segments cut at the end and reported as damaged; "
+            f"{self.cuts} segments cut at the end and reported as damaged; readers came "
+            f"{self.changed_logs} times from a deleted topic into the one created again; "
             f"brokers have left out transaction markers of {self.markers_skipped} partitions; "
             f"{done}; drawn, but never happened: {never}"
         )
@@ -192,7 +200,10 @@ class Chaos:
             }
             loads += special.values()
             lag = partial(self._lag, observer)
-            stage = Stage(scene, self._ledger, observer, special, self.tell)
+            enter(patch.dict(os.environ, store.direct.environment))
+            config = consumer_config(scene, self._directory)
+            readers = enter(RecreatedReaders(config, self.tell))
+            stage = Stage(scene, self._ledger, observer, special, self.tell, readers.begin_again)
             nemesis = Nemesis(stage, self._schedule, lag, careless.burst)
             with nemesis:
                 nemesis.wait(_events(self._schedule.seconds))
@@ -204,7 +215,7 @@ class Chaos:
             self._close_segments(special.values())
             self.tell("all is acknowledged")
             ending = Ending(scene, observer, served, careless, stage.broken)
-            return self._judge(ending, nemesis.counts, problems)
+            return self._judge(ending, readers, nemesis.counts, problems)
 
     def _close_segments(self, loads: Iterable[PausableLoad]) -> None:
         """Close segments: lost records are quarantined once the archive continues with the next
@@ -225,10 +236,19 @@ class Chaos:
                 lags.append(self._ledger.lag(tp, observer.next_offset(tp), now))
         return max(lags)
 
-    def _judge(self, ending: Ending, counts: Mapping[str, int], problems: list[str]) -> Report:
+    def _judge(
+        self,
+        ending: Ending,
+        readers: RecreatedReaders,
+        counts: Mapping[str, int],
+        problems: list[str],
+    ) -> Report:
         problems += ending.catch_up()
         self.tell("caught up, or given up")
         starts = {tp: ending.observer.next_offset(tp) for tp in ALL_PARTITIONS}
+        truth = truth_of(self._ledger, (), (RECREATED,))
+        problems += readers.end(truth, starts)
+        self.tell("the readers have ended")
         tails = read_tails(ending.scene.cluster.bootstrap_servers, starts, TAIL_SECONDS)
         problems += ending.end()
         eye, layout = ending.scene.store.eye, ending.scene.layout
@@ -295,4 +315,5 @@ class Chaos:
             deleted=sum(ledger.log_starts.values()),
             markers_skipped=len(ending.markers_skipped),
             cuts=cuts,
+            changed_logs=readers.changes(truth),
         )

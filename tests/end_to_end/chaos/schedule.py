@@ -169,9 +169,13 @@ class RestartEverything:
 
 @dataclass(frozen=True, slots=True)
 class RecreateTopic:
-    """The dedicated topic is deleted, and recreated under its name after `down`."""
+    """The dedicated topic is deleted, and recreated under its name after `down`. With `ahead`, it
+    gets more records at once than were archived of the deleted one: Kafka then does not refuse the
+    offset at which a reader leaves the old archive.
+    """
 
     down: float
+    ahead: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +337,10 @@ def _topic_actions(dice: random.Random) -> Iterator[Action]:
     def delete() -> Action:
         return DeleteRecords(dice.randrange(FEW_PARTITIONS), round(dice.uniform(0.1, 1), 2))
 
-    return _rounds(dice, (delete, delete, lambda: RecreateTopic(_seconds(dice, 0, 3))))
+    def recreate() -> Action:
+        return RecreateTopic(_seconds(dice, 0, 3), ahead=dice.random() < 0.5)
+
+    return _rounds(dice, (delete, delete, recreate))
 
 
 def _store_actions(dice: random.Random) -> Iterator[Action]:

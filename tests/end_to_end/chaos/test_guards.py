@@ -41,7 +41,7 @@ def test_brokers_sidecars_and_the_store_can_fail_at_the_same_time() -> None:
 
 
 def test_no_topic_is_recreated_while_a_disk_is_away() -> None:
-    recreation = set(guards_of(RecreateTopic(1.0)))
+    recreation = set(guards_of(RecreateTopic(1.0, ahead=False)))
     assert recreation & set(guards_of(FillDisk(1, 1.0)))
     assert recreation & set(guards_of(FailLogDir(1, "absent", 1.0)))
 

@@ -24,11 +24,13 @@ ENOUGH = Report(
 
 
 def test_summary_counts_each_action_and_names_those_that_never_happened() -> None:
-    report = replace(ENOUGH, by_elections=200, quarantined=180, by_deletions=90, retired=70)
+    lost = replace(ENOUGH, by_elections=200, quarantined=180, by_deletions=90, retired=70)
+    report = replace(lost, changed_logs=5)
     assert "FillDisk 1, KillBroker 9" in report.summary
     assert report.summary.endswith("drawn, but never happened: RestartEverything")
     assert "200 lost to unclean elections, 180 of them archived before" in report.summary
     assert "90 lost with deleted topics, 70 of them found in retired archives" in report.summary
+    assert "readers came 5 times from a deleted topic into the one created again" in report.summary
     every = replace(report, drawn=frozenset(report.counts))
     assert every.summary.endswith("drawn, but never happened: nothing")
 

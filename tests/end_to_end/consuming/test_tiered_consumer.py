@@ -1,37 +1,40 @@
 """Consumer groups in all four modes, during the normal operations of a cluster.
 
-Brokers are restarted one after the other, leaders move, retention deletes, sidecars upload, members
-join and leave without a commit: each group receives each committed record, in order.
+Brokers are restarted one after the other, leaders move, retention deletes, sidecars upload, a topic
+is deleted and created again, members join and leave without a commit: each group receives each
+committed record, in order.
 `CONSUME_SECONDS` in the environment sets the duration.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from devtools.sandbox.kafka import KraftCluster
-from tests.end_to_end.chaos.ledger import Ledger
-from tests.end_to_end.chaos.load import IdempotentLoad, TransactionalLoad
+from tests.end_to_end.chaos.disasters import Stage, recreate_topic
+from tests.end_to_end.chaos.group_verdict import Truth, changes, truth_of, violations
+from tests.end_to_end.chaos.groups import Group, consumer_config
+from tests.end_to_end.chaos.ledger import Ledger, Partition
+from tests.end_to_end.chaos.load import IdempotentLoad, PausableLoad, TransactionalLoad
+from tests.end_to_end.chaos.observer import Observer
 from tests.end_to_end.chaos.scene import (
-    CLUSTER_NAME,
     CLUSTER_PROPERTIES,
-    ENTROPY_BITS,
     PARTITIONS,
+    RECREATED,
     SEGMENT_BYTES,
     TOPICS,
     Scene,
     set_up,
 )
+from tests.end_to_end.chaos.schedule import FEW_PARTITIONS, RecreateTopic
 from tests.end_to_end.chaos.store import s3_chaos
-from tests.end_to_end.consuming.groups import Group
-from tests.end_to_end.consuming.verdict import Truth, truth_of, violations
 from tests.harness.archive_check import ArchiveReader
 from tests.harness.archive_objects import s3_store
 from tests.harness.ci import SEARCHES
@@ -47,6 +50,7 @@ RATE = 60.0
 SEED = 5
 MODES = ("KAFKA_ONLY", "KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED", "TIERED_STORAGE_ONLY")
 _PATIENCE = 180.0
+_KEPT_MS = 3_600_000
 _AROUND_SECONDS = 600
 
 pytestmark = [
@@ -58,24 +62,6 @@ pytestmark = [
 ]
 
 
-def consumer_config(cluster: KraftCluster, bucket: S3Bucket) -> dict[str, Any]:
-    """Common configuration of all groups; the store's keys come from the environment."""
-    return {
-        "bootstrap.servers": cluster.bootstrap_servers,
-        "tiered.storage.url": f"s3://{bucket.name}",
-        "tiered.storage.cluster.name": CLUSTER_NAME,
-        "tiered.storage.prefix.entropy.bits": ENTROPY_BITS,
-        "tiered.storage.s3.endpoint.url": bucket.server.endpoint_url,
-        "tiered.storage.s3.region": bucket.server.region,
-        "tiered.storage.s3.path.style": True,
-        "tiered.storage.s3.access.key.id": "env:TEST_S3_ACCESS_KEY",
-        "tiered.storage.s3.secret.access.key": "env:TEST_S3_SECRET_KEY",
-        "tiered.storage.memory.budget": "8MiB",
-        "tiered.storage.fetch.threads": 2,
-        "tiered.storage.look.interval": "1s",
-    }
-
-
 class Day:
     """The operations of a run, one after the other."""
 
@@ -83,7 +69,7 @@ class Day:
         self.scene, self.groups = scene, groups
         self._log = log
         self._began = monotonic()
-        self.moves = 0
+        self.moves = self.recreations = 0
 
     def tell(self, event: str) -> None:
         """Log a message for diagnosis."""
@@ -120,6 +106,12 @@ class Day:
             move_leader(servers, topic, 0, new)
             self.moves += 1
 
+    def recreate(self, observer: Observer, ledger: Ledger, load: PausableLoad) -> None:
+        """Delete a topic and create it again under the groups."""
+        stage = Stage(self.scene, ledger, observer, {RECREATED: load}, self.tell)
+        recreate_topic(stage, RecreateTopic(0.0, ahead=self.recreations % 2 == 0))
+        self.recreations += 1
+
     def change_members(self) -> None:
         """Add a second member to each group, and remove the first one."""
         for group in self.groups.values():
@@ -131,25 +123,36 @@ class Day:
 @contextmanager
 def day(cluster: KraftCluster, bucket: S3Bucket, directory: Path) -> Iterator[Day]:
     """Brokers, sidecars, and a group without members in each mode."""
-    config = consumer_config(cluster, bucket)
+    topics = [*TOPICS, RECREATED]
     with ExitStack() as stack:
         scene = stack.enter_context(set_up(cluster, s3_chaos(bucket), directory, RETENTION_SECONDS))
+        # Before the old archive is retired, a reader finds only what Kafka has of the new topic.
+        scene = replace(scene, configs={**scene.configs, "retention.ms": _KEPT_MS})
+        scene.create_topic(RECREATED)
+        config = consumer_config(scene, directory)
         groups: dict[str, Group] = {}
         found = Day(scene, groups, directory / "day.log")
         for mode in MODES:
             strategy = "cooperative-sticky" if mode == "KAFKA_PREFERRED" else "range"
             own = {**config, "partition.assignment.strategy": strategy}
-            groups[mode] = stack.enter_context(Group(mode, own, list(TOPICS), found.tell))
+            group = Group(mode, own, topics, found.tell, recreated=(RECREATED,))
+            groups[mode] = stack.enter_context(group)
         yield found
 
 
-def close_segments(scene: Scene) -> None:
-    """Produce until all earlier records are in closed segments, and wait for the store."""
+def close_segments(scene: Scene, recreated: PausableLoad) -> dict[Partition, int]:
+    """Produce until all earlier records are in closed segments, and wait for the store.
+
+    Returns:
+        The ends of the partitions before that.
+    """
     servers = scene.cluster.bootstrap_servers
     # The next producer with its ID ends a transaction that may still be open.
     fence = {"transactional.id": f"chaos-{SEED}", "log_level": 0}
     Producer({**fence, "bootstrap.servers": servers}).init_transactions(60)
-    ends = {tp: watermark_offsets(servers, *tp)[1] for tp in PARTITIONS}
+    ends = {tp: watermark_offsets(servers, *tp)[1] for tp in (*PARTITIONS, *recreated.partitions)}
+    for tp in recreated.partitions:
+        recreated.send(tp, 3 * SEGMENT_BYTES // 500)
     producer = Producer({"bootstrap.servers": servers, "acks": "all", "batch.num.messages": 20})
     for topic, partition in PARTITIONS:
         for _ in range(3 * SEGMENT_BYTES // 500):
@@ -162,6 +165,7 @@ def close_segments(scene: Scene) -> None:
         return all((view := views.get(tp)) and view.mark.next >= end for tp, end in ends.items())
 
     wait_until(stored, _PATIENCE, f"the store to hold what lies below {ends}", 1.0)
+    return ends
 
 
 def test_every_group_receives_every_committed_record_in_order(
@@ -182,27 +186,30 @@ def test_every_group_receives_every_committed_record_in_order(
             wait_until(
                 partial(_at_its_end, group, truth),
                 _PATIENCE,
-                f"{group.mode} to see the end; not seen: number, some, and the last "
-                f"{group.missing(truth.committed)}",
+                f"{group.mode} to see {truth.lasts}",
                 0.5,
             )
         sources = {
             mode: (group.from_source("kafka"), group.from_source("store"))
             for mode, group in groups.items()
         }
-    summary = f"{ledger.total()} records; from Kafka and the store: {sources}"
+    renewed = {mode: changes(truth, group.assignments) for mode, group in groups.items()}
+    summary = (
+        f"{ledger.total()} records; from Kafka and the store: {sources}; from a deleted topic into "
+        f"the one created again: {renewed}"
+    )
     record_property("chaos", summary)
     problems = [*ledger.problems]
     for mode, group in groups.items():
         problems += group.problems
-        problems += [f"{mode}: {one}" for one in violations(truth, group.assignments)]
+        problems += [f"{mode}: {one}" for one in violations(truth, group.assignments, mode)]
     assert not problems, "\n".join([*problems[:40], summary, (tmp_path / "day.log").read_text()])
     _check_that_it_was_a_day(events, truth)
 
 
 def _at_its_end(group: Group, truth: Truth) -> bool:
     """Return whether the group has received everything, or has a violation already."""
-    return bool(group.problems) or group.has(truth.committed)
+    return bool(group.problems) or not group.missing(truth.lasts)
 
 
 def _live(events: Day, ledger: Ledger) -> Truth:
@@ -216,7 +223,13 @@ def _live(events: Day, ledger: Ledger) -> Truth:
         loads = [
             stack.enter_context(IdempotentLoad(ledger, servers, plain, RATE, SEED)),
             stack.enter_context(TransactionalLoad(ledger, servers, paid, RATE, SEED)),
+            recreated := stack.enter_context(
+                PausableLoad(ledger, servers, RECREATED, FEW_PARTITIONS, RATE / 2, SEED)
+            ),
         ]
+        scene = events.scene
+        eye = Observer(scene.store.eye, scene.layout, recreated.partitions, events.tell)
+        stack.enter_context(eye)
         events.wait_for_retention()
         for mode in MODES[1:]:  # their first offsets are only in the store
             groups[mode].join()
@@ -224,23 +237,25 @@ def _live(events: Day, ledger: Ledger) -> Truth:
         while live:
             events.restart()
             events.move_leaders()
+            events.recreate(eye, ledger, recreated)
             events.change_members()
             live = monotonic() - began < SECONDS
         for load in loads:
             load.stop()
-    truth = truth_of(ledger.acknowledged, ledger.fates, ["paid"])
     events.tell("all is acknowledged")
-    close_segments(events.scene)
+    ends = close_segments(events.scene, recreated)
     events.tell("all is stored")
-    return truth
+    return replace(truth_of(ledger, ["paid"], [*TOPICS, RECREATED]), ends=ends)
 
 
 def _check_that_it_was_a_day(events: Day, truth: Truth) -> None:
     """Raise if hardly anything happened in the run."""
     groups = events.groups
-    assert sum(len(sums) for sums in truth.committed.values()) >= 500
-    assert any(truth.aborted.values())
+    lasts = [logs[-1] for logs in truth.logs.values()]
+    assert sum(len(log.committed) for log in lasts) >= 500
+    assert any(log.aborted for log in lasts)
     assert events.moves >= len(TOPICS)
+    assert events.recreations > 0
     for mode in ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"):
         assert groups[mode].from_source("store") > 0, mode
         assert groups[mode].from_source("kafka") > 0, mode
