@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.config.storage import (
     AzureConfig,
@@ -83,6 +84,10 @@ class ArchiveAccess:
         """
         for endpoint in self.provider.endpoints:
             require_directory(endpoint.url)
+
+    def partition(self, tp: TopicPartition) -> StoredPartition:
+        """Return the place of a partition's archive."""
+        return StoredPartition(self.store(tp.topic), self.layout, tp)
 
     def url(self, topic: str) -> str:
         """Return the URL of a topic's store, without a trailing slash. For error messages."""

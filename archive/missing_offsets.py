@@ -1,6 +1,6 @@
 """Offsets that an archive lacks, and why. Pure functions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -62,3 +62,18 @@ def first_missing(
     if reached > first:
         return MissingOffsets(OffsetRange(first, min(end, reached)), GapReason.RECORDED_GAP)
     return MissingOffsets(OffsetRange(first, following), GapReason.NOT_STORED)
+
+
+def without_gaps(offsets: OffsetRange, gaps: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+    """Yield the parts of a range that are in no gap. `gaps` ascend by start and may overlap."""
+    start = offsets.start
+    for gap in gaps:
+        if gap.end <= start:
+            continue
+        if gap.start >= offsets.end:
+            break
+        if gap.start > start:
+            yield OffsetRange(start, gap.start)
+        start = gap.end
+    if start < offsets.end:
+        yield OffsetRange(start, offsets.end)

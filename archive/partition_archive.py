@@ -15,13 +15,14 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import NoArchiveError
-from sidetier.archive.objects.gaps import Gaps, recorded_gaps
+from sidetier.archive.inventory.listing import partition_rows
+from sidetier.archive.inventory.members import committed, deciding, without_orphans
+from sidetier.archive.inventory.stored_partition import StoredPartition
+from sidetier.archive.objects.gaps import Gaps
 from sidetier.archive.objects.log_check import proven_end
 from sidetier.archive.objects.notes import noted_next_offset, noted_number
 from sidetier.archive.objects.segment import StoredLog, stored_logs
-from sidetier.archive.objects.watermark import Watermark, read_watermark
-from sidetier.archive.orphan_segments import readable_names, without_orphans
-from sidetier.archive.partition_listing import partition_rows
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.pinterest import Ends, readable_end
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.view import (
@@ -117,11 +118,11 @@ class PartitionArchive:
     @property
     def where(self) -> str:
         """URL and key prefix of the partition, for errors."""
-        return f"{self._archive.url(self.tp.topic)}/{self._prefix}"
+        return f"{self._archive.url(self.tp.topic)}/{self._stored.prefix}"
 
     @property
-    def _prefix(self) -> str:
-        return self._archive.layout.partition_prefix(self.tp)
+    def _stored(self) -> StoredPartition:
+        return self._archive.partition(self.tp)
 
     def snapshot(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
         """Return a snapshot of the archive that is younger than `max_age` seconds; take a new one
@@ -212,7 +213,7 @@ class PartitionArchive:
         return noted_number(head, MAX_TIMESTAMP_KEY) if head.etag == log.row.etag else None
 
     def proven_end(self, log: StoredLog, reached: Offset) -> Offset | None:
-        """See `log_check.proven_end`: the noted end of a segment whose last batch ends below it."""
+        """Return `log_check.proven_end`: the noted end of a segment whose last batch ends below."""
         return proven_end(self.store, log.key, log.row.etag, reached)
 
     def above_end(self) -> tuple[StoredLog, ...]:
@@ -224,11 +225,11 @@ class PartitionArchive:
 
     def gaps(self) -> Gaps:
         """Read the recorded gaps. One request."""
-        return recorded_gaps(self.store, self._archive.layout, [self.tp])[self.tp]
+        return self._stored.gaps()
 
     def missing(self) -> NoArchiveError:
         """Return the error for a partition without an `offset.wm`. One request."""
-        row = next(iter(self.store.list_objects(self._prefix)), None)
+        row = next(self._stored.rows(), None)
         if row is None:
             return NoArchiveError(f"nothing of {self.tp} is stored at {self.where}")
         return NoArchiveError(
@@ -293,11 +294,11 @@ class PartitionArchive:
 
     def _view(self, watermark: Watermark, etag: str) -> ArchiveView:
         if watermark.next_offset is not None:
-            named = readable_names(self.store, self._archive.layout.metadata_key(self.tp))
-            # A segment above the named one is stored, but not committed: another leader may replace
-            # it.
-            committed = [log for log in self._listed if log.base_offset <= watermark.base_offset]
-            logs = without_orphans(committed, named, self.noted_end)
+            named = self._stored.readable_names()
+            logs = committed(self._listed, watermark)
+            ends = {log.base_offset: self.noted_end(log) for log in deciding(logs, named)}
+            known = {base: end for base, end in ends.items() if end is not None}
+            logs = without_orphans(logs, named, known)
             return view_of_ours(self.where, watermark, etag, logs)
         end = readable_end(self._listed, watermark.base_offset, self._end_of)
         return view_of_pinterest(self.where, watermark, etag, self._listed, end)
@@ -306,24 +307,22 @@ class PartitionArchive:
         given = self._archive.watermarks.get(self.tp)
         if given is not None:
             return given, ""
-        key = self._archive.layout.watermark_key(self.tp)
-        stored = read_watermark(self.store, key)
+        stored = self._stored.watermark()
         return None if stored is None else (stored.watermark, stored.etag)
 
     def _list(self, watermark: Watermark) -> tuple[StoredLog, ...]:
         self._listed_at = self._clock()
-        rows = partition_rows(self.store, self._prefix, watermark.base_offset)
-        return stored_logs(rows, self._prefix)
+        prefix = self._stored.prefix
+        return stored_logs(partition_rows(self.store, prefix, watermark.base_offset), prefix)
 
     def _extend(self, old: ArchiveView) -> str | None:
         """List from the last readable segment on. Return the etag of `offset.wm` there."""
         last = old.logs[-1].base_offset if old.logs else 0
-        after = f"{self._prefix}{last:020d}"  # sorts before every file of that segment
-        rows = list(self.store.list_objects(self._prefix, start_after=after))
+        rows = list(self._stored.rows(last))
         # The last segment is listed again: Pinterest's
         # uploader may have stored a longer version of it.
         kept = (log for log in self._listed if log.base_offset < last)
-        self._listed = tuple(chain(kept, stored_logs(rows, self._prefix)))
+        self._listed = tuple(chain(kept, stored_logs(rows, self._stored.prefix)))
         return _etag_of(rows, self._archive.layout.watermark_key(self.tp))
 
     def _end_of(self, log: StoredLog) -> Offset:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from sidetier.archive.inventory.members import committed, from_start
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.offsets import BaseOffset, Offset
@@ -139,13 +140,8 @@ def view_of_ours(
     end = watermark.next_offset
     if end is None:
         raise ValueError(f"{where}: Pinterest's watermark")
-    # Equal base and end mean that nothing is archived while a move is under way.
-    stored = [log for log in logs if log.base_offset <= watermark.base_offset < end]
     begin = watermark.start_offset
-    if begin is not None:
-        # The segment that has the start offset may begin below it.
-        first = bisect_right(stored, begin, key=_BASE) - 1
-        stored = stored[max(first, 0) :]
+    stored = from_start(committed(logs, watermark), begin)
     lowest = Offset(stored[0].base_offset) if stored else end
     start = lowest if begin is None else max(begin, lowest)
     return ArchiveView(where, watermark, etag, tuple(stored), min(start, end), end)

@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.chapters import (
     SEGMENTS,
     ChapterEntry,
@@ -20,10 +21,8 @@ from sidetier.archive.objects.chapters import (
     encode_chapter,
     stored_chapters,
 )
-from sidetier.archive.objects.segment import segment_files
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError, SidetierError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, ObjectSummary, RemoteStorage
@@ -106,15 +105,8 @@ def write_chapters(archive: LongArchive, is_stopped: Callable[[], bool]) -> int:
 
 
 def _committed_logs(archive: LongArchive, start: Offset) -> list[tuple[BaseOffset, ObjectSummary]]:
-    prefix = archive.layout.partition_prefix(archive.topic_partition)
-    # `start_after` is exclusive: shortened, the key sorts just before the keys of `start`.
-    after = f"{prefix}{start:020d}"[:-1] if start else ""
-    rows = archive.store.list_objects(prefix, start_after=after)
-    return [
-        (segment.base_offset, segment.log)
-        for segment in segment_files(rows, prefix)
-        if FileKind.LOG in segment.files and start <= segment.base_offset <= archive.last
-    ]
+    stored = StoredPartition(archive.store, archive.layout, archive.topic_partition)
+    return [(segment.base_offset, segment.log) for segment in stored.logs(start, archive.last + 1)]
 
 
 def _entries(

@@ -56,9 +56,7 @@ from itertools import takewhile
 from typing import Final, TypeVar
 
 from sidetier.archive.gc.listing import (
-    ListedArchive,
     NotCollectableError,
-    gaps_from,
     has_offsets_of,
     list_archive,
 )
@@ -70,6 +68,8 @@ from sidetier.archive.gc.retention import (
     expired_segments,
     other_topic,
 )
+from sidetier.archive.inventory.contents import Inventory
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.chapters import (
     SEGMENTS,
     ChapterEntry,
@@ -82,12 +82,11 @@ from sidetier.archive.objects.pinterest_metadata import (
     encode_metadata,
     read_metadata,
 )
-from sidetier.archive.objects.segment import SegmentFiles, StoredLog, segment_files
+from sidetier.archive.objects.segment import SegmentFiles, StoredLog
 from sidetier.archive.objects.watermark import (
     StoredWatermark,
     Watermark,
     WatermarkConflictError,
-    read_watermark,
     write_watermark,
 )
 from sidetier.archive.pinterest import Ends
@@ -193,6 +192,7 @@ class PartitionCollector:
         self._store = store
         self._layout = layout
         self._tp = tp
+        self._stored = StoredPartition(store, layout, tp)
         self._retention = retention
         self._needs = tuple(needs)
         self._wait = wait
@@ -248,8 +248,8 @@ class PartitionCollector:
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
     def _survey(self) -> _Survey:
-        listed = list_archive(self._store, self._layout, self._tp)
-        mark, view = listed.mark, listed.view
+        mark, inventory = list_archive(self._stored)
+        view = inventory.view(self._stored.prefix)
         # In the version of `offset.wm` over which the new start is written: the archive may have
         # been retired, and begun anew, since the progress of the consumers was read.
         for need in self._needs:
@@ -266,26 +266,26 @@ class PartitionCollector:
         lowest = view.logs[expired.segments].base_offset
         below = tuple(
             row
-            for segment in self._deleted(listed, lowest, expired.start)
+            for segment in self._deleted(inventory, lowest, expired.start)
             for row in segment.files.values()
         )
-        has_old_entries = any(base < lowest for base in listed.named)
+        has_old_entries = any(base < lowest for base in inventory.names)
         return _Survey(mark, view, expired, lowest, below, has_old_entries)
 
     def _deleted(
-        self, listed: ListedArchive, lowest: BaseOffset, start: Offset
+        self, inventory: Inventory, lowest: BaseOffset, start: Offset
     ) -> list[SegmentFiles]:
         """Return the segments below the first that is kept, except those with offsets of a gap."""
-        files = segment_files(listed.rows, self._layout.partition_prefix(self._tp))
-        below = list(takewhile(lambda segment: segment.base_offset < lowest, files))
-        members = {log.base_offset for log in listed.view.logs}
+        segments = inventory.segments
+        below = list(takewhile(lambda segment: segment.base_offset < lowest, segments))
+        members = {segment.base_offset for segment in inventory.logs}
         # Of a killed collection, or of a late sidecar. Usually there is none.
         left = [
             segment
             for segment in below
             if segment.base_offset not in members and FileKind.LOG in segment.files
         ]
-        gaps = gaps_from(self._store, self._layout, self._tp, start) if left else []
+        gaps = self._stored.gaps_from(start) if left else []
         kept = {
             segment.base_offset
             for segment in left
@@ -380,14 +380,13 @@ class PartitionCollector:
         self._expect_unchanged(survey)
 
     def _expect_unchanged(self, survey: _Survey) -> None:
-        key = self._layout.watermark_key(self._tp)
-        now = read_watermark(self._store, key)
+        now = self._stored.watermark()
         if now is None or not _still_begins_at(now.watermark, survey):
             raise self._replaced(survey)
 
     def _replaced(self, survey: _Survey) -> ArchiveConflictError:
         return ArchiveConflictError(
-            f"{self._layout.partition_prefix(self._tp)}: the archive was replaced while segments "
+            f"{self._stored.prefix}: the archive was replaced while segments "
             f"below offset {survey.expired.start} were being deleted (a quarantine, or a "
             "retirement); no further object is deleted"
         )

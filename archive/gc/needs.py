@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.gc.retention import Need, other_topic
 from sidetier.archive.objects.layout import other_cluster, read_note
-from sidetier.archive.objects.watermark import read_watermark
 from sidetier.leadership.topic_identity import TopicIdentity, ask_identity
 from sidetier.segments.errors import BrokerError, ConfigurationError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -91,7 +90,7 @@ def _archived_ids(
     ids: dict[TopicPartition, str | None] = {}
     for tp in partitions:
         try:
-            mark = read_watermark(archive.store(tp.topic), archive.layout.watermark_key(tp))
+            mark = archive.partition(tp).watermark()
         except SidetierError as error:
             raise UnknownProgressError(
                 f"{tp}: its topic id in the archive is unknown: {error}"

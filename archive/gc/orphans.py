@@ -8,13 +8,11 @@ from typing import Final
 
 from sidetier.archive.gc.listing import (
     AbsentArchiveError,
-    ListedArchive,
-    gaps_from,
     has_offsets_of,
     list_archive,
 )
-from sidetier.archive.objects.segment import segment_files
-from sidetier.archive.objects.watermark import read_watermark
+from sidetier.archive.inventory.contents import Inventory
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.segments.errors import MalformedObjectError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, parse_partition_directory
@@ -64,25 +62,24 @@ def find_orphans(
     Raises:
         As `list_archive`, but not AbsentArchiveError.
     """
+    stored = StoredPartition(store, layout, tp)
     try:
-        listed = list_archive(store, layout, tp)
+        _, inventory = list_archive(stored)
     except AbsentArchiveError:
         pass
     else:
-        yield from _orphans_of_segments(store, layout, tp, listed)
-    for row in unused_markers(store, layout.partition_prefix(tp)):
+        yield from _orphans_of_segments(stored, inventory)
+    for row in unused_markers(store, stored.prefix):
         yield Orphan(tp, row, OrphanKind.MARKER)
 
 
-def _orphans_of_segments(
-    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, listed: ListedArchive
-) -> Iterator[Orphan]:
-    view = listed.view
+def _orphans_of_segments(stored: StoredPartition, inventory: Inventory) -> Iterator[Orphan]:
+    view = inventory.view(stored.prefix)
     members = {log.base_offset for log in view.logs}
     lowest = min(members, default=view.end)
     last = view.watermark.base_offset
-    gaps = gaps_from(store, layout, tp, view.start)
-    for segment in segment_files(listed.rows, layout.partition_prefix(tp)):
+    gaps = stored.gaps_from(view.start)
+    for segment in inventory.segments:
         base = segment.base_offset
         if base in members:
             continue
@@ -90,12 +87,12 @@ def _orphans_of_segments(
             kind = OrphanKind.ABOVE_END
         elif FileKind.LOG not in segment.files:
             kind = OrphanKind.WITHOUT_LOG
-        elif gaps and has_offsets_of(store, segment.stored_log, gaps):
+        elif gaps and has_offsets_of(stored.store, segment.stored_log, gaps):
             kind = OrphanKind.IN_GAP
         else:
             kind = OrphanKind.BELOW_START if base < lowest else OrphanKind.DUPLICATE
         for row in segment.files.values():
-            yield Orphan(tp, row, kind)
+            yield Orphan(stored.tp, row, kind)
 
 
 def find_quarantined(
@@ -120,7 +117,7 @@ def find_quarantined(
         pending = None
         if directory is not None:
             try:
-                mark = read_watermark(store, layout.watermark_key(directory.topic_partition))
+                mark = StoredPartition(store, layout, directory.topic_partition).watermark()
             except MalformedObjectError:
                 continue  # whether a move is pending is not known
             pending = None if mark is None else mark.watermark.pending

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from sidetier.archive.objects.log_check import contradictions
+from sidetier.archive.objects.log_check import mismatch
 from sidetier.archive.objects.notes import noted_next_offset, noted_number, noted_records
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.json_text import parse_versioned
@@ -62,7 +62,7 @@ def chapter_entry(base: BaseOffset, row: ObjectSummary, head: ObjectHead) -> Cha
         the listed one, and for a `.log` that is not the one that was archived.
     """
     end = noted_next_offset(head)
-    if end is None or (head.etag, head.size) != (row.etag, row.size) or any(contradictions(head)):
+    if end is None or (head.etag, head.size) != (row.etag, row.size) or mismatch(head):
         return None
     largest = noted_number(head, MAX_TIMESTAMP_KEY)
     return ChapterEntry(base, end, row.size, row.etag, largest, noted_records(head))

@@ -7,8 +7,9 @@ take the offsets from the key, and need only a listing.
 import contextlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from sidetier.segments.errors import MalformedObjectError, PreconditionFailedError
 from sidetier.segments.json_text import parse_versioned
@@ -45,6 +46,39 @@ def recorded_gaps(
         if gap is not None and prefix in by_prefix:
             by_prefix[prefix].append(gap)
     return gaps_by_partition
+
+
+@dataclass(frozen=True, slots=True)
+class GapRecord:
+    """What a gap record has beside its offsets. A field is None if the record does not have it.
+
+    Attributes:
+        broker_id: Broker whose sidecar recorded the gap.
+        leader_epoch: Leader epoch in which the gap was recorded.
+        archive_below: As in `write_gap`.
+    """
+
+    broker_id: int | None = None
+    leader_epoch: int | None = None
+    archive_below: str | None = None
+
+
+def read_gap(store: RemoteStorage, key: str) -> GapRecord:
+    """Read a gap record. One request.
+
+    Its fields are None in an object that does not parse or is of an unknown version: the key has
+    the offsets, and a refusal would hide the gap.
+
+    Raises:
+        StorageError: As `RemoteStorage` says.
+    """
+    fields = _fields(store, key)
+    broker_id, epoch, below = map(fields.get, ("broker_id", "leader_epoch", "archive_below"))
+    return GapRecord(
+        broker_id if type(broker_id) is int else None,
+        epoch if type(epoch) is int else None,
+        below if isinstance(below, str) else None,
+    )
 
 
 def write_gap(  # noqa: PLR0913 - one argument for each field of the record
@@ -100,14 +134,19 @@ def shorten_gap(
     for start, old_end in recorded_gaps(store, layout, [tp])[tp]:
         if start < end < old_end:
             key = layout.gap_key(tp, start, old_end)
-            try:
-                fields = parse_versioned(store.get_object(key).data, _VERSION, key)
-            except (ValueError, MalformedObjectError):
-                # The key has the offsets. A refusal of an unknown version would hold the partition,
-                # and its fields may be wrong for another range.
-                fields = {"version": _VERSION, "start_offset": start}
+            # A refusal of an unknown version would hold the partition, and its fields may be wrong
+            # for another range.
+            fields = _fields(store, key) or {"version": _VERSION, "start_offset": start}
             fields["end_offset"] = end
             _put(store, layout.gap_key(tp, start, end), fields)
+
+
+def _fields(store: RemoteStorage, key: str) -> dict[str, Any]:
+    """Read the fields of a record; none if it does not parse, or has an unknown version."""
+    try:
+        return parse_versioned(store.get_object(key).data, _VERSION, key)
+    except (ValueError, MalformedObjectError):
+        return {}
 
 
 def _put(store: RemoteStorage, key: str, fields: dict[str, int | str]) -> None:

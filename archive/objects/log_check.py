@@ -9,18 +9,30 @@ count where no checksum is noted. Objects of Pinterest's uploader note nothing.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.notes import noted_next_offset, noted_number
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import DamagedSegmentError, PreconditionFailedError
 from sidetier.segments.keys import place_of_log
-from sidetier.segments.notes import CHECKSUM_KEY, PLACE_KEY, RECORDS_KEY, SIZE_KEY
+from sidetier.segments.notes import CHECKSUM_KEY, PLACE_KEY, RECORDS_KEY, SIZE_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.port import IfMatch, ObjectHead, RemoteStorage
 
 _CHUNK_BYTES: Final = 1 << 20
+
+
+class Mismatch(NamedTuple):
+    """How a `.log` differs from its metadata.
+
+    Attributes:
+        kind: Whether it has another size than was archived, or is another segment.
+        text: The difference in words, with the key.
+    """
+
+    kind: Literal["size", "place"]
+    text: str
 
 
 def wrong_size(head: ObjectHead) -> str | None:
@@ -33,26 +45,33 @@ def wrong_size(head: ObjectHead) -> str | None:
     return f"{head.key} has {head.size} bytes, but {noted} bytes were archived"
 
 
-def wrong_place(head: ObjectHead) -> str | None:
-    """Describe which other segment a `.log` is; None if it is not another one, or if no place is
-    noted.
+def mismatches(head: ObjectHead, topic_id: str | None = None) -> Iterator[Mismatch]:
+    """Yield how a `.log` differs from its metadata, as far as its head shows it.
+
+    Args:
+        head: The head.
+        topic_id: Kafka's id of the archive's topic; None to not compare it.
     """
-    noted = head.metadata.get(PLACE_KEY)
-    if noted is None or noted == place_of_log(head.key):
-        return None
-    return f"{head.key} was archived as the segment {noted}"
+    size = wrong_size(head)
+    if size is not None:
+        yield Mismatch("size", size)
+    place = head.metadata.get(PLACE_KEY)
+    if place is not None and place != place_of_log(head.key):
+        yield Mismatch("place", f"{head.key} was archived as the segment {place}")
+    stored_id = head.metadata.get(TOPIC_ID_KEY)
+    if None not in (stored_id, topic_id) and stored_id != topic_id:
+        text = f"{head.key} has topic id {stored_id}, and the archive has {topic_id}"
+        yield Mismatch("place", text)
+
+
+def mismatch(head: ObjectHead) -> str | None:
+    """Describe how a `.log` differs from its metadata in size or place; None if it does not."""
+    return next((found.text for found in mismatches(head)), None)
 
 
 def is_full(head: ObjectHead) -> bool:
     """Whether a `.log` has its noted size and place; False if no size is noted."""
-    return noted_number(head, SIZE_KEY) is not None and not any(contradictions(head))
-
-
-def contradictions(head: ObjectHead) -> Iterator[str]:
-    """Yield how a `.log` differs from its metadata, as far as its head shows it."""
-    for problem in (wrong_size(head), wrong_place(head)):
-        if problem is not None:
-            yield problem
+    return noted_number(head, SIZE_KEY) is not None and mismatch(head) is None
 
 
 def cut_at(key: str, stored: int, listed: int) -> DamagedSegmentError:
@@ -87,7 +106,7 @@ def proven_end(store: RemoteStorage, key: str, etag: str, reached: Offset) -> Of
     end = noted_next_offset(head)
     if end is None or end <= reached:
         return None
-    problem = next(contradictions(head), None) or _without_size(store, head)
+    problem = mismatch(head) or _without_size(store, head)
     if problem is None:
         return end
     message = f"{problem}; its last batch ends at offset {reached}, its noted end is {end}"

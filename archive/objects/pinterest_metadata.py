@@ -39,6 +39,11 @@ class PartitionMetadata:
     topic_partition: TopicPartition
     entries: tuple[TimeIndexEntry, ...] = ()
 
+    @property
+    def named(self) -> frozenset[BaseOffset]:
+        """The base offsets of the entries."""
+        return frozenset(entry.base_offset for entry in self.entries)
+
     def with_segment(self, base: BaseOffset, timestamp_ms: int) -> "PartitionMetadata":
         """Return these entries and one for a segment. A segment that has an entry keeps it.
 
@@ -90,8 +95,7 @@ def named_segments(store: RemoteStorage, key: str) -> frozenset[BaseOffset]:
         StorageError: As `RemoteStorage` says.
     """
     stored = read_metadata(store, key)
-    entries = () if stored is None else stored.metadata.entries
-    return frozenset(entry.base_offset for entry in entries)
+    return frozenset() if stored is None else stored.metadata.named
 
 
 def _in_order(entries: Iterable[TimeIndexEntry]) -> tuple[TimeIndexEntry, ...]:

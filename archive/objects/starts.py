@@ -123,11 +123,25 @@ def read_earliest_start(
     Raises:
         MalformedObjectError: The stored record does not parse.
     """
+    record = _read(store, layout, tp)
+    return record.start if record and record.tells_earliest_of(topic_id) else None
+
+
+def recorded_start(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
+) -> Offset | None:
+    """Return the recorded start, of whichever topic and reset; None if there is none.
+
+    Raises:
+        MalformedObjectError: The stored record does not parse.
+    """
+    record = _read(store, layout, tp)
+    return None if record is None else record.start
+
+
+def _read(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> _Record | None:
     stored = read_first(store, layout.start_keys(tp))
-    if stored is None:
-        return None
-    record = _decode(stored.data, stored.head.key)
-    return record.start if record.tells_earliest_of(topic_id) else None
+    return None if stored is None else _decode(stored.data, stored.head.key)
 
 
 def read_first(store: RemoteStorage, keys: Iterable[str]) -> StoredObject | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from sidetier.archive.objects.log_check import mismatches
 from sidetier.archive.objects.notes import (
     noted_epoch,
     noted_next_offset,
@@ -17,7 +18,7 @@ from sidetier.archive.objects.notes import (
 )
 from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.verify.findings import Finding, FindingKind
-from sidetier.archive.verify.light import wrong_object
+from sidetier.archive.verify.light import kind_of
 from sidetier.segments.crc import crc32c, crc64nvme
 from sidetier.segments.epoch_history import EpochHistory, encode_runs
 from sidetier.segments.errors import (
@@ -258,8 +259,8 @@ class _Check:
         log = self._segment.log
         head = self._checker.head(log)
         self._end = noted_next_offset(head)
-        for kind, detail in wrong_object(head, self._topic_id):
-            self._add(kind, log.key, detail)
+        for found in mismatches(head, self._topic_id):
+            self._add(kind_of(found), log.key, found.text)
         marker = missing_marker(log.key, log.size, head.size)
         if marker is not None:
             self._add(

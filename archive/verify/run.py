@@ -11,27 +11,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.inventory.contents import Inventory, NotedSegment
 from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.progress import Amount, OnProgress, Progress, ignore_progress
 from sidetier.archive.topics import select_partitions
 from sidetier.archive.verify.deep import SegmentChecker, SegmentMovedError
 from sidetier.archive.verify.findings import Finding, FindingKind, Severity, Unread
-from sidetier.archive.verify.light import (
-    PartitionObjects,
-    check_partition,
-    read_heads,
-    read_partition,
-)
+from sidetier.archive.verify.light import check_partition, read_partition
 from sidetier.archive.verify.local import closed_local_segments, compare_with_local
 from sidetier.archive.verify.progress_file import FinishedSegment, ProgressFile, version_of
 from sidetier.segments.errors import SidetierError
-from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.token_bucket import TokenBucket
 
@@ -279,69 +274,66 @@ class Verification:
             self._judge_read(tp, *self._read(tp, before_more))
 
     def _judge_read(
-        self, tp: TopicPartition, objects: PartitionObjects, findings: list[Finding]
+        self, tp: TopicPartition, inventory: Inventory, findings: list[Finding]
     ) -> None:
-        wanted = self._wanted(objects)
-        result = findings or self._judge(objects)
+        wanted = self._wanted(inventory)
+        result = findings or self._judge(inventory)
         with self._guard:
             totals = self.report.totals
             totals.partitions += 1
             totals.segments += len(wanted)
             totals.size += sum(segment.log.size for segment in wanted)
             self.report.of_partitions[tp] = result
-            if objects.watermark is not None:
+            if inventory.watermark is not None:
                 # A growing archive is read as far as the totals say.
-                self._last[tp] = objects.watermark.watermark.base_offset
+                self._last[tp] = inventory.watermark.watermark.base_offset
 
-    def _judge(self, objects: PartitionObjects) -> list[Finding]:
-        return check_partition(objects, self._archive.layout, self._now_ms())
+    def _judge(self, inventory: Inventory) -> list[Finding]:
+        return check_partition(inventory, self._archive.layout, self._now_ms())
 
     def _read(
         self, tp: TopicPartition, before_more: Callable[[], object] = lambda: None
-    ) -> tuple[PartitionObjects, list[Finding]]:
-        store = self._archive.store(tp.topic)
-        objects, findings = read_partition(store, self._archive.layout, tp, before_more)
+    ) -> tuple[Inventory, list[Finding]]:
+        stored = self._archive.partition(tp)
+        inventory, findings = read_partition(stored, before_more)
         if self._request.heads:
-            unknown = [
-                segment
-                for segment in objects.judged
-                if FileKind.LOG in segment.files and segment.base_offset not in objects.ends
-            ]
-            objects = objects.with_noted(read_heads(store, unknown, objects.topic_id))
-        return objects, list(findings)
+            unknown = [log for log in inventory.logs if log.base_offset not in inventory.noted]
+            inventory = inventory.with_noted(stored.heads(unknown, inventory.topic_id))
+        return inventory, list(findings)
 
     def _segments_of(self, pool: ThreadPoolExecutor, tp: TopicPartition) -> None:
         finished: dict[str, FinishedSegment] = {}
         for attempt in range(1, _READINGS + 1):
-            objects, findings = self._read(tp)
+            inventory, findings = self._read(tp)
             if findings:
                 return
-            check = partial(self._segment, objects, finished, is_last=attempt == _READINGS)
+            check = partial(self._segment, inventory, finished, is_last=attempt == _READINGS)
             window = self._request.threads * 2
-            outcomes = _bounded(pool, check, self._wanted(objects), window)
+            outcomes = _bounded(pool, check, self._wanted(inventory), window)
             if not any(list(outcomes)) or self._stop.is_set():
                 break
         # With all ends known, missing offsets show that a listing alone cannot prove.
-        logs = ((s.base_offset, s.log.key) for s in objects.judged if FileKind.LOG in s.files)
-        ends = {
-            base: end
-            for base, key in logs
-            if key in finished and (end := finished[key].next_offset) is not None
-        }
-        objects = replace(objects, ends={**objects.ends, **ends})
+        noted = (
+            inventory.noted.get(log.base_offset, NotedSegment(log.base_offset))._replace(
+                next_offset=finished[log.log.key].next_offset
+            )
+            for log in inventory.logs
+            if log.log.key in finished
+        )
+        inventory = inventory.with_noted(noted)
         with self._guard:
-            self.report.of_partitions[tp] = self._judge(objects)
+            self.report.of_partitions[tp] = self._judge(inventory)
 
     def _segment(
         self,
-        objects: PartitionObjects,
+        inventory: Inventory,
         finished: dict[str, FinishedSegment],
         segment: SegmentFiles,
         *,
         is_last: bool,
     ) -> bool:
         """Check one segment. Return whether it has moved since it was listed."""
-        tp, key = objects.topic_partition, segment.log.key
+        tp, key = inventory.topic_partition, segment.log.key
         version = version_of(segment)
         known = finished.get(key)
         if self._stop.is_set() or (known is not None and known.version == version):
@@ -349,7 +341,7 @@ class Verification:
         try:
             result = FinishedSegment(version, None, ())
             if self._request.deep:
-                result = self._deep(objects, segment, version)
+                result = self._deep(inventory, segment, version)
             local = self._local(tp, segment)
         except SegmentMovedError as error:
             if is_last:
@@ -368,16 +360,14 @@ class Verification:
             self._report_progress(Progress(done, Amount(totals.segments, totals.size)))
         return False
 
-    def _wanted(self, objects: PartitionObjects) -> list[SegmentFiles]:
+    def _wanted(self, inventory: Inventory) -> list[SegmentFiles]:
         """Return the stored segments of the archive that the options select."""
-        entries = () if objects.metadata is None else objects.metadata.metadata.entries
+        entries = () if inventory.metadata is None else inventory.metadata.metadata.entries
         times = {entry.base_offset: entry.timestamp for entry in entries}
         since, until = self._request.since_ms, self._request.until_ms
-        last = self._last.get(objects.topic_partition)
+        last = self._last.get(inventory.topic_partition)
         wanted, begins = [], -1
-        for segment in objects.judged:
-            if FileKind.LOG not in segment.files:
-                continue
+        for segment in inventory.logs:
             if last is not None and segment.base_offset > last:
                 break
             ends = times.get(segment.base_offset, segment.log.modified_ms)
@@ -387,20 +377,18 @@ class Verification:
             begins = ends
         return wanted
 
-    def _deep(
-        self, objects: PartitionObjects, segment: SegmentFiles, version: str
-    ) -> FinishedSegment:
+    def _deep(self, inventory: Inventory, segment: SegmentFiles, version: str) -> FinishedSegment:
         key = segment.log.key
         known = self._progress_file.finished(key, version) if self._progress_file else None
         # The version of a segment includes neither the stored leader epochs nor markers, which may
         # have been repaired since. So a segment with such a finding is read again.
         if known and not any(f.kind in _NOT_OF_VERSION for f in known.findings):
             return known
-        epochs = None if objects.epochs is None else objects.epochs.epoch_history
+        epochs = None if inventory.epochs is None else inventory.epochs.epoch_history
         if epochs is not None and not epochs.entries:
             epochs = None
-        tp = objects.topic_partition
-        checked = self._checker(tp.topic).check(tp, segment, epochs, objects.topic_id)
+        tp = inventory.topic_partition
+        checked = self._checker(tp.topic).check(tp, segment, epochs, inventory.topic_id)
         result = FinishedSegment(version, checked.next_offset, checked.findings)
         if self._progress_file is not None:
             self._progress_file.add(key, result)

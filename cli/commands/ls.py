@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.inventory.contents import ArchiveEnd, NotedSegment
+from sidetier.archive.inventory.listing import ListedPartition, list_partitions
+from sidetier.archive.inventory.stored_partition import NO_WATERMARK, StoredPartition
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.topics import cluster_prefixes, not_archived
 from sidetier.cli import exits
-from sidetier.cli.archive_listing import (
-    NO_WATERMARK,
-    ArchiveEnd,
-    LogFacts,
-    StoredPartition,
-    list_partitions,
-    list_segments,
-    read_archive_end,
-    read_log_facts,
-)
 from sidetier.cli.arguments import PARTITION, checked_topic, size_text
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
@@ -207,7 +200,7 @@ def _lowest_base(bases: Iterable[int], mark: ArchiveEnd) -> int:
     return 0 if start is None else max((base for base in bases if base <= start), default=0)
 
 
-def partition_row(stored: StoredPartition, mark: ArchiveEnd, *, quick: bool) -> PartitionRow:
+def partition_row(stored: ListedPartition, mark: ArchiveEnd, *, quick: bool) -> PartitionRow:
     """Return a partition's row. With `quick`, no segment counts as uncommitted."""
     watermark = mark.watermark.base_offset if mark.watermark else None
     start = mark.watermark.start_offset if mark.watermark else None
@@ -228,7 +221,7 @@ def partition_row(stored: StoredPartition, mark: ArchiveEnd, *, quick: bool) -> 
     )
 
 
-def _problem(stored: StoredPartition, mark: ArchiveEnd, watermark: int | None) -> str | None:
+def _problem(stored: ListedPartition, mark: ArchiveEnd, watermark: int | None) -> str | None:
     problems = [mark.problem] if mark.problem else []
     if watermark is not None:
         if watermark not in stored.bases:
@@ -241,15 +234,15 @@ def _problem(stored: StoredPartition, mark: ArchiveEnd, watermark: int | None) -
 
 
 def segment_row(
-    segment: SegmentFiles, facts: LogFacts, mark: ArchiveEnd, lowest: int
+    segment: SegmentFiles, noted: NotedSegment, mark: ArchiveEnd, lowest: int
 ) -> SegmentRow:
     """Return the row of a segment. `lowest` is the base offset of the archive's first segment."""
     watermark, log = mark.watermark, segment.files.get(FileKind.LOG)
     return SegmentRow(
         base_offset=segment.base_offset,
-        next_offset=facts.next_offset,
+        next_offset=noted.next_offset,
         size_bytes=None if log is None else log.size,
-        max_timestamp_ms=facts.max_timestamp,
+        max_timestamp_ms=noted.largest_timestamp,
         files=tuple(kind.value.removeprefix(".") for kind in FileKind if kind in segment.files),
         above_watermark=watermark is None or segment.base_offset > watermark.base_offset,
         below_start=segment.base_offset < lowest,
@@ -354,7 +347,7 @@ class _Lister:
     def _in_store(self, store: "RemoteStorage", topic: str | None) -> Iterator[PartitionRow]:
         self._check(store)
 
-        def listed(prefix: str) -> list[StoredPartition]:
+        def listed(prefix: str) -> list[ListedPartition]:
             return list(list_partitions(store, self.layout, prefix, topic))
 
         prefixes = cluster_prefixes(store, self.layout)
@@ -373,8 +366,8 @@ class _Lister:
             yield partition_row(self._as_of(mark, stored, store), mark, quick=self.quick)
 
     def _as_of(
-        self, mark: ArchiveEnd, stored: StoredPartition, store: "RemoteStorage"
-    ) -> StoredPartition:
+        self, mark: ArchiveEnd, stored: ListedPartition, store: "RemoteStorage"
+    ) -> ListedPartition:
         """List the partition again if a sidecar has moved `offset.wm` beyond the first listing."""
         if mark.watermark is None or mark.watermark.base_offset in stored.bases:
             return stored
@@ -383,28 +376,29 @@ class _Lister:
         again = list_partitions(store, self.layout, prefix, tp.topic)
         return next((partition for partition in again if partition.topic_partition == tp), stored)
 
-    def _watermark_of(self, store: "RemoteStorage", stored: StoredPartition) -> ArchiveEnd:
+    def _watermark_of(self, store: "RemoteStorage", stored: ListedPartition) -> ArchiveEnd:
         if self.quick:
             return ArchiveEnd(problem=None if stored.has_watermark else NO_WATERMARK)
-        return read_archive_end(store, self.layout, stored.topic_partition)
+        return StoredPartition(store, self.layout, stored.topic_partition).end()
 
     def segments(self, tp: TopicPartition) -> SegmentsResult:
         """List the segments of one partition."""
         store = self.stores.store(tp.topic)
         self._check(store)
         # read first: a sidecar may move it during the listing
-        archive_end = read_archive_end(store, self.layout, tp)
-        segments = list(list_segments(store, self.layout, tp))
+        stored = StoredPartition(store, self.layout, tp)
+        archive_end = stored.end()
+        segments = list(stored.segments())
 
-        def facts(segment: SegmentFiles) -> LogFacts:
-            if self.quick:
-                return LogFacts()
-            return read_log_facts(store, self.layout, tp, segment.base_offset)
+        def noted(segment: SegmentFiles) -> NotedSegment:
+            if self.quick or FileKind.LOG not in segment.files:
+                return NotedSegment(segment.base_offset)
+            return stored.noted(segment)
 
         lowest = _lowest_base((segment.base_offset for segment in segments), archive_end)
         rows = [
-            segment_row(segment, log_facts, archive_end, lowest)
-            for segment, log_facts in zip(segments, self._map(facts, segments), strict=True)
+            segment_row(segment, facts, archive_end, lowest)
+            for segment, facts in zip(segments, self._map(noted, segments), strict=True)
         ]
         url = self.config.storage.target(tp.topic).url
         return SegmentsResult(tp, f"{url}/{self.layout.partition_prefix(tp)}", archive_end, rows)

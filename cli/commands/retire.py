@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from sidetier.archive.access import require_fencing
+from sidetier.archive.inventory.listing import ListedPartition, list_partitions
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.layout import LayoutNote, check_note, other_cluster, read_note
 from sidetier.archive.objects.quarantine import MovePlan
-from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
+from sidetier.archive.objects.watermark import StoredWatermark
 from sidetier.archive.progress import Amount, ProgressCounter
 from sidetier.archive.topics import cluster_prefixes, not_archived
 from sidetier.cli import exits
-from sidetier.cli.archive_listing import StoredPartition, list_partitions
 from sidetier.cli.arguments import PARTITION, checked_topic, size_text
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
@@ -213,7 +214,7 @@ def _identity(
 def _check_names(
     config: "Config",
     retirement: "_Retirement",
-    stored_partitions: Sequence[StoredPartition],
+    stored_partitions: Sequence[ListedPartition],
     topic: str,
     partitions: Sequence[int],
 ) -> None:
@@ -240,7 +241,7 @@ class _Retirement:
     identity: Callable[[], TopicIdentity] | None
     """Asks the brokers about the topic; None to move every archive."""
 
-    def stored(self, topic: str, partitions: Sequence[int]) -> list[StoredPartition]:
+    def stored(self, topic: str, partitions: Sequence[int]) -> list[ListedPartition]:
         """Return the stored partitions among those requested.
 
         A partition that is named counts as stored even if only gap records are left of it.
@@ -254,7 +255,7 @@ class _Retirement:
             return [stored[tp] for tp in sorted(stored)]
         named = sorted({TopicPartition(topic, number) for number in partitions})
         return [
-            stored.get(tp, StoredPartition(tp))
+            stored.get(tp, ListedPartition(tp))
             for tp in named
             if tp in stored or is_there(self.store, self.layout, tp)
         ]
@@ -274,14 +275,14 @@ class _Retirement:
             for directory in parsed
         )
 
-    def look(self, stored: StoredPartition) -> RetiredRow:
+    def look(self, stored: ListedPartition) -> RetiredRow:
         """Return the row that `run` would produce for the partition."""
         return self._judge(stored)[1]
 
-    def _judge(self, stored: StoredPartition) -> tuple[StoredWatermark | None, RetiredRow]:
+    def _judge(self, stored: ListedPartition) -> tuple[StoredWatermark | None, RetiredRow]:
         """Return the partition's `offset.wm`, and what the command would do."""
         try:
-            mark = read_watermark(self.store, self.layout.watermark_key(stored.topic_partition))
+            mark = StoredPartition(self.store, self.layout, stored.topic_partition).watermark()
             # Asked for each partition: a topic may be created again while others are moved.
             current = None if self.identity is None else self.identity()
         except (ArchiveError, BrokerError) as error:
@@ -292,7 +293,7 @@ class _Retirement:
         plan = plan_retirement(self.layout, stored.topic_partition, mark, _REASON)
         return mark, self._row(stored, mark, plan)
 
-    def run(self, partitions: Sequence[StoredPartition]) -> list[RetiredRow]:
+    def run(self, partitions: Sequence[ListedPartition]) -> list[RetiredRow]:
         """Move the partitions one after the other, copying many objects at the same time."""
         surveyed = [(stored, self.look(stored)) for stored in partitions]
         total = Amount(
@@ -304,7 +305,7 @@ class _Retirement:
             return [self._retired(stored, row, counter) for stored, row in surveyed]
 
     def _retired(
-        self, stored: StoredPartition, row: RetiredRow, counter: ProgressCounter
+        self, stored: ListedPartition, row: RetiredRow, counter: ProgressCounter
     ) -> RetiredRow:
         if row.target is None:
             return row
@@ -326,7 +327,7 @@ class _Retirement:
         return RetiredRow(**{**asdict(row), "target": plan.target})
 
     def _why_not(
-        self, stored: StoredPartition, mark: StoredWatermark | None, current: TopicIdentity | None
+        self, stored: ListedPartition, mark: StoredWatermark | None, current: TopicIdentity | None
     ) -> str | None:
         # A move that was begun is finished in any case.
         is_move_begun = mark is not None and mark.watermark.pending is not None
@@ -345,7 +346,7 @@ class _Retirement:
 
     def _row(
         self,
-        stored: StoredPartition,
+        stored: ListedPartition,
         mark: StoredWatermark | None,
         plan: MovePlan | None = None,
         *,

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from typing import Final, NoReturn
 
 from sidetier.archive.access import ArchiveAccess, require_directory
+from sidetier.archive.inventory.listing import list_partitions
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.results import Taken
 from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.topics import cluster_prefixes, not_archived
-from sidetier.cli.archive_listing import list_partitions
 from sidetier.cli.consume.request import RecordFormat, Request
 from sidetier.cli.stores import open_archive, with_few_retries
 from sidetier.config.model import Config

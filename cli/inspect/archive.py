@@ -2,27 +2,25 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from sidetier.archive.inventory.contents import ArchiveEnd
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.acknowledgements import (
     Acknowledgement,
     acknowledged_gaps,
     covering,
     read_acknowledgement,
 )
+from sidetier.archive.objects.gaps import read_gap
 from sidetier.archive.objects.layout import check_note, read_note
-from sidetier.archive.objects.segment import derive_next_offset
-from sidetier.archive.objects.starts import read_first
-from sidetier.cli.archive_listing import ArchiveEnd, read_archive_end
-from sidetier.segments.errors import ArchiveError, SegmentError
-from sidetier.segments.json_text import parse_json
-from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
+from sidetier.archive.objects.starts import recorded_start
+from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.names import FileKind, parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
-_STEPS: Final = tuple(1 << bits for bits in range(10, 63, 4))
-"""Widths, in offsets, of the successive searches below an offset for its segment's base."""
 _MOST_SET_ASIDE: Final = 5
 
 
@@ -122,12 +120,12 @@ class ArchivedPartition:
         if note is not None:
             check_note(note, self.layout, None)
         # read before the segments: a sidecar may move it
-        archive_end = read_archive_end(self.store, self.layout, self.tp)
+        archive_end = self._stored.end()
         return ArchivedOffset(
             uri=f"{self.url}/{self.layout.partition_prefix(self.tp)}",
             kafka_cluster_id=None if note is None else note.kafka_cluster_id,
             watermark=archive_end,
-            first_base=self._first_base(),
+            first_base=next((log.base_offset for log in self._stored.logs()), None),
             start_offset=self._start(),
             holder=self.holder(offset),
             gap=self._gap(offset),
@@ -136,45 +134,21 @@ class ArchivedPartition:
 
     def holder(self, offset: int) -> StoredHolder | None:
         """Return the stored segment that holds the offset, or None."""
-        log = self._nearest_log(offset)
-        if log is None:
+        found = self._stored.holder(offset)
+        if found is None:
             return None
-        base, row = log
-        try:
-            end = derive_next_offset(self.store, self.layout, self.tp, base)
-        except (ArchiveError, SegmentError):
-            return None  # deleted meanwhile, or damaged: no reader could read the offset from it
-        return StoredHolder(row.key, base, end, row.size) if offset < end else None
+        segment, end = found
+        return StoredHolder(segment.log.key, segment.base_offset, end, segment.log.size)
 
-    def _nearest_log(self, offset: int) -> tuple[BaseOffset, ObjectSummary] | None:
-        """Return the stored `.log` with the highest base at or below the offset.
-
-        Stores list keys only in ascending order. The search therefore starts a short distance below
-        the offset, and increases the distance while it finds no `.log`.
-        """
-        for step in _STEPS:
-            below = max(0, offset - step)
-            nearest = _last(self._logs(below, offset))
-            if nearest is not None or below == 0:
-                return nearest
-        return None
-
-    def _logs(self, start: int, last: int) -> Iterator[tuple[BaseOffset, ObjectSummary]]:
-        prefix = self.layout.partition_prefix(self.tp)
-        after = f"{prefix}{start:020d}"  # sorts before every file of the segment with this base
-        for row in self.store.list_objects(prefix, start_after=after):
-            parsed = parse_object_key(row.key, prefix)
-            if parsed is None or parsed[0] > last:
-                return
-            if parsed[1] is FileKind.LOG:
-                yield parsed[0], row
-
-    def _first_base(self) -> BaseOffset | None:
-        return next((base for base, _ in self._logs(0, 2**63 - 1)), None)
+    @property
+    def _stored(self) -> StoredPartition:
+        return StoredPartition(self.store, self.layout, self.tp)
 
     def _start(self) -> Offset | None:
-        start_offset = self._json(*self.layout.start_keys(self.tp)).get("start_offset")
-        return Offset(start_offset) if isinstance(start_offset, int) else None
+        try:
+            return recorded_start(self.store, self.layout, self.tp)
+        except MalformedObjectError:
+            return None
 
     def _gap(self, offset: int) -> RecordedGap | None:
         prefix = self.layout.gap_prefix(self.tp)
@@ -182,14 +156,14 @@ class ArchivedPartition:
             parsed = parse_gap_key(row.key, prefix)
             if parsed is None or not parsed[0] <= offset < parsed[1]:
                 continue
-            record = self._json(row.key)
+            record = read_gap(self.store, row.key)
             return RecordedGap(
                 row.key,
                 *parsed,
                 row.modified_ms,
-                _number(record.get("broker_id")),
-                _number(record.get("leader_epoch")),
-                _text(record.get("archive_below")),
+                record.broker_id,
+                record.leader_epoch,
+                record.archive_below,
                 self._acknowledgement(OffsetRange(*parsed)),
             )
         return None
@@ -204,17 +178,6 @@ class ArchivedPartition:
             keys = nearest_in_each_directory(self.store.list_objects(prefix), offset)
             yield from sorted(keys)[:_MOST_SET_ASIDE]
 
-    def _json(self, *keys: str) -> dict[str, Any]:
-        """Return the JSON object at the first key that has one; {} if it is absent or cannot be
-        parsed.
-        """
-        try:
-            stored = read_first(self.store, keys)
-            parsed = None if stored is None else parse_json(stored.data)
-        except ValueError:
-            return {}
-        return parsed if isinstance(parsed, dict) else {}
-
 
 def nearest_in_each_directory(rows: Iterable[ObjectSummary], offset: int) -> list[str]:
     """Return the key of one `.log` per directory: the highest base at or below the offset."""
@@ -226,20 +189,3 @@ def nearest_in_each_directory(rows: Iterable[ObjectSummary], offset: int) -> lis
             candidate = (parsed.base_offset, row.key)
             nearest[directory] = max(nearest.get(directory, candidate), candidate)
     return [key for _, key in nearest.values()]
-
-
-def _last(
-    rows: Iterable[tuple[BaseOffset, ObjectSummary]],
-) -> tuple[BaseOffset, ObjectSummary] | None:
-    last = None
-    for row in rows:
-        last = row
-    return last
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) else None

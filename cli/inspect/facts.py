@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.inventory.contents import ArchiveEnd
+from sidetier.archive.inventory.stored_partition import NO_WATERMARK, StoredPartition
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.quarantine import read_pending_plan
-from sidetier.cli.archive_listing import NO_WATERMARK, ArchiveEnd, read_archive_end
 from sidetier.cli.inspect.archive import ArchivedOffset, ArchivedPartition
 from sidetier.cli.inspect.cluster import (
     Cluster,
@@ -464,7 +465,7 @@ def _read_archives(
         if partition.exclusion is not None:
             return partition
         try:
-            end = read_archive_end(store, layout, tp)
+            end = StoredPartition(store, layout, tp).end()
             other = _other_topic(end, topic_ids.get(tp.topic))
             known = _with_archive_end(partition, end, store)
             return known if other is None else _unread(partition, other)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError
@@ -34,9 +34,9 @@ def led_partition(
         StorageError: The store does not answer.
     """
     held: Held | None = None
-    mark: StoredWatermark | None = None
+    mark = None
     try:
-        mark = read_watermark(store, layout.watermark_key(tp))
+        mark = StoredPartition(store, layout, tp).watermark()
     except MalformedObjectError as error:
         held = Held(Hindrance.ARCHIVE_UNKNOWN, str(error))
     epoch = latest_epoch(directory)

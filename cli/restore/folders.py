@@ -1,5 +1,6 @@
 """Folders of quarantined and retired archives: list them, and open the one to restore."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -7,14 +8,14 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.folders import ArchiveFolder, access_to_folders, layout_of_folders
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.quarantine import PLAN_NAME, MoveKind, read_plan
-from sidetier.archive.objects.segment import derive_next_offset, stored_logs
-from sidetier.archive.objects.watermark import Watermark, decode_watermark, read_watermark
+from sidetier.archive.objects.segment import segment_files
+from sidetier.archive.objects.watermark import Watermark, decode_watermark
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import parse_partition_directory
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.storage.port import RemoteStorage
+from sidetier.segments.names import FileKind, parse_partition_directory
+from sidetier.segments.offsets import Offset, TopicPartition
 
 _TAKEN_OVER: Final = "peer/"
 """Subfolder into which the takeover from Pinterest's uploader has moved segments that are not part
@@ -110,7 +111,10 @@ def _folders(archive: ArchiveAccess, kind: FolderKind, tp: TopicPartition) -> di
     return {
         prefix.removeprefix(root).removesuffix("/"): prefix
         for prefix in prefixes
-        if stored_logs(store.list_objects(prefix), prefix)
+        if any(
+            FileKind.LOG in files.files
+            for files in segment_files(store.list_objects(prefix), prefix)
+        )
     }
 
 
@@ -138,15 +142,15 @@ def _folder(
     archive: ArchiveAccess, kind: FolderKind, tp: TopicPartition, prefix: str
 ) -> ArchiveFolder:
     store = archive.store(tp.topic)
-    _refuse_unfinished(store, archive.layout.watermark_key(tp), prefix)
+    _refuse_unfinished(archive.partition(tp), prefix)
     plan = read_plan(store, prefix)
     if kind is FolderKind.RETIRED and plan is not None and plan.watermark is not None:
         watermark = decode_watermark(plan.watermark.encode(), prefix + PLAN_NAME)
         if watermark.next_offset is not None:
             return ArchiveFolder(prefix, replace(watermark, pending=None))
-    last = stored_logs(store.list_objects(prefix), prefix)[-1].base_offset
-    layout = layout_of_folders(archive.layout, {tp: prefix})
-    end = derive_next_offset(store, layout, tp, BaseOffset(last))
+    folder = StoredPartition(store, layout_of_folders(archive.layout, {tp: prefix}), tp)
+    [last] = deque((log.base_offset for log in folder.logs()), maxlen=1)
+    end = folder.next_offset_of(last)
     start = None
     if plan is not None and plan.kind is MoveKind.QUARANTINE:
         # The first segment may begin below this offset: the archive has kept that part of it.
@@ -154,9 +158,9 @@ def _folder(
     return ArchiveFolder(prefix, Watermark(last, end, start_offset=start))
 
 
-def _refuse_unfinished(store: RemoteStorage, key: str, prefix: str) -> None:
-    stored = read_watermark(store, key)
-    if stored is not None and stored.watermark.pending == prefix:
+def _refuse_unfinished(stored: StoredPartition, prefix: str) -> None:
+    mark = stored.watermark()
+    if mark is not None and mark.watermark.pending == prefix:
         raise ConfigurationError(
             f"{prefix}: objects are still being moved there, by a sidecar or by `sidetier retire`; "
             "restore it when that is done"

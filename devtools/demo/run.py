@@ -28,11 +28,11 @@ from devtools.demo.spark import count_by_minute, what_is_missing, why_no_spark
 from devtools.demo.verify import LogOffsets, PartitionProof, prove
 from devtools.sandbox.kafka import KraftCluster
 from devtools.sandbox.kafka_tools import KAFKA_TOOLS
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.brokers.errors import ServerTimeoutError
 from sidetier.brokers.jars import jars_of
 from sidetier.brokers.java import find_java
 from sidetier.brokers.kafka import JARS, KAFKA_4_3
-from sidetier.cli.archive_listing import read_archive_end
 from sidetier.cli.arguments import size_text
 from sidetier.config.storage import StorageConfig
 from sidetier.segments.keys import ArchiveLayout
@@ -235,7 +235,7 @@ class _Demo:
 
     def _next_offset(self, number: int) -> int:
         tp = TopicPartition(TOPIC, number)
-        return read_archive_end(self._store, self._layout, tp).next_offset or 0
+        return StoredPartition(self._store, self._layout, tp).end().next_offset or 0
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         try:

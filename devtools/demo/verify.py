@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from devtools.demo.records import combined, digest
-from sidetier.cli.archive_listing import list_segments, read_archive_end
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.segments.errors import ObjectNotFoundError, SegmentError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
@@ -77,16 +77,15 @@ def prove(
     `produced` has the `digest` of each acknowledged record by its offset. `bounds` is what the
     broker still has: everything that it has deleted must be stored.
     """
-    mark = read_archive_end(store, layout, tp)
+    stored = StoredPartition(store, layout, tp)
+    mark = stored.end()
     watermark = mark.watermark.base_offset if mark.watermark else None
     next_offset = mark.next_offset or 0
-    bases = [
-        segment.base_offset
-        for segment in list_segments(store, layout, tp)
-        if watermark is not None
-        and segment.base_offset <= watermark
-        and FileKind.LOG in segment.files
-    ]
+    bases = (
+        []
+        if watermark is None
+        else [segment.base_offset for segment in stored.logs(end=watermark + 1)]
+    )
     end = max(next_offset, bounds.start)
     reading = _read(store, layout, tp, bases)
     expected = {offset: record_digest for offset, record_digest in produced.items() if offset < end}

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.objects.log_check import contradictions
+from sidetier.archive.objects.log_check import mismatch
 from sidetier.archive.objects.notes import noted_next_offset, noted_records
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reader import ArchiveReader, IsolationLevel, ReaderSettings
@@ -149,7 +149,7 @@ class ArchivedRecords:
             if head.etag != log.row.etag:
                 return None  # as above
             offsets = OffsetRange(Offset(log.base_offset), until)
-            problem = next(contradictions(head), None)
+            problem = mismatch(head)
             if problem is not None:
                 raise DamagedArchiveError(problem, log.key, head.size, offsets)
             records = noted_records(head)

@@ -5,16 +5,17 @@ They are left when a sidecar is killed after it has stored the `.log`, and befor
 So the archive continues with them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sidetier.archive.objects.log_check import contradictions
+from sidetier.archive.inventory.stored_partition import StoredPartition
+from sidetier.archive.objects.log_check import mismatch
 from sidetier.archive.objects.notes import noted_epoch, noted_next_offset
-from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset, segment_files
+from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, parse_runs
 from sidetier.segments.errors import ArchiveError
-from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import REQUIRED_KINDS, FileKind
 from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import (
@@ -27,7 +28,7 @@ from sidetier.segments.offsets import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.encrypted_format import missing_marker
-from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
+from sidetier.storage.port import ObjectHead, RemoteStorage
 from sidetier.uploader.errors import AnotherTopicError, DivergedError
 from sidetier.uploader.gates.divergence import check_stored_segment
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY, store_empty_index
@@ -69,11 +70,6 @@ class OurLog:
             )
 
 
-def segments_with_log(rows: Iterable[ObjectSummary], prefix: str) -> list[SegmentFiles]:
-    """Return the segments in a listing whose `.log` is stored, by rising base offset."""
-    return [segment for segment in segment_files(rows, prefix) if FileKind.LOG in segment.files]
-
-
 def _store_missing_indexes(store: RemoteStorage, segment: SegmentFiles, log: ObjectHead) -> None:
     """Store empty indexes for a sidecar's `.log` that has lost its own.
 
@@ -88,7 +84,7 @@ def _store_missing_indexes(store: RemoteStorage, segment: SegmentFiles, log: Obj
 
 def _check_whole(head: ObjectHead) -> None:
     """Raise ArchiveError if the `.log` is not the one that was archived: nothing is committed."""
-    problem = next(contradictions(head), None)
+    problem = mismatch(head)
     if problem is not None:
         raise ArchiveError(
             f"{problem}. It is above the archive end offset and not committed: restore the object, "
@@ -194,33 +190,17 @@ def stored_within(
         DivergedError: the leader's log has another history there.
         ArchiveError: one of them is not the object that was archived.
     """
-    prefix = layout.partition_prefix(tp)
-    # `.txnindex` sorts last among the files of a segment,
-    # so the listing begins with the next segment.
-    start = layout.object_key(tp, watermark.base_offset, FileKind.TXNINDEX) if watermark else ""
-    rows = store.list_objects(prefix, start_after=start)
-    for segment in segments_with_log(_up_to(rows, prefix, gap.end), prefix):
+    stored = StoredPartition(store, layout, tp)
+    for segment in stored.logs(watermark.base_offset + 1 if watermark else 0, gap.end):
         head = store.head_object(segment.log.key)
         if _belongs_together(store, segment, head):
-            following = noted_next_offset(head) or derive_next_offset(
-                store, layout, tp, segment.base_offset
-            )
+            following = noted_next_offset(head) or stored.next_offset_of(segment.base_offset)
             if following > gap.start:
                 ours.check(head, following)
                 _check_whole(head)
                 _store_missing_indexes(store, segment, head)
                 epoch_history = _epoch_history_of(head, segment.base_offset, None)
                 yield _adopted(store, segment, head, following, epoch_history)
-
-
-def _up_to(rows: Iterable[ObjectSummary], prefix: str, end: Offset) -> Iterator[ObjectSummary]:
-    # Keys sort by base offset. `_metadata` and the other objects that are not of
-    # a segment sort behind all segments, so the first of them ends the listing.
-    for row in rows:
-        parsed = parse_object_key(row.key, prefix)
-        if parsed is None or parsed[0] >= end:
-            return
-        yield row
 
 
 def contiguous(stored: Sequence[StoredSegment], start: Offset) -> list[StoredSegment]:

@@ -12,9 +12,10 @@ from typing import Final
 
 import structlog
 
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.gaps import ArchiveBelow, write_gap
 from sidetier.archive.objects.notes import noted_next_offset
-from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset
+from sidetier.archive.objects.segment import SegmentFiles, segment_files
 from sidetier.archive.objects.starts import (
     StartRecords,
     keep_earliest_start,
@@ -34,7 +35,6 @@ from sidetier.uploader.archive.adoption import (
     ReadEpochHistory,
     contiguous,
     follow_on,
-    segments_with_log,
     stored_within,
 )
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
@@ -111,7 +111,7 @@ class ArchiveWriter:
         if not archive.is_pinterest or not derive:
             return archive
         base = archive.watermark.base_offset
-        following = derive_next_offset(self._store, self._layout, tp, base)
+        following = StoredPartition(self._store, self._layout, tp).next_offset_of(base)
         return replace(archive, next_offset=following)
 
     def take_over(
@@ -214,13 +214,11 @@ class ArchiveWriter:
             DivergedError: one of the segments is not of this broker's log.
             ArchiveConflictError: as `commit`.
         """
-        after, start = archive.watermark, ""
-        if after is not None:
-            # Only what the archive end offset does not cover: the files of the segment
-            # that `offset.wm` names are committed. Its `.txnindex` sorts last among them.
-            start = self._layout.object_key(tp, after.base_offset, FileKind.TXNINDEX)
-        prefix = self._layout.partition_prefix(tp)
-        rows = list(self._store.list_objects(prefix, start_after=start))
+        after, prefix = archive.watermark, self._layout.partition_prefix(tp)
+        # Only what the archive end offset does not cover: the files of the segment that
+        # `offset.wm` names are committed.
+        first = 0 if after is None else after.base_offset + 1
+        rows = list(StoredPartition(self._store, self._layout, tp).rows(first))
         # The listing has shown whether the object exists,
         # so a new partition costs no request for it.
         self._metadata.load(
@@ -228,7 +226,7 @@ class ArchiveWriter:
         )
         if after is None and not (unmarked or archive.recorded):
             self._check_unmarked(tp, rows, prefix, leader)
-        stored = segments_with_log(rows, prefix)
+        stored = [files for files in segment_files(rows, prefix) if FileKind.LOG in files.files]
         archive = self._begin_with(archive, stored)
         if stored and archive.next_offset is not None:
             ours = OurLog(epoch_history, leader.topic_id)
@@ -305,9 +303,8 @@ class ArchiveWriter:
         """Return the committed `.log` objects."""
         if watermark is None:
             return []
-        prefix = self._layout.partition_prefix(tp)
-        rows = self._store.list_objects(prefix)
-        return [row for row in rows if _is_committed(row.key, prefix, watermark)]
+        stored = StoredPartition(self._store, self._layout, tp)
+        return [segment.log for segment in stored.logs(end=watermark.base_offset + 1)]
 
     def commit(
         self,
@@ -476,9 +473,3 @@ class ArchiveWriter:
             "gap.archive_unverified", topic=tp.topic, partition=tp.partition, start_offset=gap.start
         )
         return "unverified"
-
-
-def _is_committed(key: str, prefix: str, watermark: Watermark) -> bool:
-    """Return whether the key is of a `.log` up to the base offset in `offset.wm`."""
-    parsed = parse_object_key(key, prefix)
-    return parsed is not None and parsed[0] <= watermark.base_offset and parsed[1] is FileKind.LOG

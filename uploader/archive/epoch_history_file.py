@@ -24,16 +24,14 @@ from typing import Final
 
 import structlog
 
-from sidetier.archive.objects.gaps import recorded_gaps
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.leader_epochs import (
     StoredEpochHistory,
     read_epoch_history,
     write_epoch_history,
 )
 from sidetier.archive.objects.notes import noted_epoch, noted_next_offset
-from sidetier.archive.objects.segment import segment_files
 from sidetier.archive.objects.watermark import Watermark, is_noted
-from sidetier.archive.orphan_segments import readable_names
 from sidetier.segments.epoch_history import (
     ContradictionError,
     Entry,
@@ -45,7 +43,6 @@ from sidetier.segments.epoch_history import (
 )
 from sidetier.segments.errors import ArchiveConflictError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind
 from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
@@ -157,15 +154,12 @@ def _noted(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, watermark: Watermark
 ) -> Iterator[_Noted]:
     """Yield the metadata of the segments by rising base offset, read in parallel if many."""
-    prefix = layout.partition_prefix(tp)
-    named = readable_names(store, layout.metadata_key(tp))
-    start = watermark.start_offset or 0
+    stored = StoredPartition(store, layout, tp)
+    named = stored.readable_names()
     logs = [
         (segment.base_offset, segment.log.key)
-        for segment in segment_files(store.list_objects(prefix), prefix)
-        if start <= segment.base_offset <= watermark.base_offset
-        and FileKind.LOG in segment.files
-        and (not named or segment.base_offset in named)
+        for segment in stored.logs(watermark.start_offset or 0, watermark.base_offset + 1)
+        if not named or segment.base_offset in named
     ]
     heads = at_once(lambda log: store.head_object(log[1]), logs)
     for (base, _), head in zip(logs, heads, strict=True):
@@ -319,8 +313,8 @@ class EpochHistoryFile:
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
     def _gaps(self, tp: TopicPartition) -> list[OffsetRange]:
-        """List the recorded gaps, in which leader epochs may be missing. Makes one request."""
-        return recorded_gaps(self._store, self._layout, [tp])[tp]
+        """List the recorded gaps, in which leader epochs may be missing. One request."""
+        return StoredPartition(self._store, self._layout, tp).gaps()
 
 
 def _with_later(rebuilt: EpochHistory, known: EpochHistory, end: Offset) -> EpochHistory:

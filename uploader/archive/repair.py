@@ -12,6 +12,8 @@ from itertools import pairwise
 from typing import Final
 
 from sidetier.archive.access import ArchiveAccess, require_fencing
+from sidetier.archive.inventory.contents import Inventory
+from sidetier.archive.inventory.stored_partition import StoredPartition, is_same_archive
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory, write_epoch_history
 from sidetier.archive.objects.pinterest_metadata import (
     PartitionMetadata,
@@ -19,15 +21,10 @@ from sidetier.archive.objects.pinterest_metadata import (
     encode_metadata,
 )
 from sidetier.archive.objects.segment import SegmentFiles, rebuilt_indexes
-from sidetier.archive.objects.watermark import Watermark, read_watermark
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.topics import select_partitions
 from sidetier.archive.verify.findings import Finding, FindingKind, Severity, Unread
-from sidetier.archive.verify.light import (
-    PartitionObjects,
-    is_same_archive,
-    read_heads,
-    read_partition,
-)
+from sidetier.archive.verify.light import read_partition
 from sidetier.archive.verify.run import Verification, VerifyRequest
 from sidetier.config.storage import StorageConfig
 from sidetier.segments.crc import crc64nvme
@@ -109,20 +106,20 @@ class UnrepairableError(ArchiveError):
 
 
 def planned_repairs(
-    objects: PartitionObjects, findings: Iterable[Finding], layout: ArchiveLayout
+    inventory: Inventory, findings: Iterable[Finding], layout: ArchiveLayout
 ) -> list[Repair]:
     """Return what to rebuild: markers, indexes, `_metadata` and leader epochs, in this order. Pure.
 
     Args:
-        objects: The partition, as it was read.
+        inventory: The partition, as it was read.
         findings: The findings about it. Those that cannot be repaired are ignored.
         layout: How keys are made.
     """
-    mark = objects.watermark
+    mark = inventory.watermark
     if mark is None or mark.watermark.pending is not None:
         return []  # nothing is committed, or segments are moving
-    tp, kinds = objects.topic_partition, set()
-    segments = {segment.base_offset: segment for segment in objects.judged}
+    tp, kinds = inventory.topic_partition, set()
+    segments = {segment.base_offset: segment for segment in inventory.members}
     of_segments: dict[str, Repair] = {}
     for finding in findings:
         kinds.add(finding.kind)
@@ -157,18 +154,14 @@ class Repairer:
     """Carries out the repairs of one partition.
 
     Args:
-        store: The partition's store.
-        layout: The keys on it.
-        objects: The partition, as it was read, for `planned_repairs`.
+        stored: The partition.
+        inventory: Its contents, as they were read, for `planned_repairs`.
     """
 
-    def __init__(
-        self, store: RemoteStorage, layout: ArchiveLayout, objects: PartitionObjects
-    ) -> None:
-        self._store = store
-        self._layout = layout
-        self._objects = objects
-        self._tp = objects.topic_partition
+    def __init__(self, stored: StoredPartition, inventory: Inventory) -> None:
+        self._stored = stored
+        self._store, self._layout, self._tp = stored.store, stored.layout, stored.tp
+        self._inventory = inventory
         self._sizes: dict[str, int] = {}
         """Size of each `.log` whose marker was missing when the partition was listed."""
 
@@ -241,9 +234,7 @@ class Repairer:
             if not known.entries:
                 self._refuse_overlaps()
             added = [
-                (segment.base_offset, segment.log.modified_ms)
-                for segment in self._objects.judged
-                if FileKind.LOG in segment.files
+                (segment.base_offset, segment.log.modified_ms) for segment in self._inventory.logs
             ]
             metadata = known.with_segments(added)
             new = len(metadata.entries) - len(known.entries)
@@ -261,9 +252,9 @@ class Repairer:
         """Raise ArchiveConflictError if the archive has changed otherwise than by commits: it may
         have lost segments (a quarantine, `sidetier gc`), which must not get entries again.
         """
-        key = self._layout.watermark_key(self._tp)
-        read, now = self._watermark, read_watermark(self._store, key)
-        if now is None or not is_same_archive(read, now.watermark):
+        now = self._stored.watermark()
+        if now is None or not is_same_archive(self._watermark, now.watermark):
+            key = self._layout.watermark_key(self._tp)
             raise ArchiveConflictError(
                 f"{key} was changed meanwhile (by another leader's sidecar, a quarantine or "
                 "`sidetier gc`); repeat the command"
@@ -283,10 +274,10 @@ class Repairer:
 
     def _refuse_overlaps(self) -> None:
         """Raise if two segments overlap: without entries, nothing tells which is the orphan."""
-        logs = [s for s in self._objects.judged if FileKind.LOG in s.files]
-        unknown = [s for s in logs if s.base_offset not in self._objects.ends]
-        noted = read_heads(self._store, unknown, self._objects.topic_id)
-        ends = self._objects.with_noted(noted).ends
+        logs = self._inventory.logs
+        unknown = [log for log in logs if log.base_offset not in self._inventory.noted]
+        noted = self._stored.heads(unknown, self._inventory.topic_id)
+        ends = self._inventory.with_noted(noted).ends
         for segment, following in pairwise(logs):
             end = ends.get(segment.base_offset)
             if end is not None and end > following.base_offset:
@@ -298,7 +289,7 @@ class Repairer:
 
     def _epochs(self, key: str) -> str:
         mark = self._watermark
-        stored = self._objects.epochs
+        stored = self._inventory.epochs
         if stored is None:  # it does not parse
             stored = StoredEpochHistory(NO_EPOCHS, self._store.head_object(key).etag)
         rebuilt = noted_epoch_history(
@@ -326,9 +317,9 @@ class Repairer:
 
     @property
     def _watermark(self) -> Watermark:
-        if self._objects.watermark is None:
+        if self._inventory.watermark is None:
             raise UnrepairableError(f"{self._tp} has no offset.wm: nothing is committed")
-        return self._objects.watermark.watermark
+        return self._inventory.watermark.watermark
 
     def _is_right(self, epochs: EpochHistory) -> bool:
         mark = self._watermark
@@ -339,7 +330,7 @@ class Repairer:
     def _epochs_of_batches(self) -> EpochHistory:
         """Read the leader epoch of each batch: all bytes of the archive."""
         runs: list[tuple[LeaderEpoch, Offset]] = []
-        for segment in self._objects.judged:
+        for segment in self._inventory.members:
             for epoch, start in _runs(self._store, segment):
                 if not runs or epoch > runs[-1][0]:
                     runs.append((epoch, start))
@@ -453,15 +444,15 @@ def _repair_partition(
     ]
     if not any(finding.kind in REPAIRABLE for finding in findings):
         return
-    store, layout = archive.store(tp.topic), archive.layout
+    stored = archive.partition(tp)
     try:
         # Again: the verification took time, and a sidecar may have written since.
-        objects, _ = read_partition(store, layout, tp)
+        inventory, _ = read_partition(stored)
     except SidetierError as error:
-        report.unread.append(Unread(tp, layout.partition_prefix(tp), str(error)))
+        report.unread.append(Unread(tp, stored.prefix, str(error)))
         return
-    repairs = planned_repairs(objects, findings, layout)
+    repairs = planned_repairs(inventory, findings, stored.layout)
     if report.dry_run:
         report.outcomes += [RepairOutcome(repair) for repair in repairs]
         return
-    carry_out(Repairer(store, layout, objects), repairs, report.outcomes.append)
+    carry_out(Repairer(stored, inventory), repairs, report.outcomes.append)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.gaps import write_gap
 from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, TimeIndexEntry
 from sidetier.archive.objects.segment import (
@@ -21,7 +22,6 @@ from sidetier.archive.objects.segment import (
     Tail,
     read_tail,
     rebuilt_indexes,
-    segment_files,
 )
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import EpochHistory
@@ -156,9 +156,7 @@ def scan(
     Raises:
         StorageError: as the port says.
     """
-    prefix = layout.partition_prefix(tp)
-    listed = segment_files(store.list_objects(prefix), prefix)
-    stored = [segment for segment in listed if FileKind.LOG in segment.files]
+    stored = list(StoredPartition(store, layout, tp).logs())
     segments = at_once(lambda segment: _read_segment(store, segment), stored)
     whole = [segment for segment in segments if segment is not None]
     damaged = [

@@ -10,9 +10,9 @@ from typing import Final
 
 import structlog
 
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.acknowledgements import covering
 from sidetier.archive.objects.drill_record import DrillRecord, read_drill
-from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.names import parse_partition_directory
@@ -113,7 +113,7 @@ def _quarantines(
 def _archive_start(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> Offset:
     """Return the first archived offset now; 0 where it is not known."""
     with suppress(MalformedObjectError):  # its partition is held, and the status has the error
-        mark = read_watermark(store, layout.watermark_key(tp))
+        mark = StoredPartition(store, layout, tp).watermark()
         if mark is not None and mark.watermark.start_offset is not None:
             return mark.watermark.start_offset
     return Offset(0)

@@ -4,19 +4,18 @@ A write is a conditional put over the version that was read. If two sidecars wri
 store refuses one of the writes.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.watermark import (
     StoredWatermark,
     Watermark,
     WatermarkConflictError,
     only_start_moved,
-    read_watermark,
     write_watermark,
 )
 from sidetier.segments.epoch_history import checksum_below
-from sidetier.segments.errors import ArchiveConflictError, ObjectNotFoundError
+from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
@@ -50,7 +49,7 @@ class WatermarkFile:
             MalformedObjectError: it does not parse.
         """
         key = self._layout.watermark_key(tp)
-        mark = read_watermark(self._store, self._layout.watermark_key(tp))
+        mark = self._stored(tp).watermark()
         if mark is None:
             return ArchiveState()
         _check_writer(key, mark, leader)
@@ -115,15 +114,14 @@ class WatermarkFile:
         self, tp: TopicPartition, archive: ArchiveState, next_offset: Offset, leader: Leader
     ) -> None:
         """Check that the store would take the write of `move` now. Raises as `move`."""
-        key = self._layout.watermark_key(tp)
-        etag = None
-        with suppress(ObjectNotFoundError):
-            etag = self._store.head_object(key).etag
-        if etag == archive.etag:
+        if self._stored(tp).watermark_etag() == archive.etag:
             return
-        stored, known = read_watermark(self._store, key), archive.watermark
+        stored, known = self._stored(tp).watermark(), archive.watermark
         if stored is None or known is None or not only_start_moved(known, stored.watermark):
-            raise _refusal(key, stored, next_offset, leader)
+            raise _refusal(self._layout.watermark_key(tp), stored, next_offset, leader)
+
+    def _stored(self, tp: TopicPartition) -> StoredPartition:
+        return StoredPartition(self._store, self._layout, tp)
 
 
 def _refusal(

@@ -9,11 +9,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.acknowledgements import acknowledged_gaps, covering
 from sidetier.config.model import Config
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import ArchiveError, LeadershipError, SegmentError, SegmentGoneError
-from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import (
@@ -320,7 +321,9 @@ class Survey:
         store = self.store_of(plan.topic_partition.topic)
         if store is None or not plan.has_work:
             return plan
-        stored = _logs_above(store, self.layout, plan)
+        first = plan.due[0].base_offset if plan.due else BaseOffset(0)
+        logs = StoredPartition(store, self.layout, plan.topic_partition).logs(first)
+        stored = {log.base_offset for log in logs}
         return replace(plan, present=sum(due.base_offset in stored for due in plan.due))
 
 
@@ -414,16 +417,3 @@ def _due(partition: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> Du
         partition.epoch,
     )
     return DueSegment(segment.base_offset, end, status.st_size, gate.is_committed(closed))
-
-
-def _logs_above(
-    store: RemoteStorage, layout: ArchiveLayout, plan: PartitionPlan
-) -> set[BaseOffset]:
-    """Return the base offsets of stored `.log`s from the first due segment on."""
-    prefix = layout.partition_prefix(plan.topic_partition)
-    first = plan.due[0].base_offset if plan.due else BaseOffset(0)
-    start = f"{prefix}{first:020d}"  # sorts before every file of that segment
-    parsed = (
-        parse_object_key(r.key, prefix) for r in store.list_objects(prefix, start_after=start)
-    )
-    return {parts[0] for parts in parsed if parts is not None and parts[1] is FileKind.LOG}

@@ -29,21 +29,19 @@ Nothing is written.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sidetier.archive.objects.gaps import recorded_gaps
-from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
-from sidetier.archive.objects.log_check import contradictions
+from sidetier.archive.inventory.stored_partition import StoredPartition
+from sidetier.archive.objects.leader_epochs import StoredEpochHistory
+from sidetier.archive.objects.log_check import mismatch
 from sidetier.archive.objects.notes import noted_epoch, noted_next_offset
-from sidetier.archive.objects.pinterest_metadata import named_segments
-from sidetier.archive.objects.segment import SegmentFiles, segment_files
+from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.objects.watermark import (
     Watermark,
     is_noted,
     only_start_moved,
-    read_watermark,
 )
 from sidetier.segments.epoch_history import EpochHistory, continues, contradiction, parse_runs
 from sidetier.segments.errors import (
@@ -67,11 +65,9 @@ from sidetier.segments.offsets import (
 )
 from sidetier.storage.checksums import RunningChecksum, is_replaced
 from sidetier.storage.port import (
-    LISTED_AT_ONCE,
     ChecksumAlgorithm,
     IfMatch,
     ObjectHead,
-    ObjectSummary,
     RemoteStorage,
 )
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
@@ -168,7 +164,7 @@ class ArchiveCheck:
             if is_current:
                 return bounded
         # `sidetier gc` may have moved the start since.
-        mark = read_watermark(self.store, key)
+        mark = self._stored(led.topic_partition).watermark()
         if mark is None:
             return trim.none(Held(Hindrance.ARCHIVE_CHANGED, f"{key} is not stored"))
         bounded, is_current = self._bound(led, trim, mark.watermark, mark.etag)
@@ -197,22 +193,15 @@ class ArchiveCheck:
             return trim, False
         local = led.local_epochs()
         stored = self._stored_epochs(led, watermark, local)
-        held = epochs_hindrance(
-            watermark, stored, local, trim.end, lambda: self._gaps(led.topic_partition)
-        )
+        gaps = self._stored(led.topic_partition).gaps
+        held = epochs_hindrance(watermark, stored, local, trim.end, gaps)
         if held is not None:
             return trim.none(held), False
         trim, listed_etag = self._bounded_by_segments(led, trim, watermark, local)
         return trim, listed_etag == etag
 
-    def _etag_of(self, key: str) -> str | None:
-        try:
-            return self.store.head_object(key).etag
-        except ObjectNotFoundError:
-            return None
-
-    def _gaps(self, tp: TopicPartition) -> Sequence[OffsetRange]:
-        return recorded_gaps(self.store, self.layout, [tp])[tp]
+    def _stored(self, tp: TopicPartition) -> StoredPartition:
+        return StoredPartition(self.store, self.layout, tp)
 
     def _stored_epochs(
         self, led: LedPartition, watermark: Watermark, local: EpochHistory
@@ -222,7 +211,7 @@ class ArchiveCheck:
         known = local if led.stored_epochs is None else led.stored_epochs.epoch_history
         if watermark.epoch_history is not None and is_noted(watermark, known):
             return known
-        return read_epoch_history(self.store, self.layout, led.topic_partition).epoch_history
+        return self._stored(led.topic_partition).epochs().epoch_history
 
     def _bounded_by_segments(
         self, led: LedPartition, trim: Trim, watermark: Watermark, local: EpochHistory
@@ -231,12 +220,9 @@ class ArchiveCheck:
 
         The etag is None if `offset.wm` is missing, or was not looked for.
         """
-        tp = led.topic_partition
-        key = self.layout.metadata_key(tp)
+        stored = self._stored(led.topic_partition)
         # A stored segment that `_metadata` does not name may be one that the cluster has discarded.
-        bases = sorted(
-            base for base in named_segments(self.store, key) if base <= watermark.base_offset
-        )
+        bases = sorted(base for base in stored.names() if base <= watermark.base_offset)
         first = bisect_right(bases, trim.first_deleted) - 1
         if first < 0:
             text = "_metadata names no segment"
@@ -264,7 +250,7 @@ class ArchiveCheck:
                 break
             checked.append((base, answer))
             position = max(position, answer.end)
-        rows, etag = self._listed(tp, wanted[0], wanted[-1])
+        rows, etag = stored.segments_then_etag(wanted[0], wanted[-1])
         position = trim.first_deleted
         for base, log in checked:
             problem = self._missing(led, base, log, rows.get(base))
@@ -279,28 +265,6 @@ class ArchiveCheck:
             or Held(Hindrance.ARCHIVE_BEHIND, f"the stored segments below {position} were checked"),
         )
         return trim, etag
-
-    def _listed(
-        self, tp: TopicPartition, first: BaseOffset, last: BaseOffset
-    ) -> tuple[Mapping[BaseOffset, SegmentFiles], str | None]:
-        """Return the files of some segments, and the etag of `offset.wm`; None if it is missing."""
-        prefix, mark = self.layout.partition_prefix(tp), self.layout.watermark_key(tp)
-        # Shortened, the key sorts just before the files of the first segment.
-        listing = self.store.list_objects(prefix, start_after=f"{prefix}{first:020d}")
-        # Keys sort by base offset, and `offset.wm` sorts after the segments.
-        after = f"{prefix}{last + 1:020d}"
-        rows: list[ObjectSummary] = []
-        etag: str | None = None
-        for number, row in enumerate(listing, 1):
-            if row.key < after:
-                rows.append(row)
-            elif row.key == mark:
-                etag = row.etag
-                break
-            elif number % LISTED_AT_ONCE == 0:
-                etag = self._etag_of(mark)  # cheaper than the next page
-                break
-        return {files.base_offset: files for files in segment_files(rows, prefix)}, etag
 
     def _missing(
         self, led: LedPartition, base: BaseOffset, log: VerifiedLog, files: SegmentFiles | None
@@ -342,7 +306,7 @@ class ArchiveCheck:
                 "it was stored by Pinterest's uploader, without a checksum"
                 if end is None
                 else place_problem(base, end, following)
-                or next(contradictions(head), None)
+                or mismatch(head)
                 or segment_problem(head, led.topic_id, local)
                 or size_problem(segments, base, end, head.size)
                 or checksum_problem(head)

@@ -5,11 +5,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from sidetier.archive.inventory.members import without_orphans
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
 from sidetier.archive.objects.quarantine import read_plan
 from sidetier.archive.objects.segment import stored_logs as listed
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.archive.orphan_segments import without_orphans
 from sidetier.archive.view import view_of_ours
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.names import FileKind, segment_file_name
@@ -198,7 +198,8 @@ class Laws:
         rows = listed(self.store.list_objects(prefix := LAYOUT.partition_prefix(self.tp)), prefix)
         named = {BaseOffset(base) for base in self._named(logs)}
         below = [segment for segment in rows if segment.base_offset <= watermark.base_offset]
-        visible = without_orphans(below, named, lambda segment: _end_of(logs, segment.base_offset))
+        ends = {base: _end_of(logs, base) for base in named}
+        visible = without_orphans(below, named, ends)
         view = view_of_ours("the archive", watermark, "", visible)
         lost: dict[int, int] = {}
         for base, until in (

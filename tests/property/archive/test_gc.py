@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 from sidetier.archive.gc.collector import PartitionCollector
 from sidetier.archive.gc.listing import list_archive
 from sidetier.archive.gc.retention import Need, Retention
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.pinterest_metadata import (
     PartitionMetadata,
     encode_metadata,
-    named_segments,
     read_metadata,
 )
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.keys import parse_object_key
-from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.fake import FakeStorage
 from tests.harness.intercepted_store import KilledError, MortalStore
@@ -50,18 +49,17 @@ class Uploads:
 
 def check(uploaded: Uploads) -> tuple[int, list[int]]:
     """Return the start and the base offsets of the archive, which has no hole."""
-    listed = list_archive(uploaded.store, LAYOUT, TP)
-    view = listed.view
+    stored = StoredPartition(uploaded.store, LAYOUT, TP)
+    _, inventory = list_archive(stored)
+    view = inventory.view(stored.prefix)
     bases = [int(log.base_offset) for log in view.logs]
     assert view.end == uploaded.end
     assert bases[0] == view.start
     assert all(following - base == 5 for base, following in pairwise([*bases, uploaded.end]))
     assert all(log.index is not None and log.timeindex is not None for log in view.logs)
-    named = named_segments(uploaded.store, LAYOUT.metadata_key(TP))
+    named = stored.names()
     assert set(bases) <= named, "Pinterest's consumer would skip a segment"
-    prefix = LAYOUT.partition_prefix(TP)
-    parsed = [parse_object_key(row.key, prefix) for row in listed.rows]
-    logs = {name[0] for name in parsed if name is not None and name[1] is FileKind.LOG}
+    logs = {segment.base_offset for segment in stored.logs()}
     assert named <= logs, "_metadata names a segment that is not stored"
     return int(view.start), bases
 

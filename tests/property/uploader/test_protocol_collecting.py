@@ -25,6 +25,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from sidetier.archive.gc.collector import PartitionCollector
 from sidetier.archive.gc.listing import NotCollectableError
 from sidetier.archive.gc.retention import Need, Retention, expired_segments
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.archive.verify.light import check_partition, read_partition
 from sidetier.segments.errors import ArchiveConflictError
@@ -259,10 +260,11 @@ class Collecting(Disasters):
         tp = self._at(at).tp
 
         def repair(store: RemoteStorage) -> None:
-            objects, _ = read_partition(store, LAYOUT, tp)
+            stored = StoredPartition(store, LAYOUT, tp)
+            objects, _ = read_partition(stored)
             if objects.watermark is not None and objects.watermark.watermark.pending is None:
                 repairs = [Repair(tp, LAYOUT.metadata_key(tp))]
-                carry_out(Repairer(store, LAYOUT, objects), repairs, lambda _: None)
+                carry_out(Repairer(stored, objects), repairs, lambda _: None)
 
         HAPPENED["a repair amid a gc"] += bool(self.commands)
         self._begun(repair).run(steps)
@@ -287,10 +289,11 @@ class Collecting(Disasters):
 
     def _rebuild_indexes(self, laws: Laws) -> None:
         """Repair the indexes that late deletes have removed; then none may be missing."""
-        objects, _ = read_partition(self.store, LAYOUT, laws.tp)
+        stored = StoredPartition(self.store, LAYOUT, laws.tp)
+        objects, _ = read_partition(stored)
         findings = check_partition(objects, LAYOUT, self._store_ms())
         repairs = [repair for repair in planned_repairs(objects, findings, LAYOUT) if repair.kind]
-        carry_out(Repairer(self.store, LAYOUT, objects), repairs, lambda _: None)
+        carry_out(Repairer(stored, objects), repairs, lambda _: None)
         laws.lost_indexes.clear()
         laws.changes = -1
         laws.check()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.archive import partition_listing
-from sidetier.archive.partition_listing import part_bounds, partition_rows
+from sidetier.archive.inventory import listing
+from sidetier.archive.inventory.listing import part_bounds, partition_rows
 from sidetier.segments.errors import AccessDeniedError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset
@@ -38,7 +38,7 @@ def rows(bases: Sequence[int]) -> list[ObjectSummary]:
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat a store that answers at once as one with long latency."""
-    monkeypatch.setattr(partition_listing, "_PATIENCE", -1.0)
+    monkeypatch.setattr(listing, "_PATIENCE", -1.0)
 
 
 @pytest.mark.usefixtures("far")
@@ -64,7 +64,7 @@ def test_parts_request_little_more_than_one_listing() -> None:
 def test_store_that_answers_at_once_is_listed_by_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partition_listing, "_PATIENCE", 3600.0)
+    monkeypatch.setattr(listing, "_PATIENCE", 3600.0)
     store = archive(range(0, 20_000, 10))
     partition_rows(store, PREFIX, BaseOffset(19_990))
     assert store.count("list") == 7

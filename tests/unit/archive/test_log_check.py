@@ -3,7 +3,7 @@
 import pytest
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.objects.log_check import contradictions, is_full, proven_end
+from sidetier.archive.objects.log_check import is_full, mismatches, proven_end
 from sidetier.archive.objects.notes import noted_checksum, noted_epoch, noted_number
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 from sidetier.segments.notes import (
@@ -52,7 +52,7 @@ def test_size_and_place_are_those_in_the_metadata(
     store, _ = stored(notes, key)
     head = store.head_object(key)
     assert is_full(head) is full
-    assert len(list(contradictions(head))) == problems
+    assert len(list(mismatches(head))) == problems
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from sidetier.archive.inventory.contents import ArchiveEnd
 from sidetier.archive.objects.acknowledgements import Acknowledgement
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.cli.archive_listing import ArchiveEnd
 from sidetier.cli.commands.explain import ExplainResult
 from sidetier.cli.inspect.archive import ArchivedOffset, RecordedGap, StoredHolder
 from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet

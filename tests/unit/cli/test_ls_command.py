@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from sidetier.archive.inventory.listing import list_partitions
 from sidetier.archive.objects.watermark import read_watermark, write_watermark
 from sidetier.archive.topics import cluster_prefixes
-from sidetier.cli.archive_listing import list_partitions
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.verify import light
 from sidetier.archive.verify import run as verification
 from sidetier.archive.verify.deep import SegmentChecker
@@ -166,10 +167,10 @@ def test_state_of_another_run_is_refused(cli: CommandLine, tmp_path: Path) -> No
 def test_unread_partition_ends_with_1(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     real = light.read_partition
 
-    def read(store: Any, layout: Any, tp: TopicPartition, before_more: Any) -> Any:  # noqa: ANN401
-        if tp.topic == "pay":
+    def read(stored: StoredPartition, before_more: Any) -> Any:  # noqa: ANN401
+        if stored.tp.topic == "pay":
             raise PermissionError("no permission")
-        return real(store, layout, tp, before_more)
+        return real(stored, before_more)
 
     monkeypatch.setattr(verification, "read_partition", read)
     found = cli.json("verify", code=1)

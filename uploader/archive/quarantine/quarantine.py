@@ -4,12 +4,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sidetier.archive.objects.pinterest_metadata import named_segments
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.quarantine import Cut, MoveKind, MovePlan, quarantine_name, write_plan
-from sidetier.archive.objects.watermark import Watermark, read_watermark
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header, walk_headers
-from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
@@ -102,12 +102,11 @@ class _Finder:
 
         These are the segments in `_metadata`; all stored segments if it names none of them.
         """
-        prefix = self.layout.partition_prefix(self.tp)
-        names = (parse_object_key(row.key, prefix) for row in self.store.list_objects(prefix))
-        stored = sorted(p[0] for p in names if p and p[1] is FileKind.LOG and p[0] <= last)
+        partition = StoredPartition(self.store, self.layout, self.tp)
+        stored = [segment.base_offset for segment in partition.logs(end=last + 1)]
         # The store may also have segments of a sidecar that lost a race: they were stored after
         # another sidecar had archived their offsets, and are not readable.
-        named = named_segments(self.store, self.layout.metadata_key(self.tp))
+        named = partition.names()
         return [base for base in stored if base in named] or stored
 
     def find(self, bases: Sequence[BaseOffset], latest: Offset) -> Divergence:
@@ -215,7 +214,7 @@ def plan_quarantine(context: MoveContext, suspected: SuspectedDivergence) -> Mov
     elif archive.watermark is not None:
         kept, end = archive.watermark.base_offset, archive.next_offset or end
     # The plan must not describe segments that another sidecar has committed in the meantime.
-    mark = read_watermark(context.store, context.layout.watermark_key(tp))
+    mark = StoredPartition(context.store, context.layout, tp).watermark()
     if (mark.etag if mark else None) != archive.etag:
         raise ArchiveConflictError(f"{context.layout.watermark_key(tp)} was written meanwhile")
     leader = suspected.leader

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from sidetier.archive.inventory.contents import Inventory
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.acknowledgements import Acknowledgement, acknowledge_gap
 from sidetier.archive.objects.chapters import chapter_entry, encode_chapter
 from sidetier.archive.objects.gaps import write_gap
@@ -18,7 +20,6 @@ from sidetier.archive.verify.findings import KINDS, Finding, FindingKind, Severi
 from sidetier.archive.verify.run import Verification, VerifyReport, VerifyRequest
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import ChecksumMismatchError, StoreUnavailableError
-from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import PLACE_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import (
@@ -30,7 +31,6 @@ from sidetier.segments.offsets import (
     TopicPartition,
 )
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.uploader.archive.unresolved import read_unresolved
 from tests.harness.archived_log import LAYOUT, TP, StoredArchive
@@ -80,11 +80,8 @@ def test_long_partitions_are_bounded_and_short_ones_are_read_beside_them(
     reading, most = 0, 0
 
     def read(
-        store: RemoteStorage,
-        layout: ArchiveLayout,
-        tp: TopicPartition,
-        before_more: Callable[[], object],
-    ) -> tuple[light.PartitionObjects, Sequence[Finding]]:
+        stored: StoredPartition, before_more: Callable[[], object]
+    ) -> tuple[Inventory, Sequence[Finding]]:
         nonlocal reading, most
         begun.wait(20)
         before_more()
@@ -95,7 +92,7 @@ def test_long_partitions_are_bounded_and_short_ones_are_read_beside_them(
         pair.wait(20)
         with guard:
             reading -= 1
-        return real(store, layout, tp)
+        return real(stored)
 
     monkeypatch.setattr(verification, "read_partition", read)
     run = Verification(archive.access, LIGHT, lambda: 0)

@@ -7,6 +7,7 @@ import pytest
 
 from sidetier.archive.gc.collector import PartitionCollector
 from sidetier.archive.gc.retention import Need, Retention
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.verify.findings import FindingKind
 from sidetier.archive.verify.light import read_partition
 from sidetier.archive.verify.run import Verification, VerifyRequest
@@ -38,11 +39,13 @@ def repair(
 ) -> list[RepairOutcome]:
     run = Verification(archive.access, VerifyRequest(deep=True, threads=2), lambda: 0)
     run.run([TP])
-    objects, _ = read_partition(archive.store, LAYOUT, TP)
+    objects, _ = read_partition(StoredPartition(archive.store, LAYOUT, TP))
     repairs = planned_repairs(objects, run.report.findings(), LAYOUT)
     between()
     outcomes: list[RepairOutcome] = []
-    carry_out(Repairer(archive.store, LAYOUT, objects), repairs, outcomes.append)
+    carry_out(
+        Repairer(StoredPartition(archive.store, LAYOUT, TP), objects), repairs, outcomes.append
+    )
     return outcomes
 
 
