@@ -9,26 +9,22 @@ An acknowledgement covers every gap in its range. It may be older than the gap r
 accepts in advance that records of an old message format are lost (`accept_loss`).
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.archive.objects.gaps import recorded_gaps
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.errors import (
     ConfigurationError,
     MalformedObjectError,
-    ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
-
-_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +40,9 @@ class Acknowledgement:
     reason: str | None = None
     user: str | None = None
     time_ms: int | None = None
+
+
+_CODEC: Final = JsonCodec(Acknowledgement, "an acknowledgement")
 
 
 def acknowledged_gaps(
@@ -70,22 +69,17 @@ def covering(gap: OffsetRange, acknowledged: Iterable[OffsetRange]) -> OffsetRan
 def read_acknowledgement(store: RemoteStorage, key: str) -> Acknowledgement:
     """Read an acknowledgement; its fields are None where the object has none.
 
-    They are also None in an object of an unknown version: the gap is acknowledged by the key alone,
-    and a refusal would hide all other gaps of a report.
+    They are also None in an object that does not parse or is of an unknown version: the gap is
+    acknowledged by the key alone, and a refusal would hide all other gaps of a report.
 
     Raises:
         StorageError: As `RemoteStorage` says.
     """
     try:
-        fields = parse_versioned(store.get_object(key).data, _VERSION, key)
-    except (ObjectNotFoundError, ValueError, MalformedObjectError):
-        return Acknowledgement()
-    reason, user, time_ms = (fields.get(name) for name in ("reason", "user", "time_ms"))
-    return Acknowledgement(
-        reason if isinstance(reason, str) else None,
-        user if isinstance(user, str) else None,
-        time_ms if type(time_ms) is int else None,
-    )
+        stored = _CODEC.read(store, key)
+    except MalformedObjectError:
+        stored = None
+    return Acknowledgement() if stored is None else stored.value
 
 
 def acknowledge_gap(
@@ -153,14 +147,13 @@ def _acknowledge(
     acknowledgement: Acknowledgement,
 ) -> bool:
     fields = {
-        "version": _VERSION,
         "topic": tp.topic,
         "partition": tp.partition,
         "start_offset": gap.start,
         "end_offset": gap.end,
         **asdict(acknowledgement),
     }
-    body = BytesBody(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode())
+    body = BytesBody(_CODEC.encode(fields, ensure_ascii=False))
     key = layout.acknowledgement_key(layout.gap_key(tp, gap.start, gap.end))
     try:
         store.put_object(key, body, condition=IfAbsent())

@@ -6,21 +6,20 @@ repeats the metadata of the segments' objects, so readers work without it. It na
 each segment; a segment that was replaced since is read itself.
 """
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.archive.objects.log_check import mismatch
 from sidetier.archive.objects.notes import noted_next_offset, noted_number, noted_records
-from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
-from sidetier.segments.json_text import parse_versioned
+from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.keys import ArchiveLayout, parse_chapter_key
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
 
 SEGMENTS: Final = 1000
-_VERSION: Final = 1
 
 
 class ChapterEntry(NamedTuple):
@@ -101,28 +100,31 @@ def read_chapter(store: RemoteStorage, chapter: StoredChapter) -> list[ChapterEn
 
 def encode_chapter(entries: Sequence[ChapterEntry]) -> bytes:
     """Encode a chapter of these entries, which must be in order of their base offsets."""
-    return json.dumps({"version": _VERSION, "segments": entries}, separators=(",", ":")).encode()
+    return _CODEC.encode({"segments": entries}, separators=(",", ":"))
 
 
 def decode_chapter(data: bytes, key: str) -> list[ChapterEntry]:
     """Decode a chapter. Fields that a later version adds to an entry are ignored.
 
     Raises:
-        MalformedObjectError: It is no chapter, or of an unknown version; the message names `key`.
+        MalformedObjectError: It is not a chapter, or of an unknown version; the message names
+            `key`.
     """
-    try:
-        rows = parse_versioned(data, _VERSION, key)["segments"]
-        width = len(ChapterEntry._fields)
-        return [_checked(*row[:width]) for row in rows]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise MalformedObjectError(f"{key} is no chapter: {error!r}") from error
+    return [ChapterEntry(*row[:_WIDTH]) for row in _CODEC.decode(data, key).segments]  # type: ignore[arg-type]
 
 
-def _checked(
-    base: object, end: object, size: object, etag: object, largest: object, records: object
-) -> ChapterEntry:
-    numbers = (base, end, size, largest or 0, records or 0)
-    # Not `isinstance`: JSON's `true` is an int in Python.
-    if not isinstance(etag, str) or not all(type(number) is int for number in numbers):
-        raise ValueError(f"segment {base!r} has a field of a wrong type")
-    return ChapterEntry(base, end, size, etag, largest, records)  # type: ignore[arg-type]
+@dataclass(frozen=True, slots=True)
+class _Chapter:
+    segments: tuple[tuple[int | str | None, ...], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an entry that lacks a field, or has one of another type."""
+        for row in self.segments:
+            base, end, size, etag, largest, records = row[:_WIDTH]
+            numbers = (base, end, size, largest or 0, records or 0)
+            if not isinstance(etag, str) or not all(isinstance(number, int) for number in numbers):
+                raise ValueError(f"segment {base!r} has a field of a wrong type")
+
+
+_WIDTH: Final = len(ChapterEntry._fields)
+_CODEC: Final = JsonCodec(_Chapter, "a chapter")

@@ -12,11 +12,12 @@ versions. docs/cluster-snapshots.md describes the fields.
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Generic, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.segments.cluster_state import (
     AclBindings,
     BrokerConfigs,
@@ -30,8 +31,7 @@ from sidetier.segments.cluster_state import (
     TopicDefinition,
     TopicDefinitions,
 )
-from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
-from sidetier.segments.json_text import parse_versioned
+from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.keys import ArchiveLayout, parse_cluster_snapshot_key
 from sidetier.storage.port import RemoteStorage
 
@@ -130,27 +130,15 @@ def decode_snapshot(data: bytes, key: str) -> ClusterSnapshot:
     Raises:
         MalformedObjectError: The bytes are no snapshot, or of an unknown version or kind.
     """
-    fields = _fields(data, key)
-    try:
-        kind = SnapshotKind(str(fields.get("kind")))
-        content = TypeAdapter(CONTENT_TYPES[kind]).validate_python(fields.get("content"))
-        return ClusterSnapshot(
-            kind,
-            _HEAD_TEXT.validate_python(fields.get("cluster")),
-            _HEAD_NUMBER.validate_python(fields.get("taken_ms")),
-            _HEAD_NUMBER.validate_python(fields.get("broker_id")),
-            content,
-        )
-    except ValidationError as error:
-        raise _malformed(key, _first_of(error)) from None
-    except ValueError as error:
-        raise _malformed(key, str(error)) from None
+    stored = _SNAPSHOTS[_KIND.decode(data, key).kind].decode(data, key)
+    return ClusterSnapshot(
+        stored.kind, stored.cluster, stored.taken_ms, stored.broker_id, stored.content
+    )
 
 
 def encode_index(index: SnapshotIndex) -> bytes:
     """Encode the object."""
-    plain = _INDEX.dump_python(index, mode="json")
-    return json.dumps({"version": SNAPSHOT_VERSION, **plain}, sort_keys=True).encode() + b"\n"
+    return _INDEX.encode(asdict(index)) + b"\n"
 
 
 def decode_index(data: bytes, key: str) -> SnapshotIndex:
@@ -159,18 +147,14 @@ def decode_index(data: bytes, key: str) -> SnapshotIndex:
     Raises:
         MalformedObjectError: The bytes are no index, or of an unknown version.
     """
-    fields = _fields(data, key)
-    try:
-        return _INDEX.validate_python(
-            {
-                **fields,
-                # A newer sidecar may take kinds that this one does not know.
-                "snapshots": _of_known_kinds(fields.get("snapshots")),
-                "problems": _of_known_kinds(fields.get("problems")),
-            }
-        )
-    except ValidationError as error:
-        raise _malformed(key, _first_of(error)) from None
+    stored = _INDEX.decode(data, key)
+    return SnapshotIndex(
+        stored.nonce,
+        stored.broker_id,
+        stored.written_ms,
+        _of_known_kinds(stored.snapshots),
+        _of_known_kinds(stored.problems),
+    )
 
 
 def read_index(store: RemoteStorage, layout: ArchiveLayout) -> StoredIndex | None:
@@ -343,28 +327,49 @@ def last_group_offsets(
     return GroupOffsets(offsets_by_group)
 
 
-_INDEX: Final = TypeAdapter(SnapshotIndex)
-_HEAD_TEXT: Final = TypeAdapter(str)
-_HEAD_NUMBER: Final = TypeAdapter(int)
+C = TypeVar("C")
 
 
-def _fields(data: bytes, key: str) -> dict[str, Any]:
-    try:
-        return parse_versioned(data, SNAPSHOT_VERSION, key)
-    except ValueError as error:
-        raise _malformed(key, f"{error}; it begins {data[:60]!r}") from None
+@dataclass(frozen=True, slots=True)
+class _StoredSnapshot(Generic[C]):
+    kind: SnapshotKind
+    cluster: str
+    taken_ms: int
+    broker_id: int
+    content: C
 
 
-def _of_known_kinds(by_kind: object) -> object:
-    if not isinstance(by_kind, dict):
-        return by_kind
-    return {kind: value for kind, value in by_kind.items() if kind in set(SnapshotKind)}
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    kind: SnapshotKind
 
 
-def _first_of(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+@dataclass(frozen=True, slots=True)
+class _StoredIndex:
+    nonce: str
+    broker_id: int
+    written_ms: int
+    snapshots: Mapping[str, IndexEntry | Any]
+    problems: Mapping[str, str | Any]
+
+    def __post_init__(self) -> None:
+        """Refuse entries of a wrong type. A newer sidecar may take kinds of other types."""
+        for kind, entry in _of_known_kinds(self.snapshots).items():
+            if not isinstance(entry, IndexEntry):
+                raise ValueError(f"snapshots.{kind} is {entry!r}")  # noqa: TRY004 - the data is wrong
+        for kind, problem in _of_known_kinds(self.problems).items():
+            if not isinstance(problem, str):
+                raise ValueError(f"problems.{kind} is {problem!r}")  # noqa: TRY004 - as above
 
 
-def _malformed(key: str, reason: str) -> MalformedObjectError:
-    return MalformedObjectError(f"{key}: not a cluster snapshot: {reason}")
+def _of_known_kinds(by_kind: Mapping[str, Any]) -> dict[SnapshotKind, Any]:
+    return {SnapshotKind(kind): by_kind[kind] for kind in by_kind if kind in set(SnapshotKind)}
+
+
+_WHAT: Final = "a cluster snapshot"
+_KIND: Final = JsonCodec(_Kind, _WHAT, SNAPSHOT_VERSION)
+_SNAPSHOTS: Final[Mapping[SnapshotKind, JsonCodec[_StoredSnapshot[Any]]]] = {
+    kind: JsonCodec(_StoredSnapshot[content], _WHAT, SNAPSHOT_VERSION)  # type: ignore[valid-type]
+    for kind, content in CONTENT_TYPES.items()
+}
+_INDEX: Final = JsonCodec(_StoredIndex, "an index of cluster snapshots", SNAPSHOT_VERSION)

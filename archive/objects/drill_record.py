@@ -5,19 +5,14 @@ A drill is often a CronJob whose pod has ended before Prometheus scrapes it, whi
 stay.
 """
 
-import json
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
-
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.segments.errors import (
     ArchiveConflictError,
-    MalformedObjectError,
-    ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
@@ -53,30 +48,21 @@ class DrillRecord:
     last_successful_ms: int | None = None
 
 
-_RECORD: Final = TypeAdapter(DrillRecord)
+_CODEC: Final = JsonCodec(DrillRecord, "the record of a drill", DRILL_VERSION)
 
 
 def encode_drill(record: DrillRecord) -> bytes:
     """Encode the object."""
-    return json.dumps({"version": DRILL_VERSION, **asdict(record)}, sort_keys=True).encode() + b"\n"
+    return _CODEC.encode(asdict(record)) + b"\n"
 
 
 def decode_drill(data: bytes, key: str) -> DrillRecord:
     """Decode the record in an object; `key` is for errors.
 
     Raises:
-        MalformedObjectError: The bytes are no record, or a record of an unknown version.
+        MalformedObjectError: The bytes are not a record, or a record of an unknown version.
     """
-    try:
-        return _RECORD.validate_python(parse_versioned(data, DRILL_VERSION, key))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise MalformedObjectError(
-            f"{key}: not the record of a drill: {where}: {first['msg']}"
-        ) from None
-    except ValueError as error:
-        raise MalformedObjectError(f"{key}: not the record of a drill: {error}") from None
+    return _CODEC.decode(data, key)
 
 
 def read_drill(store: RemoteStorage, layout: ArchiveLayout) -> DrillRecord | None:
@@ -86,8 +72,8 @@ def read_drill(store: RemoteStorage, layout: ArchiveLayout) -> DrillRecord | Non
         MalformedObjectError: It does not parse.
         StorageError: As `RemoteStorage` says.
     """
-    stored = _stored(store, layout.drill_key())
-    return None if stored is None else stored[0]
+    stored = _CODEC.read(store, layout.drill_key())
+    return None if stored is None else stored.value
 
 
 def record_drill(store: RemoteStorage, layout: ArchiveLayout, record: DrillRecord) -> DrillRecord:
@@ -106,11 +92,11 @@ def record_drill(store: RemoteStorage, layout: ArchiveLayout, record: DrillRecor
     """
     key = layout.drill_key()
     for _ in range(_TRIES):
-        stored = _stored(store, key)
-        merged = merged_drill(None if stored is None else stored[0], record)
-        if stored is not None and stored[0] == merged:
+        stored = _CODEC.read(store, key)
+        merged = merged_drill(None if stored is None else stored.value, record)
+        if stored is not None and stored.value == merged:
             return merged
-        condition = unchanged(None if stored is None else stored[1])
+        condition = unchanged(None if stored is None else stored.etag)
         try:
             store.put_object(key, BytesBody(encode_drill(merged)), condition=condition)
         except PreconditionFailedError:
@@ -128,12 +114,3 @@ def merged_drill(before: DrillRecord | None, record: DrillRecord) -> DrillRecord
     latest = max((end for end in ends if end is not None), default=None)
     newest = record if before is None or record.finished_ms >= before.finished_ms else before
     return replace(newest, last_successful_ms=latest)
-
-
-def _stored(store: RemoteStorage, key: str) -> tuple[DrillRecord, str] | None:
-    """Read the record and its etag."""
-    try:
-        answer = store.get_object(key)
-    except ObjectNotFoundError:
-        return None
-    return decode_drill(answer.data, key), answer.head.etag

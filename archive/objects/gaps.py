@@ -5,22 +5,19 @@ take the offsets from the key, and need only a listing.
 """
 
 import contextlib
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any, Final, Literal
 
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.segments.errors import MalformedObjectError, PreconditionFailedError
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
 
 Gaps = list[OffsetRange]
-
-_VERSION: Final = 1
 
 ArchiveBelow = Literal["verified", "unverified"]
 
@@ -63,6 +60,10 @@ class GapRecord:
     archive_below: str | None = None
 
 
+_CODEC: Final = JsonCodec(GapRecord, "the record of a gap")
+_FIELDS: Final = JsonCodec(dict[str, Any], "the record of a gap")
+
+
 def read_gap(store: RemoteStorage, key: str) -> GapRecord:
     """Read a gap record. One request.
 
@@ -72,13 +73,11 @@ def read_gap(store: RemoteStorage, key: str) -> GapRecord:
     Raises:
         StorageError: As `RemoteStorage` says.
     """
-    fields = _fields(store, key)
-    broker_id, epoch, below = map(fields.get, ("broker_id", "leader_epoch", "archive_below"))
-    return GapRecord(
-        broker_id if type(broker_id) is int else None,
-        epoch if type(epoch) is int else None,
-        below if isinstance(below, str) else None,
-    )
+    try:
+        stored = _CODEC.read(store, key)
+    except MalformedObjectError:
+        stored = None
+    return GapRecord() if stored is None else stored.value
 
 
 def write_gap(  # noqa: PLR0913 - one argument for each field of the record
@@ -110,7 +109,6 @@ def write_gap(  # noqa: PLR0913 - one argument for each field of the record
         StorageError: As `RemoteStorage` says.
     """
     fields: dict[str, int | str] = {
-        "version": _VERSION,
         "topic": tp.topic,
         "partition": tp.partition,
         "start_offset": gap.start,
@@ -134,23 +132,17 @@ def shorten_gap(
     for start, old_end in recorded_gaps(store, layout, [tp])[tp]:
         if start < end < old_end:
             key = layout.gap_key(tp, start, old_end)
+            fields: dict[str, Any] = {"start_offset": start}
             # A refusal of an unknown version would hold the partition, and its fields may be wrong
             # for another range.
-            fields = _fields(store, key) or {"version": _VERSION, "start_offset": start}
+            with contextlib.suppress(MalformedObjectError):
+                fields = _FIELDS.decode(store.get_object(key).data, key)
             fields["end_offset"] = end
             _put(store, layout.gap_key(tp, start, end), fields)
 
 
-def _fields(store: RemoteStorage, key: str) -> dict[str, Any]:
-    """Read the fields of a record; none if it does not parse, or has an unknown version."""
-    try:
-        return parse_versioned(store.get_object(key).data, _VERSION, key)
-    except (ValueError, MalformedObjectError):
-        return {}
-
-
-def _put(store: RemoteStorage, key: str, fields: dict[str, int | str]) -> None:
-    body = BytesBody(json.dumps(fields, sort_keys=True).encode())
+def _put(store: RemoteStorage, key: str, fields: Mapping[str, object]) -> None:
+    body = BytesBody(_CODEC.encode(fields))
     # The key has both offsets, so an existing object records the same gap.
     with contextlib.suppress(PreconditionFailedError):  # recorded by an earlier attempt
         store.put_object(key, body, condition=IfAbsent())

@@ -6,23 +6,32 @@ The fingerprint is the HMAC-SHA256 of a constant with the key. The key cannot be
 
 import hashlib
 import hmac
-import json
+from dataclasses import asdict, dataclass
 from typing import Final
 
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.segments.errors import (
     ConfigurationError,
-    MalformedObjectError,
-    ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
 from sidetier.storage.settings import EncryptionSettings, LocalKeySettings
 
-_VERSION: Final = 1
 _MESSAGE: Final = b"sidetier encryption key"
+
+
+@dataclass(frozen=True, slots=True)
+class _Fingerprint:
+    hmac_sha256: str
+
+
+_CODEC: Final = JsonCodec(
+    _Fingerprint,
+    "the fingerprint of a key",
+    remedy="Delete it, and start the sidecar that has the right key first",
+)
 
 
 def fingerprint(key: LocalKeySettings) -> str:
@@ -71,8 +80,7 @@ def write_or_check_fingerprint(
     if encryption is None or check_stored_fingerprints(store, layout, encryption):
         return
     [(name, key)] = (entry for entry in _local_keys(encryption) if entry[0] == encryption.key)
-    note = {"version": _VERSION, "hmac_sha256": fingerprint(key)}
-    body = BytesBody(json.dumps(note, sort_keys=True).encode())
+    body = BytesBody(_CODEC.encode(asdict(_Fingerprint(fingerprint(key)))))
     try:
         store.put_object(layout.key_fingerprint_key(name), body, condition=unchanged(None))
     except PreconditionFailedError:  # another broker's sidecar wrote it first
@@ -85,20 +93,10 @@ def _local_keys(encryption: EncryptionSettings | None) -> list[tuple[str, LocalK
 
 
 def _read(store: RemoteStorage, layout: ArchiveLayout, name: str) -> str | None:
-    key = layout.key_fingerprint_key(name)
-    try:
-        data = store.get_object(key).data
-    except ObjectNotFoundError:
-        return None
-    try:
-        # An unknown version refuses the start of a sidecar, before it holds any segment. Unchecked,
-        # it might encrypt segments with a key that no reader has.
-        return str(parse_versioned(data, _VERSION, key)["hmac_sha256"])
-    except (ValueError, KeyError, TypeError):
-        raise MalformedObjectError(
-            f"{key} is not a fingerprint of a key: {data[:80]!r}; delete it, and start the sidecar "
-            "that has the right key first"
-        ) from None
+    # An unknown version refuses the start of a sidecar, before it holds any segment. Unchecked, it
+    # might encrypt segments with a key that no reader has.
+    stored = _CODEC.read(store, layout.key_fingerprint_key(name))
+    return None if stored is None else stored.value.hmac_sha256
 
 
 def _check(stored: str, key: LocalKeySettings, layout: ArchiveLayout, name: str) -> None:

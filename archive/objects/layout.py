@@ -1,22 +1,19 @@
 """`layout.json`: the layout of a cluster's keys, which the writer and all readers must share."""
 
-import json
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.segments.errors import (
     ConfigurationError,
     MalformedObjectError,
-    ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import OWN_ROOT, ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
 
-_VERSION: Final = 1
 _MAX_ARCHIVES: Final = 100
 """Maximum number of other archives in one store whose notes are read at a start."""
 
@@ -31,7 +28,10 @@ class LayoutNote:
     """
 
     bits: int
-    kafka_cluster_id: str | None
+    kafka_cluster_id: str | None = None
+
+
+_CODEC: Final = JsonCodec(LayoutNote, "a layout note")
 
 
 def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
@@ -43,17 +43,8 @@ def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
     Raises:
         MalformedObjectError: It does not parse, or has an unknown version.
     """
-    key = layout.layout_key()
-    try:
-        data = store.get_object(key).data
-    except ObjectNotFoundError:
-        return None
-    try:
-        note = parse_versioned(data, _VERSION, key)
-        kafka_id = note.get("kafka_cluster_id")
-        return LayoutNote(int(note["bits"]), None if kafka_id is None else str(kafka_id))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise MalformedObjectError(f"{key} is not a layout note: {data[:80]!r}") from None
+    stored = _CODEC.read(store, layout.layout_key())
+    return None if stored is None else stored.value
 
 
 def write_or_check_note(
@@ -183,15 +174,10 @@ def other_cluster(
 
 
 def _write_note(store: RemoteStorage, layout: ArchiveLayout, kafka_id: str | None) -> LayoutNote:
-    note = {
-        "version": _VERSION,
-        "cluster": layout.cluster,
-        "bits": layout.bits,
-        "kafka_cluster_id": kafka_id,
-    }
-    body = BytesBody(json.dumps(note, sort_keys=True).encode())
+    note = LayoutNote(layout.bits, kafka_id)
+    body = BytesBody(_CODEC.encode({"cluster": layout.cluster, **asdict(note)}))
     try:
         store.put_object(layout.layout_key(), body, condition=unchanged(None))
     except PreconditionFailedError:  # another broker's sidecar wrote it first
-        return read_note(store, layout) or LayoutNote(layout.bits, kafka_id)
-    return LayoutNote(layout.bits, kafka_id)
+        return read_note(store, layout) or note
+    return note

@@ -6,20 +6,18 @@ Until `offset.wm` names it as `pending`, it is an intent that no sidecar has to 
 any sidecar that loads the archive finishes the move.
 """
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.archive.objects.watermark import UNKNOWN_BROKER
 from sidetier.segments.errors import (
     MalformedObjectError,
-    ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
     BaseOffset,
@@ -32,7 +30,6 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
 
 PLAN_NAME: Final = "plan.json"
-_VERSION: Final = 1
 
 
 class MoveKind(StrEnum):
@@ -124,55 +121,53 @@ def retired_name(topic_id: str | None, base: BaseOffset | None) -> str:
     return "unknown" if base is None else f"unknown-{base:020d}"
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredPlan:
+    kind: MoveKind
+    topic: str
+    partition: int
+    target: str
+    next_offset: Offset
+    kept: BaseOffset | None
+    cut: Cut | None
+    leader_epoch: LeaderEpoch
+    broker_id: BrokerId
+    watermark: str | None
+    reason: str
+
+    def plan(self) -> MovePlan:
+        """Return the plan."""
+        return MovePlan(
+            self.kind,
+            TopicPartition(self.topic, self.partition),
+            self.target,
+            self.next_offset,
+            self.kept,
+            self.cut,
+            self.leader_epoch,
+            self.broker_id,
+            self.watermark,
+            self.reason,
+        )
+
+
+_CODEC: Final = JsonCodec(_StoredPlan, "the plan of a move")
+
+
 def encode_plan(plan: MovePlan) -> bytes:
     """Encode the object."""
-    topic, partition = plan.topic_partition
-    cut = plan.cut
-    fields = {
-        "version": _VERSION,
-        "kind": plan.kind.value,
-        "topic": topic,
-        "partition": partition,
-        "target": plan.target,
-        "next_offset": plan.next_offset,
-        "kept": plan.kept,
-        "cut": None if cut is None else {"base_offset": cut.base_offset, "size": cut.size},
-        "leader_epoch": plan.leader_epoch,
-        "broker_id": plan.broker_id,
-        "watermark": plan.watermark,
-        "reason": plan.reason,
-    }
-    return json.dumps(fields, sort_keys=True, indent=1).encode()
+    fields = asdict(plan)
+    topic, partition = fields.pop("topic_partition")
+    return _CODEC.encode(fields | {"topic": topic, "partition": partition}, indent=1)
 
 
 def decode_plan(data: bytes, key: str) -> MovePlan:
     """Decode the plan in an object; `key` is for errors.
 
     Raises:
-        MalformedObjectError: The bytes are no plan, or a plan of an unknown version.
+        MalformedObjectError: The bytes are not a plan, or a plan of an unknown version.
     """
-    try:
-        return _from_fields(parse_versioned(data, _VERSION, key))
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise MalformedObjectError(
-            f"{key}: no plan of a move ({type(error).__name__}: {error}); it begins {data[:60]!r}"
-        ) from None
-
-
-def _from_fields(fields: dict[str, Any]) -> MovePlan:
-    kept, cut = fields["kept"], fields["cut"]
-    return MovePlan(
-        kind=MoveKind(fields["kind"]),
-        topic_partition=TopicPartition(str(fields["topic"]), int(fields["partition"])),
-        target=str(fields["target"]),
-        next_offset=Offset(int(fields["next_offset"])),
-        kept=None if kept is None else BaseOffset(int(kept)),
-        cut=None if cut is None else Cut(BaseOffset(int(cut["base_offset"])), int(cut["size"])),
-        leader_epoch=LeaderEpoch(int(fields["leader_epoch"])),
-        broker_id=BrokerId(int(fields["broker_id"])),
-        watermark=fields["watermark"],
-        reason=str(fields["reason"]),
-    )
+    return _CODEC.decode(data, key).plan()
 
 
 def read_plan(store: RemoteStorage, prefix: str) -> MovePlan | None:
@@ -182,11 +177,8 @@ def read_plan(store: RemoteStorage, prefix: str) -> MovePlan | None:
         MalformedObjectError: It does not parse.
         StorageError: As `RemoteStorage` says.
     """
-    key = prefix + PLAN_NAME
-    try:
-        return decode_plan(store.get_object(key).data, key)
-    except ObjectNotFoundError:
-        return None
+    stored = _CODEC.read(store, prefix + PLAN_NAME)
+    return None if stored is None else stored.value.plan()
 
 
 def read_pending_plan(store: RemoteStorage, prefix: str) -> MovePlan:

@@ -10,37 +10,39 @@ refuse (`ArchiveLayout.start_keys`). Such a record is moved before a record is w
 the copy leaves both: the current key counts, and the next call deletes the former one.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Final
 
+from sidetier.archive.objects.codec import JsonCodec, check_numbers
 from sidetier.segments.errors import (
     ArchiveConflictError,
-    MalformedObjectError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage, StoredObject
 
 _EARLIEST = "earliest"
-_VERSION: Final = 1
 _LIST_AFTER: Final = 64
 _LISTING_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    start: Offset
-    earliest: bool
-    topic_id: str | None
+    start_offset: Offset
+    topic_id: str | None = None
+    offset_reset: str | None = None
+    """`earliest`; None with `offset_reset: latest`."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers of more than 64 bits."""
+        check_numbers(self)
 
     def is_of(self, topic_id: str | None) -> bool:
         """Return whether the record may belong to this topic, and not to a deleted one of the same
@@ -52,7 +54,12 @@ class _Record:
         """Return whether this is the start of this topic's archive with `offset_reset:
         earliest`.
         """
-        return self.earliest and self.is_of(topic_id)
+        return self.offset_reset == _EARLIEST and self.is_of(topic_id)
+
+
+# An unknown version holds the one partition: its segments stay pinned, and a later read tries
+# again. With a wrong start, the sidecar would leave records out of the archive.
+_CODEC: Final = JsonCodec(_Record, "a start record")
 
 
 def settle_start(
@@ -72,14 +79,14 @@ def settle_start(
         MalformedObjectError: The stored record does not parse.
     """
     key = _moved(store, layout, tp)
-    record = {"version": 1, "start_offset": here, "topic_id": topic_id}
+    record = _Record(here, topic_id)
     try:
         store.put_object(key, _body(record), condition=IfAbsent())
     except PreconditionFailedError:
         stored = store.get_object(key)
-        recorded = _decode(stored.data, key)
+        recorded = _CODEC.decode(stored.data, key)
         if recorded.is_of(topic_id):
-            return recorded.start
+            return recorded.start_offset
         _replace(store, key, record, stored.head.etag)
     return here
 
@@ -101,16 +108,16 @@ def keep_earliest_start(
         MalformedObjectError: The stored record does not parse.
     """
     key = _moved(store, layout, tp)
-    record = {"version": 1, "start_offset": start, "offset_reset": _EARLIEST, "topic_id": topic_id}
+    record = _Record(start, topic_id, _EARLIEST)
     try:
         store.put_object(key, _body(record), condition=IfAbsent())
     except PreconditionFailedError:
         stored = store.get_object(key)
-        recorded = _decode(stored.data, key)
+        recorded = _CODEC.decode(stored.data, key)
         # Anything else is replaced: a higher start, and a
         # record of `offset_reset: latest` or of another topic.
-        if recorded.tells_earliest_of(topic_id) and recorded.start <= start:
-            return recorded.start
+        if recorded.tells_earliest_of(topic_id) and recorded.start_offset <= start:
+            return recorded.start_offset
         _replace(store, key, record, stored.head.etag)
     return start
 
@@ -124,7 +131,7 @@ def read_earliest_start(
         MalformedObjectError: The stored record does not parse.
     """
     record = _read(store, layout, tp)
-    return record.start if record and record.tells_earliest_of(topic_id) else None
+    return record.start_offset if record and record.tells_earliest_of(topic_id) else None
 
 
 def recorded_start(
@@ -136,12 +143,12 @@ def recorded_start(
         MalformedObjectError: The stored record does not parse.
     """
     record = _read(store, layout, tp)
-    return None if record is None else record.start
+    return None if record is None else record.start_offset
 
 
 def _read(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> _Record | None:
     stored = read_first(store, layout.start_keys(tp))
-    return None if stored is None else _decode(stored.data, stored.head.key)
+    return None if stored is None else _CODEC.decode(stored.data, stored.head.key)
 
 
 def read_first(store: RemoteStorage, keys: Iterable[str]) -> StoredObject | None:
@@ -237,26 +244,18 @@ def _moved(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> s
     return key
 
 
-def _replace(store: RemoteStorage, key: str, record: dict[str, Any], etag: str) -> None:
+def _replace(store: RemoteStorage, key: str, record: _Record, etag: str) -> None:
     try:
         store.put_object(key, _body(record), condition=IfMatch(etag))
     except PreconditionFailedError:
         raise ArchiveConflictError(
             f"{key} was written by another sidecar while this one was recording "
-            f"{record['start_offset']}"
+            f"{record.start_offset}"
         ) from None
 
 
-def _body(record: dict[str, Any]) -> BytesBody:
-    return BytesBody(json.dumps(record, sort_keys=True).encode())
-
-
-def _decode(data: bytes, key: str) -> _Record:
-    try:
-        # An unknown version holds the one partition: its segments stay pinned, and a later read
-        # tries again. With a wrong start, the sidecar would leave records out of the archive.
-        fields = parse_versioned(data, _VERSION, key)
-        earliest = fields.get("offset_reset") == _EARLIEST
-        return _Record(Offset(int(fields["start_offset"])), earliest, fields.get("topic_id"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise MalformedObjectError(f"{key} is no start record: {data[:80]!r}") from None
+def _body(record: _Record) -> BytesBody:
+    fields = asdict(record)
+    if record.offset_reset is None:
+        del fields["offset_reset"]
+    return BytesBody(_CODEC.encode(fields))

@@ -4,12 +4,12 @@ Line 1 is the base offset of the last segment of the contiguous prefix, 20 digit
 uploader writes and reads this line only. Line 2 is JSON with the fields of `Watermark`.
 """
 
-import json
 import re
 import uuid
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final
 
+from sidetier.archive.objects.codec import JsonCodec, check_numbers
 from sidetier.segments.epoch_history import EpochHistory, checksum_below
 from sidetier.segments.errors import (
     ArchiveConflictError,
@@ -17,7 +17,6 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.offsets import (
     MAX_OFFSET,
     UNKNOWN_EPOCH,
@@ -168,7 +167,7 @@ def encode_watermark(watermark: Watermark) -> bytes:
     for name in ("pending", "lineage"):
         if fields[name] is None:
             del fields[name]
-    return f"{watermark.base_offset:020d}\n{json.dumps(fields, sort_keys=True)}\n".encode()
+    return b"%020d\n%b\n" % (watermark.base_offset, _LINE_2.encode(fields))
 
 
 def decode_watermark(data: bytes, key: str) -> Watermark:
@@ -183,47 +182,41 @@ def decode_watermark(data: bytes, key: str) -> Watermark:
     base = BaseOffset(int(match[1]))
     if match[2] is None:
         return Watermark(base, None)
-    try:
-        return _from_fields(base, parse_versioned(match[2], WATERMARK_VERSION, key))
-    except ValueError as error:
-        raise _malformed(key, data, f"line 2: {error}") from None
-
-
-def _from_fields(base: BaseOffset, fields: dict[str, Any]) -> Watermark:
-    following = None
-    pending = _text(fields, "pending")
-    if fields.get("next_offset") is not None:
-        following = Offset(_number(fields, "next_offset"))
-        if following < base or (int(following) == base and pending is None):
-            raise ValueError(f"next_offset {following} is not above the base offset")
+    line = _LINE_2.decode(match[2], key)
+    end = line.next_offset
+    if end is not None and (end < base or (end == int(base) and line.pending is None)):
+        raise _malformed(key, data, f"line 2: next_offset {end} is not above the base offset")
     return Watermark(
         base,
-        following,
-        LeaderEpoch(_number(fields, "leader_epoch")),
-        BrokerId(_number(fields, "broker_id")),
-        _text(fields, "topic_id"),
+        end,
+        line.leader_epoch,
+        line.broker_id,
+        line.topic_id,
         WATERMARK_VERSION,
-        _text(fields, "nonce"),
-        pending,
-        None if fields.get("start_offset") is None else Offset(_number(fields, "start_offset")),
-        _text(fields, "lineage"),
+        line.nonce,
+        line.pending,
+        line.start_offset,
+        line.lineage,
     )
 
 
-def _number(fields: dict[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, expected a number")  # noqa: TRY004 - the data is wrong, not the caller's argument
-    if not -MAX_OFFSET <= value <= MAX_OFFSET:
-        raise ValueError(f"{name} has more than 64 bits")
-    return value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line2:
+    next_offset: Offset | None = None
+    leader_epoch: LeaderEpoch
+    broker_id: BrokerId
+    topic_id: str | None = None
+    nonce: str | None = None
+    pending: str | None = None
+    start_offset: Offset | None = None
+    lineage: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers of more than 64 bits."""
+        check_numbers(self)
 
 
-def _text(fields: dict[str, Any], name: str) -> str | None:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name} is {value!r}, expected a string or null")
-    return value
+_LINE_2: Final = JsonCodec(_Line2, "a watermark: line 2", WATERMARK_VERSION)
 
 
 def _malformed(key: str, data: bytes, reason: str) -> MalformedObjectError:

@@ -31,10 +31,11 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
 from sidetier.archive.gc.needs import Consumer, NextOffset, UnknownProgressError
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.segments.errors import (
     ArchiveConflictError,
     InvalidRequestError,
@@ -44,7 +45,6 @@ from sidetier.segments.errors import (
     SidetierError,
     StoreUnavailableError,
 )
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout, parse_group_key
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
@@ -131,15 +131,14 @@ def encode_group(stored: StoredGroup) -> bytes:
     topics: dict[str, dict[str, list[Any]]] = {}
     for tp, committed in sorted(stored.offsets.items()):
         topics.setdefault(tp.topic, {})[str(tp.partition)] = committed.row
-    document = {
-        "version": VERSION,
+    values = {
         "group": stored.group,
         "owner": stored.owner,
         "host": stored.host,
         "writes": stored.writes,
         "offsets": topics,
     }
-    return json.dumps(document, separators=(",", ":")).encode()
+    return _CODEC.encode(values, separators=(",", ":"), sort_keys=False)
 
 
 def parse_group(data: bytes, key: str) -> StoredGroup:
@@ -148,33 +147,32 @@ def parse_group(data: bytes, key: str) -> StoredGroup:
     Raises:
         MalformedObjectError: It is no group, or of a later version. The text names the key.
     """
-    try:
-        document = parse_versioned(data, VERSION, key)
-        offsets = {
-            TopicPartition(topic, int(number)): _parse_row(*row)
-            for topic, rows in document["offsets"].items()
-            for number, row in rows.items()
-        }
-        return StoredGroup(
-            str(document["group"]),
-            str(document["owner"]),
-            str(document["host"]),
-            int(document["writes"]),
-            offsets,
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise MalformedObjectError(f"{key}: not the offsets of a group: {error!r}") from error
+    document = _CODEC.decode(data, key)
+    offsets = {
+        TopicPartition(topic, number): StoredOffset(*row)
+        for topic, rows in document.offsets.items()
+        for number, row in rows.items()
+    }
+    return StoredGroup(document.group, document.owner, document.host, document.writes, offsets)
 
 
-def _parse_row(
-    offset: object, epoch: object, metadata: object, topic_id: object = None
-) -> StoredOffset:
-    return StoredOffset(
-        Offset(int(str(offset))),
-        LeaderEpoch(int(str(epoch))),
-        str(metadata),
-        None if topic_id is None else str(topic_id),
-    )
+class _Row(NamedTuple):
+    offset: Offset
+    leader_epoch: LeaderEpoch
+    metadata: str
+    topic_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    group: str
+    owner: str
+    host: str
+    writes: int
+    offsets: Mapping[str, Mapping[int, _Row]]
+
+
+_CODEC: Final = JsonCodec(_Document, "the offsets of a group", VERSION)
 
 
 def bytes_of(offsets: Offsets) -> int:

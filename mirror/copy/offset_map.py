@@ -21,8 +21,9 @@ from itertools import count
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.segments.errors import MalformedObjectError
-from sidetier.segments.json_text import parse_json, parse_versioned
+from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _SOURCE: Final = attrgetter("source")
@@ -30,7 +31,6 @@ _TARGET: Final = attrgetter("target")
 CHUNK_RUNS: Final = 128
 """A chunk with this number of runs is not written again: the next run begins a new chunk."""
 _KEPT_CHUNKS: Final = 2
-_VERSION: Final = 1
 
 
 class Run(NamedTuple):
@@ -294,10 +294,11 @@ def encode_map_record(chunk: MapChunk) -> MapRecord:
     if chunk.topic_id:
         key["topic_id"] = chunk.topic_id
     key["source_offset"] = chunk.runs[0].source
-    value: dict[str, object] = {"version": _VERSION, "runs": [list(run) for run in chunk.runs]}
+    value: dict[str, object] = {"runs": chunk.runs}
     if chunk.exact_from:
         value["exact_from"] = chunk.exact_from
-    return MapRecord(_json(key), _json(value))
+    form = {"separators": (",", ":"), "sort_keys": False}
+    return MapRecord(_json(key), _CODEC.encode(value, **form))
 
 
 def most_chunks(max_runs: int) -> int:
@@ -349,17 +350,23 @@ def decode_map_record(key: bytes, value: bytes) -> MapChunk:
     """
     try:
         names = parse_json(key)
-        chunk = parse_versioned(value, _VERSION, f"offset map: the record {key[:200]!r}")
-        return MapChunk(
-            TopicPartition(str(names["topic"]), int(names["partition"])),
-            tuple(Run(*map(int, run)) for run in chunk["runs"]),
-            str(names.get("topic_id", "")),
-            int(chunk.get("exact_from", 0)),
-        )
+        tp = TopicPartition(str(names["topic"]), int(names["partition"]))
+        topic_id = str(names.get("topic_id", ""))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MalformedObjectError(
-            f"offset map: {key[:200]!r} is no record of it: {error}"
+            f"offset map: {key[:200]!r} is not a record of it: {error}"
         ) from None
+    chunk = _CODEC.decode(value, f"offset map: the record {key[:200]!r}")
+    return MapChunk(tp, chunk.runs, topic_id, chunk.exact_from)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredChunk:
+    runs: tuple[Run, ...]
+    exact_from: int = 0
+
+
+_CODEC: Final = JsonCodec(_StoredChunk, "a record of the offset map")
 
 
 def _json(value: object) -> bytes:

@@ -13,21 +13,19 @@ Earlier versions stored the maps of the longest topic names at another key, whic
 refuse (`ArchiveLayout.mirror_map_keys`). Such a map is read, and deleted after the next write.
 """
 
-import json
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.archive.objects.starts import read_first
 from sidetier.mirror.copy.offset_map import OffsetMap, Run
 from sidetier.segments.errors import (
     InvalidRequestError,
-    MalformedObjectError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.json_text import parse_versioned
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
@@ -35,7 +33,6 @@ from sidetier.storage.port import RemoteStorage, unchanged
 
 MAX_RUNS: Final = 1024
 """Makes about 30 KB of JSON."""
-_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,6 @@ class MapStore:
 
 def _encode(stored: StoredMap) -> bytes:
     value = {
-        "version": _VERSION,
         "nonce": uuid.uuid4().hex,  # gives each write another etag
         "source_topic": stored.source.topic,
         "target_topic": stored.target.topic,
@@ -139,19 +135,29 @@ def _encode(stored: StoredMap) -> bytes:
         "exact_from": stored.map.exact_from,
         "runs": [list(run) for run in stored.map.runs],
     }
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    return _CODEC.encode(value, separators=(",", ":"), sort_keys=False) + b"\n"
 
 
 def _decode(data: bytes, key: str) -> StoredMap:
-    try:
-        value = parse_versioned(data, _VERSION, key)
-        partition = int(value["partition"])
-        return StoredMap(
-            TopicPartition(str(value["source_topic"]), partition),
-            TopicPartition(str(value["target_topic"]), partition),
-            str(value["target_topic_id"]),
-            Offset(int(value["mirrored_to"])),
-            OffsetMap([Run(*map(int, run)) for run in value["runs"]], int(value["exact_from"])),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise MalformedObjectError(f"{key}: not an offset map: {error}") from None
+    value = _CODEC.decode(data, key)
+    return StoredMap(
+        TopicPartition(value.source_topic, value.partition),
+        TopicPartition(value.target_topic, value.partition),
+        value.target_topic_id,
+        value.mirrored_to,
+        OffsetMap(value.runs, value.exact_from),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    source_topic: str
+    target_topic: str
+    target_topic_id: str
+    partition: int
+    mirrored_to: Offset
+    exact_from: int
+    runs: list[Run]
+
+
+_CODEC: Final = JsonCodec(_Document, "an offset map")

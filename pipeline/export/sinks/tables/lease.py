@@ -7,24 +7,22 @@ next run takes it over in these ways. A holder that cannot renew the lease count
 before another export can take it.
 """
 
-import json
 import os
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
 from uuid import uuid4
 
-from sidetier.pipeline.export.errors import OtherWriterError, refuse_later
+from sidetier.archive.objects.codec import JsonCodec, Stored
+from sidetier.pipeline.export.errors import OtherWriterError
 from sidetier.segments.errors import (
     MalformedObjectError,
-    ObjectNotFoundError,
     PreconditionFailedError,
     StorageError,
 )
-from sidetier.segments.json_text import parse_json
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
@@ -107,10 +105,18 @@ class LeaseTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Document:
     holder: ProcessId
     lease: str
-    etag: str
+
+
+_Held = Stored[_Document]
+_CODEC: Final = JsonCodec(
+    _Document,
+    "a lease",
+    VERSION,
+    remedy="Remove it where no export is at work on the table",
+)
 
 
 class Lease:
@@ -157,7 +163,7 @@ class Lease:
 
         Raises:
             OtherWriterError: another export holds it, and has renewed it in the meantime.
-            NewerStateError: a later version of Sidetier has written it.
+            MalformedObjectError: the stored lease does not parse, or is of a later version.
             MalformedObjectError: the object is not a lease.
             StorageError: see `RemoteStorage`.
         """
@@ -168,8 +174,9 @@ class Lease:
             if held is not None and (seen is None or held.etag != seen.etag):
                 seen, since = held, self._clock()
             if self._clock() >= until and held is not None:
+                holder = held.value.holder
                 raise OtherWriterError(
-                    f"{self._key}: held by process {held.holder.pid} on {held.holder.host}. Two "
+                    f"{self._key}: held by process {holder.pid} on {holder.host}. Two "
                     "exports do not write to one table at once; wait until that one has ended"
                 )
             self._stop.wait(self._times.look)
@@ -205,7 +212,7 @@ class Lease:
             self._write(IfMatch(self._etag))
         except PreconditionFailedError:
             held = self._read()
-            if held is None or held.lease != self._name:
+            if held is None or held.value.lease != self._name:
                 self._taken = False
             else:
                 self._recognize(held)
@@ -223,7 +230,7 @@ class Lease:
 
     def _try(self, seen: _Held | None, since: float) -> bool:
         held = self._read()
-        if held is not None and held.lease == self._name:
+        if held is not None and held.value.lease == self._name:
             self._recognize(held)
             self._taken = True
             return True
@@ -240,7 +247,7 @@ class Lease:
         return True
 
     def _is_free(self, held: _Held, seen: _Held | None, since: float) -> bool:
-        state = state_of(held.holder)
+        state = state_of(held.value.holder)
         if state == "gone":
             return True
         lapsed = seen is not None and seen.etag == held.etag
@@ -256,36 +263,18 @@ class Lease:
             self._confirmed, self._unconfirmed = self._unconfirmed, None
 
     def _read(self) -> _Held | None:
-        try:
-            stored = self._store.get_object(self._key)
-        except ObjectNotFoundError:
-            return None
-        return replace(_parse(stored.data, self._key), etag=stored.head.etag)
+        return _CODEC.read(self._store, self._key)
 
     def _write(self, condition: Condition) -> None:
         # The lease counts from before the request: the store may have written it long before its
         # answer arrives, and others count from the write.
         began = self._clock()
         self._unconfirmed = began if self._unconfirmed is None else self._unconfirmed
-        text = json.dumps(
-            {
-                "version": VERSION,
-                "lease": self._name,
-                "nonce": uuid4().hex,  # equal bytes could have equal ETags
-                "holder": asdict(self._me),
-            }
-        )
-        body = BytesBody(text.encode())
+        values = {
+            "lease": self._name,
+            "nonce": uuid4().hex,  # equal bytes could have equal ETags
+            "holder": asdict(self._me),
+        }
+        body = BytesBody(_CODEC.encode(values, sort_keys=False))
         self._etag = self._store.put_object(self._key, body, condition=condition)
         self._confirmed, self._unconfirmed = began, None
-
-
-def _parse(data: bytes, key: str) -> _Held:
-    try:
-        parsed = parse_json(data)
-        refuse_later(parsed["version"], VERSION, "a lease", key)
-        return _Held(ProcessId(**parsed["holder"]), parsed["lease"], "")
-    except (ValueError, KeyError, TypeError) as error:
-        raise MalformedObjectError(
-            f"{key} is no lease ({error}). Remove it where no export is at work on the table"
-        ) from None

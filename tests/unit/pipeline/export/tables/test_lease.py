@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.pipeline.export.errors import NewerStateError, OtherWriterError
+from sidetier.pipeline.export.errors import OtherWriterError
 from sidetier.pipeline.export.sinks.tables.lease import (
     Lease,
     LeaseTimes,
@@ -171,7 +171,7 @@ def test_lease_of_a_later_version_is_refused(store: FakeStorage) -> None:
     """Its holder may be dead by our rules but not by the rules of that version."""
     body = json.dumps({"version": 2, "lease": "a", "holder": {"of": "another kind"}})
     store.put_object(KEY, BytesBody(body.encode()))
-    with pytest.raises(NewerStateError, match=f"{KEY}: version 2 of a lease, 1 is known here"):
+    with pytest.raises(MalformedObjectError, match=f"{KEY} has version 2"):
         Lease(store, KEY).acquire()
     assert store.get_object(KEY).data == body.encode()
 
