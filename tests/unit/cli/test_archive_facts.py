@@ -85,8 +85,8 @@ def test_all_facts_about_an_offset_are_found(store: FakeStorage) -> None:
     key = add(store, 10, 20)
     mark(store, 10, 40)
     gap = LAYOUT.gap_key(TP, Offset(20), Offset(40))
-    put_json(store, gap, {"broker_id": 4, "leader_epoch": 9})
-    put_json(store, LAYOUT.start_key(TP), {"start_offset": 10})
+    put_json(store, gap, {"version": 1, "broker_id": 4, "leader_epoch": 9})
+    put_json(store, LAYOUT.start_key(TP), {"version": 1, "start_offset": 10})
     stored = archive(store).about(Offset(12))
     assert stored.uri == f"s3://bucket/{LAYOUT.partition_prefix(TP)}"
     assert stored.watermark.next_offset == 40
