@@ -70,8 +70,14 @@ def archived_partitions(
         archive: The archive.
         topics: Names of topics; empty for all.
         for_each: Lists the prefixes of the stores, maybe at the same time.
+
+    Raises:
+        ConfigurationError: A store has another layout than configured.
+        StorageError: The partitions could not be listed.
     """
     layout = archive.layout
+    for store in archive.by_endpoint.values():
+        check_stored_note(store, layout, None)
     listings = [
         (store, prefix, topic)
         for store in archive.by_endpoint.values()
@@ -107,7 +113,6 @@ def select_partitions(
         StorageError: The partitions could not be listed.
     """
     archive.require_directories()
-    check_stored_note(archive.default_store, archive.layout, None)
     # A pattern that is a plain name is listed alone: its topic's directories, not all of them.
     names = [name for name in patterns if is_legal_topic(name) and "." not in name]
     listed = archived_partitions(archive, names if len(names) == len(patterns) == 1 else ())

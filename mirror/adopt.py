@@ -6,6 +6,7 @@ written. Therefore the last records of the target are searched on the source, an
 set to the offset after the last copied record.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +15,18 @@ from typing import Final
 
 from sidetier.mirror.copy.engine import Copy, map_batch
 from sidetier.mirror.copy.offset_map import MapChunk, Run, encode_map_record, joined
-from sidetier.mirror.copy.target import OutgoingBatch, Target
-from sidetier.mirror.partition_log import PartitionLog
+from sidetier.mirror.copy.target import KafkaTarget, OutgoingBatch, Target
+from sidetier.mirror.offsets.groups import ClusterGroups, Groups
+from sidetier.mirror.partition_log import ClusterLog, PartitionLog
+from sidetier.mirror.topics.catalog import BrokerTopics, Catalog
+from sidetier.mirror.topics.planning import CatalogOptions, PlannedCopy
+from sidetier.mirror.topics.rules import MirrorNames, topic_rules
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import Record
-from sidetier.wire.requests import CommittedOffset
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import CommittedOffset, list_groups
+from sidetier.wire.settings import ClientSettings
 
 COMPARED_RECORDS: Final = 1000
 SEARCHED_OFFSETS: Final = 1_000_000
@@ -293,3 +300,162 @@ def write_progress(
         target.send([OutgoingBatch(tp, batch, range(len(records)))])
         target.flush()
     target.commit(progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptRequest:
+    """Which copy is taken over.
+
+    Attributes:
+        name: Name of the new mirror.
+        group: Consumer group on the source whose offsets are the old mirror's progress.
+        committed: Which offset the old mirror commits.
+        topics: Regular expressions for whole names of source topics; empty for all of the group.
+        exclude: Regular expressions of topics to leave out.
+        rename: `PATTERN=NAME`: names of copies, in the old and the new mirror.
+        accept_log_append_time: Take over also topics whose brokers replace the timestamps. Their
+            records cannot be compared.
+        compare: Last offsets of each target partition to compare with the source.
+        search: Source offsets to search after the committed one.
+        dry_run: Write nothing.
+    """
+
+    name: str
+    group: str
+    committed: CommittedAs = CommittedAs.NEXT_OFFSET
+    topics: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    rename: tuple[str, ...] = ()
+    accept_log_append_time: bool = False
+    compare: int = COMPARED_RECORDS
+    search: int = SEARCHED_OFFSETS
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptReport:
+    """What was taken over, or with `dry_run` would be; `written` is a number of partitions."""
+
+    adopted: Sequence[AdoptedPartition]
+    written: int
+    dry_run: bool
+
+
+def adopt_copy(
+    request: AdoptRequest, source: Mapping[str, str], target: Mapping[str, str]
+) -> AdoptReport:
+    """Write the progress of a new mirror that continues the old one's copy.
+
+    Args:
+        request: The copy.
+        source: Properties of the source's Kafka client.
+        target: Properties of the target's Kafka client.
+
+    Raises:
+        ConfigurationError: A setting does not fit, or the old mirror runs; nothing was written.
+        SidetierError: A cluster cannot be read or written.
+    """
+    with (
+        Cluster(ClientSettings.from_properties(source)) as source_cluster,
+        Cluster(ClientSettings.from_properties(target)) as target_cluster,
+    ):
+        return _adopted(source_cluster, target_cluster, request)
+
+
+def _adopted(source: Cluster, target: Cluster, request: AdoptRequest) -> AdoptReport:
+    names = MirrorNames(request.name)
+    rules = topic_rules(request.topics or (".*",), request.exclude, request.rename)
+    options = CatalogOptions(
+        create=False,
+        accept_log_append_time=request.accept_log_append_time,
+        accept_records=True,  # the old mirror's records
+    )
+    catalog = Catalog(BrokerTopics(source), target, rules, names, options)
+    groups = ClusterGroups(source)
+    committed = groups.committed(request.group)
+    require_stopped(groups, request.group)
+    offsets = next_offsets(committed, request.committed)
+    logs = ClusterLog(source), ClusterLog(target)
+    adopted = [
+        adopt_partition(copy, offset, *logs, compare=request.compare, search=request.search)
+        for copy, offset in copies_of(catalog.plan(), offsets, request.group)
+    ]
+    progress = ClusterGroups(target).committed(names.group)
+    missing = progress_to_write(adopted, progress)
+    if missing and not request.dry_run:
+        require_no_workers(target, names.group)
+        # Again: the old mirror may have been started while the copies were compared.
+        require_stopped(groups, request.group)
+        if groups.committed(request.group) != committed:
+            raise ConfigurationError(
+                f"group {request.group} has committed other offsets meanwhile: the old mirror "
+                "runs. Stop it, and try again"
+            )
+        catalog.create_offsets_topic()
+        writer = KafkaTarget(target, names.group, f"{names.group}-adopt")
+        write_progress(writer, missing, adopted, names.offsets_topic, time.time_ns() // 1_000_000)
+    return AdoptReport(adopted, len(missing), request.dry_run)
+
+
+def require_stopped(groups: Groups, group: str) -> None:
+    """Refuse a group that has members, or that does not exist.
+
+    Raises:
+        ConfigurationError: The old mirror runs, or has another group.
+    """
+    members = groups.names()
+    if group not in members:
+        raise ConfigurationError(f"the source has no consumer group {group}")
+    if members[group]:
+        raise ConfigurationError(
+            f"group {group} has members on the source: the old mirror runs. Stop it, and try again"
+        )
+
+
+def require_no_workers(target: Cluster, group: str) -> None:
+    """Refuse to write progress while the new mirror runs.
+
+    Raises:
+        ConfigurationError: The progress group has members on the target.
+    """
+    progress_group = list_groups(target).get(group)
+    if progress_group is not None and progress_group.has_members:
+        raise ConfigurationError(
+            f"group {group} has members on the target: the new mirror runs. Stop it, and try again"
+        )
+
+
+def copies_of(
+    planned: Sequence[PlannedCopy], offsets: Mapping[TopicPartition, Offset], group: str
+) -> list[tuple[Copy, Offset]]:
+    """Return the copy of each partition with an offset that the old mirror committed, and that
+    offset.
+
+    Raises:
+        ConfigurationError: The new mirror cannot copy one of the topics, or there is no such
+            partition.
+    """
+    topics = {tp.topic for tp in offsets}
+    problems = [
+        topic.problem for topic in planned if topic.problem is not None and topic.source in topics
+    ]
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    copies = [
+        (
+            Copy(
+                TopicPartition(topic.source, number),
+                TopicPartition(topic.target, number),
+                topic.lineage.encoded(),
+            ),
+            offsets[TopicPartition(topic.source, number)],
+        )
+        for topic in planned
+        for number in range(topic.partitions)
+        if TopicPartition(topic.source, number) in offsets
+    ]
+    if not copies:
+        raise ConfigurationError(
+            f"group {group} has committed no offset of a topic that --topic selects"
+        )
+    return copies

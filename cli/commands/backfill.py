@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -257,13 +258,12 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     request = BackfillRequest(
         topics, partitions, offline=offline, assume_committed=assume_committed
     )
-    config = request.configuration(loaded.config)
     quiet_logs(loaded)
     for warning in loaded.warnings:
         click.echo(f"sidetier: warning: {warning}", err=True)
     with told_waits() as calls:
-        adapters = ConfiguredBackfill(config, loaded.origins, calls)
-        backfill = Backfill(config, request, adapters)
+        adapters = partial(ConfiguredBackfill, origins=loaded.origins, calls=calls)
+        backfill = Backfill(loaded.config, request, adapters)
         plan = backfill.plan(read_only=dry_run)
     if dry_run:
         emit(PlanResult(plan), output)

@@ -3,7 +3,6 @@
 import importlib
 import random
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sidetier.archive.access import ArchiveAccess
-    from sidetier.cli.drill.run import DrilledPartition, LiveBrokers
-    from sidetier.config.model import Config
+    from sidetier.mirror.drill.run import DrilledPartition
     from sidetier.mirror.hydrate.plan import PlannedPartition
 
 _CONNECTIONS: Final = 32
@@ -282,86 +280,61 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 everything is equal; 1 the drill could not run (the store, a broker, Java); 2 a
     setting is wrong, or nothing is archived; 3 something could not be restored or differs.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    run = from_extra(
-        lambda: importlib.import_module("sidetier.cli.drill.run"),
+    sampling = from_extra(
+        lambda: importlib.import_module("sidetier.mirror.drill.sample"),
         "sidetier drill",
         LIBRARIES,
         "consumer,mirror",
     )
-    from sidetier.archive.topics import numbers_by_topic  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
-    from sidetier.mirror.drill.sample import SampleRules, choose_sample  # noqa: PLC0415
-    from sidetier.mirror.hydrate.survey import (  # noqa: PLC0415
-        Cut,
-        archived_partitions,
-        partition_planner,
-    )
-    from sidetier.segments.names import partition_count  # noqa: PLC0415
-    from sidetier.segments.offsets import TopicPartition  # noqa: PLC0415
 
     loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     config = loaded.config
     if seed is None:
         seed = random.SystemRandom().randint(0, _MOST_SEED)
-    rules = SampleRules(seed, segments, newest, max_partitions, _size(max_bytes))
-    is_wanted = _wanted(patterns)
+    rules = sampling.SampleRules(seed, segments, newest, max_partitions, _size(max_bytes))
 
     def say(step: str) -> None:
         if output is OutputFormat.TABLE:
             click.echo(f"sidetier: {step}", err=True)
 
     with ended_by_signals(), open_archive(config, connections=_CONNECTIONS) as archive:
-        archived = archived_partitions(archive)
-        too_high = {
-            TopicPartition(topic, number)
-            for topic, stored_numbers in numbers_by_topic(archived).items()
-            for number in partition_count(stored_numbers)[1]
-        }
-        stored = [
-            tp
-            for tp in archived
-            if is_wanted(tp.topic)
-            and (not numbers or tp.partition in numbers)
-            # The brokers of the drill would get all partitions below it.
-            and tp not in too_high
-        ]
-        sample = choose_sample(stored, partition_planner(archive, Cut()), rules)
+        sample = sampling.select_sample(archive, rules, patterns, numbers)
         if dry_run:
             emit(SampleResult(sample, seed), output)
             return
-        brokers = _live_brokers(config, sample) if live else None
-        if bootstrap is not None or target_properties or target_config is not None:
-            from sidetier.cli.drill import given_cluster  # noqa: PLC0415
-            from sidetier.cli.restore import session  # noqa: PLC0415
+        brokers = None
+        if live:
+            from sidetier.cli.drill.live import live_brokers  # noqa: PLC0415
 
-            drilled = given_cluster.run_drill(
+            brokers = live_brokers(config, sample)
+        if bootstrap is not None or target_properties or target_config is not None:
+            from sidetier.cli.restore.session import target_properties as properties_of  # noqa: PLC0415
+            from sidetier.mirror.drill.copied import drill_on_cluster  # noqa: PLC0415
+
+            drilled = drill_on_cluster(
                 archive,
                 sample,
-                session.target_properties(config, context.params),
+                properties_of(config, context.params),
                 replication_factor or -1,
                 left_over_age,
                 brokers,
                 say,
+                lambda text: click.echo(f"sidetier: {text}", err=True),
             )
         else:
+            from sidetier.brokers.kafka import TemporaryBroker  # noqa: PLC0415
+            from sidetier.mirror.drill.run import drill_on_temporary_broker  # noqa: PLC0415
+
             with tempfile.TemporaryDirectory(prefix="sidetier-drill-", dir=directory) as files:
-                drilled = run.run_drill(archive, sample, Path(files), brokers, say)
+                temporary = TemporaryBroker(Path(files) / "kafka")
+                drilled = drill_on_temporary_broker(archive, sample, temporary, brokers, say)
         result = DrillResult(drilled, seed)
         if record:
             result = _recorded(archive, result)
     emit(result, output)
     context.exit(exits.FINDINGS if result.problems else exits.OK)
-
-
-def _wanted(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    from sidetier.mirror.topics.rules import compiled  # noqa: PLC0415
-    from sidetier.segments.names import is_internal_topic  # noqa: PLC0415
-
-    if not patterns:
-        return lambda topic: not is_internal_topic(topic)
-    expressions = [compiled(pattern, "--topic") for pattern in patterns]
-    return lambda topic: any(pattern.fullmatch(topic) for pattern in expressions)
 
 
 def _size(text: str) -> int:
@@ -371,29 +344,6 @@ def _size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise ConfigurationError(f"--max-bytes: {error}") from None
-
-
-def _live_brokers(config: "Config", sample: "Sequence[PlannedPartition]") -> "LiveBrokers":
-    """Connect to the brokers of the archived cluster.
-
-    Raises:
-        ConfigurationError: No brokers are configured.
-        LeadershipUnavailableError: No broker answers.
-    """
-    from sidetier.cli.drill.run import LiveBrokers  # noqa: PLC0415
-    from sidetier.cli.inspect.cluster import open_cluster  # noqa: PLC0415
-    from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
-    from sidetier.mirror.hydrate.verify import BrokerSide  # noqa: PLC0415
-
-    cluster = open_cluster(config)
-    if cluster is None:
-        raise ConfigurationError(
-            "broker.bootstrap_servers is not set: set it to compare with the live brokers, or give "
-            "--no-live"
-        )
-    records = BrokerSide(as_texts(dict(config.broker.client_properties())))
-    topics = sorted({partition.topic for partition in sample})
-    return LiveBrokers(cluster, records, topics)
 
 
 def _recorded(archive: "ArchiveAccess", result: DrillResult) -> DrillResult:

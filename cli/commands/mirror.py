@@ -304,7 +304,7 @@ def translate_command(context: click.Context, /, output: OutputFormat, **given: 
     call = invocation(context)
 
     def run() -> int:
-        from sidetier.cli.mirror.translation import translate  # noqa: PLC0415 -- `--help` must not load Kafka's client
+        from sidetier.cli.mirror.session import translate  # noqa: PLC0415 -- `--help` must not load Kafka's client
 
         return translate(call, given, output)
 

@@ -145,7 +145,7 @@ def translate_offsets(context: click.Context, /, output: OutputFormat, **given: 
     """  # noqa: D301 -- \b is click's marker and must be one character
 
     def load() -> Run:
-        from sidetier.cli.restore.translation import translate  # noqa: PLC0415 -- as above
+        from sidetier.cli.restore.session import translate  # noqa: PLC0415 -- as above
 
         return translate
 

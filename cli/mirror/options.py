@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -12,7 +12,6 @@ from sidetier.cli.arguments import MAX_BATCH_BYTES, checked_duration, checked_si
 from sidetier.cli.export.kafka_options import by_reference
 from sidetier.config.properties_file import read_properties
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
-from sidetier.mirror.topics.rules import TopicRules, compiled
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -178,28 +177,8 @@ def engine_options(command: Decorated) -> Decorated:
     return engine(master(command))
 
 
-def topic_rules(
-    topics: tuple[str, ...], exclude: tuple[str, ...], rename: tuple[str, ...]
-) -> TopicRules:
-    """Return the rules; raise ConfigurationError if a pattern is invalid, or there is no topic."""
-    if not topics:
-        raise ConfigurationError(
-            "--topic is missing: name a topic, or a pattern such as 'orders.*'"
-        )
-    pairs = []
-    for text in rename:
-        pattern, separator, replacement = text.rpartition("=")
-        if not separator:
-            raise ConfigurationError(f"--rename {text!r}: give PATTERN=NAME")
-        pairs.append((compiled(pattern, "--rename"), replacement))
-    return TopicRules(
-        tuple(compiled(text, "--topic") for text in topics),
-        tuple(compiled(text, "--exclude") for text in exclude),
-        tuple(pairs),
-    )
-
-
 Value = TypeVar("Value")
+Request = TypeVar("Request")
 
 
 def client_references(
@@ -244,3 +223,9 @@ def require_bootstrap(properties: Mapping[str, Value], name: str) -> Mapping[str
             f"--{name} bootstrap.servers=HOST:PORT is missing (or in --{name}-config)"
         )
     return properties
+
+
+def request_of(kind: Callable[..., Request], given: Mapping[str, Any], **changes: Any) -> Request:  # noqa: ANN401 -- values of several types
+    """Return the request of an engine, whose fields have the names of the command's options."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{**{name: given[name] for name in names & given.keys()}, **changes})

@@ -1,39 +1,30 @@
 """Output of `sidetier mirror`: the plan, the result of a copy, and offsets of consumer groups."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table, range_text
-from sidetier.mirror.copy.engine import Counts
+from sidetier.mirror.copy.run import CopyReport
+from sidetier.mirror.mirroring import MirrorPlan
 from sidetier.mirror.offsets.translate import Outcome, TranslatedGroup, TranslatedOffset
 from sidetier.mirror.topics.planning import PlannedCopy
 
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """Result of a copy.
+    """View of the report of a copy."""
 
-    Attributes:
-        counts: Counts of the engine, or of all tasks.
-        seconds: Duration of the copy.
-        refused: Topics that were left out, with the reason.
-        groups_problem: Why the consumer groups could not be set at the end; None if they are set.
-    """
-
-    counts: Counts
-    seconds: float
-    refused: Mapping[str, str] = field(default_factory=dict)
-    groups_problem: str | None = None
+    report: CopyReport
 
     def as_json(self) -> dict[str, object]:
         """Return all counts and gaps."""
-        counts = self.counts
+        counts = self.report.counts
         return {
             "records": counts.records,
             "bytes": counts.bytes,
-            "seconds": round(self.seconds, 3),
+            "seconds": round(self.report.seconds, 3),
             "transactions": counts.transactions,
             "aborts": counts.aborts,
             "dropped_records": counts.dropped_records,
@@ -49,58 +40,51 @@ class CopyResult:
                 }
                 for gap in counts.gaps
             ],
-            "refused_topics": dict(self.refused),
+            "refused_topics": dict(self.report.refused),
             "left_out_partitions": {
                 str(tp): reason for tp, reason in sorted(counts.left_out.items())
             },
-            "groups_problem": self.groups_problem,
+            "groups_problem": self.report.groups_problem,
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return refused topics, partitions that were left out, and gaps, if there are any, and the
         totals.
         """
-        counts = self.counts
+        counts = self.report.counts
         rows = [(str(gap.tp), range_text(gap.start, gap.end), gap.detail) for gap in counts.gaps]
         footer = (
-            f"{counts.records} records, {size_text(counts.bytes)}, in {self.seconds:.1f} s; "
+            f"{counts.records} records, {size_text(counts.bytes)}, in {self.report.seconds:.1f} s; "
             f"{counts.transactions} transactions, {counts.aborts} aborted; "
             f"{counts.dropped_records} records of aborted source transactions left out"
         )
         columns = ("PARTITION", "GAP", "REASON") if rows else ()
-        refused = Table(("TOPIC", "NOT COPIED BECAUSE"), tuple(self.refused.items()))
+        refused = Table(("TOPIC", "NOT COPIED BECAUSE"), tuple(self.report.refused.items()))
         left_out = tuple((str(tp), reason) for tp, reason in sorted(counts.left_out.items()))
         groups = Table(
             (),
-            footer=f"the consumer groups could not be set at the end: {self.groups_problem}\n"
+            footer="the consumer groups could not be set at the end: "
+            f"{self.report.groups_problem}\n"
             "Run the same command again, or `sidetier mirror translate-offsets`",
         )
         return (
-            *((refused,) if self.refused else ()),
+            *((refused,) if self.report.refused else ()),
             *((Table(("PARTITION", "NOT COPIED FURTHER BECAUSE"), left_out),) if left_out else ()),
-            *((groups,) if self.groups_problem is not None else ()),
+            *((groups,) if self.report.groups_problem is not None else ()),
             Table(columns, rows, footer=footer),
         )
 
     @property
     def exit_code(self) -> int:
         """FINDINGS if records are missing on the target, or groups are not set."""
-        is_incomplete = (
-            self.counts.gaps
-            or self.counts.left_out
-            or self.refused
-            or self.groups_problem is not None
-        )
-        return exits.FINDINGS if is_incomplete else exits.OK
+        return exits.OK if self.report.is_complete else exits.FINDINGS
 
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """The plan of a copy."""
+    """View of the plan of a mirror."""
 
-    planned: Sequence[PlannedCopy]
-    positions: Mapping[str, int]
-    """Number of offsets to copy of each source topic, including markers and aborted records."""
+    plan: MirrorPlan
 
     def as_json(self) -> object:
         """Return all topics."""
@@ -114,10 +98,10 @@ class PlanResult:
                     "exists": topic.exists,
                     "deleted_first": topic.replaces is not None,
                     "settings": dict(topic.settings),
-                    "offsets_to_copy": self.positions.get(topic.source),
+                    "offsets_to_copy": self.plan.offsets_left.get(topic.source),
                     "problem": topic.problem,
                 }
-                for topic in self.planned
+                for topic in self.plan.topics
             ],
         }
 
@@ -128,10 +112,10 @@ class PlanResult:
                 topic.source,
                 topic.target,
                 topic.partitions,
-                self.positions.get(topic.source),
+                self.plan.offsets_left.get(topic.source),
                 topic.problem or _target_topic(topic),
             )
-            for topic in self.planned
+            for topic in self.plan.topics
         ]
         columns = ("SOURCE", "TARGET", "PARTITIONS", "OFFSETS TO COPY", "TARGET TOPIC")
         return (Table(columns, rows, footer=None if rows else "no topic matches"),)
@@ -139,7 +123,7 @@ class PlanResult:
     @property
     def exit_code(self) -> int:
         """MISCONFIGURED if a topic cannot be copied."""
-        return exits.MISCONFIGURED if any(topic.problem for topic in self.planned) else exits.OK
+        return exits.MISCONFIGURED if any(topic.problem for topic in self.plan.topics) else exits.OK
 
 
 def _target_topic(planned: PlannedCopy) -> str:

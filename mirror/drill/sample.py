@@ -4,10 +4,12 @@ The seed alone decides the choice, so that a drill can be repeated.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.topics import archived_partitions, numbers_by_topic
 from sidetier.mirror.hydrate.digest import Digest
 from sidetier.mirror.hydrate.plan import (
     HydratePlan,
@@ -16,8 +18,11 @@ from sidetier.mirror.hydrate.plan import (
     gaps_between,
     new_plan_id,
 )
+from sidetier.mirror.hydrate.survey import Cut, partition_planner
+from sidetier.mirror.topics.rules import compiled
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.names import is_internal_topic, partition_count
 from sidetier.segments.offsets import TopicPartition
 
 _ATTEMPTS: Final = 3
@@ -40,6 +45,46 @@ class SampleRules:
     newest: bool
     max_partitions: int
     max_bytes: int
+
+
+def select_sample(
+    archive: ArchiveAccess,
+    rules: SampleRules,
+    patterns: Collection[str] = (),
+    numbers: Collection[int] = (),
+) -> list[PlannedPartition]:
+    """Choose a sample of the archived partitions that match.
+
+    Args:
+        archive: The archive.
+        rules: The rules for the sample.
+        patterns: Regular expressions for whole topic names; empty for all but internal topics.
+        numbers: Partition numbers; empty for all.
+
+    Raises:
+        ConfigurationError: A pattern is invalid, or no partition can be chosen.
+        StorageError: The archive cannot be read.
+    """
+    archived = archived_partitions(archive)
+    too_high = {
+        TopicPartition(topic, number)
+        for topic, stored_numbers in numbers_by_topic(archived).items()
+        for number in partition_count(stored_numbers)[1]
+    }
+    expressions = [compiled(pattern, "--topic") for pattern in patterns]
+    stored = [
+        tp
+        for tp in archived
+        if (
+            any(expression.fullmatch(tp.topic) for expression in expressions)
+            if patterns
+            else not is_internal_topic(tp.topic)
+        )
+        and (not numbers or tp.partition in numbers)
+        # The brokers of the drill would get all partitions below it.
+        and tp not in too_high
+    ]
+    return choose_sample(stored, partition_planner(archive, Cut()), rules)
 
 
 def choose_sample(

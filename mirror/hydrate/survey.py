@@ -9,18 +9,12 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import IndexCache, Locator
-from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.notes import noted_records
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.reader.time_search import SegmentTimes
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.topics import (
-    cluster_prefixes,
-    count_partitions,
-    numbers_by_topic,
-    stored_partitions,
-)
+from sidetier.archive.topics import archived_partitions, count_partitions, numbers_by_topic
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.hydrate.batch_scan import check_end, read_chunk, scan_batches
 from sidetier.mirror.hydrate.consistent_cut import (
@@ -67,29 +61,6 @@ class Cut:
 
     until_ms: int | None = None
     offsets: Mapping[TopicPartition, Offset] | None = None
-
-
-def archived_partitions(archive: ArchiveAccess) -> list[TopicPartition]:
-    """Return every stored partition, sorted.
-
-    Raises:
-        ConfigurationError: The archive has another layout than configured.
-        StorageError: As `RemoteStorage` documents.
-    """
-    partitions = set()
-    for endpoint in archive.provider.endpoints:
-        store = archive.stores.at(endpoint)
-        note = read_note(store, archive.layout)
-        if note is not None:
-            check_note(note, archive.layout, None)
-        for prefix in cluster_prefixes(store, archive.layout):
-            partitions |= {
-                tp
-                for tp in stored_partitions(store, archive.layout, prefix)
-                # Objects of a topic on a store that is not its own do not count.
-                if archive.store(tp.topic) is store
-            }
-    return sorted(partitions)
 
 
 def make_plan(

@@ -362,3 +362,33 @@ def timestamp_problem(target: str, settings: Mapping[str, str | None]) -> str | 
         f"topic {target} on the target has {TIMESTAMP_TYPE}={APPEND_TIME}, which replaces each "
         "record's timestamp; set it to CreateTime, or accept that with --accept-log-append-time"
     )
+
+
+def topic_rules(
+    topics: tuple[str, ...], exclude: tuple[str, ...], rename: tuple[str, ...]
+) -> TopicRules:
+    """Return the rules for patterns of topic names.
+
+    Args:
+        topics: Patterns of the topics; at least one.
+        exclude: Patterns of the topics to leave out.
+        rename: `PATTERN=NAME`: names of copies; the first pattern that matches counts.
+
+    Raises:
+        ConfigurationError: A pattern is invalid, or there is no topic.
+    """
+    if not topics:
+        raise ConfigurationError(
+            "--topic is missing: name a topic, or a pattern such as 'orders.*'"
+        )
+    pairs = []
+    for text in rename:
+        pattern, separator, replacement = text.rpartition("=")
+        if not separator:
+            raise ConfigurationError(f"--rename {text!r}: give PATTERN=NAME")
+        pairs.append((compiled(pattern, "--rename"), replacement))
+    return TopicRules(
+        tuple(compiled(text, "--topic") for text in topics),
+        tuple(compiled(text, "--exclude") for text in exclude),
+        tuple(pairs),
+    )

@@ -1,7 +1,7 @@
 """Plan and run one backfill: read the log dirs, ask the broker, store the missing segments."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -51,16 +51,6 @@ class BackfillRequest:
     partitions: tuple[str, ...] = ()
     offline: bool = False
     assume_committed: bool = False
-
-    def configuration(self, config: Config) -> Config:
-        """Return the configuration with the changes that a single run needs."""
-        changes: dict[str, object] = {
-            # `latest` would leave out the old segments, which a backfill is for
-            "uploader": config.uploader.model_copy(update={"offset_reset": "earliest"})
-        }
-        if self.offline:
-            changes["broker"] = BrokerConfig(id=config.broker.id)
-        return config.model_copy(update=changes)
 
 
 class BackfillAdapters(Protocol):
@@ -158,7 +148,8 @@ class Backfill:
     Args:
         config: The configuration, with `log_dirs`.
         request: What is stored.
-        adapters: The adapters for `request.configuration(config)`.
+        adapters: Returns the adapters for the configuration with the changes of the request, such
+            as `cli.wiring.ConfiguredBackfill`.
 
     Raises:
         ConfigurationError: A log dir is wrong, or a named topic or partition is not in one of the
@@ -167,15 +158,18 @@ class Backfill:
     """
 
     def __init__(
-        self, config: Config, request: BackfillRequest, adapters: BackfillAdapters
+        self,
+        config: Config,
+        request: BackfillRequest,
+        adapters: Callable[[Config], BackfillAdapters],
     ) -> None:
-        self._config = request.configuration(config)
+        self._config = _of_one_run(config, request)
         self._assume_committed = request.assume_committed
-        self._adapters = adapters
-        self._identity = adapters.identity()
+        self._adapters = adapters(self._config)
+        self._identity = self._adapters.identity()
         self._on_disk = _wanted(self._config, self._identity, request.topics, request.partitions)
         topics = sorted({tp.topic for tp in self._on_disk.directories})
-        self._topic_configs = _topic_configs(adapters.topic_configs(), topics)
+        self._topic_configs = _topic_configs(self._adapters.topic_configs(), topics)
 
     def plan(self, *, read_only: bool = False) -> BackfillPlan:
         """Return what is to be stored; nothing is written.
@@ -310,6 +304,17 @@ def _outcome(
         why = status.last_error or status.waiting_for
     gaps = status.gap_records if status is not None else 0
     return PartitionOutcome(partition, following, stored, gaps, why or partition.problem)
+
+
+def _of_one_run(config: Config, request: BackfillRequest) -> Config:
+    """Return the configuration with the changes that a single run needs."""
+    changes: dict[str, object] = {
+        # `latest` would leave out the old segments, which a backfill is for
+        "uploader": config.uploader.model_copy(update={"offset_reset": "earliest"})
+    }
+    if request.offline:
+        changes["broker"] = BrokerConfig(id=config.broker.id)
+    return config.model_copy(update=changes)
 
 
 class _Stores:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,9 +18,10 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from devtools.sandbox.kafka import KraftCluster
-from tests.harness.archive_objects import file_store
+from tests.harness.archive_objects import file_store, s3_store
 from tests.harness.encryption import count_logs, encryption
 from tests.harness.local_segments import small_segments
+from tests.harness.markdown import blocks, text_of
 from tests.harness.mirror_runs import (
     WAIT,
     command,
@@ -28,6 +30,7 @@ from tests.harness.mirror_runs import (
     values_from,
     write_until,
 )
+from tests.harness.s3 import S3Bucket
 from tests.harness.sidecar import beside, merged
 from tests.harness.topics import admin_of, create_topic
 from tests.harness.waiting import wait_until
@@ -265,3 +268,50 @@ def test_records_that_the_brokers_have_deleted_come_from_the_archive(
     code, result, errors = mirror(line, "--until-caught-up")
     assert (code, result["gaps"]) == (0, []), errors
     assert consumed(target, topic) == expected
+
+
+def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
+    kraft43: KraftCluster,
+    target: str,
+    s3_bucket: S3Bucket,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, partitions=2, configs=small_segments(size=10_000) | KEPT)
+    produce_in_transactions(source, topic, 12)
+    store = s3_store(s3_bucket)
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    retention = {"retention": {"store": [{"topics": [topic], "bytes": "10KiB"}]}}
+    Path(tmp_path / "sidetier.yaml").write_text(
+        yaml.safe_dump(merged(beside(kraft43, store), retention))
+    )
+    monkeypatch.chdir(tmp_path)
+    addresses = {"source.example:9092": source, "target.example:9092": target}
+    values: dict[str, dict[str, Any]] = {}
+    for block in blocks(text_of(Path("docs/python-api.md")), "python"):
+        text = block.text.replace("orders", topic)
+        for name, address in addresses.items():
+            text = text.replace(name, address)
+        variables: dict[str, Any] = {}
+        exec(compile(text, "docs/python-api.md", "exec"), variables)  # noqa: S102 -- our own page
+        module = variables["report"].__class__.__name__
+        values[module] = variables
+    assert list(values) == [
+        "BackfillReport",
+        "VerifyReport",
+        "RetentionReport",
+        "RestoreReport",
+        "CopyReport",
+    ]
+    assert values["BackfillReport"]["plan"].segments > 2
+    assert not values["BackfillReport"]["report"].findings
+    assert values["VerifyReport"]["report"].totals.checked_segments > 2
+    assert values["VerifyReport"]["problems"] == []
+    assert values["RetentionReport"]["report"].segments > 0
+    assert values["RestoreReport"]["report"].is_complete
+    report = values["CopyReport"]["report"]
+    assert (report.is_complete, report.counts.lag_records) == (True, 0)
+    assert consumed(target, topic) == consumed(source, topic)

@@ -1,6 +1,5 @@
 """The end of a copy: the result from the last progress and the last group offsets."""
 
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.cli.mirror import on_spark
-from sidetier.cli.mirror.session import run_engine
 from sidetier.cli.mirror.view import CopyResult
+from sidetier.mirror import spark_driver
 from sidetier.mirror.copy.engine import Copy, Counts, Limits
+from sidetier.mirror.copy.run import CopyReport, run_engine
 from sidetier.mirror.spark_copy import PartitionTask, SparkCopy, TaskOutcome
 from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.errors import BrokerUnavailableError, MirrorError
@@ -34,15 +33,6 @@ TP = TopicPartition("copy", 0)
 WAIT = 30.0
 
 
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """Restore the signal handlers of the test run."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
 class Sync:
     """A group sync whose offsets cannot be committed."""
 
@@ -57,14 +47,14 @@ class Sync:
         self.was_urgent = abandon.is_set()
 
 
-def ran(work: Callable[[], None], sync: Any, stop: threading.Event) -> CopyResult:  # noqa: ANN401 -- a stub
+def ran(work: Callable[[], None], sync: Any, stop: threading.Event) -> CopyReport:  # noqa: ANN401 -- a stub
     engine: Any = SimpleNamespace(run=work, counts=Counts())
-    return run_engine(engine, stop, metrics_port=None, offset_sync=sync)
+    return run_engine(engine, stop, offset_sync=sync)
 
 
 def test_groups_not_committed_at_the_end_are_reported() -> None:
     sync = Sync()
-    result = ran(lambda: None, sync, threading.Event())
+    result = CopyResult(ran(lambda: None, sync, threading.Event()))
     assert not sync.was_urgent
     assert result.exit_code == 3
     assert result.as_json()["groups_problem"] == "the source is away"
@@ -75,12 +65,11 @@ def test_stopped_mirror_does_not_wait_for_groups() -> None:
     sync, stop = Sync(), threading.Event()
 
     def is_stopped() -> None:
-        signal.raise_signal(signal.SIGTERM)
-        stop.wait(WAIT)
+        stop.set()
 
-    result = ran(is_stopped, sync, stop)
+    report = ran(is_stopped, sync, stop)
     assert sync.was_urgent
-    assert result.exit_code == 0
+    assert report.is_complete
 
 
 def test_failed_engine_does_not_wait_for_groups() -> None:
@@ -126,16 +115,16 @@ class Group:
         return committed_by(request, self.committed)
 
 
-def ended(cluster: Cluster, planned: list[PartitionTask], with_task: int) -> CopyResult:
+def ended(cluster: Cluster, planned: list[PartitionTask], with_task: int) -> CopyReport:
     """Result of a job whose tasks have all succeeded."""
     names = MirrorNames("dr")
     copy = SparkCopy(names, tuple(planned[:with_task]), Limits(), {"bootstrap.servers": "b:9092"})
-    return on_spark.copy_on_spark(copy, "local[1]", cluster, threading.Event(), planned=planned)
+    spark = spark_driver.SparkEngine(no_spark)
+    return spark_driver.copy_on_spark(spark, copy, cluster, threading.Event(), planned=planned)
 
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
-    monkeypatch.setattr(on_spark, "spark_session", no_spark)
     monkeypatch.setattr(SparkCopy, "run", lambda *_: {0: TaskOutcome(Counts(records=20))})
     with fake_broker() as made:
         yield made
@@ -152,7 +141,7 @@ def test_commit_under_way_at_the_end_is_waited_for(broker: FakeBroker) -> None:
 def test_open_transaction_is_waited_for_only_for_a_limited_time(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_spark, "_STABLE_SECONDS", 0.5)
+    monkeypatch.setattr(spark_driver, "_STABLE_SECONDS", 0.5)
     Group(broker, {0: 50}).unstable = 1000
     with (
         Cluster(ClientSettings((broker.address,))) as cluster,

@@ -9,15 +9,16 @@ import pytest
 
 from sidetier.archive.objects.cluster_snapshots import content_json, encode_snapshot
 from sidetier.cli.export.spark_session import spark_session
-from sidetier.cli.mirror.on_spark import verdict
-from sidetier.cli.mirror.view import CopyResult
-from sidetier.cli.restore.translation import group_offsets
-from sidetier.cli.restore.view import RestorePlan, RestoreResult, notes
+from sidetier.cli.restore.view import PlanResult, RestoreResult, notes
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.copy.engine import Counts
+from sidetier.mirror.copy.run import CopyReport
 from sidetier.mirror.copy.source import SourceGap
 from sidetier.mirror.restore.copy_check import CheckedCopy
 from sidetier.mirror.restore.plan import PartitionRestore, RestoreNote
+from sidetier.mirror.restore.run import RestorePlan, RestoreReport
+from sidetier.mirror.restore.translation import group_offsets
+from sidetier.mirror.spark_driver import verdict
 from sidetier.mirror.topics.rules import Lineage
 from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
 from sidetier.segments.errors import ConfigurationError
@@ -122,11 +123,12 @@ def planned(end: int = 60, archive_end: int = 60, last_stable_offset: int = 60) 
 
 def result(one: PartitionRestore, *problems: str, gaps: int = 0) -> RestoreResult:
     gap = SourceGap(TP, Offset(5), Offset(9), "deleted")
-    return RestoreResult(
+    report = RestoreReport(
         RestorePlan("dr", [one]),
-        CopyResult(Counts(records=60, transactions=1, gaps=[gap] * gaps), 2.0),
+        CopyReport(Counts(records=60, transactions=1, gaps=[gap] * gaps), 2.0),
         checked={TARGET: CheckedCopy(TARGET, 60, problems)},
     )
+    return RestoreResult(report)
 
 
 def test_exit_code_shows_whether_everything_was_restored() -> None:
@@ -134,9 +136,9 @@ def test_exit_code_shows_whether_everything_was_restored() -> None:
     assert result(planned(), "a difference").exit_code == 3
     assert result(planned(), gaps=1).exit_code == 3
     assert result(planned(end=40, last_stable_offset=40)).exit_code == 3
-    assert RestoreResult(RestorePlan("dr", [planned()]), CopyResult(Counts(), 1.0)).exit_code == 0
-    stopped = RestoreResult(RestorePlan("dr", [planned()]), CopyResult(Counts(), 1.0), stopped=True)
-    assert stopped.exit_code == 130
+    unchecked = RestoreReport(RestorePlan("dr", [planned()]), CopyReport(Counts(), 1.0))
+    assert RestoreResult(unchecked).exit_code == 0
+    assert RestoreResult(replace(unchecked, stopped=True)).exit_code == 130
 
 
 def test_omitted_offsets_and_remaining_settings_are_shown() -> None:
@@ -145,7 +147,7 @@ def test_omitted_offsets_and_remaining_settings_are_shown() -> None:
         [planned(end=40, last_stable_offset=40)],
         settings_left={"copy.orders": {"cleanup.policy": "compact,delete", "retention.ms": "5"}},
     )
-    (table,) = plan.as_tables()
+    (table,) = PlanResult(plan).as_tables()
     assert table.footer is not None
     left_out, settings = table.footer.splitlines()
     assert "20 archived offsets from 40 on are left out" in left_out
@@ -155,8 +157,8 @@ def test_omitted_offsets_and_remaining_settings_are_shown() -> None:
 
 def test_mismatching_topic_is_shown_as_a_configuration_error() -> None:
     plan = RestorePlan("dr", [planned()], frozenset({TARGET.topic}), {TARGET.topic: "not empty"})
-    assert plan.exit_code == 2
-    (table,) = plan.as_tables()
+    assert PlanResult(plan).exit_code == 2
+    (table,) = PlanResult(plan).as_tables()
     assert table.rows[0][-1] == "not empty"
 
 

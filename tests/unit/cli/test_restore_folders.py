@@ -14,8 +14,8 @@ from sidetier.archive.objects.watermark import (
     read_watermark,
 )
 from sidetier.archive.reader import ArchiveReader, ReachedEnd, ReaderSettings
-from sidetier.cli.restore.folders import FolderChoice, FolderKind, folder_archive
 from sidetier.mirror.copy.archive_source import ArchivedBatches, ArchiveGap, ArchiveSource
+from sidetier.mirror.restore.folders import FolderChoice, FolderKind, folder_archive
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage

@@ -5,9 +5,9 @@ from contextlib import closing
 import pytest
 
 from sidetier.archive.positions import BEGINNING, END, Position, PositionKind, plan_ranges
-from sidetier.cli.restore.session import ArchiveRanges
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.restore.copy_check import ArchivedRecords
+from sidetier.mirror.restore.run import ArchiveRanges
 from tests.harness.made_archive import MadeArchive, access_to
 from tests.harness.record_batches import TransactionalLog
 

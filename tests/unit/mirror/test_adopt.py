@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.cli.mirror.adopt import require_stopped
 from sidetier.mirror.adopt import (
     CommittedAs,
     Verdict,
@@ -12,6 +11,7 @@ from sidetier.mirror.adopt import (
     align,
     next_offsets,
     progress_to_write,
+    require_stopped,
     write_progress,
 )
 from sidetier.mirror.copy.engine import Copy

@@ -1,19 +1,13 @@
-"""Restore a sample of the archive into topics of a given cluster, and compare it.
-
-Needs the packages of the extra `mirror`.
-"""
+"""Restore a sample of the archive into topics of a given cluster, and compare it."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Final
 
-import click
-
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import read_note
-from sidetier.cli.drill.run import DrilledPartition, LiveBrokers, compared_with_live
-from sidetier.cli.output import range_text
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.copy.engine import Copy, Engine
 from sidetier.mirror.copy.offset_map import OffsetMap
@@ -26,6 +20,7 @@ from sidetier.mirror.drill.given_cluster import (
     topic_of,
     topics_of_run,
 )
+from sidetier.mirror.drill.run import DrilledPartition, LiveLog, compared_with_live
 from sidetier.mirror.drill.sample import plan_of_sample
 from sidetier.mirror.hydrate.digest import Digest
 from sidetier.mirror.hydrate.plan import PlannedPartition
@@ -41,8 +36,7 @@ from sidetier.segments.errors import (
     SidetierError,
 )
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
 from sidetier.wire.topics import create_topic
@@ -53,14 +47,22 @@ that a broker accepts by default (`socket.request.max.bytes`).
 """
 
 
-def run_drill(  # noqa: PLR0913, PLR0917 -- each one is an input of its own
+OnText = Callable[[str], None]
+
+
+def ignore_text(_text: str) -> None:
+    """Do nothing."""
+
+
+def drill_on_cluster(  # noqa: PLR0913, PLR0917 -- each one is an input of its own
     archive: ArchiveAccess,
     sample: Sequence[PlannedPartition],
     properties: Mapping[str, str],
     replication_factor: int,
     left_over_age: float,
-    live: LiveBrokers | None,
-    say: Callable[[str], None],
+    live: LiveLog | None = None,
+    on_step: OnText = ignore_text,
+    on_warning: OnText = ignore_text,
 ) -> list[DrilledPartition]:
     """Restore the sample with the engine of `sidetier restore`, and compare it.
 
@@ -74,7 +76,8 @@ def run_drill(  # noqa: PLR0913, PLR0917 -- each one is an input of its own
         replication_factor: Replication factor of the drill's topics; -1 for the cluster's default.
         left_over_age: Age in seconds from which on topics of an earlier drill are deleted.
         live: The live brokers; None to compare nothing with them.
-        say: Called with a message at each step.
+        on_step: Called with a message at each step.
+        on_warning: Called with what an operator has to do.
 
     Returns:
         One result for each partition, in the order of the sample.
@@ -85,13 +88,15 @@ def run_drill(  # noqa: PLR0913, PLR0917 -- each one is an input of its own
     """
     with Cluster(ClientSettings.from_properties(properties)) as cluster:
         _refuse_archived_cluster(archive, cluster)
-        now = SYSTEM_CLOCK.wall()
-        _delete_left_over(cluster, now, left_over_age, say)
+        now = time.time_ns() / 1e9
+        _delete_left_over(cluster, now, left_over_age, on_step, on_warning)
         names = new_run(now)
-        with _drill_topics(cluster, names, sample, replication_factor, say) as copies:
-            say(f"restoring {len(sample)} partitions into topics {names.group}-*")
+        with _drill_topics(
+            cluster, names, sample, replication_factor, on_step, on_warning
+        ) as copies:
+            on_step(f"restoring {len(sample)} partitions into topics {names.group}-*")
             problems = _restore(archive, cluster, names, sample, copies)
-            say("comparing")
+            on_step("comparing")
             return _compare(archive, cluster, properties, names, sample, copies, problems, live)
 
 
@@ -105,17 +110,19 @@ def _refuse_archived_cluster(archive: ArchiveAccess, cluster: Cluster) -> None:
         )
 
 
-def _delete_left_over(cluster: Cluster, now: float, age: float, say: Callable[[str], None]) -> None:
+def _delete_left_over(
+    cluster: Cluster, now: float, age: float, on_step: OnText, on_warning: OnText
+) -> None:
     """Delete topics of earlier drills; a failure does not stop this drill."""
     try:
         left_over = delete_left_over(cluster, now, age)
     except BrokerError as error:
-        _warn(f"topics of earlier drills were not deleted: {error}")
+        on_warning(f"topics of earlier drills were not deleted: {error}")
         return
     for topic in left_over.deleted:
-        say(f"deleted topic {topic} of a drill that was killed")
+        on_step(f"deleted topic {topic} of a drill that was killed")
     for topic in left_over.unproven:
-        _warn(
+        on_warning(
             f"topic {topic} has the name of a drill's topic, but no progress proves that a drill "
             "has written its records: delete it if it is not needed"
         )
@@ -127,7 +134,8 @@ def _drill_topics(
     names: MirrorNames,
     sample: Sequence[PlannedPartition],
     replication_factor: int,
-    say: Callable[[str], None],
+    on_step: OnText,
+    on_warning: OnText,
 ) -> Iterator[Mapping[TopicPartition, TopicPartition]]:
     """Create the drill's topics, and yield the target of each sampled partition.
 
@@ -145,11 +153,13 @@ def _drill_topics(
             for plan in sample
         }
     finally:
-        say("deleting the drill's topics")
+        on_step("deleting the drill's topics")
         try:
             delete_drill(cluster, names.group, topics_of_run(cluster, names))
         except BrokerError as error:
-            _warn(f"topics {names.group}-* were not deleted: {error}; a later drill deletes them")
+            on_warning(
+                f"topics {names.group}-* were not deleted: {error}; a later drill deletes them"
+            )
 
 
 def _restore(
@@ -187,7 +197,7 @@ def _restore(
             for gap in gaps:
                 if not any(start <= gap.start and gap.end <= end for start, end in plan.gaps):
                     problems[tp] = (
-                        f"{tp}: cannot be restored: offsets {range_text(gap.start, gap.end)} are "
+                        f"{tp}: cannot be restored: offsets {OffsetRange(gap.start, gap.end)} are "
                         f"in no segment and in no recorded gap: {gap.detail}"
                     )
     return problems
@@ -203,7 +213,7 @@ def _copy(
     """Copy the planned offsets; return the gaps in them."""
     source = KafkaSource(
         None,
-        # Like `run.run_drill`, which aborts transactions that are open at the sample's end.
+        # As a drill on a temporary broker aborts transactions that are open at the sample's end.
         ArchiveSource(archive, abort_open=True),
         until={copy.source: Offset(plan.end)},
         on_gap=OnGap.SKIP,
@@ -242,7 +252,7 @@ def _compare(  # noqa: PLR0913, PLR0917 -- both sides of the comparison, and wha
     sample: Sequence[PlannedPartition],
     copies: Mapping[TopicPartition, TopicPartition],
     problems: Mapping[TopicPartition, str],
-    live: LiveBrokers | None,
+    live: LiveLog | None,
 ) -> list[DrilledPartition]:
     """Compare each copy with the archive, and the archive with the live brokers."""
     maps = read_offset_map(cluster, names.offsets_topic, max_runs=sys.maxsize)
@@ -277,7 +287,3 @@ def _compare(  # noqa: PLR0913, PLR0917 -- both sides of the comparison, and wha
                 )
             )
     return drilled
-
-
-def _warn(text: str) -> None:
-    click.echo(f"sidetier: {text}", err=True)

@@ -1,25 +1,17 @@
-"""`--engine spark` of `mirror` and `restore`: the driver, from the session to the verdict.
-
-Needs the packages of the extras `mirror` and `spark`.
-"""
+"""The driver of a copy in Spark tasks, from the session to the verdict."""
 
 import re
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
-import click
-
-from sidetier.cli.export.spark_session import spark_session
-from sidetier.cli.mirror.view import CopyResult
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.types import References
 from sidetier.mirror.copy.engine import Counts, PartitionLag, summed
+from sidetier.mirror.copy.run import CopyReport, CopyRequest
 from sidetier.mirror.copy.source import OnGap
 from sidetier.mirror.spark_copy import PartitionTask, SparkCopy, TaskOutcome, unfinished
 from sidetier.segments.errors import (
@@ -35,34 +27,61 @@ from sidetier.wire.requests import committed_offsets
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SPARK: Final = "spark"
 _LOOK_SECONDS: Final = 1.0
 _STABLE_SECONDS: Final = 10.0
 _MOST_SHOWN: Final = 20
 _CAUSE: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): .+$", re.MULTILINE)
 
 
-def require_engine(given: Mapping[str, Any], clients: Mapping[str, References]) -> None:
-    """Refuse options that do not fit the engine.
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What a running copy has left.
+
+    Attributes:
+        partitions: Number of partitions that are not complete.
+        of_partitions: Number of all partitions with a task.
+        offsets: Number of offsets, including those of markers and aborted records.
+    """
+
+    partitions: int
+    of_partitions: int
+    offsets: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparkEngine:
+    """Runs copies in Spark tasks, one for each partition, instead of in this process.
+
+    Attributes:
+        session: Opens the Spark session. Raises ConfigurationError.
+        on_remaining: Called every second with what is left; costs a request to the target. None to
+            not ask.
+    """
+
+    session: Callable[[str], AbstractContextManager["SparkSession"]]
+    on_remaining: Callable[[Remaining], None] | None = None
+
+
+def check_spark_request(
+    request: CopyRequest, clients: Mapping[str, References], *, has_registry: bool
+) -> None:
+    """Refuse what a copy in Spark tasks cannot do.
 
     Args:
-        given: The command's options.
+        request: What is copied.
         clients: Client properties of the clusters, by the option that names them.
+        has_registry: Whether metrics are wanted.
 
     Raises:
-        ConfigurationError: An option does not fit; the text names it and says what to do.
+        ConfigurationError: The text names the option and says what to do.
     """
-    if given["engine"] != SPARK:
-        if given["master"] is not None:
-            raise ConfigurationError("--master is for --engine spark")
-        return
-    if given["on_gap"] == OnGap.SKIP:
+    if request.on_gap is OnGap.SKIP:
         raise ConfigurationError(
             "--on-gap skip is for --engine local: an attempt of a task that is killed could not "
             "report its gaps. Copy with --engine spark first; it ends at the gap and names it. The "
             "same command with --engine local --on-gap skip continues from that gap"
         )
-    if given["metrics_port"] is not None:
+    if has_registry:
         raise ConfigurationError(
             "--metrics-port is for --engine local: the records pass through Spark's executors"
         )
@@ -77,21 +96,21 @@ def require_engine(given: Mapping[str, Any], clients: Mapping[str, References]) 
 
 
 def copy_on_spark(
+    engine: SparkEngine,
     copy: SparkCopy,
-    master: str,
     target: Cluster,
     stop: threading.Event,
     *,
     planned: Sequence[PartitionTask],
     check: Callable[[], None] = lambda: None,
-) -> CopyResult:
-    """Run the tasks until all have ended, or a signal sets `stop`.
+) -> CopyReport:
+    """Run the tasks until all have ended, or `stop` is set.
 
     Args:
+        engine: Spark.
         copy: The tasks. Those that run at the same time share its bandwidth limit.
-        master: Spark master.
         target: Client of the target, to read the progress.
-        stop: Set by a signal.
+        stop: Cancels the tasks when it is set.
         planned: The whole copy. A complete partition has no task, but its progress disappears if
             its topic is deleted on the target while the tasks run.
         check: Called every second; the tasks are cancelled as soon as it raises a SidetierError.
@@ -102,14 +121,17 @@ def copy_on_spark(
     """
     started = time.monotonic()
     if not copy.tasks:
-        return CopyResult(Counts(), 0.0)
-    name = f"sidetier {copy.names.kind} {copy.names.name}"
-    with spark_session(master, name, option="--engine spark") as spark:
-        # After the session's start, in which PySpark installs its own handler of SIGINT.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+        return CopyReport(Counts(), 0.0)
+
+    def watch() -> None:
+        check()
+        if engine.on_remaining is not None:
+            with suppress(BrokerError):  # the tasks find out whether the target is lost
+                engine.on_remaining(_remaining(copy, _progress(copy, target)))
+
+    with engine.session(f"sidetier {copy.names.kind} {copy.names.name}") as spark:
         capped = _capped(copy, spark.sparkContext.defaultParallelism)
-        outcomes, failure = _run_job(spark, capped, target, stop, check)
+        outcomes, failure = _run_job(spark, capped, stop, watch)
     with_task = set(copy.tasks)
     all_tasks = (*copy.tasks, *(task for task in planned if task not in with_task))
     progress = _final_progress(copy, all_tasks, target)
@@ -120,7 +142,7 @@ def copy_on_spark(
     for task in copy.tasks:
         reached = progress.get(task.copy.target, task.start)
         counts.lags[task.copy.source] = PartitionLag(reached, task.end)
-    return CopyResult(counts, time.monotonic() - started)
+    return CopyReport(counts, time.monotonic() - started)
 
 
 def _capped(copy: SparkCopy, slots: int) -> SparkCopy:
@@ -135,9 +157,8 @@ def _capped(copy: SparkCopy, slots: int) -> SparkCopy:
 def _run_job(
     spark: "SparkSession",
     copy: SparkCopy,
-    target: Cluster,
     stop: threading.Event,
-    check: Callable[[], None],
+    watch: Callable[[], None],
 ) -> tuple[dict[int, TaskOutcome], BaseException | None]:
     """Return the outcomes, and the error that ended the job, if any."""
     outcomes: dict[int, TaskOutcome] = {}
@@ -159,7 +180,8 @@ def _run_job(
     thread = threading.Thread(target=run, name="spark-copy")
     thread.start()
     try:
-        _watch(copy, target, check, lambda: ended.wait(_LOOK_SECONDS) or stop.is_set())
+        while not (ended.wait(_LOOK_SECONDS) or stop.is_set()):
+            watch()
     except SidetierError as error:
         failures.append(error)
     finally:
@@ -168,20 +190,6 @@ def _run_job(
             spark.sparkContext.cancelJobGroup(group)
         thread.join()
     return outcomes, failures[0] if failures else None
-
-
-def _watch(
-    copy: SparkCopy, target: Cluster, check: Callable[[], None], is_over: Callable[[], bool]
-) -> None:
-    """Check, and show the progress on a terminal, until the job has ended or must end."""
-    is_terminal = sys.stderr.isatty()
-    while not is_over():
-        check()
-        if is_terminal:
-            with suppress(BrokerError):  # the tasks find out whether the target is lost
-                _show(copy, _progress(copy, target))
-    if is_terminal:
-        click.echo(err=True)
 
 
 def _progress(copy: SparkCopy, target: Cluster) -> dict[TopicPartition, Offset]:
@@ -207,16 +215,9 @@ def _final_progress(
     return {tp: committed.offset for tp, committed in offsets.items()}
 
 
-def _show(copy: SparkCopy, progress: Mapping[TopicPartition, Offset]) -> None:
-    remaining = [
-        max(task.end - progress.get(task.copy.target, task.start), 0) for task in copy.tasks
-    ]
-    click.echo(
-        f"\r{sum(1 for count in remaining if count)} of {len(remaining)} partitions, "
-        f"{sum(remaining)} offsets left\x1b[K",
-        nl=False,
-        err=True,
-    )
+def _remaining(copy: SparkCopy, progress: Mapping[TopicPartition, Offset]) -> Remaining:
+    left = [max(task.end - progress.get(task.copy.target, task.start), 0) for task in copy.tasks]
+    return Remaining(sum(1 for count in left if count), len(left), sum(left))
 
 
 def verdict(missing: list[str], failure: BaseException | None) -> str:

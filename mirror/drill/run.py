@@ -1,14 +1,12 @@
 """Restore a sample of the archive on a temporary broker, and compare it."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.brokers.kafka import TemporaryBroker
-from sidetier.cli.inspect.cluster import Cluster
-from sidetier.cli.output import range_text
 from sidetier.leadership.cluster import admin_client
 from sidetier.mirror.drill.sample import (
     RecordSource,
@@ -19,9 +17,8 @@ from sidetier.mirror.drill.sample import (
 from sidetier.mirror.hydrate import finish, log_dir, place, topics
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition, with_prepared
 from sidetier.mirror.hydrate.verify import ArchiveSide, BrokerSide
-from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,61 +38,60 @@ class DrilledPartition:
     problems: tuple[str, ...] = ()
 
 
-class LiveBrokers:
-    """The cluster that is archived.
+class LiveLog(Protocol):
+    """The cluster that is archived. Methods raise LeadershipUnavailableError."""
 
-    Args:
-        cluster: Returns topics, their settings, and log start offsets.
-        records: Consumes the records.
-        sampled: The topics of the sample.
-
-    Raises:
-        LeadershipUnavailableError: No broker answers.
-    """
-
-    def __init__(self, cluster: Cluster, records: RecordSource, sampled: Sequence[str]) -> None:
-        self.records = records
-        self._cluster = cluster
-        self._partitions = set(cluster.map().partitions)
-        live_topics = {tp.topic for tp in self._partitions}
-        self._settings = cluster.topic_settings([name for name in sampled if name in live_topics])
+    @property
+    def records(self) -> RecordSource:
+        """Consumes its records."""
+        ...
 
     def reason_to_skip(self, tp: TopicPartition) -> str | None:
         """Return why the records cannot be compared; None if they can."""
-        if tp not in self._partitions:
-            return "not on the live brokers"
-        policy = self._settings.get(tp.topic, {}).get("cleanup.policy") or ""
-        return "compacted since" if "compact" in policy.split(",") else None
+        ...
 
     def log_start(self, tp: TopicPartition) -> int:
-        """Return the start offset of the live log.
-
-        Raises:
-            LeadershipUnavailableError: The partition's leader does not answer.
-        """
-        log_offsets = self._cluster.log_offsets([tp])[tp]
-        if log_offsets.start is None:
-            raise LeadershipUnavailableError(f"{tp}: no log start offset: {log_offsets.problem}")
-        return int(log_offsets.start)
+        """Return the start offset of the live log."""
+        ...
 
 
-def run_drill(
+class DrillBroker(Protocol):
+    """A temporary broker without data, as a context manager. It ends with the block."""
+
+    @property
+    def log_dirs(self) -> Sequence[Path]:
+        """Its log dirs."""
+        ...
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Its address."""
+        ...
+
+    def start(self) -> None:
+        """Start it again. Raises LocalServerError."""
+        ...
+
+    def stop(self) -> None:
+        """Stop it, and keep its files."""
+        ...
+
+
+def drill_on_temporary_broker(
     archive: ArchiveAccess,
     sample: Sequence[PlannedPartition],
-    directory: Path,
-    live: LiveBrokers | None,
-    say: Callable[[str], None],
+    temporary: AbstractContextManager[DrillBroker],
+    live: LiveLog | None = None,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> list[DrilledPartition]:
-    """Restore the sample and compare it. The broker ends with this call.
-
-    Only files below `directory` are written. A kill leaves them; the broker ends with its parent.
+    """Restore the sample on a temporary broker, and compare it. The broker ends with this call.
 
     Args:
         archive: The archive to read.
         sample: The partitions to restore.
-        directory: Empty directory for the broker's files.
+        temporary: The broker, which is started on entry; only its files are written.
         live: The live brokers; None to compare nothing with them.
-        say: Called with a message at each step.
+        on_step: Called with a message at each step.
 
     Returns:
         One result for each partition, in the order of the sample.
@@ -105,12 +101,12 @@ def run_drill(
         SidetierError: The archive or the brokers cannot be read.
     """
     plan = plan_of_sample(archive.layout.cluster, sample)
-    say("starting a temporary broker")
-    with TemporaryBroker(directory / "kafka") as broker:
+    on_step("starting a temporary broker")
+    with temporary as broker:
         plan = _prepared(plan, broker)
         # Segments can be placed only while the broker is stopped. It has created the directories.
         broker.stop()
-        say(f"placing {len(sample)} partitions")
+        on_step(f"placing {len(sample)} partitions")
         problems = _place(plan, archive, broker.log_dirs)
         restored = [
             partition for partition in plan.partitions if partition.topic_partition not in problems
@@ -119,7 +115,7 @@ def run_drill(
         if restored:
             broker.start()
             _make_readable(replace(plan, partitions=tuple(restored)), broker)
-            say("comparing")
+            on_step("comparing")
             consumers = BrokerSide({"bootstrap.servers": broker.bootstrap_servers})
             with closing(ArchiveSide(archive)) as ours:
                 drilled = {
@@ -133,11 +129,11 @@ def run_drill(
     ]
 
 
-def _admin(broker: TemporaryBroker) -> topics.TopicAdmin:
+def _admin(broker: DrillBroker) -> topics.TopicAdmin:
     return topics.TopicAdmin(admin_client(broker.bootstrap_servers, {}))
 
 
-def _prepared(plan: HydratePlan, broker: TemporaryBroker) -> HydratePlan:
+def _prepared(plan: HydratePlan, broker: DrillBroker) -> HydratePlan:
     cluster_id, prepared = topics.prepare(plan, _admin(broker))
     return with_prepared(plan, cluster_id, prepared)
 
@@ -157,7 +153,7 @@ def _place(
     }
 
 
-def _make_readable(plan: HydratePlan, broker: TemporaryBroker) -> None:
+def _make_readable(plan: HydratePlan, broker: DrillBroker) -> None:
     """Check where the partitions start and end, and abort their open transactions.
 
     Otherwise read-committed consumers get nothing behind the first open transaction.
@@ -173,7 +169,7 @@ def _make_readable(plan: HydratePlan, broker: TemporaryBroker) -> None:
 
 
 def _compared(
-    plan: PlannedPartition, archive: ArchiveSide, restored: BrokerSide, live: LiveBrokers | None
+    plan: PlannedPartition, archive: ArchiveSide, restored: BrokerSide, live: LiveLog | None
 ) -> DrilledPartition:
     expected = archive.expected(plan)
     records = expected[IsolationLevel.READ_UNCOMMITTED].records
@@ -183,7 +179,7 @@ def _compared(
 
 
 def compared_with_live(
-    plan: PlannedPartition, restored: RecordSource, live: LiveBrokers | None, name: str
+    plan: PlannedPartition, restored: RecordSource, live: LiveLog | None, name: str
 ) -> tuple[Sequence[str], str]:
     """Return the differences from the live brokers, and a text that names the compared offsets.
 
@@ -204,7 +200,5 @@ def compared_with_live(
     comparison = compare_with_live(plan, restored, live.records, live.log_start, name)
     if comparison.start is None:
         return comparison.problems, "deleted there"
-    return (
-        comparison.problems,
-        f"{range_text(comparison.start, plan.end)} {'differ' if comparison.problems else 'equal'}",
-    )
+    compared = OffsetRange(Offset(comparison.start), Offset(plan.end))
+    return comparison.problems, f"{compared} {'differ' if comparison.problems else 'equal'}"

@@ -1,24 +1,15 @@
-"""`sidetier restore translate-offsets`: a group of the lost cluster continues in restored topics.
+"""Let a consumer group of the lost cluster continue in restored topics."""
 
-Needs the packages of the extra `mirror`.
-"""
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
-from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
-from typing import Any
-
-from sidetier.archive.access import ArchiveAccess, require_directory
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.cluster_snapshots import newest_first
-from sidetier.cli.consume.reading import say
-from sidetier.cli.mirror.view import TranslateResult
-from sidetier.cli.output import OutputFormat, emit
-from sidetier.cli.restore.session import target_properties
-from sidetier.cli.stores import open_archive
-from sidetier.config.model import Config
 from sidetier.config.problems import first_of, suggestion
 from sidetier.mirror.offsets.groups import ClusterGroups, SnapshotGroups
 from sidetier.mirror.offsets.translate import (
     GroupTranslator,
+    TranslatedGroup,
     copied_partitions,
     mirrored_partitions,
     read_offset_map,
@@ -30,21 +21,43 @@ from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
 
 
-def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Set a group on the target to its position in the archived cluster; return the exit code.
+@dataclass(frozen=True, slots=True)
+class TranslateRestoredRequest:
+    """The group that continues in restored topics.
+
+    Attributes:
+        group: Consumer group of the lost cluster.
+        name: Name of the restore; None for the cluster's name.
+        dry_run: Set nothing.
+    """
+
+    group: str
+    name: str | None = None
+    dry_run: bool = False
+
+
+def translate_restored_group(
+    archive: ArchiveAccess,
+    request: TranslateRestoredRequest,
+    target: Mapping[str, str],
+    on_snapshot: Callable[[int], None] = lambda _: None,
+) -> list[TranslatedGroup]:
+    """Set a group on the target to its position in the archived cluster.
+
+    Args:
+        archive: The archive.
+        request: The group.
+        target: Properties of the target's Kafka client.
+        on_snapshot: Called with the time of the group's snapshot, in ms since 1970.
 
     Raises:
         ConfigurationError: No snapshot has the group, or there is no such restore.
         SidetierError: The store or the target cannot be read, or the target refuses the offsets.
     """
-    names = MirrorNames(given["name"] or config.cluster.name, "restore")
-    properties = target_properties(config, given)
-    require_directory(config.storage.url)
-    with (
-        open_archive(config) as archive,
-        Cluster(ClientSettings.from_properties(properties)) as target,
-    ):
-        groups = ClusterGroups(target)
+    archive.require_directories()
+    names = MirrorNames(request.name or archive.layout.cluster, "restore")
+    with Cluster(ClientSettings.from_properties(target)) as cluster:
+        groups = ClusterGroups(cluster)
         progress = groups.committed(names.group)
         copied = copied_partitions(progress)
         if not copied:
@@ -52,19 +65,15 @@ def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) ->
                 f"group {names.group} on the target has no progress: give the restore's --name"
             )
         topics = {source.topic for source in copied.values()}
-        taken_ms, offsets = group_offsets(archive, given["group"], topics)
-        say(f"offsets of group {given['group']} as of {_time(taken_ms)}")
+        taken_ms, offsets = group_offsets(archive, request.group, topics)
+        on_snapshot(taken_ms)
         ids = groups.topic_ids({tp.topic for tp in copied})
-        maps = read_offset_map(target, names.offsets_topic)
+        maps = read_offset_map(cluster, names.offsets_topic)
         partitions = mirrored_partitions(groups, copied, progress, maps, {}, ids)
         translator = GroupTranslator(
-            SnapshotGroups(offsets), groups, may_rewind=True, dry_run=given["dry_run"]
+            SnapshotGroups(offsets), groups, may_rewind=True, dry_run=request.dry_run
         )
-        result = TranslateResult(
-            translator.translate([given["group"]], partitions), given["dry_run"]
-        )
-    emit(result, output)
-    return result.exit_code
+        return list(translator.translate([request.group], partitions))
 
 
 def group_offsets(
@@ -101,7 +110,3 @@ def group_offsets(
         f"no snapshot has offsets of group {group} for the restored topics "
         f"({first_of(sorted(topics))}){near}"
     )
-
-
-def _time(taken_ms: int) -> str:
-    return datetime.fromtimestamp(taken_ms / 1000, UTC).isoformat(timespec="seconds")

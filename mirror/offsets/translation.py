@@ -1,25 +1,18 @@
-"""`sidetier mirror translate-offsets`: set consumer groups on the target as on the source.
-
-Needs the packages of the extra `mirror`.
-"""
+"""Set consumer groups on the target of a mirror to their positions on the source."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.cluster_snapshots import read_cluster_state
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.mirror.options import client_properties
-from sidetier.cli.mirror.view import TranslateResult
-from sidetier.cli.output import OutputFormat, emit
-from sidetier.cli.stores import open_archive
 from sidetier.mirror.offsets.groups import ClusterGroups, CommittedGroups, SnapshotGroups
 from sidetier.mirror.offsets.stored_map import MapStore
 from sidetier.mirror.offsets.translate import (
     GroupTranslator,
     MirroredPartition,
     OffsetMapReader,
+    TranslatedGroup,
     copied_partitions,
     mirrored_partitions,
     selected_groups,
@@ -31,52 +24,76 @@ from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
 
 
-def translate(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Set the groups on the target to their positions on the source; return the exit code.
+@dataclass(frozen=True, slots=True)
+class TranslateRequest:
+    """Which groups are set.
+
+    Attributes:
+        name: Name of the mirror.
+        groups: Names of consumer groups.
+        patterns: Regular expressions for whole names of the source's consumer groups.
+        allow_rewind: Also set groups back that are further ahead on the target.
+        dry_run: Set none.
+    """
+
+    name: str
+    groups: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    allow_rewind: bool = False
+    dry_run: bool = False
+
+
+def translate_groups(
+    request: TranslateRequest,
+    source: Mapping[str, str] | None,
+    target: Mapping[str, str],
+    archive: ArchiveAccess | None = None,
+) -> list[TranslatedGroup]:
+    """Set the groups on the target to their positions on the source.
+
+    Args:
+        request: The groups.
+        source: Properties of the source's Kafka client. None if the source is lost: the groups'
+            offsets are those of the newest cluster snapshot in the archive.
+        target: Properties of the target's Kafka client.
+        archive: The source's archive, which also has the mirror's offset map.
 
     Raises:
         ConfigurationError: A setting does not fit, or nothing was mirrored under this name.
         SidetierError: A cluster or the archive cannot be read, or the target refuses the offsets.
     """
-    names = MirrorNames(given["name"])
-    patterns = [compiled(text, "--groups") for text in given["patterns"]]
-    if not given["groups"] and not patterns:
+    names = MirrorNames(request.name)
+    patterns = [compiled(text, "--groups") for text in request.patterns]
+    if not request.groups and not patterns:
         raise ConfigurationError("--group is missing: name a group, or a pattern with --groups")
-    with _opened(call, given) as (source, target, archive):
-        partitions = _partitions(target, archive, names)
+    with _opened(source, target, archive) as (source_groups, target_cluster):
+        partitions = _partitions(target_cluster, archive, names)
         translator = GroupTranslator(
-            source,
-            ClusterGroups(target),
-            may_rewind=given["allow_rewind"],
-            dry_run=given["dry_run"],
+            source_groups,
+            ClusterGroups(target_cluster),
+            may_rewind=request.allow_rewind,
+            dry_run=request.dry_run,
         )
-        matching = selected_groups(source.names(), patterns) if patterns else []
-        groups = list(dict.fromkeys([*given["groups"], *matching]))
-        result = TranslateResult(translator.translate(groups, partitions), given["dry_run"])
-    emit(result, output)
-    return result.exit_code
+        matching = selected_groups(source_groups.names(), patterns) if patterns else []
+        groups = list(dict.fromkeys([*request.groups, *matching]))
+        return list(translator.translate(groups, partitions))
 
 
 @contextmanager
 def _opened(
-    call: Invocation, given: Mapping[str, Any]
-) -> Iterator[tuple[CommittedGroups, Cluster, ArchiveAccess | None]]:
-    """Yield the source's groups, the target, and the source's archive if one is configured."""
-    target_settings = ClientSettings.from_properties(client_properties("target", given))
-    config = call.load(needs_log_dirs=False).config if call.is_configured() else None
+    source: Mapping[str, str] | None, target: Mapping[str, str], archive: ArchiveAccess | None
+) -> Iterator[tuple[CommittedGroups, Cluster]]:
+    """Yield the source's groups, and the target."""
     with ExitStack() as stack:
-        archive = None if config is None else stack.enter_context(open_archive(config))
-        target_cluster = stack.enter_context(Cluster(target_settings))
-        if given["from_snapshot"]:
-            yield _snapshot_groups(archive), target_cluster, archive
+        target_cluster = stack.enter_context(Cluster(ClientSettings.from_properties(target)))
+        if source is None:
+            yield _snapshot_groups(archive), target_cluster
             return
-        source_settings = ClientSettings.from_properties(client_properties("source", given, config))
-        source_cluster = stack.enter_context(Cluster(source_settings))
-        yield ClusterGroups(source_cluster), target_cluster, archive
+        source_cluster = stack.enter_context(Cluster(ClientSettings.from_properties(source)))
+        yield ClusterGroups(source_cluster), target_cluster
 
 
 def _snapshot_groups(archive: ArchiveAccess | None) -> CommittedGroups:
-
     if archive is None:
         raise ConfigurationError(
             "--from-snapshot: no archive is configured; name its configuration with --config"

@@ -1,0 +1,88 @@
+"""What the commands that copy records share: Spark, metrics, signals and the line of progress."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from prometheus_client import CollectorRegistry, start_http_server
+
+from sidetier.cli.arguments import size_text
+from sidetier.cli.export.spark_session import SUBMITTED, spark_session
+from sidetier.cli.signals import handled_signals
+from sidetier.mirror.copy.engine import Counts
+from sidetier.mirror.spark_driver import Remaining, SparkEngine
+from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK: Final = "spark"
+
+
+def spark_engine(given: Mapping[str, Any], stop: threading.Event) -> SparkEngine | None:
+    """Return Spark if the options of `options.engine_options` choose it; signals set `stop`.
+
+    Raises:
+        ConfigurationError: There is a master without Spark.
+    """
+    if given["engine"] != SPARK:
+        if given["master"] is not None:
+            raise ConfigurationError("--master is for --engine spark")
+        return None
+
+    @contextmanager
+    def session(name: str) -> Iterator["SparkSession"]:
+        master = given["master"] or SUBMITTED
+        with (
+            spark_session(master, name, option="--engine spark") as spark,
+            # After the session's start, in which PySpark installs its own handler of SIGINT.
+            handled_signals(stop.set),
+        ):
+            yield spark
+
+    return SparkEngine(session, _show_remaining if sys.stderr.isatty() else None)
+
+
+def served_registry(port: int | None) -> CollectorRegistry | None:
+    """Return a registry whose metrics are served on a port; None without a port."""
+    if port is None:
+        return None
+    registry = CollectorRegistry()
+    start_http_server(port, registry=registry)
+    return registry
+
+
+class CountsLine:
+    """A line on standard error with the counts of a running copy, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._bytes, self._at = 0, time.monotonic()
+
+    def show(self, counts: Counts) -> None:
+        """Update the line."""
+        now = time.monotonic()
+        rate = (counts.bytes - self._bytes) / max(now - self._at, 1e-9)
+        self._bytes, self._at = counts.bytes, now
+        _show(
+            f"{counts.records} records, {size_text(counts.bytes)}, {rate / 1e6:.1f} MB/s, "
+            f"lag {counts.lag_records} records, {counts.aborts} aborts"
+        )
+
+
+def _show_remaining(left: Remaining) -> None:
+    _show(f"{left.partitions} of {left.of_partitions} partitions, {left.offsets} offsets left")
+
+
+def _show(text: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r{text}\x1b[K", nl=False, err=True)
+
+
+def end_line() -> None:
+    """End the line of progress."""
+    if sys.stderr.isatty():
+        click.echo(err=True)
