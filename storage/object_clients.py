@@ -23,9 +23,7 @@ from sidetier.storage.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from mypy_boto3_s3 import S3Client
+    from collections.abc import Mapping
 
 _NO_LIMIT: Final = 24 * 3600.0
 """Time limit in seconds of transfers for which the reader enforces the deadline."""
@@ -131,26 +129,14 @@ def gcs_clients(url: str, settings: GcsSettings, deadline: AttemptDeadline) -> O
     )
 
 
-def s3_clients(
-    url: str,
-    settings: S3Settings,
-    deadline: AttemptDeadline,
-    client: "Callable[[], S3Client]",
-) -> ObjectClients:
+def s3_clients(url: str, settings: S3Settings, deadline: AttemptDeadline) -> ObjectClients:
     """Return clients of `s3://bucket/prefix`; no request is made.
-
-    Args:
-        url: URL of the store.
-        settings: Settings of the store.
-        deadline: Deadline of one attempt.
-        client: Returns a boto3 client with the same settings. Called only if the settings do not
-            determine region and endpoint.
 
     Raises:
         ConfigurationError: A setting can never work.
     """
     bucket, root = _bucket_and_root(url)
-    address = bucket_address(bucket, settings, client)
+    address = bucket_address(bucket, settings)
     keys = settings.credentials
     chain = ChainCredentials(settings) if keys is None else None
     config: dict[str, Any] = {

@@ -1,9 +1,8 @@
-"""The S3 driver: small requests by obstore, large ranges by urllib3, and the rest by boto3.
+"""The S3 driver: small requests by obstore, large bodies by urllib3, and the rest by boto3.
 
-obstore needs a tenth of boto3's CPU time for a small request. `s3_ranges` reads large ranges
-without a copy. boto3 sends large bodies from the file with sendfile(2), waits for the store's
-consent before it sends them (`Expect: 100-continue`), and supports multipart uploads, conditional
-deletes and conditional copies.
+obstore needs a tenth of boto3's CPU time for a small request. `s3_requests` moves large bodies
+without a copy and waits for the store's consent before it sends them (`Expect: 100-continue`).
+boto3 is loaded only for multipart uploads, copies and deletions.
 """
 
 import threading
@@ -26,6 +25,7 @@ from sidetier.storage.object_clients import s3_clients
 from sidetier.storage.object_store import (
     SMALL_RANGE,
     ObjectStorage,
+    bare_etag,
     split_metadata,
     stored_metadata,
 )
@@ -43,11 +43,10 @@ from sidetier.storage.port import (
 from sidetier.storage.settings import LARGEST_PUT, SMALL_BODY, AttemptDeadline, S3Settings
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
     from obstore import GetOptions
 
     from sidetier.storage.s3_boto3 import Boto3Requests
-    from sidetier.storage.s3_ranges import RangeRequests
+    from sidetier.storage.s3_requests import S3Requests
 
 _SMALL_COPY: Final = 64 * 1024
 _OPERATIONS: Final = {
@@ -73,7 +72,6 @@ class S3Storage(ObjectStorage):
         prefix: Prefix of all keys in the bucket.
         settings: Settings of the bucket.
         deadline: Deadline of each attempt.
-        client: A boto3 client; if None, one is created from the settings when first needed.
     """
 
     def __init__(
@@ -82,21 +80,17 @@ class S3Storage(ObjectStorage):
         prefix: str = "",
         settings: S3Settings | None = None,
         deadline: AttemptDeadline | None = None,
-        *,
-        client: "S3Client | None" = None,
     ) -> None:
         self._bucket = bucket
         self._root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._settings = settings or S3Settings()
         deadline = deadline or AttemptDeadline()
         self._guard = threading.Lock()
-        self._given_client = client
         self._boto3: Boto3Requests | None = None
-        self._range_requests: RangeRequests | None = None
-        self._needs_proxy: bool | None = None
+        self._large: S3Requests | None = None
         self._deadline = deadline
         url = f"s3://{bucket}/{self._root}".rstrip("/")
-        clients = s3_clients(url, self._settings, deadline, lambda: self._boto.client)
+        clients = s3_clients(url, self._settings, deadline)
         super().__init__(clients, deadline)
 
     @property
@@ -132,7 +126,7 @@ class S3Storage(ObjectStorage):
                 return self._boto.put_in_parts(key, body, stored, checksum, condition)
             # The header with the checksum goes before the body, so the body is read once for it.
             known = checksum or checksum_of_body(body, algorithm)
-            return self._boto.put(key, body, stored_metadata(checked, known), known, condition)
+            return self._put_large(key, body, stored_metadata(checked, known), known, condition)
         except ObjectNotFoundError as error:
             if condition is None:
                 raise
@@ -155,7 +149,7 @@ class S3Storage(ObjectStorage):
         if not (with_checksum and self._settings.checksum_verified):
             return super().head_object(key)
         self._check(key)
-        return self._head_by_boto(key)
+        return self._head_with_checksum(key)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See `RemoteStorage`.
@@ -177,7 +171,7 @@ class S3Storage(ObjectStorage):
         """
         self._check(source)
         self._check(target)
-        head = self._head_by_boto(source)
+        head = self._head_with_checksum(source)
         if condition is not None and head.size <= _SMALL_COPY:
             # A small object is cheaper to send again than a copy in
             # parts, and every store honours the condition of a put.
@@ -210,45 +204,80 @@ class S3Storage(ObjectStorage):
         with self._guard:
             if self._boto3 is not None:
                 self._boto3.close()
-            if self._range_requests is not None:
-                self._range_requests.close()
+            if self._large is not None:
+                self._large.close()
+
+    def _put_large(
+        self,
+        key: str,
+        body: Body,
+        metadata: Mapping[str, str],
+        checksum: Checksum,
+        condition: Condition | None,
+    ) -> str:
+        """Store the body in one request, with its checksum in a header; return the etag."""
+        from sidetier.storage.s3_requests import (  # noqa: PLC0415
+            checksum_header,
+            condition_header,
+            new_object_headers,
+        )
+
+        headers = {
+            **new_object_headers(self._settings, key),
+            **{f"x-amz-meta-{name}": value for name, value in metadata.items()},
+            **checksum_header(checksum),
+            **condition_header(condition),
+        }
+        with body.open() as stream:
+            window = stream, 0, body.size
+            etag = self._requests.put(self._root + key, window, headers, self._where("put", key))
+            return bare_etag(etag)
 
     def _stream(self, key: str, options: "GetOptions", size: int | None) -> BinaryIO:
-        ranges = None if size is None or size <= SMALL_RANGE else self._ranges
-        if ranges is None:
+        if size is None or size <= SMALL_RANGE:
             return super()._stream(key, options, size)
         start, end = cast("tuple[int, int]", options["range"])
-        where = f"{_OPERATIONS['get']} {self._place(key)}"
-        return ranges.open(f"{self._root}{key}", start, end, options.get("if_match"), where)
+        where = self._where("get", key)
+        return self._requests.get(self._root + key, start, end, options.get("if_match"), where)
+
+    def _head_with_checksum(self, key: str) -> ObjectHead:
+        """Return the head with the checksum of our metadata, and the one that the store has."""
+        from sidetier.storage.s3_requests import head_of  # noqa: PLC0415
+
+        where = self._where("head", key)
+        mode = {"x-amz-checksum-mode": "ENABLED"} if self._settings.checksum_verified else {}
+        head = head_of(key, self._requests.head(self._root + key, mode, where), where)
+        metadata, noted = split_metadata(head.metadata)
+        return replace(head, metadata=metadata, checksum=noted)
+
+    def _where(self, operation: str, key: str) -> str:
+        return f"{_OPERATIONS[operation]} {self._place(key)}"
 
     @property
-    def _ranges(self) -> "RangeRequests | None":
-        """Requests for large ranges; None if there is a proxy, which obstore can use."""
-        # Not at the top: the daemon reads no large ranges.
-        from sidetier.storage.s3_ranges import RangeRequests, has_proxy  # noqa: PLC0415
+    def _requests(self) -> "S3Requests":
+        # Not at the top: commands with small requests only do not need it.
+        from sidetier.storage.s3_requests import S3Requests  # noqa: PLC0415
 
         address, chain = self._clients.address, self._clients.chain
+        assert address is not None  # noqa: S101 -- for mypy: `s3_clients` sets it
         with self._guard:
-            if address is None:
-                return None
-            if self._needs_proxy is None:
-                self._needs_proxy = has_proxy(address)  # goes through the whole environment
-            if self._needs_proxy:
-                return None
-            if self._range_requests is None:
-                self._range_requests = RangeRequests(
+            if self._large is None:
+                self._large = S3Requests(
                     address, self._bucket, self._settings, self._deadline, chain
                 )
-            return self._range_requests
+            return self._large
 
     @property
     def _boto(self) -> "Boto3Requests":
         from sidetier.storage.s3_boto3 import Boto3Requests  # noqa: PLC0415 -- boto3 is heavy
+        from sidetier.storage.s3_client import make_client  # noqa: PLC0415
 
+        requests = self._requests
         with self._guard:
             if self._boto3 is None:
+                client = make_client(self._settings, self._deadline)
                 self._boto3 = Boto3Requests(
-                    self._bucket, self._root, self._settings, self._deadline, self._given_client
+                    self._bucket, self._root, self._settings, client, requests
                 )
             return self._boto3
 
@@ -265,9 +294,3 @@ class S3Storage(ObjectStorage):
         from sidetier.storage.s3_boto3 import failure  # noqa: PLC0415 -- botocore is heavy
 
         return failure(f"{name} {self._place(key)}", chain.problem)
-
-    def _head_by_boto(self, key: str) -> ObjectHead:
-        """Return the head with the checksum of our metadata, and the one that the store has."""
-        head = self._boto.head(key)
-        metadata, noted = split_metadata(head.metadata)
-        return replace(head, metadata=metadata, checksum=noted)

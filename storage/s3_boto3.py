@@ -1,11 +1,11 @@
-"""S3 requests that boto3 makes: large bodies, uploads in parts, copies, conditional deletes.
+"""S3 requests that boto3 makes: uploads in parts, copies, deletions.
 
 boto3 and a client take some 30 MB, so `s3` imports this module only for the first such request.
 """
 
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import urlencode
@@ -23,15 +23,12 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.storage.attempt import AttemptStream, DeadlinePassedError
 from sidetier.storage.checksums import (
     RunningChecksum,
     checksum_of_stream,
     expect_checksum,
-    from_base64,
     to_base64,
 )
-from sidetier.storage.object_classes import keeps_default_class, with_class_tag
 from sidetier.storage.object_errors import BY_CODE, by_status, refusal_text
 from sidetier.storage.object_store import bare_etag, quoted_etag
 from sidetier.storage.port import (
@@ -46,14 +43,22 @@ from sidetier.storage.port import (
     ObjectSummary,
     UnfinishedUpload,
 )
-from sidetier.storage.s3_client import make_client
-from sidetier.storage.settings import GIB, LARGEST_PUT, MOST_PARTS, AttemptDeadline, S3Settings
+from sidetier.storage.s3_requests import S3Requests, checksum_header, new_object_headers
+from sidetier.storage.settings import GIB, LARGEST_PUT, MOST_PARTS, S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _LOG: Final = logging.getLogger(__name__)
 _COPIED_PART: Final = GIB
+
+_PARAMS: Final = {
+    "x-amz-server-side-encryption": "ServerSideEncryption",
+    "x-amz-server-side-encryption-aws-kms-key-id": "SSEKMSKeyId",
+    "x-amz-storage-class": "StorageClass",
+    "x-amz-tagging": "Tagging",
+}
+"""boto3's names of the headers of a new object."""
 
 Params = dict[str, Any]
 """Keyword arguments of one boto3 call."""
@@ -68,8 +73,8 @@ class Boto3Requests:
         bucket: Name of the bucket.
         root: Prefix of all keys: empty, or ends with a slash.
         settings: Settings of the bucket.
-        deadline: Deadline of each attempt.
-        client: A boto3 client; if None, one is created from the settings.
+        client: A boto3 client with these settings.
+        requests: Sends the parts of uploads.
     """
 
     def __init__(
@@ -77,36 +82,14 @@ class Boto3Requests:
         bucket: str,
         root: str,
         settings: S3Settings,
-        deadline: AttemptDeadline,
-        client: "S3Client | None" = None,
+        client: "S3Client",
+        requests: S3Requests,
     ) -> None:
-        self.client = client or make_client(settings, deadline)
+        self.client = client
+        self._requests = requests
         self._bucket = bucket
         self._root = root
         self._settings = settings
-        self._deadline = deadline
-
-    def put(
-        self,
-        key: str,
-        body: Body,
-        metadata: Mapping[str, str],
-        checksum: Checksum,
-        condition: Condition | None,
-    ) -> str:
-        """Store the body in one request, with its checksum in a header; return the etag."""
-        with body.open() as stream:
-            response = self._send(
-                "PutObject",
-                self.client.put_object,
-                key,
-                (stream, 0, body.size),
-                **self._creation(key, metadata),
-                **_checksum_header(checksum),
-                **_conditional(condition),
-            )
-        with self._translated("PutObject", key):
-            return bare_etag(response["ETag"])
 
     def put_in_parts(
         self,
@@ -145,13 +128,6 @@ class Boto3Requests:
         with self._upload(target, source.metadata, algorithm) as upload_id:
             parts = self._copy_parts(source, target, upload_id, algorithm)
             return self._complete(target, upload_id, parts, source.checksum, condition)
-
-    def head(self, key: str) -> ObjectHead:
-        """Return the head with the metadata as stored, and the store's own checksum."""
-        mode: Params = {"ChecksumMode": "ENABLED"} if self._settings.checksum_verified else {}
-        with self._translated("HeadObject", key):
-            response = self.client.head_object(Bucket=self._bucket, Key=self._root + key, **mode)
-            return _head_of(key, response)
 
     def list(self, prefix: str, start_after: str) -> Iterator[ObjectSummary]:
         """Yield the objects as `RemoteStorage.list_objects`. Keys that end in `/` are left out."""
@@ -217,51 +193,6 @@ class Boto3Requests:
     def _translated(self, operation: str, key: str) -> AbstractContextManager[None]:
         return translated(operation, self._bucket, self._root + key)
 
-    def _send(
-        self,
-        operation: str,
-        call: Callable[..., Any],
-        key: str,
-        window: tuple[BinaryIO, int, int],
-        **params: Any,  # noqa: ANN401 - boto3's own types
-    ) -> Any:  # noqa: ANN401
-        """Call a boto3 method with a part of a body.
-
-        Args:
-            operation: S3's name of the request.
-            call: The method of the client.
-            key: Key of the object.
-            window: The body's stream, the first byte to send, and the number of bytes.
-            params: Further parameters of the method.
-
-        Raises:
-            StoreTimeoutError: The attempt's deadline passed.
-            StorageError: The store refused or failed.
-            Exception: The body's own error, unchanged.
-        """
-        raw, start, size = window
-        raw.seek(start)
-        stream = AttemptStream(raw, size, self._deadline.seconds(size), start=start)
-        try:
-            with self._translated(operation, key):
-                return call(
-                    Bucket=self._bucket,
-                    Key=self._root + key,
-                    Body=stream,
-                    ContentLength=size,
-                    **params,
-                )
-        except Exception as error:
-            # botocore wraps an error of the body like one of the connection. `failure` tells them
-            # apart: a bad disk must not count as a store that does not respond.
-            if stream.failure is None:
-                raise
-            if isinstance(stream.failure, DeadlinePassedError):
-                request = f"{operation} s3://{self._bucket}/{self._root}{key}"
-                text = f"{request}: not sent before the attempt's deadline"
-                raise StoreTimeoutError(text) from error
-            raise stream.failure from error
-
     @contextmanager
     def _upload(
         self, key: str, metadata: Mapping[str, str], algorithm: ChecksumAlgorithm
@@ -299,7 +230,7 @@ class Boto3Requests:
         """Make the object visible if the condition holds now; return its etag."""
         params = _conditional(condition)
         if checksum is not None:
-            params |= {**_checksum_header(checksum), "ChecksumType": "FULL_OBJECT"}
+            params |= {**_checksum_param(checksum), "ChecksumType": "FULL_OBJECT"}
         with self._translated("CompleteMultipartUpload", key):
             response: Any = self.client.complete_multipart_upload(
                 Bucket=self._bucket,
@@ -331,19 +262,15 @@ class Boto3Requests:
             stream.seek(start)
             # Each part is read twice: S3 takes the checksum in a header, before the bytes.
             checksum = checksum_of_stream(stream, algorithm, length)
-            header = _checksum_header(checksum)
             number = len(parts) + 1
-            response = self._send(
-                "UploadPart",
-                self.client.upload_part,
-                key,
+            etag = self._requests.put(
+                self._root + key,
                 (stream, start, length),
-                UploadId=upload_id,
-                PartNumber=number,
-                **header,
+                checksum_header(checksum),
+                f"UploadPart s3://{self._bucket}/{self._root}{key}",
+                urlencode({"partNumber": number, "uploadId": upload_id}),
             )
-            with self._translated("UploadPart", key):
-                parts.append({"PartNumber": number, "ETag": response["ETag"], **header})
+            parts.append({"PartNumber": number, "ETag": etag, **_checksum_param(checksum)})
             whole.append(checksum, length)
             start += length
         return parts, whole.result()
@@ -402,17 +329,9 @@ class Boto3Requests:
 
     def _creation(self, key: str, metadata: Mapping[str, str]) -> Params:
         """Return the parameters of a new object: encryption, storage class, tags, metadata."""
-        settings = self._settings
-        tags = with_class_tag(dict(settings.tags), key, tagged=settings.class_tag)
-        has_class = not keeps_default_class(key, settings.default_class_names)
-        params = {
-            "Metadata": dict(metadata) or None,
-            "ServerSideEncryption": settings.sse,
-            "SSEKMSKeyId": settings.sse_kms_key_id,
-            "StorageClass": settings.storage_class if has_class else None,
-            "Tagging": urlencode(tags) if tags else None,
-        }
-        return {name: value for name, value in params.items() if value is not None}
+        headers = new_object_headers(self._settings, key)
+        params = {_PARAMS[name]: value for name, value in headers.items()}
+        return {**params, "Metadata": dict(metadata)} if metadata else params
 
 
 def part_sizes(size: int, wanted: int) -> list[int]:
@@ -421,8 +340,7 @@ def part_sizes(size: int, wanted: int) -> list[int]:
     return [min(each, size - start) for start in range(0, size, each)]
 
 
-def _checksum_header(checksum: Checksum) -> Params:
-    """Return a precomputed checksum header: botocore then computes none and adds no trailer."""
+def _checksum_param(checksum: Checksum) -> Params:
     return {f"Checksum{checksum.algorithm.value}": to_base64(checksum)}
 
 
@@ -433,21 +351,6 @@ def _conditional(condition: Condition | None) -> Params:
     if isinstance(condition, IfAbsent):
         return {"IfNoneMatch": "*"}
     return {"IfMatch": quoted_etag(condition.etag)}
-
-
-def _head_of(key: str, response: Mapping[str, Any]) -> ObjectHead:
-    checksums = (
-        from_base64(algorithm, response.get(f"Checksum{algorithm.value}"))
-        for algorithm in ChecksumAlgorithm
-    )
-    return ObjectHead(
-        key=key,
-        size=response["ContentLength"],
-        etag=bare_etag(response["ETag"]),
-        modified_ms=round(response["LastModified"].timestamp() * 1000),
-        metadata={name.lower(): value for name, value in response.get("Metadata", {}).items()},
-        own_checksum=next((checksum for checksum in checksums if checksum), None),
-    )
 
 
 def _summary_of(key: str, row: Mapping[str, Any]) -> ObjectSummary:

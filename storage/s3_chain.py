@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import botocore.credentials
     import botocore.loaders
     import botocore.session
-    from mypy_boto3_s3 import S3Client
     from obstore.store import S3Credential
 
 _DEFAULT_REGION: Final = "us-east-1"
@@ -76,24 +75,19 @@ class BucketAddress:
     in_host: bool
 
 
-def bucket_address(
-    bucket: str, settings: S3Settings, client: "Callable[[], S3Client]"
-) -> BucketAddress:
+def bucket_address(bucket: str, settings: S3Settings) -> BucketAddress:
     """Return the address that boto3 would use with the same settings.
 
     Args:
         bucket: Name of the bucket.
         settings: Settings of the store.
-        client: Returns a boto3 client with the same settings. Called only if the settings do not
-            contain both region and endpoint.
 
     Raises:
         ConfigurationError: The profile does not exist, or the endpoint is not a URL.
     """
     region, endpoint = settings.region, settings.endpoint_url
     if region is None or endpoint is None:
-        meta = client().meta
-        region, endpoint = meta.region_name or _DEFAULT_REGION, meta.endpoint_url
+        region, endpoint = _address_of_chain(settings)
     url = urlsplit(endpoint.rstrip("/"))
     if url.scheme not in {"http", "https"} or not url.hostname:
         raise ConfigurationError(f"storage.s3.endpoint_url {endpoint!r} is not a url")
@@ -110,6 +104,41 @@ def bucket_address(
     if region == "aws-global":
         region = _DEFAULT_REGION
     return BucketAddress(region, url.geturl(), in_host)
+
+
+def _address_of_chain(settings: S3Settings) -> tuple[str, str]:
+    """Return region and endpoint from the settings, AWS's environment and profiles.
+
+    This takes a small part of the time and memory of a boto3 client.
+    """
+    from botocore.configprovider import ConfiguredEndpointProvider  # noqa: PLC0415 -- heavy
+    from botocore.exceptions import BotoCoreError  # noqa: PLC0415
+    from botocore.regions import EndpointResolver  # noqa: PLC0415
+
+    session = botocore_session(settings)
+    try:
+        region = settings.region or session.get_config_variable("region") or _DEFAULT_REGION
+        endpoint = settings.endpoint_url
+        if endpoint is None and not session.get_config_variable("ignore_configured_endpoint_urls"):
+            endpoint = ConfiguredEndpointProvider(
+                full_config=session.full_config,
+                scoped_config=session.get_scoped_config(),
+                client_name="s3",
+            ).provide()
+        if endpoint is None:
+            data = session.get_component("data_loader").load_data("endpoints")
+            found = EndpointResolver(data).construct_endpoint(
+                "s3",
+                region,
+                use_dualstack_endpoint=bool(session.get_config_variable("use_dualstack_endpoint")),
+                use_fips_endpoint=bool(session.get_config_variable("use_fips_endpoint")),
+            )
+            # A region that this botocore does not know belongs to the largest partition.
+            host = found["hostname"] if found else f"s3.{region}.amazonaws.com"
+            endpoint = f"https://{host}"
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigurationError(f"storage.s3: {error}") from error
+    return region, endpoint
 
 
 def _is_address(host: str) -> bool:

@@ -103,7 +103,7 @@ def test_keys_that_expire_soon_are_renewed(recorder: FaultyS3, tmp_path: Path) -
     assert recorder.seen == []
 
 
-@pytest.mark.parametrize("size", [1, 100_000], ids=["obstore", "boto3"])
+@pytest.mark.parametrize("size", [1, 100_000], ids=["obstore", "urllib3"])
 def test_endpoint_setting_takes_precedence(
     recorder: FaultyS3, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -113,7 +113,7 @@ def test_endpoint_setting_takes_precedence(
     assert len(_put(recorder, settings, size).body) == size
 
 
-@pytest.mark.parametrize("size", [1, 100_000], ids=["obstore", "boto3"])
+@pytest.mark.parametrize("size", [1, 100_000], ids=["obstore", "urllib3"])
 def test_endpoint_of_the_environment_is_used_without_a_setting(
     recorder: FaultyS3, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -141,9 +141,46 @@ def test_endpoint_of_the_environment_is_used_without_a_setting(
 def test_bucket_address_follows_the_settings(
     bucket: str, settings: S3Settings, endpoint: str
 ) -> None:
-    address = bucket_address(bucket, settings, lambda: make_client(settings, AttemptDeadline()))
+    address = bucket_address(bucket, settings)
     assert address.endpoint == endpoint
     assert address.in_host == endpoint.startswith(f"https://{bucket}.")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"AWS_DEFAULT_REGION": "us-gov-west-1"},
+        {"AWS_DEFAULT_REGION": "eu-west-3", "AWS_USE_FIPS_ENDPOINT": "false"},
+        {"AWS_DEFAULT_REGION": "us-east-2", "AWS_USE_FIPS_ENDPOINT": "true"},
+        {"AWS_DEFAULT_REGION": "eu-west-3", "AWS_USE_DUALSTACK_ENDPOINT": "true"},
+        {"AWS_DEFAULT_REGION": "new-region-9"},
+        {"AWS_ENDPOINT_URL": "https://all.corp"},
+        {"AWS_ENDPOINT_URL": "https://all.corp", "AWS_ENDPOINT_URL_S3": "https://s3.corp"},
+        {"AWS_ENDPOINT_URL": "https://all.corp", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"},
+        {"AWS_PROFILE": "a"},
+        {"AWS_PROFILE": "b"},
+    ],
+)
+@pytest.mark.usefixtures("recorder")
+def test_region_and_endpoint_are_those_of_boto3(
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text(
+        "[profile a]\nregion = ap-south-2\nendpoint_url = https://a.corp\n"
+        "[profile b]\nregion = us-east-1\nservices = own\n"
+        "[services own]\ns3 =\n  endpoint_url = https://b.corp\n"
+    )
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings = S3Settings(path_style=True)
+    meta = make_client(settings, AttemptDeadline()).meta
+    found = bucket_address("logs", settings)
+    # Without a region, boto3 takes the other name of the same endpoint.
+    endpoint = meta.endpoint_url.replace("s3.amazonaws", "s3.us-east-1.amazonaws")
+    assert (found.region, found.endpoint) == (meta.region_name or "us-east-1", endpoint)
 
 
 def test_missing_keys_are_access_denied(recorder: FaultyS3) -> None:

@@ -121,7 +121,7 @@ def test_real_server_accepts_and_verifies_the_upload(
         store.put_object(key, body, metadata={"a": "1"})
         stored = store.get_object(key)
         assert stored.data == body.data
-        with store.get_object_input_stream(key, 0, 100_000) as stream:  # by `s3_ranges`
+        with store.get_object_input_stream(key, 0, 100_000) as stream:  # by `s3_requests`
             assert stream.read() == body.data[:100_000]
         checksum = checksum_of_bytes(body.data, ChecksumAlgorithm.CRC64NVME)
         assert store.head_object(key, with_checksum=True).own_checksum == checksum

@@ -18,10 +18,12 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
+from sidetier.storage import s3_client
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.s3_client import make_client
+from sidetier.storage.s3_requests import S3Requests
 from sidetier.storage.settings import AttemptDeadline, S3Settings
 from tests.harness.stores import moto_server
 
@@ -40,6 +42,21 @@ def moto() -> Iterator[S3Settings]:
 class Site:
     client: S3Client
     store: S3Storage
+    patch: pytest.MonkeyPatch
+
+    def sabotage_part(self, nth: int, error: BaseException) -> None:
+        """Make sending the nth part fail."""
+        count = 0
+        send = S3Requests.put
+
+        def put(requests: S3Requests, *arguments: Any) -> str:  # noqa: ANN401 - those of `put`
+            nonlocal count
+            count += 1
+            if count == nth:
+                raise error
+            return send(requests, *arguments)
+
+        self.patch.setattr(S3Requests, "put", put)
 
     def sabotage(self, operation: str, nth: int, act: Sabotage) -> None:
         """Make the nth request of this kind fail before it is sent."""
@@ -58,9 +75,10 @@ class Site:
 
 
 @pytest.fixture
-def site(moto: S3Settings) -> Site:
+def site(moto: S3Settings, monkeypatch: pytest.MonkeyPatch) -> Site:
     client = make_client(moto, AttemptDeadline())
-    return Site(client, S3Storage("parts", "p", moto, client=client))
+    monkeypatch.setattr(s3_client, "make_client", lambda *_: client)
+    return Site(client, S3Storage("parts", "p", moto), monkeypatch)
 
 
 def _raises(error: BaseException) -> Sabotage:
@@ -96,15 +114,22 @@ FAILURES: list[tuple[Sabotage, type[BaseException]]] = [
 
 
 @pytest.mark.parametrize(("act", "expected"), FAILURES)
-@pytest.mark.parametrize(
-    ("operation", "nth"),
-    [("UploadPart", 1), ("UploadPart", 3), ("CompleteMultipartUpload", 1)],
-)
-def test_every_failure_aborts_the_upload(
-    site: Site, operation: str, nth: int, act: Sabotage, expected: type[BaseException]
+def test_failure_to_complete_aborts_the_upload(
+    site: Site, act: Sabotage, expected: type[BaseException]
 ) -> None:
-    site.sabotage(operation, nth, act)
+    site.sabotage("CompleteMultipartUpload", 1, act)
     with pytest.raises(expected):
+        site.store.put_object("big", BODY)
+    assert site.nothing_is_left()
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize(
+    "error", [StoreThrottledError("busy"), OSError("bad disk"), KeyboardInterrupt(), SystemExit()]
+)
+def test_failed_part_aborts_the_upload(site: Site, nth: int, error: BaseException) -> None:
+    site.sabotage_part(nth, error)
+    with pytest.raises(type(error)):
         site.store.put_object("big", BODY)
     assert site.nothing_is_left()
 
@@ -121,7 +146,7 @@ def test_failed_multipart_copy_is_aborted(site: Site) -> None:
 def test_failed_abort_does_not_hide_the_original_error(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site.sabotage("UploadPart", 2, _answers(403, "AccessDenied"))
+    site.sabotage_part(2, AccessDeniedError("UploadPart"))
     site.sabotage(
         "AbortMultipartUpload", 1, _raises(boto.EndpointConnectionError(endpoint_url="u"))
     )

@@ -68,8 +68,7 @@ def moto() -> Iterator[S3Settings]:
 
 
 def store_of(moto: S3Settings, **changes: object) -> S3Storage:
-    client = make_client(moto, AttemptDeadline())
-    return S3Storage("classes", "p", replace(moto, **changes), client=client)  # type: ignore[arg-type]
+    return S3Storage("classes", "p", replace(moto, **changes))  # type: ignore[arg-type]
 
 
 def tags_of(moto: S3Settings, key: str) -> dict[str, str]:

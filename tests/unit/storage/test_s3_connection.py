@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.storage import s3_connection
 from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePassedError
 from sidetier.storage.bodies import BytesBody, Extent, FileBody
 from sidetier.storage.port import Body
-from sidetier.storage.s3_client import send_body
+from sidetier.storage.s3_connection import await_consent, send_body
 from sidetier.storage.settings import SEND_PIECE
 
 DATA = bytes(range(256)) * 6000
@@ -183,3 +184,48 @@ def test_deadline_of_an_attempt_applies(in_file: FileBody) -> None:
                 send_body(sock, stream)
     assert 0 < len(b"".join(received)) <= SEND_PIECE
     assert isinstance(stream.failure, DeadlinePassedError)
+
+
+CONSENT = b"HTTP/1.1 100 Continue\r\n\r\n"
+REFUSAL = b"HTTP/1.1 412\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        ([CONSENT], None),
+        ([CONSENT[:10], CONSENT[10:]], None),
+        ([b"HTTP/1.1 100\r\nServer: x\r\n", b"\r\n"], None),
+        ([CONSENT, CONSENT], None),
+        ([CONSENT + CONSENT], None),
+        ([REFUSAL], REFUSAL),
+        ([REFUSAL[:11], REFUSAL[11:]], REFUSAL),
+        ([CONSENT + REFUSAL], REFUSAL),
+        ([], None),
+    ],
+)
+def test_body_is_sent_with_consent_or_without_an_answer(
+    sent: list[bytes], answer: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_connection, "_CONTINUE_SECONDS", 0.2)
+    here, there = socket.socketpair()
+
+    def respond() -> None:
+        for part in sent:
+            there.sendall(part)
+            threading.Event().wait(0.02)
+
+    with here, there:
+        here.settimeout(20)
+        thread = threading.Thread(target=respond)
+        thread.start()
+        assert await_consent(here) == answer
+        thread.join()
+        assert here.gettimeout() == 20
+
+
+def test_connection_that_ends_before_the_consent_is_reported_by_the_answer() -> None:
+    here, there = socket.socketpair()
+    there.close()
+    with here:
+        assert await_consent(here) == b""

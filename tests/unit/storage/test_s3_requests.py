@@ -1,11 +1,15 @@
-"""Ranges of S3 objects that are received straight into memory, and answers that are no range."""
+"""Ranges of S3 objects are received straight into memory; other answers; proxies."""
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,6 +24,7 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfMatch
 from sidetier.storage.ranges import read_into
 from sidetier.storage.s3 import S3Storage
@@ -27,6 +32,7 @@ from sidetier.storage.s3_chain import ChainCredentials
 from sidetier.storage.settings import Credentials, S3Settings
 from tests.harness import faulty_s3
 from tests.harness.faulty_s3 import Fault, FaultyS3
+from tests.harness.s3 import TlsIdentity
 
 DATA: Final = bytes(range(256)) * 2048
 SIZE: Final = 300_000
@@ -304,3 +310,93 @@ def test_proxy_of_the_environment_is_used(
             with pytest.raises(StoreUnavailableError, match="Connection refused"):
                 read(store)
             assert server.seen == []
+
+
+class ForwardProxy:
+    """A proxy for plain requests and tunnels; runs while its context is entered."""
+
+    def __init__(self) -> None:
+        self.heads: list[str] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += client.recv(1)
+        self.heads.append(head.decode())
+        method, target, _ = head.decode().split(" ", 2)
+        url = urlsplit(target if "//" in target else f"//{target}")
+        with client, socket.create_connection((str(url.hostname), url.port or 0)) as server:
+            if method == "CONNECT":
+                client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            else:
+                server.sendall(head.replace(target.encode(), url.path.encode(), 1))
+            back = threading.Thread(target=self._pipe, args=(server, client), daemon=True)
+            back.start()
+            self._pipe(client, server)
+            back.join()
+
+    def _pipe(self, here: socket.socket, there: socket.socket) -> None:
+        with suppress(OSError):
+            while data := here.recv(1 << 16):
+                there.sendall(data)
+            there.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_large_bodies_go_through_a_proxy_with_its_password(
+    scheme: str, tls_identity: TlsIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = tls_identity.certificate if scheme == "https" else None
+    with FaultyS3(certificate) as server, ForwardProxy() as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", f"http://user:pass@127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("no_proxy", "")
+        settings = replace(_settings(server.url), ca_bundle=tls_identity.authority, read_timeout=20)
+        store = S3Storage("bucket", "root", settings)
+        store.put_object("a b/+", BytesBody(DATA))
+        server.faults.append(partial())
+        assert read(store) == DATA[1000 : 1000 + SIZE]
+        store.close()
+    assert server.objects == {"root/a b/+": DATA}
+    assert [head.split()[0] for head in proxy.heads] == (
+        ["PUT"] if scheme == "http" else ["CONNECT"]
+    )
+    assert "proxy-authorization: basic dxnlcjpwyxnz" in proxy.heads[0].lower()
+
+
+def test_boto3_is_not_loaded_for_a_segment(server: FaultyS3) -> None:
+    """It takes 30 MB of a sidecar's memory."""
+    code = f"""if True:
+        import sys
+        from sidetier.storage.bodies import BytesBody
+        from sidetier.storage.s3 import S3Storage
+        from sidetier.storage.settings import Credentials, S3Settings
+
+        settings = S3Settings(
+            endpoint_url={server.url!r},
+            region="us-east-1",
+            path_style=True,
+            credentials=Credentials("key", "secret"),
+        )
+        store = S3Storage("bucket", "", settings)
+        store.put_object("k", BytesBody(bytes(1 << 20)))
+        store.head_object("k", with_checksum=True)
+        assert not [name for name in sys.modules if name.startswith("boto")], sys.modules.keys()
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert len(server.objects["k"]) == 1 << 20
