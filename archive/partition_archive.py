@@ -19,7 +19,7 @@ from sidetier.archive.inventory.listing import partition_rows
 from sidetier.archive.inventory.members import committed, deciding, without_orphans
 from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.gaps import Gaps
-from sidetier.archive.objects.log_check import proven_end
+from sidetier.archive.objects.log_check import mismatches, proven_end
 from sidetier.archive.objects.notes import noted_next_offset, noted_number
 from sidetier.archive.objects.segment import StoredLog, stored_logs
 from sidetier.archive.objects.watermark import Watermark
@@ -183,15 +183,18 @@ class PartitionArchive:
         """Return the next offset in the metadata of a segment's `.log`. One request.
 
         Returns:
-            None for a segment of Pinterest's uploader, and for one that is no longer stored.
+            None for a segment of Pinterest's uploader, and for one that is no longer stored. The
+            base offset for the object of another segment: it has no offset of this one.
 
         Raises:
             StorageError: As `RemoteStorage` says.
         """
         try:
-            return noted_next_offset(self.store.head_object(log.key))
+            head = self.store.head_object(log.key)
         except ObjectNotFoundError:
             return None
+        is_elsewhere = any(found.kind == "place" for found in mismatches(head))
+        return Offset(log.base_offset) if is_elsewhere else noted_next_offset(head)
 
     def noted_largest(self, log: StoredLog) -> int | None:
         """Return the largest timestamp in the metadata of a segment's `.log`, in ms. One request.

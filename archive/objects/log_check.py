@@ -14,8 +14,14 @@ from typing import Final, Literal, NamedTuple
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.notes import noted_next_offset, noted_number
 from sidetier.segments.crc import crc64nvme
-from sidetier.segments.errors import DamagedSegmentError, PreconditionFailedError
+from sidetier.segments.errors import (
+    DamagedSegmentError,
+    PreconditionFailedError,
+    UnsupportedFormatError,
+)
+from sidetier.segments.headers import HEADER_BYTES, parse_batch_header
 from sidetier.segments.keys import place_of_log
+from sidetier.segments.names import parse_segment_file_name
 from sidetier.segments.notes import CHECKSUM_KEY, PLACE_KEY, RECORDS_KEY, SIZE_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.port import IfMatch, ObjectHead, RemoteStorage
@@ -83,8 +89,9 @@ def proven_end(store: RemoteStorage, key: str, etag: str, reached: Offset) -> Of
     """Return the noted end of a `.log` whose last batch ends at `reached`, below that end.
 
     Below the returned offset, no archived record is missing: compaction has removed the last
-    records of the segment before it was archived. One request. A `.log` without a noted size is
-    read once.
+    records of the segment before it was archived. Two requests: for the metadata, and for the
+    first batch header, because the bytes of another segment can have the same size. A `.log`
+    without a noted size is read once.
 
     Args:
         store: The store.
@@ -106,11 +113,30 @@ def proven_end(store: RemoteStorage, key: str, etag: str, reached: Offset) -> Of
     end = noted_next_offset(head)
     if end is None or end <= reached:
         return None
-    problem = mismatch(head) or _without_size(store, head)
+    problem = (
+        mismatch(head) or _without_size(store, head) or _of_another_place(store, head, end)
+    )
     if problem is None:
         return end
     message = f"{problem}; its last batch ends at offset {reached}, its noted end is {end}"
     raise DamagedArchiveError(message, key, head.size, OffsetRange(reached, end))
+
+
+def _of_another_place(store: RemoteStorage, head: ObjectHead, end: Offset) -> str | None:
+    """Describe the difference for a `.log` whose first batch is not of the offsets of its key."""
+    condition = IfMatch(head.etag)
+    with store.get_object_input_stream(head.key, 0, HEADER_BYTES, condition=condition) as stream:
+        first = b""
+        while len(first) < HEADER_BYTES and (more := stream.read(HEADER_BYTES - len(first))):
+            first += more
+    try:
+        offset = parse_batch_header(first).base_offset
+    except (DamagedSegmentError, UnsupportedFormatError):
+        return None  # whoever reads the batches reports it
+    name = parse_segment_file_name(head.key.rpartition("/")[2])
+    if name is None or name.base_offset <= offset < end:
+        return None
+    return f"{head.key} begins with offset {offset}: it has the bytes of another segment"
 
 
 def _without_size(store: RemoteStorage, head: ObjectHead) -> str | None:

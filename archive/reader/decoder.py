@@ -198,11 +198,13 @@ class Decoder:
                     return self._stop_at_marker(scanned, damaged)
                 if self.offset >= self.until:
                     return self._unless_decided(FeedResult.NEXT_SEGMENT)
+                if int(scanned.headers.rows["base_offset"][-1]) >= self.until:
+                    # Another segment is valid from `until` on. Compaction has removed the batches
+                    # before it, or these are the bytes of another segment: its notes decide.
+                    return self.stop_here(None)
         except (DamagedSegmentError, UnsupportedFormatError) as error:
             return self.stop_here(error)
-        if not is_last:
-            return self._unless_decided(FeedResult.MORE)
-        return self.stop_here(self._cut())
+        return self.stop_here(self._cut()) if is_last else self._unless_decided(FeedResult.MORE)
 
     def stop_here(self, damage: SidetierError | None) -> FeedResult:
         """Note that the segment cannot be read further; `damage` is None if it just ends."""
@@ -254,10 +256,6 @@ class Decoder:
             if damaged is not None:
                 batches = batches.rows(slice(0, damaged.row))
             self._decide(batches)
-        if damaged is None and high < len(rows):
-            # The batches that follow belong to the segment that is valid
-            # from `until` on, so nothing more is wanted of this one.
-            self.offset = self.until
         return damaged
 
     def _decide(self, batches: Batches) -> None:

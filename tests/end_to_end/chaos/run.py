@@ -28,7 +28,7 @@ from tests.end_to_end.chaos.load import (
 )
 from tests.end_to_end.chaos.nemesis import Nemesis
 from tests.end_to_end.chaos.observer import Observer
-from tests.end_to_end.chaos.readers import unnoticed_cuts
+from tests.end_to_end.chaos.readers import unreported_damage
 from tests.end_to_end.chaos.recreated import RecreatedReaders
 from tests.end_to_end.chaos.scene import (
     ALL_PARTITIONS,
@@ -44,6 +44,7 @@ from tests.end_to_end.chaos.served import Served, read_tails
 from tests.end_to_end.chaos.store import ChaosStore
 from tests.end_to_end.chaos.verdict import Evidence, found_in, violations
 from tests.harness.ci import TooLittleHappenedError
+from tests.harness.damaged_logs import Damage
 from tests.harness.disks import Disk
 
 PLAIN_RATE = 60.0
@@ -65,6 +66,10 @@ _SECONDS_PER_EVENT = 20  # on a loaded machine; an idle one has one per three se
 def _events(seconds: float) -> int:
     """Minimum number of actions that makes a run of this duration meaningful."""
     return ceil(seconds / _SECONDS_PER_EVENT)
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +96,13 @@ class Report:
     retired: int = 0
     deleted: int = 0
     markers_skipped: int = 0
-    cuts: int = 0
     changed_logs: int = 0
+    damages: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
         """One-line summary."""
-        done = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
+        done = _listed(self.counts)
         never = ", ".join(self.never) or "nothing"
         return (
             f"{self.acknowledged} records acknowledged, {self.stored} stored in {self.segments} "
@@ -106,8 +111,9 @@ class Report:
             f"archived before and found in quarantine; {self.by_deletions} lost with deleted "
             f"topics, {self.retired} of them found in retired archives; {self.deleted} offsets "
             f"deleted below log starts; {self.emptied} indexes emptied, {self.looks} looks; "
-            f"{self.cuts} segments cut at the end and reported as damaged; readers came "
-            f"{self.changed_logs} times from a deleted topic into the one created again; "
+            f"readers came {self.changed_logs} times from a deleted topic into the one created "
+            f"again; "
+            f"segments damaged at the end and reported: {_listed(self.damages)}; "
             f"brokers have left out transaction markers of {self.markers_skipped} partitions; "
             f"{done}; drawn, but never happened: {never}"
         )
@@ -139,7 +145,7 @@ class Report:
             "records": self.stored >= 1000,
             "segments": self.segments >= 50,
             "expired records": self.expired > 0,
-            "cut segments": self.cuts > 0,
+            **{f"damages {kind.name}": self.damages.get(kind.name, 0) > 0 for kind in Damage},
         }
         few = [name for name, there in enough.items() if not there]
         if self.seconds >= _LONG_SECONDS:
@@ -284,10 +290,10 @@ class Chaos:
             )
         )
         # Last: it damages the archives.
-        cuts, unnoticed = unnoticed_cuts(
+        damages, unreported = unreported_damage(
             ending.scene.store.direct, layout, archives, self._schedule.seed
         )
-        problems += unnoticed
+        problems += unreported
         return Report(
             title=self.title,
             seconds=self._schedule.seconds,
@@ -314,6 +320,6 @@ class Chaos:
             ),
             deleted=sum(ledger.log_starts.values()),
             markers_skipped=len(ending.markers_skipped),
-            cuts=cuts,
             changed_logs=readers.changes(truth),
+            damages=damages,
         )

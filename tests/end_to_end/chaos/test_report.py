@@ -7,6 +7,7 @@ import pytest
 
 from tests.end_to_end.chaos.run import Report
 from tests.harness.ci import TooLittleHappenedError
+from tests.harness.damaged_logs import Damage
 
 ENOUGH = Report(
     title="chaos seed 1, 180 s",
@@ -18,7 +19,7 @@ ENOUGH = Report(
     stored=1000,
     segments=50,
     expired=1,
-    cuts=1,
+    damages={kind.name: 1 for kind in Damage},
     drawn=frozenset({"KillBroker", "FillDisk", "RestartEverything"}),
 )
 
@@ -53,7 +54,8 @@ def test_long_run_is_invalid_if_one_action_never_happened() -> None:
         ({"stored": 999}, "records"),
         ({"segments": 49}, "segments"),
         ({"expired": 0}, "expired records"),
-        ({"cuts": 0}, "cut segments"),
+        ({"damages": {kind.name: kind is not Damage.CUT for kind in Damage}}, "damages CUT"),
+        ({"damages": {kind.name: kind is not Damage.PUT for kind in Damage}}, "damages PUT"),
     ],
 )
 def test_run_with_too_few_events_is_invalid(few: dict[str, object], said: str) -> None:
