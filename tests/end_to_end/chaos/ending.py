@@ -43,6 +43,7 @@ class Ending:
         self.ends: dict[Partition, int] = {}
         self.expired = 0
         self.markers_skipped: set[Partition] = set()
+        self.trims_held = 0
 
     def catch_up(self) -> list[str]:
         """Wait until every closed segment is stored and every committed record is served."""
@@ -104,9 +105,14 @@ class Ending:
                 said = list(lines)
             problems += [f"broker {broker}: {line}" for line in broker_errors(said, self._broken)]
             self.markers_skipped |= skipped_markers(said)
+            events = list(self.scene.sidecar_events(broker))
+            self.trims_held += sum(
+                event["event"] == "local_retention.held" and event["reason"] == "transaction_open"
+                for event in events
+            )
             problems += sidecar_gaps(
                 broker,
-                self.scene.sidecar_events(broker),
+                events,
                 may_diverge=UNCLEAN,
                 may_have_gaps=SHORTENED,
             )

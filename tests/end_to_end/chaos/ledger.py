@@ -82,6 +82,26 @@ class ThrownAway:
     at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction of a partition, as its producer knows it: the offset of its first record, and
+    the time up to which it was surely open, in monotonic seconds.
+    """
+
+    tp: Partition
+    first: int
+    open_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogStart:
+    """The log start offset that a broker has answered by this time, in monotonic seconds."""
+
+    tp: Partition
+    offset: int
+    at: float
+
+
 class Ledger:
     """Written by producer threads, read by the nemesis and by the verdict at the end."""
 

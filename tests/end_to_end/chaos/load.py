@@ -1,4 +1,4 @@
-"""Producers that record their acknowledgements: an idempotent one, a transactional one, and one
+"""Producers that record their acknowledgements: an idempotent one, two transactional ones, and one
 with acks=1.
 
 Each has its own thread while its context is entered; `stop` waits for all acknowledgements.
@@ -13,12 +13,21 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from tests.end_to_end.chaos.ledger import Fate, Ledger, Partition, Sums, checksum
+from tests.end_to_end.chaos.ledger import (
+    Fate,
+    Ledger,
+    OpenTransaction,
+    Partition,
+    Sums,
+    checksum,
+)
 
 FLUSH_SECONDS = 120.0
 PATIENCE_SECONDS = 310.0
 _TOGETHER = 3
 _BURST_RECORDS = 150  # of 500 bytes for each partition: three segments
+_OPEN_SECONDS = (1.0, 4.0, 15.0, 25.0, 35.0)
+_SURELY_OPEN_SECONDS = 50.0  # of the 60 s of `transaction.timeout.ms`
 _PATIENT = {
     "acks": "all",
     "enable.idempotence": True,
@@ -247,13 +256,14 @@ class TransactionalLoad(Load):
         partitions: list[Partition],
         rate: float,
         seed: int,
+        name: str = "transactional",
     ) -> None:
-        super().__init__("transactional", partitions, rate, seed)
+        super().__init__(name, partitions, rate, seed)
         self._ledger = ledger
         self._settings = {
             **_PATIENT,
             "bootstrap.servers": bootstrap,
-            "transactional.id": f"chaos-{seed}",
+            "transactional.id": f"chaos-{name}-{seed}",
             "transaction.timeout.ms": 60_000,
             "delivery.timeout.ms": 60_000,
         }
@@ -266,8 +276,7 @@ class TransactionalLoad(Load):
         producer = None
         while not self.stopping.is_set():
             try:
-                producer = producer or self._begin_anew()
-                self._transaction(producer)
+                producer = self._transaction(producer or self._begin_anew())
             except KafkaException:  # its outcome is unknown; its successor fences it
                 self.unknown += 1
                 producer = None
@@ -277,7 +286,8 @@ class TransactionalLoad(Load):
         producer.init_transactions(30)
         return producer
 
-    def _transaction(self, producer: Producer) -> None:
+    def _transaction(self, producer: Producer) -> Producer:
+        """Make a transaction, and return the producer for the next one."""
         self._open.clear()
         producer.begin_transaction()
         for _ in range(self.dice.randrange(1, 8)):
@@ -289,6 +299,7 @@ class TransactionalLoad(Load):
             self._abort(producer)
         else:
             self._commit(producer)
+        return producer
 
     def _commit(self, producer: Producer) -> None:
         deadline = monotonic() + FLUSH_SECONDS
@@ -329,6 +340,7 @@ class TransactionalLoad(Load):
     def _send(self, producer: Producer, tp: Partition) -> None:
         key, value = self.record()
         number = checksum(key, value)
+        self._before_send(tp, number)
 
         def note(error: KafkaError | None, message: Message) -> None:
             offset = message.offset()
@@ -340,3 +352,54 @@ class TransactionalLoad(Load):
 
         producer.produce(tp[0], value, key, tp[1], on_delivery=note)
         producer.poll(0)
+
+    def _before_send(self, tp: Partition, number: int) -> None:
+        """Called with the checksum of each record."""
+
+
+class LongTransactions(TransactionalLoad):
+    """Transactions that stay open while segments close; then they are committed, aborted, or their
+    producer is fenced by its successor.
+
+    `book` has the transactions that were open, for `verdict.split_by_trim`.
+    """
+
+    def __init__(
+        self, ledger: Ledger, bootstrap: str, partitions: list[Partition], rate: float, seed: int
+    ) -> None:
+        super().__init__(ledger, bootstrap, partitions, rate, seed, "long-transactions")
+        self.book: list[OpenTransaction] = []
+        self.fenced = 0
+
+    def _transaction(self, producer: Producer) -> Producer:
+        self._open.clear()
+        producer.begin_transaction()
+        began = monotonic()
+        self._send_to_all(producer)
+        firsts = {tp: min(at for other, at in self._open if other == tp) for tp, _ in self._open}
+        lasts = self.dice.choice(_OPEN_SECONDS)
+        while monotonic() < began + lasts and not self.stopping.is_set():
+            self.paced()
+            self._send_to_all(producer)
+        # The coordinator aborts it after its time-out, which begins with the first record.
+        until = min(monotonic(), began + _SURELY_OPEN_SECONDS)
+        self.book += [OpenTransaction(tp, first, until) for tp, first in firsts.items()]
+        end = self.dice.random()
+        if end < 0.5:
+            self._commit(producer)
+        elif end < 0.8:
+            self._abort(producer)
+        else:
+            producer = self._begin_anew()
+            self.fenced += 1
+            self._decide(Fate.ABORTED)
+        return producer
+
+    def _send_to_all(self, producer: Producer) -> None:
+        for tp in self.partitions:
+            self._send(producer, tp)
+        producer.flush(FLUSH_SECONDS)
+
+    def _before_send(self, tp: Partition, number: int) -> None:
+        # A record of a fenced producer may be stored although its acknowledgement was lost.
+        self._ledger.acknowledge_unplaced(tp, number)

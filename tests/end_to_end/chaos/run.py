@@ -23,6 +23,7 @@ from tests.end_to_end.chaos.load import (
     CarelessLoad,
     IdempotentLoad,
     Load,
+    LongTransactions,
     PausableLoad,
     TransactionalLoad,
 )
@@ -36,11 +37,12 @@ from tests.end_to_end.chaos.scene import (
     PARTITIONS,
     RECREATED,
     SPECIAL_TOPICS,
+    TRIMMED_PARTITIONS,
     TWO_LOG_DIRS,
     set_up,
 )
 from tests.end_to_end.chaos.schedule import FEW_PARTITIONS, draw
-from tests.end_to_end.chaos.served import Served, read_tails
+from tests.end_to_end.chaos.served import LogStarts, Served, read_tails
 from tests.end_to_end.chaos.store import ChaosStore
 from tests.end_to_end.chaos.verdict import Evidence, found_in, violations
 from tests.harness.ci import TooLittleHappenedError
@@ -52,6 +54,7 @@ CARELESS_RATE = 20.0
 PAID_RATE = 50.0
 SPECIAL_RATE = 12.0
 """Records per second of each special topic."""
+LONG_RATE = 4.0
 TAIL_SECONDS = 60.0
 _RECORDS_PER_SEGMENT = 100
 _FIRST_SEGMENT_SECONDS = 10.0
@@ -98,6 +101,8 @@ class Report:
     markers_skipped: int = 0
     changed_logs: int = 0
     damages: Mapping[str, int] = field(default_factory=dict)
+    trims: int = 0
+    trims_held: int = 0
 
     @property
     def summary(self) -> str:
@@ -114,7 +119,9 @@ class Report:
             f"readers came {self.changed_logs} times from a deleted topic into the one created "
             f"again; "
             f"segments damaged at the end and reported: {_listed(self.damages)}; "
-            f"brokers have left out transaction markers of {self.markers_skipped} partitions; "
+            f"{self.trims} trims by local retention seen, held {self.trims_held} times by an open "
+            f"transaction; brokers have left out transaction markers of {self.markers_skipped} "
+            f"partitions; "
             f"{done}; drawn, but never happened: {never}"
         )
 
@@ -150,6 +157,8 @@ class Report:
         few = [name for name, there in enough.items() if not there]
         if self.seconds >= _LONG_SECONDS:
             few += self.never
+            counts = {"trims": self.trims, "trims held by a transaction": self.trims_held}
+            few += [name for name, count in counts.items() if not count]
         if few:
             message = f"too few {', '.join(few)} to prove anything\n{self.text}"
             raise TooLittleHappenedError(message)
@@ -192,11 +201,15 @@ class Chaos:
             served = enter(Served(bootstrap, PARTITIONS))
             plain = [tp for tp in PARTITIONS if tp[0] == "plain"]
             paid = [tp for tp in PARTITIONS if tp[0] == "paid"]
+            starts = enter(LogStarts(bootstrap, TRIMMED_PARTITIONS))
+            trimmed = list(TRIMMED_PARTITIONS)
+            long = LongTransactions(self._ledger, bootstrap, trimmed, LONG_RATE, seed)
             careless = CarelessLoad(bootstrap, plain, CARELESS_RATE, seed)
             loads: list[Load] = [
                 enter(IdempotentLoad(self._ledger, bootstrap, plain, PLAIN_RATE, seed)),
                 enter(TransactionalLoad(self._ledger, bootstrap, paid, PAID_RATE, seed)),
                 enter(careless),
+                enter(long),
             ]
             special = {
                 topic: enter(
@@ -221,7 +234,7 @@ class Chaos:
             self._close_segments(special.values())
             self.tell("all is acknowledged")
             ending = Ending(scene, observer, served, careless, stage.broken)
-            return self._judge(ending, readers, nemesis.counts, problems)
+            return self._judge(ending, readers, nemesis.counts, problems, long, starts)
 
     def _close_segments(self, loads: Iterable[PausableLoad]) -> None:
         """Close segments: lost records are quarantined once the archive continues with the next
@@ -248,6 +261,8 @@ class Chaos:
         readers: RecreatedReaders,
         counts: Mapping[str, int],
         problems: list[str],
+        long: LongTransactions,
+        log_starts: LogStarts,
     ) -> Report:
         problems += ending.catch_up()
         self.tell("caught up, or given up")
@@ -255,7 +270,11 @@ class Chaos:
         truth = truth_of(self._ledger, (), (RECREATED,))
         problems += readers.end(truth, starts)
         self.tell("the readers have ended")
-        tails = read_tails(ending.scene.cluster.bootstrap_servers, starts, TAIL_SECONDS)
+        bootstrap = ending.scene.cluster.bootstrap_servers
+        tails = read_tails(bootstrap, starts, TAIL_SECONDS)
+        committed = read_tails(
+            bootstrap, dict.fromkeys(TRIMMED_PARTITIONS, 0), TAIL_SECONDS, "read_committed"
+        )
         problems += ending.end()
         eye, layout = ending.scene.store.eye, ending.scene.layout
         read = {tp: read_archive(eye, layout, tp) for tp in ALL_PARTITIONS}
@@ -287,6 +306,9 @@ class Chaos:
                 quarantined=quarantined,
                 retired=retired,
                 markers_skipped=ending.markers_skipped,
+                log_starts_seen=log_starts.seen,
+                transactions=long.book,
+                committed=committed,
             )
         )
         # Last: it damages the archives.
@@ -322,4 +344,6 @@ class Chaos:
             markers_skipped=len(ending.markers_skipped),
             changed_logs=readers.changes(truth),
             damages=damages,
+            trims=len(log_starts.seen),
+            trims_held=ending.trims_held,
         )

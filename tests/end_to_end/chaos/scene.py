@@ -34,9 +34,11 @@ TOPICS: Mapping[str, int] = {"plain": 4, "paid": 3}
 """Topics with their numbers of partitions; `paid` is written in transactions."""
 
 UNCLEAN, RECREATED, SHORTENED, SPOOLED = "unclean", "recreated", "shortened", "spooled"
-SPECIAL_TOPICS: Sequence[str] = (UNCLEAN, RECREATED, SHORTENED, SPOOLED)
+TRIMMED = "trimmed"
+SPECIAL_TOPICS: Sequence[str] = (UNCLEAN, RECREATED, SHORTENED, SPOOLED, TRIMMED)
 """Topics for actions that would break the guarantees of the other topics: unclean elections discard
-records, topics are recreated, records are deleted, all sidecars are killed.
+records, topics are recreated, records are deleted, all sidecars are killed, and local retention
+deletes archived records.
 """
 
 PARTITIONS: tuple[Partition, ...] = tuple(
@@ -45,6 +47,7 @@ PARTITIONS: tuple[Partition, ...] = tuple(
 SPECIAL_PARTITIONS: tuple[Partition, ...] = tuple(
     (topic, number) for topic in SPECIAL_TOPICS for number in range(FEW_PARTITIONS)
 )
+TRIMMED_PARTITIONS = tuple(tp for tp in SPECIAL_PARTITIONS if tp[0] == TRIMMED)
 ALL_PARTITIONS = PARTITIONS + SPECIAL_PARTITIONS
 
 CONTROLLERS = 3
@@ -80,6 +83,7 @@ SIDECAR_SETTINGS: Mapping[str, Any] = {
         "on_recreated": "retire",
         "rescue": {"patience": "8s"},
     },
+    "retention": {"local": {"topics": [TRIMMED], "age": "4s", "interval": "2s"}},
 }
 """Requests time out before the late requests of the store arrive. On two cores that run everything,
 a sidecar with a high niceness would only show how long it can be delayed. A leader waits for longer
@@ -166,10 +170,11 @@ class Scene:
 
 def create_special(bootstrap: str, topic: str, configs: Mapping[str, object]) -> None:
     """Create the special topics. An unclean election needs a leader that acknowledges alone, and
-    one follower.
+    one follower. Only local retention deletes records of the trimmed topic.
     """
     if topic != UNCLEAN:
-        create_topic(bootstrap, topic, partitions=FEW_PARTITIONS, replicas=3, configs=configs)
+        kept = {**configs, "retention.ms": -1} if topic == TRIMMED else configs
+        create_topic(bootstrap, topic, partitions=FEW_PARTITIONS, replicas=3, configs=kept)
         return
     pairs = [BROKERS[number : number + 2] for number in range(FEW_PARTITIONS)]
     alone = {**configs, "min.insync.replicas": 1}

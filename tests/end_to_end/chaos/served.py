@@ -4,26 +4,31 @@ watermark.
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from tests.end_to_end.chaos.ledger import Partition, Sums, checksum
+from tests.end_to_end.chaos.ledger import LogStart, Partition, Sums, checksum
 
 _BATCH = 500
 _WAIT_SECONDS = 0.3
 _ASK_SECONDS = 30.0
+_LOOK_SECONDS = 0.5
+_LOOK_PATIENCE = 5.0
 
 
-def reader_of(bootstrap: str) -> Consumer:
-    """A consumer that returns aborted records too and does not log errors about stopped brokers."""
+def reader_of(bootstrap: str, isolation: str = "read_uncommitted") -> Consumer:
+    """A consumer that does not log errors about stopped brokers. By default, it returns aborted
+    records, too.
+    """
     return Consumer(
         {
             "bootstrap.servers": bootstrap,
             "group.id": "chaos",
             "enable.auto.commit": False,
-            "isolation.level": "read_uncommitted",
+            "isolation.level": isolation,
             "auto.offset.reset": "earliest",
             "check.crcs": True,
             "enable.partition.eof": True,  # reports an end after a transaction marker
@@ -82,15 +87,53 @@ class Served:
             self._positions[tp] = max(self._positions[tp], position)
 
 
+class LogStarts:
+    """Observes the log start offsets of partitions while its context is entered; `seen` has each
+    change.
+    """
+
+    def __init__(self, bootstrap: str, partitions: Sequence[Partition]) -> None:
+        self.seen: list[LogStart] = []
+        self._bootstrap = bootstrap
+        self._partitions = partitions
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-starts", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        consumer, last = reader_of(self._bootstrap), dict.fromkeys(self._partitions, 0)
+        try:
+            while not self._stop.wait(_LOOK_SECONDS):
+                for tp in self._partitions:
+                    with suppress(KafkaException):
+                        start, _ = _ends(consumer, tp, _LOOK_PATIENCE)
+                        if start > last[tp]:
+                            self.seen.append(LogStart(tp, start, monotonic()))
+                            last[tp] = start
+        finally:
+            consumer.close()
+
+
 def read_tails(
-    bootstrap: str, starts: dict[Partition, int], timeout: float
+    bootstrap: str,
+    starts: dict[Partition, int],
+    timeout: float,
+    isolation: str = "read_uncommitted",
 ) -> dict[Partition, Sums]:
-    """Records that the brokers hold now, from each start up to the high watermark.
+    """Records that the brokers hold now, from each start up to the high watermark; for
+    `read_committed`, up to the last stable offset.
 
     Raises:
         AssertionError: an offset could not be read in time.
     """
-    consumer = reader_of(bootstrap)
+    consumer = reader_of(bootstrap, isolation)
     try:
         return {tp: _tail(consumer, tp, start, timeout) for tp, start in starts.items()}
     finally:
@@ -138,8 +181,8 @@ def _read(message: Message) -> tuple[Partition, int, int | None] | None:
     return None
 
 
-def _ends(consumer: Consumer, tp: Partition) -> tuple[int, int]:
-    ends = consumer.get_watermark_offsets(TopicPartition(*tp), timeout=_ASK_SECONDS)
+def _ends(consumer: Consumer, tp: Partition, timeout: float = _ASK_SECONDS) -> tuple[int, int]:
+    ends = consumer.get_watermark_offsets(TopicPartition(*tp), timeout=timeout)
     if ends is None:
         raise KafkaException(f"{tp[0]}-{tp[1]}: no offsets")
     return ends

@@ -42,9 +42,13 @@ def test_short_run_is_valid_without_every_action() -> None:
 
 def test_long_run_is_invalid_if_one_action_never_happened() -> None:
     long = replace(ENOUGH, seconds=1800, counts={"KillBroker": 90, "FillDisk": 10})
-    with pytest.raises(TooLittleHappenedError, match="too few RestartEverything to prove"):
+    with pytest.raises(TooLittleHappenedError, match="too few RestartEverything, trims"):
         long.check_that_it_was_chaos()
-    replace(long, drawn=frozenset(long.counts)).check_that_it_was_chaos()
+    full = replace(long, drawn=frozenset(long.counts), trims=1, trims_held=1)
+    full.check_that_it_was_chaos()
+    for few in ({"trims": 0}, {"trims_held": 0}):
+        with pytest.raises(TooLittleHappenedError, match="too few trims"):
+            replace(full, **few).check_that_it_was_chaos()
 
 
 @pytest.mark.parametrize(

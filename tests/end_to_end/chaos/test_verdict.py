@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.end_to_end.chaos.archive import Archived
-from tests.end_to_end.chaos.ledger import Fate, Sums, ThrownAway
+from tests.end_to_end.chaos.ledger import Fate, LogStart, OpenTransaction, Sums, ThrownAway
 from tests.end_to_end.chaos.observer import KINDS
 from tests.end_to_end.chaos.verdict import (
     Evidence,
@@ -102,7 +102,33 @@ def test_deleted_records_may_be_missing_above_the_watermark() -> None:
     assert violations(replace(WELL, tails={TP: Sums((11, 111))}, log_starts={TP: 11})) == []
 
 
+TRIMMED = replace(
+    WELL,
+    fates={TP: Sums((7, Fate.COMMITTED), (8, Fate.ABORTED))},
+    committed={TP: Sums((7, 107))},
+    transactions=[OpenTransaction(TP, 7, 20.0)],
+    log_starts_seen=[LogStart(TP, 7, 19.0), LogStart(TP, 9, 20.0)],
+    archives={
+        TP: replace(ARCHIVED, fates=Sums((7, Fate.COMMITTED), (8, Fate.ABORTED))),
+    },
+)
+
+
+def test_log_may_begin_at_an_open_transaction_and_behind_a_decided_one() -> None:
+    assert violations(TRIMMED) == []
+    other = [LogStart(("t", 1), 9, 19.0)]
+    assert violations(replace(TRIMMED, log_starts_seen=other)) == []
+
+
 BROKEN: dict[str, tuple[Evidence, str]] = {
+    "the log begins behind the first record of an open transaction": (
+        replace(TRIMMED, log_starts_seen=[LogStart(TP, 8, 19.0)]),
+        "the log began at 8, while a transaction was open from 7 on",
+    ),
+    "an aborted record is served as committed": (
+        replace(TRIMMED, committed={TP: Sums((7, 107), (8, 108))}),
+        "aborted, and served as committed: 1 records (8)",
+    ),
     "an acknowledged record is nowhere": (
         replace(WELL, tails={TP: Sums((11, 111))}),
         "neither stored nor served: 1 records (10)",

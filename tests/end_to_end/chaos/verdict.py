@@ -8,7 +8,14 @@ from itertools import groupby
 from typing import Any
 
 from tests.end_to_end.chaos.archive import Archived, SetAside
-from tests.end_to_end.chaos.ledger import Partition, Sums, ThrownAway
+from tests.end_to_end.chaos.ledger import (
+    Fate,
+    LogStart,
+    OpenTransaction,
+    Partition,
+    Sums,
+    ThrownAway,
+)
 from tests.end_to_end.chaos.observer import KINDS
 
 _MOST_RANGES = 5
@@ -32,6 +39,10 @@ class Evidence:
     that were discarded on purpose; `quarantined` are the records in quarantine, `retired` those in
     retired archives by partition and topic id, as checksums by offset. `markers_skipped` are
     partitions whose log lacks the marker of a transaction.
+
+    `log_starts_seen` are the log start offsets of partitions with local retention during the run,
+    `transactions` those that were open there, and `committed` what a reader with read_committed
+    gets from the brokers at the end.
     """
 
     acknowledged: Mapping[Partition, Sums] = field(default_factory=dict)
@@ -47,6 +58,9 @@ class Evidence:
     quarantined: Mapping[Partition, SetAside] = field(default_factory=dict)
     retired: Mapping[tuple[Partition, str], SetAside] = field(default_factory=dict)
     markers_skipped: AbstractSet[Partition] = frozenset()
+    log_starts_seen: Sequence[LogStart] = ()
+    transactions: Sequence[OpenTransaction] = ()
+    committed: Mapping[Partition, Sums] = field(default_factory=dict)
 
 
 def violations(evidence: Evidence) -> list[str]:
@@ -70,6 +84,7 @@ def violations(evidence: Evidence) -> list[str]:
             incomplete(archived),
             behind(archived, evidence.ends.get(tp, 0)),
             wrong_fates(fates, archived.fates),
+            wrongly_committed(fates, evidence.committed.get(tp)),
         )
         found += [f"{tp[0]}-{tp[1]}: {problem}" for check in checks for problem in check]
     for gone in evidence.by_elections:
@@ -78,7 +93,39 @@ def violations(evidence: Evidence) -> list[str]:
     for gone in evidence.by_deletions:
         aside = evidence.retired.get((gone.tp, gone.topic_id or ""), {})
         found += [f"{gone.tp[0]}-{gone.tp[1]}: {problem}" for problem in not_set_aside(gone, aside)]
+    found += split_by_trim(evidence.transactions, evidence.log_starts_seen)
     return found
+
+
+def split_by_trim(
+    transactions: Iterable[OpenTransaction], log_starts: Iterable[LogStart]
+) -> Iterator[str]:
+    """Violations of: local retention deletes no record at or above the first one of an open
+    transaction.
+    """
+    firsts: dict[Partition, list[OpenTransaction]] = {}
+    for one in transactions:
+        firsts.setdefault(one.tp, []).append(one)
+    for start in log_starts:
+        for one in firsts.get(start.tp, ()):
+            if one.first < start.offset and start.at < one.open_until:
+                yield (
+                    f"{start.tp[0]}-{start.tp[1]}: the log began at {start.offset}, while a "
+                    f"transaction was open from {one.first} on"
+                )
+
+
+def wrongly_committed(fates: Sums, seen: Sums | None) -> Iterator[str]:
+    """Violations of: a reader with read_committed gets no record of an aborted transaction from
+    the brokers. None if it has read nothing.
+    """
+    aborted = [
+        offset
+        for offset, fate in fates.items()
+        if fate == Fate.ABORTED and seen is not None and seen.get(offset) is not None
+    ]
+    if aborted:
+        yield f"aborted, and served as committed: {ranges(aborted)}"
 
 
 def not_set_aside(gone: ThrownAway, aside: SetAside) -> Iterator[str]:
