@@ -113,9 +113,7 @@ def proven_end(store: RemoteStorage, key: str, etag: str, reached: Offset) -> Of
     end = noted_next_offset(head)
     if end is None or end <= reached:
         return None
-    problem = (
-        mismatch(head) or _without_size(store, head) or _of_another_place(store, head, end)
-    )
+    problem = mismatch(head) or _without_size(store, head) or _of_another_place(store, head, end)
     if problem is None:
         return end
     message = f"{problem}; its last batch ends at offset {reached}, its noted end is {end}"
