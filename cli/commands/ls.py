@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.inventory.cluster import ListedPartition, list_partitions
 from sidetier.archive.inventory.contents import ArchiveEnd, NotedSegment
-from sidetier.archive.inventory.listing import ListedPartition, list_partitions
 from sidetier.archive.inventory.stored_partition import NO_WATERMARK, StoredPartition
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import SegmentFiles

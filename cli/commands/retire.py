@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from sidetier.archive.access import require_fencing
-from sidetier.archive.inventory.listing import ListedPartition, list_partitions
+from sidetier.archive.inventory.cluster import ListedPartition, list_partitions
 from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.layout import LayoutNote, check_note, other_cluster, read_note
 from sidetier.archive.objects.quarantine import MovePlan

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Final, NoReturn
 
 from sidetier.archive.access import ArchiveAccess, require_directory
-from sidetier.archive.inventory.listing import list_partitions
+from sidetier.archive.inventory.cluster import list_partitions
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.results import Taken

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.archive.inventory.listing import list_partitions
+from sidetier.archive.inventory.cluster import list_partitions
 from sidetier.archive.objects.watermark import read_watermark, write_watermark
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.segments.keys import ArchiveLayout
