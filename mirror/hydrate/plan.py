@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
-
+from sidetier.archive.objects.codec import JsonCodec
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
-from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.json_text import parse_json
+from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 PLAN_VERSION: Final = 1
@@ -231,7 +229,7 @@ def check_partition(plan: PlannedPartition) -> None:
         )
 
 
-_PLAN: Final = TypeAdapter(HydratePlan)
+_CODEC: Final = JsonCodec(HydratePlan, "a hydrate plan", PLAN_VERSION, remedy="Make a new plan")
 
 
 def encode_plan(plan: HydratePlan) -> bytes:
@@ -246,19 +244,9 @@ def decode_plan(data: bytes, name: str) -> HydratePlan:
         ConfigurationError: The bytes are not a plan, or have an unknown version.
     """
     try:
-        fields: Any = parse_json(data)
-        version = fields.get("version") if isinstance(fields, dict) else None
-        if version != PLAN_VERSION:
-            raise ConfigurationError(
-                f"{name}: version {version!r} of a hydrate plan is not known; make a new plan"
-            )
-        plan = _PLAN.validate_python(fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigurationError(f"{name}: not a hydrate plan: {where}: {first['msg']}") from None
-    except ValueError as error:
-        raise ConfigurationError(f"{name}: not a hydrate plan: {error}") from None
+        plan = _CODEC.decode(data, name)
+    except MalformedObjectError as error:
+        raise ConfigurationError(str(error)) from None
     for partition in plan.partitions:
         check_partition(partition)
     return plan

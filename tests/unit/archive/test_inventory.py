@@ -12,15 +12,14 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import ObjectSummary
 from tests.harness.made_archive import LAYOUT, TP, MadeArchive
-from tests.unit.archive.test_orphan_segments import archive, name, strange, values
-
-assert archive  # the fixture
+from tests.unit.archive.test_orphan_segments import name, strange, values
 
 
-def test_orphan_below_the_start_does_not_replace_the_segment_that_has_it(
-    archive: MadeArchive,
-) -> None:
+def test_orphan_below_the_start_does_not_replace_the_segment_that_has_it() -> None:
     """The start is in `30.log`. The orphan `31.log` begins nearer to it."""
+    archive = MadeArchive()
+    archive.segments(0, 10, 20, 30, 40, 50)
+    archive.segment(25, strange(25, 35))
     archive.segment(31, strange(31, 35))
     name(archive, 0, 10, 20, 30, 40)
     archive.mark(40, 50, start_offset=32)

@@ -108,7 +108,7 @@ def test_segments_are_placed_beside_a_stopped_broker(command: CommandLine, tmp_p
 def test_invalid_plan_file_is_refused(command: CommandLine, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     for content, said in (
-        ("{}", "version None of a hydrate plan is not known"),
+        ("{}", "not a hydrate plan: version: Field required"),
         ("not json", "not a hydrate plan"),
         ('{"version": 1}', "not a hydrate plan: plan_id"),
     ):
