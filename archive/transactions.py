@@ -15,6 +15,7 @@ from sidetier.archive.objects.log_check import proven_end
 from sidetier.archive.objects.notes import noted_next_offset, noted_records
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.view import ArchiveView
+from sidetier.segments.batches import split_batches
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
     DamagedSegmentError,
@@ -29,7 +30,6 @@ from sidetier.segments.producer_snapshot import OpenTransaction, open_transactio
 from sidetier.segments.transactions import Marker, TransactionTracker, read_marker
 from sidetier.segments.txn_index import AbortedTxn, parse_txn_index
 from sidetier.storage.port import ObjectHead, RemoteStorage
-from sidetier.wire.batches import split_batches
 from sidetier.wire.record_requests import AbortedTransaction
 
 OpenTransactions = tuple[OpenTransaction, ...]

@@ -26,7 +26,7 @@ from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.log_limits import FewPerSubject, Once
 from sidetier.endpoint.transactions import ServedTransactions
 from sidetier.segments.errors import SidetierError, StoreTimeoutError
-from sidetier.segments.headers import LENGTH_PREFIX_BYTES
+from sidetier.segments.headers import batch_bytes
 from sidetier.segments.names import partition_count
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
@@ -127,9 +127,7 @@ class Partition:
     def _batches(self, stored: StoredLog, position: int) -> memoryview:
         topic = self.tp.topic
         data = self._bytes.read(topic, stored, position, _WALK_BYTES)
-        # A batch begins with its base offset (8 bytes)
-        # and its length without these 12 bytes (4 bytes).
-        size = LENGTH_PREFIX_BYTES + int.from_bytes(data[8:LENGTH_PREFIX_BYTES])
+        size = batch_bytes(data)
         if len(data) < size <= stored.size - position:
             data = self._bytes.read(topic, stored, position, size)
         return memoryview(data)

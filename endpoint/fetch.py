@@ -5,7 +5,6 @@ objects. kio would copy all of them. So the framing is written here, by the fiel
 `FetchResponse.json`, versions 4 to 17.
 """
 
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,25 +44,28 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.token_bucket import TokenBucket, take_from_all
 from sidetier.telemetry.logs import logger
-from sidetier.wire.bounds import encode_varint
+from sidetier.wire.fetch_layout import (
+    ABORTED,
+    COUNT,
+    FIRST_BY_ID,
+    FIRST_FLEXIBLE,
+    FIRST_WITH_LOG_START,
+    FIRST_WITH_REPLICA,
+    FIRST_WITH_SESSION,
+    LOG_START,
+    PARTITION,
+    REPLICA,
+    SESSION,
+    THROTTLE_TIME,
+    UUID_BYTES,
+    compact_count,
+    compact_string,
+    encode_string,
+)
 from sidetier.wire.record_requests import AbortedTransaction
 
 log = logger()
 
-# The versions of KIP-482 (flexible fields), KIP-516 (topic ids), KIP-227 (fetch sessions),
-# KIP-107 (log start offset), and KIP-392 (rack and preferred read replica).
-_FIRST_FLEXIBLE: Final = 12
-_FIRST_BY_ID: Final = 13
-_FIRST_WITH_SESSION: Final = 7
-_FIRST_WITH_LOG_START: Final = 5
-_FIRST_WITH_REPLICA: Final = 11
-_PARTITION = struct.Struct(">ihqq")  # index, error code, high watermark, last stable offset
-_INT64 = struct.Struct(">q")
-_INT32 = struct.Struct(">i")
-_INT16 = struct.Struct(">h")
-_ABORTED = struct.Struct(">qq")  # producer id, first offset
-_SESSION = struct.Struct(">hi")  # error code, session id
-_NO_REPLICA: Final = _INT32.pack(-1)
 _READ_COMMITTED: Final = 1
 _NONE: Final = Offset(-1)
 _MOST_LOWER_SEGMENTS: Final = 8
@@ -120,31 +122,31 @@ def encode_fetch(  # noqa: C901 - one branch for each field that a version adds
 
     The pieces of the leases are part of the result as they are.
     """
-    flexible = version >= _FIRST_FLEXIBLE
-    count = _compact_count if flexible else _INT32.pack
+    flexible = version >= FIRST_FLEXIBLE
+    count = compact_count if flexible else COUNT.pack
     end = b"\0" if flexible else b""  # no tagged fields
     pieces: list[Piece] = []
-    head = bytearray(_INT32.pack(throttle_ms))
-    if version >= _FIRST_WITH_SESSION:
-        head += _SESSION.pack(int(error), 0)  # no session: every Fetch names all its partitions
+    head = bytearray(THROTTLE_TIME.pack(throttle_ms))
+    if version >= FIRST_WITH_SESSION:
+        head += SESSION.pack(int(error), 0)  # no session: every Fetch names all its partitions
     head += count(len(topics))
     for topic in topics:
         head += _topic_key(version, topic) + count(len(topic.partitions))
         for data in topic.partitions:
-            head += _PARTITION.pack(
+            head += PARTITION.pack(
                 data.index, int(data.error), data.high_watermark, data.last_stable_offset
             )
-            if version >= _FIRST_WITH_LOG_START:
-                head += _INT64.pack(data.log_start_offset)
+            if version >= FIRST_WITH_LOG_START:
+                head += LOG_START.pack(data.log_start_offset)
             # A null array is 0 in flexible versions.
             if data.aborted is None:
-                head += b"\0" if flexible else _INT32.pack(-1)
+                head += b"\0" if flexible else COUNT.pack(-1)
             else:
                 head += count(len(data.aborted))
                 for transaction in data.aborted:
-                    head += _ABORTED.pack(transaction.producer_id, transaction.first_offset) + end
-            if version >= _FIRST_WITH_REPLICA:
-                head += _NO_REPLICA
+                    head += ABORTED.pack(transaction.producer_id, transaction.first_offset) + end
+            if version >= FIRST_WITH_REPLICA:
+                head += REPLICA.pack(-1)
             head += count(data.lease.size)
             if data.lease.pieces:
                 pieces += [bytes(head), *data.lease.pieces]
@@ -156,16 +158,9 @@ def encode_fetch(  # noqa: C901 - one branch for each field that a version adds
 
 
 def _topic_key(version: int, topic: FetchedTopic) -> bytes:
-    if version >= _FIRST_BY_ID:
-        return bytes(16) if topic.topic_id is None else topic.topic_id.bytes
-    name = topic.name.encode()
-    size = _compact_count(len(name)) if version >= _FIRST_FLEXIBLE else _INT16.pack(len(name))
-    return size + name
-
-
-def _compact_count(count: int) -> bytes:
-    """Encode the length of a compact array, string or records: an unsigned varint of length + 1."""
-    return encode_varint(count + 1)
+    if version >= FIRST_BY_ID:
+        return bytes(UUID_BYTES) if topic.topic_id is None else topic.topic_id.bytes
+    return compact_string(topic.name) if version >= FIRST_FLEXIBLE else encode_string(topic.name)
 
 
 @dataclass(slots=True)
@@ -374,7 +369,7 @@ class Fetcher:
         return topics, seen
 
     def _fetched_topic(self, wanted: Any, version: int) -> FetchedTopic:  # noqa: ANN401 - kio's
-        if version < _FIRST_BY_ID:
+        if version < FIRST_BY_ID:
             return FetchedTopic(wanted.topic, None, [])
         known = None if wanted.topic_id is None else self._catalog.topic_of_id(wanted.topic_id)
         return FetchedTopic("" if known is None else known.name, wanted.topic_id, [])

@@ -14,24 +14,64 @@ length after the producer has computed the CRC, so they and the magic are not co
 import struct
 from collections.abc import Callable, Iterator
 from enum import Enum
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.offsets import LeaderEpoch, Offset
 
-HEADER_BYTES: Final = 61
-LENGTH_PREFIX_BYTES: Final = 12
+HEADER_FIELDS: Final = {
+    "base_offset": "q",
+    "length": "i",
+    "leader_epoch": "i",
+    "magic": "B",
+    "crc": "I",
+    "attributes": "h",
+    "last_offset_delta": "i",
+    "base_timestamp": "q",
+    "max_timestamp": "q",
+    "producer_id": "q",
+    "producer_epoch": "h",
+    "base_sequence": "i",
+    "record_count": "i",
+}
+"""The fields of a header in order, with their types as in `struct`, big-endian and unaligned."""
+
+_SIZES: Final = {name: struct.calcsize(f">{code}") for name, code in HEADER_FIELDS.items()}
+FIELD_AT: Final = dict(zip(HEADER_FIELDS, accumulate(_SIZES.values(), initial=0), strict=False))
+"""Position in a batch of the first byte of each field."""
+
+
+def header_struct(*names: str) -> struct.Struct:
+    """Return the struct that unpacks some fields at a batch's first byte, in order of the bytes.
+
+    Do not pack with it: it sets the bytes of the other fields to 0.
+    """
+    codes = [code if name in names else f"{_SIZES[name]}x" for name, code in HEADER_FIELDS.items()]
+    while codes[-1].endswith("x"):
+        codes.pop()
+    return struct.Struct(">" + "".join(codes))
+
+
+HEADER: Final = header_struct(*HEADER_FIELDS)
+HEADER_BYTES: Final = HEADER.size
+LENGTH_PREFIX_BYTES: Final = FIELD_AT["leader_epoch"]
 """The bytes of a batch that its length field does not count."""
-CRC_START: Final = 21
+MIN_LENGTH: Final = HEADER_BYTES - LENGTH_PREFIX_BYTES
+"""The length field of a batch without records."""
+CRC_START: Final = FIELD_AT["attributes"]
 """Position in a batch of the first byte that its CRC covers."""
 MAGIC: Final = 2
+
+# Bits of the attributes.
+CODEC_BITS: Final = 0x07
+LOG_APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
-"""Bits of the attributes."""
+DELETE_HORIZON: Final = 0x40
+"""Set by the log cleaner on compacted batches (KIP-534)."""
 
-_HEADER = struct.Struct(">qiiBIhiqqqhii")
-# Length and magic alone, without base offset and leader epoch.
-_BEGINNING = struct.Struct(">8xi4xB")
+_BEGINNING = header_struct("length", "magic")
 _LEAST_LEGACY_LENGTH = 14  # a message of format v0 with neither key nor value
 _READ_AHEAD = 128 * 1024
 
@@ -79,16 +119,17 @@ class BatchHeader(NamedTuple):
     def compression(self) -> Compression:
         """The codec of the records. Raises UnsupportedFormatError for an unknown one."""
         try:
-            return Compression(self.attributes & 0x07)
+            return Compression(self.attributes & CODEC_BITS)
         except ValueError:
+            codec = self.attributes & CODEC_BITS
             raise UnsupportedFormatError(
-                f"batch at offset {self.base_offset}: unknown compression {self.attributes & 7}"
+                f"batch at offset {self.base_offset}: unknown compression {codec}"
             ) from None
 
     @property
     def timestamp_type(self) -> TimestampType:
         """Origin of the timestamps. With LOG_APPEND_TIME, all records have the max timestamp."""
-        return TimestampType((self.attributes >> 3) & 1)
+        return TimestampType(bool(self.attributes & LOG_APPEND_TIME))
 
     @property
     def is_transactional(self) -> bool:
@@ -117,11 +158,11 @@ def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> B
     if available < HEADER_BYTES:
         check_beginning(buffer, at)
         raise DamagedSegmentError(f"{available} bytes are too few for a batch header")
-    base, size, epoch, magic, crc, attributes, delta, *rest = _HEADER.unpack_from(buffer, at)
+    base, size, epoch, magic, crc, attributes, delta, *rest = HEADER.unpack_from(buffer, at)
     if magic != MAGIC:
         check_magic(magic, size)
     # No CRC protects these fields. A wrong length would let the walk continue at random bytes.
-    if size < HEADER_BYTES - LENGTH_PREFIX_BYTES or base < 0 or delta < 0:
+    if size < MIN_LENGTH or base < 0 or delta < 0:
         raise DamagedSegmentError(
             f"no batch has base offset {base}, length {size} and last offset delta {delta}"
         )
@@ -153,6 +194,17 @@ def check_magic(magic: int, length: int) -> None:
         )
     if magic != MAGIC:
         raise DamagedSegmentError(f"magic byte {magic}, expected {MAGIC}")
+
+
+def batch_bytes(buffer: bytes | bytearray | memoryview) -> int:
+    """Return the size of the batch that begins a buffer, from its length field alone.
+
+    0 if the length field is not whole. The field is not checked, but a negative one counts as 0.
+    """
+    if len(buffer) < LENGTH_PREFIX_BYTES:
+        return 0
+    length = int.from_bytes(buffer[FIELD_AT["length"] : LENGTH_PREFIX_BYTES], signed=True)
+    return LENGTH_PREFIX_BYTES + max(length, 0)
 
 
 def walk_headers(

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple, NewType
 Offset = NewType("Offset", int)
 """A record's position in its partition, from 0. As a *next offset*, one past the last record."""
 
-MAX_OFFSET: Final = 2**63 - 1
+MAX_OFFSET: Final = Offset(2**63 - 1)
 """Largest number that an offset can have: it is a signed 64-bit integer."""
 
 BaseOffset = NewType("BaseOffset", int)

@@ -17,14 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.segments.crc import crc32c
+from sidetier.segments.batches import check_crc
 from sidetier.segments.errors import (
     BatchTooLargeError,
     DamagedSegmentError,
     UnsupportedFormatError,
 )
 from sidetier.segments.headers import (
-    CRC_START,
     HEADER_BYTES,
     BatchHeader,
     Compression,
@@ -32,12 +31,10 @@ from sidetier.segments.headers import (
     walk_headers,
 )
 from sidetier.segments.offsets import Offset
+from sidetier.segments.varints import read_zigzag
 
 Header = tuple[str, bytes | None]
 
-# The shift of the tenth byte, the last of a 64-bit varint.
-_MOST_VARINT_BITS: Final = 63
-_64_BITS: Final = (1 << 64) - 1
 # 16 tells zlib to expect gzip's header and trailer, and nothing else.
 _GZIP_ONLY: Final = 16 + zlib.MAX_WBITS
 MOST_BATCH_BYTES: Final = 256 << 20
@@ -70,18 +67,10 @@ def read_records(log: bytes, name: str) -> Iterator[Record]:
     try:
         for position, header in walk_headers(lambda at, size: log[at : at + size], len(log)):
             batch = log[position : position + header.length]
-            _check_crc(header, batch, position)
+            check_crc(memoryview(batch))
             yield from decode_records(header, batch[HEADER_BYTES:])
     except (BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError) as error:
         raise type(error)(f"{name}: {error}") from None
-
-
-def _check_crc(header: BatchHeader, batch: bytes, position: int) -> None:
-    if crc32c(memoryview(batch)[CRC_START:]) != header.crc:
-        raise DamagedSegmentError(
-            f"byte {position}: batch with base offset {header.base_offset}: its CRC32C does not "
-            "match its bytes"
-        )
 
 
 def decode_records(
@@ -100,8 +89,8 @@ def decode_records(
         raise _damaged(header, f"a count of {header.record_count} records")
     try:
         records = tuple(walk.record() for _ in range(header.record_count))
-    except (IndexError, ValueError) as error:
-        raise _damaged(header, f"at byte {walk.at} of its records: {error}") from None
+    except ValueError as error:
+        raise _damaged(header, f"in the record at byte {walk.at} of its records: {error}") from None
     if walk.at != len(data):
         raise _damaged(header, f"{len(data) - walk.at} bytes follow its last record")
     _check_offsets(header, records)
@@ -160,9 +149,7 @@ def _damaged(header: BatchHeader, reason: str) -> DamagedSegmentError:
 
 
 class _Walk:
-    """Walks once over a batch's records. Raises IndexError or ValueError if the bytes are not
-    records.
-    """
+    """Walks once over a batch's records. Raises ValueError if the bytes are not records."""
 
     __slots__ = ("_append_time", "_base", "_base_timestamp", "_control", "_data", "at")
 
@@ -177,57 +164,45 @@ class _Walk:
 
     def record(self) -> Record:
         """Decode the next record."""
-        size = self._varint()
-        end = self.at + size
-        if size < 0 or end > len(self._data):
+        data = self._data
+        size, at = read_zigzag(data, self.at)
+        end = at + size
+        if size < 0 or end > len(data):
             raise ValueError(f"a record of {size} bytes")
-        self.at += 1  # attributes, unused
-        timestamp = self._base_timestamp + self._varint()
-        record = Record(
-            offset=Offset(self._base + self._varint()),
-            timestamp=timestamp if self._append_time is None else self._append_time,
-            key=self._bytes(),
-            value=self._bytes(),
-            headers=tuple(self._header() for _ in range(self._count())),
-            control=self._control,
-        )
-        if self.at != end:
-            raise ValueError(f"the record ends {self.at - end} bytes after its length")
-        return record
-
-    def _header(self) -> Header:
-        key = self._bytes()
-        if key is None:
-            raise ValueError("a header without a key")
-        return key.decode(errors="replace"), self._bytes()  # Kafka's client replaces, too
-
-    def _count(self) -> int:
-        count = self._varint()
+        timestamp, at = read_zigzag(data, at + 1)  # after the attributes, unused
+        delta, at = read_zigzag(data, at)
+        key, at = _read_bytes(data, at)
+        value, at = _read_bytes(data, at)
+        count, at = read_zigzag(data, at)
         if count < 0:
             raise ValueError(f"{count} headers")
-        return count
+        headers = []
+        for _ in range(count):
+            name, at = _read_bytes(data, at)
+            if name is None:
+                raise ValueError("a header without a key")
+            content, at = _read_bytes(data, at)
+            headers.append((name.decode(errors="replace"), content))  # as Kafka's client does
+        if at != end:
+            raise ValueError(f"the record ends {at - end} bytes after its length")
+        self.at = end
+        timestamp += self._base_timestamp
+        return Record(
+            offset=Offset(self._base + delta),
+            timestamp=timestamp if self._append_time is None else self._append_time,
+            key=key,
+            value=value,
+            headers=tuple(headers),
+            control=self._control,
+        )
 
-    def _bytes(self) -> bytes | None:
-        size = self._varint()
-        if size < 0:
-            return None
-        start, self.at = self.at, self.at + size
-        if self.at > len(self._data):
-            raise ValueError(f"{size} bytes are wanted where {len(self._data) - start} are left")
-        return self._data[start : self.at]
 
-    def _varint(self) -> int:
-        """Decode a zigzag varint of up to 64 bits: seven bits per byte, lowest first."""
-        data, at = self._data, self.at
-        byte = data[at]
-        raw, shift = byte & 0x7F, 7
-        while byte > 0x7F:  # noqa: PLR2004 - the continuation bit
-            if shift > _MOST_VARINT_BITS:
-                raise ValueError("a varint of more than ten bytes")
-            at += 1
-            byte = data[at]
-            raw |= (byte & 0x7F) << shift
-            shift += 7
-        self.at = at + 1
-        raw &= _64_BITS
-        return (raw >> 1) ^ -(raw & 1)
+def _read_bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    """Return the bytes that follow their length, and the position after them; None for null."""
+    size, at = read_zigzag(data, at)
+    if size < 0:
+        return None, at
+    end = at + size
+    if end > len(data):
+        raise ValueError(f"{size} bytes are wanted where {len(data) - at} are left")
+    return data[at:end], end

@@ -1,6 +1,5 @@
 """Check every byte of a segment in one pass, and collect its facts."""
 
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +14,11 @@ from sidetier.segments.headers import (
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
     MAGIC,
+    MIN_LENGTH,
     TRANSACTIONAL,
     check_beginning,
     check_magic,
+    header_struct,
 )
 from sidetier.segments.index_builder import (
     NEVER,
@@ -33,10 +34,18 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 DEFAULT_INDEX_INTERVAL_BYTES: Final = 4096
 """Kafka's default of `index.interval.bytes`."""
 
-# One call unpacks all needed fields of a batch: base offset, length, leader epoch, magic, CRC,
-# attributes, last offset delta, max timestamp, record count.
-_FIELDS = struct.Struct(">qiiBIHi8xq14xi")
-_MIN_LENGTH = HEADER_BYTES - LENGTH_PREFIX_BYTES
+# One call unpacks all needed fields of a batch.
+_FIELDS = header_struct(
+    "base_offset",
+    "length",
+    "leader_epoch",
+    "magic",
+    "crc",
+    "attributes",
+    "last_offset_delta",
+    "max_timestamp",
+    "record_count",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +229,7 @@ class BatchWalker:
             base, length, new_epoch, magic, crc, flags, delta, timestamp, count = unpack(chunk, at)
             # The CRC does not cover base offset, length and magic: brokers set them after the
             # producer.
-            if magic != MAGIC or length < _MIN_LENGTH or base < floor or delta < 0:
+            if magic != MAGIC or length < MIN_LENGTH or base < floor or delta < 0:
                 # The locals are not written back before an error,
                 # except for the offset that the message names.
                 self._floor = floor
@@ -288,7 +297,7 @@ class BatchWalker:
         """Process the header of a batch whose bytes are not all there yet, as the hot loop does."""
         fields = _FIELDS.unpack_from(buffer, at)
         base, length, epoch, magic, crc, flags, delta, timestamp, count = fields
-        if magic != MAGIC or length < _MIN_LENGTH or base < self._floor or delta < 0:
+        if magic != MAGIC or length < MIN_LENGTH or base < self._floor or delta < 0:
             self._refuse_header(magic, length, base, delta, position)
         last = base + delta
         if epoch != self._epoch:
@@ -346,7 +355,7 @@ class BatchWalker:
         with self._told_where(position):
             # The magic first: with another format, the other fields mean nothing.
             check_magic(magic, length)
-        if length < _MIN_LENGTH:
+        if length < MIN_LENGTH:
             self._refuse(f"its length field {length} is less than a header's", position, base)
         if delta < 0:
             self._refuse(f"its last offset delta is {delta}", position, base)

@@ -17,6 +17,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, Final, NamedTuple, get_args, get_origin
 
 from sidetier.segments.errors import MalformedResponseError
+from sidetier.segments.varints import encode_unsigned, read_unsigned
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -271,7 +272,7 @@ def _skip_compact(walk: _Walk, position: int) -> int:
     length = walk.data[position]
     if length < _CONTINUED:
         return position + (length or 1)  # the length plus one, in one byte; 0 for null
-    length, position = read_varint(walk.data, position)
+    length, position = read_unsigned(walk.data, position)
     return position + max(length - 1, 0)
 
 
@@ -316,7 +317,7 @@ def _compact_count(data: bytes, position: int) -> tuple[int, int]:
     count = data[position]
     if count < _CONTINUED:  # most counts have one byte
         return count - 1, position + 1
-    count, position = read_varint(data, position)
+    count, position = read_unsigned(data, position)
     return count - 1, position
 
 
@@ -325,14 +326,14 @@ def _tags_step(name: str, tagged: Mapping[int, _Step]) -> _Step:
         return position + 1 if not walk.data[position] else walk_tags(walk, position)
 
     def walk_tags(walk: _Walk, start: int) -> int:
-        count, position = read_varint(walk.data, start)
+        count, position = read_unsigned(walk.data, start)
         after_count = position
         walk.add_entries(count, position + 2 * count, f"{name}'s tagged fields")
         unknown = 0
         for _ in range(count):
             begin = position
-            tag, position = read_varint(walk.data, position)
-            size, position = read_varint(walk.data, position)
+            tag, position = read_unsigned(walk.data, position)
+            size, position = read_unsigned(walk.data, position)
             end = position + size
             if end > len(walk.data):
                 raise ValueError(f"{name}: a tagged field of {size} bytes, which are not there")
@@ -345,42 +346,10 @@ def _tags_step(name: str, tagged: Mapping[int, _Step]) -> _Step:
                 )
             position = end
         if unknown:
-            walk.unknown.append((start, after_count, encode_varint(count - unknown)))
+            walk.unknown.append((start, after_count, encode_unsigned(count - unknown)))
         return position
 
     return step
-
-
-# Varints
-
-
-def encode_varint(value: int) -> bytes:
-    """Return an unsigned varint."""
-    encoded = bytearray()
-    while value >= _CONTINUED:
-        encoded.append(value & 0x7F | _CONTINUED)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def read_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return an unsigned varint, and the position after it.
-
-    Raises:
-        MalformedResponseError: It does not end within the buffer or within 5 bytes.
-    """
-    value = 0
-    for shift in range(0, 35, 7):
-        try:
-            byte = buffer[position]
-        except IndexError:
-            break
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < _CONTINUED:
-            return value, position
-    raise MalformedResponseError(f"no varint ends at byte {position} of {len(buffer)}")
 
 
 def skip_tagged_fields(buffer: memoryview, position: int) -> int:
@@ -389,11 +358,14 @@ def skip_tagged_fields(buffer: memoryview, position: int) -> int:
     Raises:
         MalformedResponseError: They end beyond the buffer.
     """
-    count, position = read_varint(buffer, position)
-    for _ in range(count):
-        _, position = read_varint(buffer, position)
-        size, position = read_varint(buffer, position)
-        position += size
+    try:
+        count, position = read_unsigned(buffer, position)
+        for _ in range(count):
+            _, position = read_unsigned(buffer, position)
+            size, position = read_unsigned(buffer, position)
+            position += size
+    except ValueError as error:
+        raise MalformedResponseError(str(error)) from None
     # Sizes are not negative, so one check at the end is enough.
     if position > len(buffer):
         raise MalformedResponseError(f"tagged fields end at byte {position} of {len(buffer)}")

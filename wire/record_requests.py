@@ -5,14 +5,12 @@ request is a list of buffers that includes the caller's batches, and the records
 are views of the received frame. kio handles the small messages: Produce responses and Fetch
 requests.
 
-Source: `ProduceRequest.json` (versions 3 to 11) and `FetchResponse.json` (versions 4 to 17) of
-Kafka.
+Source: `ProduceRequest.json` of Kafka (versions 3 to 11); `fetch_layout` for Fetch responses.
 """
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -20,8 +18,28 @@ from uuid import UUID
 from sidetier.segments.errors import MalformedResponseError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
-from sidetier.wire.bounds import encode_varint, read_varint, skip_tagged_fields
+from sidetier.segments.varints import read_unsigned
+from sidetier.wire.bounds import skip_tagged_fields
 from sidetier.wire.connection import Buffer, Connection
+from sidetier.wire.fetch_layout import (
+    ABORTED,
+    COUNT,
+    FIRST_BY_ID,
+    FIRST_FLEXIBLE,
+    FIRST_WITH_LOG_START,
+    FIRST_WITH_REPLICA,
+    FIRST_WITH_SESSION,
+    LOG_START,
+    PARTITION,
+    REPLICA,
+    SESSION,
+    STRING_LENGTH,
+    THROTTLE_TIME,
+    UUID_BYTES,
+    compact_count,
+    compact_string,
+    encode_string,
+)
 from sidetier.wire.protocol import (
     ApiKey,
     api_error,
@@ -29,26 +47,9 @@ from sidetier.wire.protocol import (
 )
 
 _ACKS_ALL: Final = -1
-_INT16 = struct.Struct(">h")
-_INT32 = struct.Struct(">i")
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
-# The versions of KIP-482 (flexible fields), KIP-516 (topic ids), KIP-227 (fetch sessions),
-# KIP-107 (log start offset), and KIP-392 (rack and preferred read replica).
+_INDEX = struct.Struct(">i")
 _FIRST_FLEXIBLE_PRODUCE: Final = 9
-_FIRST_FLEXIBLE_FETCH: Final = 12
-_FIRST_FETCH_BY_ID: Final = 13
-_FIRST_FETCH_WITH_SESSION: Final = 7
-_FIRST_FETCH_WITH_LOG_START: Final = 5
-_FIRST_FETCH_WITH_REPLICA: Final = 11
-# The fields that come first in every version, before those that later versions have added.
-_PARTITION = struct.Struct(">ihqq")  # index, error code, high watermark, last stable offset
-_ABORTED = struct.Struct(">qq")  # producer id, first offset
-_SESSION = struct.Struct(">hi")  # error code, session id
-_LOG_START = struct.Struct(">q")
-_THROTTLE_BYTES: Final = 4
-_MANY: Final = 1024
-"""Cache size for encoded topic names and batch sizes, which recur in each request."""
-_UUID_BYTES: Final = 16
 
 
 class ProducedPartition(NamedTuple):
@@ -94,7 +95,7 @@ class FetchedPartition:
         aborted: Aborted transactions; only for read_committed fetches.
         preferred_read_replica: Broker id to fetch from instead; -1 for none.
         records: Record batches. The first batch can begin below the requested offset, the last one
-            can be cut off (`batches.split_batches`). Writable, and belongs to the caller.
+            can be cut off (`segments.batches.split_batches`). Writable, and belongs to the caller.
     """
 
     partition: TopicPartition
@@ -157,7 +158,7 @@ def encode_produce(
     """
     topics = _by_topic(batches)
     flexible = version >= _FIRST_FLEXIBLE_PRODUCE
-    string, count = (_compact_string, _compact_count) if flexible else (_string, _INT32.pack)
+    string, count = (compact_string, compact_count) if flexible else (encode_string, COUNT.pack)
     end = b"\0" if flexible else b""
     head = bytearray(string(transactional_id))
     head += _ACKS_AND_TIMEOUT.pack(_ACKS_ALL, round(timeout * 1000))
@@ -166,7 +167,7 @@ def encode_produce(
     for topic, partitions in topics.items():
         head += string(topic) + count(len(partitions))
         for partition, batch in partitions.items():
-            head += _INT32.pack(partition) + count(len(batch))
+            head += _INDEX.pack(partition) + count(len(batch))
             # The batches stay separate buffers, and everything
             # between two batches is one small buffer.
             body += [bytes(head), batch]
@@ -225,8 +226,8 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
     ids = topic_ids or {}
     # A request names all topics in the same way: one without an id makes all of them names.
     if not topics.keys() <= ids.keys():
-        version = min(version, _FIRST_FETCH_BY_ID - 1)
-    by_id = version >= _FIRST_FETCH_BY_ID
+        version = min(version, FIRST_BY_ID - 1)
+    by_id = version >= FIRST_BY_ID
     request = build_request(
         ApiKey.FETCH,
         version,
@@ -297,7 +298,7 @@ def decode_fetched(
     names = {topic_id: name for name, topic_id in topic_ids.items()}
     try:
         return _FetchResponse(version, body, names, sender).read()
-    except (struct.error, UnicodeDecodeError) as error:
+    except (struct.error, ValueError) as error:
         raise MalformedResponseError(
             f"{sender}: the response to Fetch v{version} cannot be decoded: {error}"
         ) from error
@@ -314,12 +315,12 @@ class _FetchResponse:
         self._names = names
         self._sender = sender
         self._at = 0
-        self._flexible = version >= _FIRST_FLEXIBLE_FETCH
+        self._flexible = version >= FIRST_FLEXIBLE
 
     def read(self) -> list[FetchedPartition]:
-        self._take(_THROTTLE_BYTES)
-        if self._version >= _FIRST_FETCH_WITH_SESSION:
-            code, _ = self._unpack(_SESSION)
+        self._take(THROTTLE_TIME.size)
+        if self._version >= FIRST_WITH_SESSION:
+            code, _ = self._unpack(SESSION)
             if code:
                 raise api_error(f"{self._sender}, Fetch v{self._version}", code)
         partitions = []
@@ -336,10 +337,10 @@ class _FetchResponse:
         return partitions
 
     def _topic(self) -> str:
-        if self._version < _FIRST_FETCH_BY_ID:
-            size = self._count() if self._flexible else self._unpack(_INT16)[0]
+        if self._version < FIRST_BY_ID:
+            size = self._count() if self._flexible else self._unpack(STRING_LENGTH)[0]
             return str(self._take(size), "utf-8")
-        topic_id = UUID(bytes=bytes(self._take(_UUID_BYTES)))
+        topic_id = UUID(bytes=bytes(self._take(UUID_BYTES)))
         try:
             return self._names[topic_id]
         except KeyError:
@@ -348,12 +349,10 @@ class _FetchResponse:
             ) from None
 
     def _partition(self, topic: str) -> FetchedPartition:
-        index, code, high_watermark, stable = self._unpack(_PARTITION)
-        (log_start,) = (
-            self._unpack(_LOG_START) if self._version >= _FIRST_FETCH_WITH_LOG_START else (-1,)
-        )
+        index, code, high_watermark, stable = self._unpack(PARTITION)
+        (log_start,) = self._unpack(LOG_START) if self._version >= FIRST_WITH_LOG_START else (-1,)
         aborted = tuple(self._aborted() for _ in range(self._count()))
-        (replica,) = self._unpack(_INT32) if self._version >= _FIRST_FETCH_WITH_REPLICA else (-1,)
+        (replica,) = self._unpack(REPLICA) if self._version >= FIRST_WITH_REPLICA else (-1,)
         records = self._take(self._count())
         self._tags()
         return FetchedPartition(
@@ -368,16 +367,16 @@ class _FetchResponse:
         )
 
     def _aborted(self) -> AbortedTransaction:
-        producer_id, first_offset = self._unpack(_ABORTED)
+        producer_id, first_offset = self._unpack(ABORTED)
         self._tags()
         return AbortedTransaction(producer_id, Offset(first_offset))
 
     def _count(self) -> int:
         """Read the length of an array or of bytes; 0 for null."""
         if self._flexible:
-            count, self._at = read_varint(self._body, self._at)
+            count, self._at = read_unsigned(self._body, self._at)
             return max(count - 1, 0)
-        (count,) = self._unpack(_INT32)
+        (count,) = self._unpack(COUNT)
         return max(int(count), 0)
 
     def _tags(self) -> None:
@@ -396,24 +395,3 @@ class _FetchResponse:
         piece = self._body[self._at : end]
         self._at = end
         return piece
-
-
-def _string(text: str | None) -> bytes:
-    if text is None:
-        return _INT16.pack(-1)
-    data = text.encode()
-    return _INT16.pack(len(data)) + data
-
-
-@lru_cache(_MANY)
-def _compact_string(text: str | None) -> bytes:
-    if text is None:
-        return b"\0"
-    data = text.encode()
-    return _compact_count(len(data)) + data
-
-
-@lru_cache(_MANY)
-def _compact_count(count: int) -> bytes:
-    """Return the count plus one as an unsigned varint."""
-    return encode_varint(count + 1)

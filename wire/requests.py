@@ -12,6 +12,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from sidetier.segments.batches import Producer
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
@@ -20,7 +21,6 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
-from sidetier.wire.batches import Producer
 from sidetier.wire.cluster import (
     DEFAULT_TIMEOUT,
     AnyBroker,

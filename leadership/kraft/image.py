@@ -15,12 +15,10 @@ from typing import NamedTuple
 
 from sidetier.segments.errors import UnsupportedFormatError
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
+from sidetier.segments.varints import read_unsigned
 
 _INT32 = struct.Struct(">i")
 _UUID_BYTES = 16
-# Five bytes of seven bits hold 32 bits; ten bytes hold 64.
-_VARINT_BITS = 35
-_VARLONG_BITS = 70
 
 
 class WireReader:
@@ -65,27 +63,13 @@ class WireReader:
         """Return sixteen bytes."""
         return self.take(_UUID_BYTES)
 
-    def unsigned_varint(self, max_bits: int = _VARINT_BITS) -> int:
-        """Decode an unsigned varint: seven bits per byte, lowest first."""
-        value = 0
-        for shift in range(0, max_bits, 7):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:  # noqa: PLR2004 - the continuation bit
-                return value
-        raise UnsupportedFormatError(
-            f"the varint that ends at {self._position} is longer than {max_bits // 7} bytes"
-        )
-
-    def varint(self) -> int:
-        """Decode a zigzag varint of up to 32 bits, as inside records."""
-        raw = self.unsigned_varint()
-        return (raw >> 1) ^ -(raw & 1)
-
-    def varlong(self) -> int:
-        """Decode a zigzag varint of up to 64 bits."""
-        raw = self.unsigned_varint(_VARLONG_BITS)
-        return (raw >> 1) ^ -(raw & 1)
+    def unsigned_varint(self) -> int:
+        """Decode an unsigned varint."""
+        try:
+            value, self._position = read_unsigned(self._data, self._position)
+        except ValueError as error:
+            raise UnsupportedFormatError(str(error)) from None
+        return value
 
     def compact_string(self) -> str:
         """Decode a string: length plus one as unsigned varint, then UTF-8; null is an error."""

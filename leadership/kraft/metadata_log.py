@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sidetier.leadership.kraft.image import MetadataImage, decode_record
-from sidetier.segments.crc import crc32c
+from sidetier.segments.batches import check_crc, split_batches
 from sidetier.segments.errors import (
     DamagedSegmentError,
     LeadershipError,
@@ -25,7 +25,7 @@ from sidetier.segments.errors import (
     SegmentError,
     UnsupportedFormatError,
 )
-from sidetier.segments.headers import CRC_START, HEADER_BYTES, BatchHeader, parse_batch_header
+from sidetier.segments.headers import HEADER_BYTES, BatchHeader
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.segments.records import decode_records
 
@@ -106,34 +106,25 @@ def read_batches(data: bytes, origin: int = 0) -> Iterator[Batch]:
         UnsupportedFormatError: A batch has another message format, or an unknown compression codec
             (metadata logs are never compressed).
     """
-    position = 0
-    while position + HEADER_BYTES <= len(data):
-        header = parse_batch_header(data, position)
-        end = position + header.length
-        if end > len(data) or not _is_whole(data, position, header):
-            return
-        body = data[position + HEADER_BYTES : end]
+    start, whole = origin, origin + len(data)
+    for batch, header in split_batches(memoryview(data)):
+        end = start + len(batch)
+        try:
+            check_crc(batch)
+        except DamagedSegmentError:
+            # Half written, or half visible. The next read finds it whole, or it was truncated.
+            if end == whole:
+                return
+            raise
         yield Batch(
-            start=origin + position,
-            end=origin + end,
-            raw_header=data[position : position + HEADER_BYTES],
+            start=start,
+            end=end,
+            raw_header=bytes(batch[:HEADER_BYTES]),
             base_offset=header.base_offset,
             next_offset=header.next_offset,
-            values=() if header.is_control else _values(body, header),
+            values=() if header.is_control else _values(bytes(batch[HEADER_BYTES:]), header),
         )
-        position = end
-
-
-def _is_whole(data: bytes, position: int, header: BatchHeader) -> bool:
-    end = position + header.length
-    if crc32c(memoryview(data)[position + CRC_START : end]) == header.crc:
-        return True
-    # Half written, or half visible. The next read finds it whole, or it was truncated.
-    if end == len(data):
-        return False
-    raise DamagedSegmentError(
-        f"the batch of base offset {header.base_offset} does not have its checksum"
-    )
+        start = end
 
 
 def _values(body: bytes, header: BatchHeader) -> tuple[bytes, ...]:

@@ -22,16 +22,16 @@ from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.transactions import PartitionTransactions
 from sidetier.archive.view import ArchiveView
 from sidetier.leadership.kraft.image import print_uuid
+from sidetier.segments.batches import split_batches
 from sidetier.segments.errors import (
     ConfigurationError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.headers import LENGTH_PREFIX_BYTES
+from sidetier.segments.headers import batch_bytes
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.port import RemoteStorage
-from sidetier.wire.batches import split_batches
 from sidetier.wire.record_requests import AbortedTransaction
 
 CHUNK_BYTES: Final = 8 << 20
@@ -259,7 +259,7 @@ class ArchiveSource:
     def _batches(self, tp: TopicPartition, log: StoredLog, position: int) -> memoryview:
         """Return the bytes from a batch on; at least that batch, if the segment has all of it."""
         data = self._fetch(tp, log, position, self._chunk_bytes)
-        size = _first_batch_bytes(data)
+        size = batch_bytes(data)
         return data if size <= len(data) else self._fetch(tp, log, position, size)
 
     def _fetch(self, tp: TopicPartition, log: StoredLog, position: int, size: int) -> memoryview:
@@ -295,10 +295,3 @@ class ArchiveSource:
                 store, lambda log, at: self._batches(tp, log, at)
             )
         return self._transactions[tp]
-
-
-def _first_batch_bytes(data: memoryview) -> int:
-    """Return the length in the first batch's header; 0 if even the length field is incomplete."""
-    if len(data) < LENGTH_PREFIX_BYTES:
-        return 0
-    return LENGTH_PREFIX_BYTES + int.from_bytes(data[8:12])

@@ -21,26 +21,22 @@ from typing import Final, NamedTuple
 import cramjam
 
 from sidetier.segments.arrow.codecs import CodecError, NoRoomError, decompress
-from sidetier.segments.crc import crc32c
+from sidetier.segments.batches import build_batch, check_crc, split_batches
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
 from sidetier.segments.headers import (
-    CRC_START,
+    DELETE_HORIZON,
     HEADER_BYTES,
-    LENGTH_PREFIX_BYTES,
-    MAGIC,
+    LOG_APPEND_TIME,
     BatchHeader,
     Compression,
     TimestampType,
 )
-from sidetier.segments.offsets import Offset
-from sidetier.wire.batches import check_crc, split_batches
+from sidetier.segments.offsets import MAX_OFFSET, Offset
+from sidetier.segments.varints import encode_zigzag, read_zigzag
 from sidetier.wire.record_requests import AbortedTransaction
 
-_LOG_APPEND_TIME: Final = 0x08
-_DELETE_HORIZON: Final = 0x40  # set by the log cleaner on compacted batches (KIP-534)
-_NOT_OF_PRODUCERS: Final = _LOG_APPEND_TIME | _DELETE_HORIZON
+_NOT_OF_PRODUCERS: Final = LOG_APPEND_TIME | DELETE_HORIZON
 """Batch attributes that the broker does not accept from a producer."""
-MAX_OFFSET: Final = Offset(2**63 - 1)
 
 
 class SourceBatch(NamedTuple):
@@ -136,11 +132,6 @@ def select_batches(
     return Selection(tuple(taken), position, dropped)
 
 
-# All fields of a batch header, in the order of `segments.headers`.
-_HEADER: Final = struct.Struct(">qiiBIhiqqqhii")
-_CODEC_BITS: Final = 0x07
-_CRC_AT: Final = 17
-_CONTINUES: Final = 0x7F
 _LZ4_HEAD: Final = bytes.fromhex("04224d18604082")
 """Header of an lz4 frame with independent blocks of up to 64 KiB and no checksum: Kafka's decoder
 refuses dependent blocks. The last byte is the checksum of the two bytes before it.
@@ -221,13 +212,13 @@ def _wanted_records(batch: SourceBatch, max_bytes: int, where: str) -> list[_Rec
     at, before = 0, -1
     try:
         for _ in range(header.record_count):
-            size, at = _read_varint(data, at)
+            size, at = read_zigzag(data, at)
             end = at + size
-            timestamp_delta, after_timestamp = _read_varint(data, at + 1)
-            offset_delta, contents = _read_varint(data, after_timestamp)
+            timestamp_delta, after_timestamp = read_zigzag(data, at + 1)
+            offset_delta, contents = read_zigzag(data, after_timestamp)
             # A record with an offset of another batch would be left out, without a trace.
             if not contents <= end <= len(data) or not before < offset_delta <= last_delta:
-                raise IndexError  # noqa: TRY301 -- handled like the end of the bytes
+                raise ValueError  # noqa: TRY301 -- handled like the end of the bytes
             offset = Offset(header.base_offset + offset_delta)
             if batch.start <= offset < batch.end:
                 # A record begins with a byte of attributes. Key, value and headers follow the two
@@ -236,8 +227,8 @@ def _wanted_records(batch: SourceBatch, max_bytes: int, where: str) -> list[_Rec
                 records.append(_Record(attributes, data[contents:end], timestamp_delta, offset))
             at, before = end, offset_delta
         if at < len(data):
-            raise IndexError  # noqa: TRY301 -- more records than the header announces
-    except IndexError:
+            raise ValueError  # noqa: TRY301 -- more records than the header announces
+    except ValueError:
         raise DamagedSegmentError(f"{where}: its records are cut or damaged") from None
     return records
 
@@ -259,8 +250,8 @@ def _split(
 def _encoded(records: list[_Record], codec: Compression, base_timestamp: int) -> ReencodedBatch:
     out = bytearray()
     for position, record in enumerate(records):
-        head = record.attributes + _varint(record.timestamp_delta) + _varint(position)
-        out += _varint(len(head) + len(record.contents)) + head + record.contents
+        head = record.attributes + encode_zigzag(record.timestamp_delta) + encode_zigzag(position)
+        out += encode_zigzag(len(head) + len(record.contents)) + head + record.contents
     latest = base_timestamp + max(record.timestamp_delta for record in records)
     data = build_batch(
         compress(codec, bytes(out)),
@@ -272,38 +263,13 @@ def _encoded(records: list[_Record], codec: Compression, base_timestamp: int) ->
     return ReencodedBatch(data, tuple(record.offset for record in records), latest)
 
 
-def build_batch(
-    payload: bytes, *, record_count: int, attributes: int, base_timestamp: int, max_timestamp: int
-) -> bytearray:
-    """Build a batch with dense offsets from 0 on and without a producer id."""
-    # In the order of `segments.headers`: no leader epoch, a CRC that is set below, no producer.
-    header = _HEADER.pack(
-        0,
-        HEADER_BYTES - LENGTH_PREFIX_BYTES + len(payload),
-        -1,
-        MAGIC,
-        0,
-        attributes & _CODEC_BITS,
-        record_count - 1,
-        base_timestamp,
-        max_timestamp,
-        -1,
-        -1,
-        -1,
-        record_count,
-    )
-    batch = bytearray(header + payload)
-    batch[_CRC_AT:CRC_START] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4)
-    return batch
-
-
 def encode_record(key: bytes, value: bytes | None, position: int) -> bytes:
     """Encode a record without headers, at the batch's base timestamp."""
-    body = b"\0" + _varint(0) + _varint(position)
-    body += _varint(len(key)) + key
-    body += _varint(-1) if value is None else _varint(len(value)) + value
-    body += _varint(0)  # headers
-    return _varint(len(body)) + body
+    body = b"\0" + encode_zigzag(0) + encode_zigzag(position)
+    body += encode_zigzag(len(key)) + key
+    body += encode_zigzag(-1) if value is None else encode_zigzag(len(value)) + value
+    body += encode_zigzag(0)  # headers
+    return encode_zigzag(len(body)) + body
 
 
 def compress(codec: Compression, data: bytes) -> bytes:
@@ -351,25 +317,3 @@ def _decompressed(codec: Compression, payload: memoryview, max_bytes: int, where
             f"{where}: its records are more than {max_bytes} bytes, decompressed; raise "
             "--max-batch-bytes to copy it"
         ) from None
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a zigzag varint and the position after it; IndexError if the bytes end inside it."""
-    byte = data[at]
-    raw, shift = byte & _CONTINUES, 7
-    while byte > _CONTINUES:
-        at += 1
-        byte = data[at]
-        raw |= (byte & _CONTINUES) << shift
-        shift += 7
-    return (raw >> 1) ^ -(raw & 1), at + 1
-
-
-def _varint(value: int) -> bytes:
-    raw = (value << 1) ^ (value >> 63)
-    out = bytearray()
-    while raw > _CONTINUES:
-        out.append(raw & _CONTINUES | 0x80)
-        raw >>= 7
-    out.append(raw)
-    return bytes(out)

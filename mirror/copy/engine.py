@@ -10,7 +10,7 @@ from uuid import UUID
 
 import structlog
 
-from sidetier.mirror.copy.batches import SourceBatch, build_batch, encode_record, reencode
+from sidetier.mirror.copy.batches import SourceBatch, encode_record, reencode
 from sidetier.mirror.copy.offset_map import MapRecord, OffsetMapWriter, Run, runs_of
 from sidetier.mirror.copy.source import (
     Fetched,
@@ -29,6 +29,7 @@ from sidetier.mirror.copy.target import (
     Target,
     Written,
 )
+from sidetier.segments.batches import build_batch
 from sidetier.segments.errors import (
     BrokerError,
     KafkaApiError,

@@ -25,7 +25,7 @@ from sidetier.mirror.copy.archive_source import (
     ArchiveGap,
     ArchiveSource,
 )
-from sidetier.mirror.copy.batches import MAX_OFFSET, Selection, select_batches
+from sidetier.mirror.copy.batches import Selection, select_batches
 from sidetier.segments.errors import (
     BrokerError,
     KafkaApiError,
@@ -35,7 +35,7 @@ from sidetier.segments.errors import (
     SourceUnavailableError,
 )
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.segments.offsets import MAX_OFFSET, BrokerId, Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.connection import Connection
 from sidetier.wire.protocol import ApiKey, api_error, missing_permission

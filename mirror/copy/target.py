@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import structlog
 from kio.schema.errors import ErrorCode
 
+from sidetier.segments.batches import Producer, next_sequence, set_producer
 from sidetier.segments.errors import (
     BrokerError,
     ConfigurationError,
@@ -27,7 +28,6 @@ from sidetier.segments.errors import (
     UnsupportedVersionError,
 )
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
-from sidetier.wire.batches import Producer, next_sequence, set_producer
 from sidetier.wire.cluster import AnyBroker, Cluster, TransactionCoordinator
 from sidetier.wire.connection import Connection
 from sidetier.wire.protocol import ApiKey, api_error, missing_permission

@@ -6,14 +6,14 @@ the brokers decide what read-committed consumers see: the last stable offset, be
 fetched bytes are, and the aborted transactions, which must be those that the archived markers show.
 """
 
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from sidetier.mirror.hydrate.batch_scan import BatchScanner, normalise_epoch
+from sidetier.mirror.hydrate.batch_scan import NORMALISED_EPOCH, BatchScanner
 from sidetier.mirror.hydrate.plan import PlannedPartition
-from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES, BatchHeader
+from sidetier.segments.batches import set_leader_epoch, split_batches
+from sidetier.segments.headers import BatchHeader
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import MAX_OFFSET, Offset
 from sidetier.segments.transactions import Marker, TransactionTracker
@@ -22,8 +22,6 @@ from sidetier.wire.record_requests import FetchPosition, receive_fetched_partiti
 
 _FETCH_BYTES: Final = 8 << 20
 _WAIT_SECONDS: Final = 1.0
-_BORDERS: Final = struct.Struct(">qi11xi")
-"""Parts of a batch header: base offset, length after the first 12 bytes, last offset delta."""
 
 Transaction = tuple[int, int]
 """Producer id and first offset."""
@@ -104,7 +102,7 @@ class PlacedBatches:
                         if begin < at:
                             yield buffer[begin:at]
                         return
-                    normalise_epoch(buffer, at)
+                    set_leader_epoch(buffer, NORMALISED_EPOCH, at)
                     self._count_batch(header, marker)
                     reached = header.next_offset
                     # Below the start: the brokers do not return this batch.
@@ -154,6 +152,7 @@ def fetch_batches(cluster: Cluster, plan: PlannedPartition) -> Iterator[FetchedB
     Raises:
         KafkaApiError: A broker refuses.
         BrokerError: An error of `Connection`.
+        DamagedSegmentError: The broker returns bytes that are not batches.
     """
     if plan.start >= plan.end:
         return
@@ -188,14 +187,12 @@ def fetch_batches(cluster: Cluster, plan: PlannedPartition) -> Iterator[FetchedB
 
 def _whole_batches(records: memoryview, position: Offset, end: int) -> tuple[int, Offset]:
     """Return the bytes of the whole batches below `end`, and the offset after the last of them."""
-    at, size = 0, len(records)
-    while at + HEADER_BYTES <= size:
-        base, length, delta = _BORDERS.unpack_from(records, at)
-        behind = at + LENGTH_PREFIX_BYTES + length
-        if behind > size or base >= end or length < HEADER_BYTES - LENGTH_PREFIX_BYTES:
+    size = 0
+    for batch, header in split_batches(records):
+        if header.base_offset >= end:
             break
-        at, position = behind, Offset(base + delta + 1)
-    return at, position
+        size, position = size + len(batch), header.next_offset
+    return size, position
 
 
 @dataclass(slots=True)

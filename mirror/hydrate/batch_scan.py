@@ -1,6 +1,5 @@
 """Find the record batches of a segment that arrives in chunks of any size, and its markers."""
 
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Final
@@ -18,11 +17,11 @@ from sidetier.storage.settings import AttemptDeadline
 RANGE_BYTES: Final = 8 << 20
 RANGES_AHEAD: Final = 3
 
-# The position in a batch header; see `segments.headers`.
-_EPOCH_AT = 12
-_EPOCH = struct.Struct(">i")
 NORMALISED_EPOCH = 0
-"""The leader epoch of a new partition. No placed batch may have a higher one."""
+"""The leader epoch of a new partition, and of all placed batches.
+
+With a higher epoch in a batch, followers never catch up and Java consumers wait forever.
+"""
 
 FoundBatch = tuple[int, BatchHeader, Marker]
 """Position of the batch in the buffer, its header, and its transaction marker."""
@@ -197,12 +196,3 @@ def scan_batches(chunks: Iterable[bytes | bytearray], name: str) -> Iterator[Fou
             yield position + at, header, marker
         position += len(buffer)
     scanner.finish()
-
-
-def normalise_epoch(buffer: bytearray, at: int) -> None:
-    """Set the leader epoch of the batch at byte `at` to 0. The batch CRC does not cover the epoch.
-
-    A new partition has leader epoch 0. With a higher epoch in a batch, followers never catch up and
-    Java consumers wait forever.
-    """
-    _EPOCH.pack_into(buffer, at + _EPOCH_AT, NORMALISED_EPOCH)

@@ -39,7 +39,6 @@ from sidetier.mirror.hydrate.batch_scan import (
     BatchScanner,
     RangeReader,
     check_end,
-    normalise_epoch,
     read_chunk,
     scan_batches,
 )
@@ -59,6 +58,7 @@ from sidetier.mirror.hydrate.plan import (
     replace_file,
     sync_directory,
 )
+from sidetier.segments.batches import next_sequence, set_leader_epoch
 from sidetier.segments.epoch_history import EpochHistory, encode_leader_epoch_checkpoint
 from sidetier.segments.errors import ConfigurationError, DamagedSegmentError
 from sidetier.segments.headers import BatchHeader
@@ -69,7 +69,6 @@ from sidetier.segments.producer_snapshot import OpenTransaction, ProducerState, 
 from sidetier.segments.transactions import Marker, TransactionTracker
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
 from sidetier.segments.walker import BatchWalker
-from sidetier.wire.batches import next_sequence
 
 _FREE_BYTES: Final = 1 << 30
 """Bytes to leave free on the disk of a log dir."""
@@ -486,7 +485,7 @@ class _Placement:
                         cut = at
                         break
                     self._check_offsets(segment, header.base_offset, header.next_offset, end)
-                    normalise_epoch(buffer, at)
+                    set_leader_epoch(buffer, NORMALISED_EPOCH, at)
                     transactions.feed(header, marker)
                     end = header.next_offset
                 ours = memoryview(buffer)[:cut]

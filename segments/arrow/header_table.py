@@ -3,7 +3,6 @@
 Source: Kafka's `DefaultRecordBatch`. `sidetier.segments.headers` describes the fields.
 """
 
-import struct
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -13,32 +12,22 @@ import numpy.typing as npt
 from sidetier.segments.arrow.arrays import UNNAMED, Buffer, Flags, Longs, Place, bytes_of
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import (
+    CODEC_BITS,
+    CONTROL,
     HEADER_BYTES,
+    HEADER_FIELDS,
     LENGTH_PREFIX_BYTES,
+    LOG_APPEND_TIME,
     MAGIC,
+    MIN_LENGTH,
+    TRANSACTIONAL,
     check_beginning,
     check_magic,
+    header_struct,
 )
 from sidetier.segments.offsets import Offset, next_offset
 
-# In the order of the bytes of a batch header, without padding: 61 bytes.
-_ON_DISK: Final = np.dtype(
-    [
-        ("base_offset", ">i8"),
-        ("length", ">i4"),
-        ("leader_epoch", ">i4"),
-        ("magic", "i1"),
-        ("crc", ">u4"),
-        ("attributes", ">i2"),
-        ("last_offset_delta", ">i4"),
-        ("base_timestamp", ">i8"),
-        ("max_timestamp", ">i8"),
-        ("producer_id", ">i8"),
-        ("producer_epoch", ">i2"),
-        ("base_sequence", ">i4"),
-        ("record_count", ">i4"),
-    ]
-)
+_ON_DISK: Final = np.dtype([(name, f">{code}") for name, code in HEADER_FIELDS.items()])
 
 HEADER_DTYPE: Final = np.dtype(
     [
@@ -64,10 +53,8 @@ of the whole batch in bytes; the other fields are as in `BatchHeader`.
 _AS_ON_DISK: Final = tuple(
     name for name in HEADER_DTYPE.names or () if name in (_ON_DISK.names or ())
 )
-# Skips the base offset and the leader epoch: the scan needs two fields only.
-_LENGTH_AND_MAGIC = struct.Struct(">8xi4xB")
-_BASE_OFFSET = struct.Struct(">q")
-_LEAST_LENGTH: Final = HEADER_BYTES - LENGTH_PREFIX_BYTES
+_LENGTH_AND_MAGIC = header_struct("length", "magic")
+_BASE_OFFSET = header_struct("base_offset")
 # Its next offset would not fit into 64 bits.
 _LAST_OFFSET: Final = 2**63 - 1
 
@@ -93,22 +80,22 @@ class HeaderTable:
     @property
     def codecs(self) -> npt.NDArray[np.int16]:
         """The values of `Compression`. Values above 4 are unknown codecs."""
-        return self.column("attributes") & 0x07
+        return self.column("attributes") & CODEC_BITS
 
     @property
     def timestamp_types(self) -> npt.NDArray[np.int16]:
         """The values of `TimestampType`."""
-        return (self.column("attributes") >> 3) & 1
+        return self._flag(LOG_APPEND_TIME).astype(np.int16)
 
     @property
     def is_transactional(self) -> Flags:
         """Whether the records are part of a transaction. True for markers, too."""
-        return self._flag(0x10)
+        return self._flag(TRANSACTIONAL)
 
     @property
     def is_control(self) -> Flags:
         """Whether a batch is a commit or abort marker, which no consumer returns."""
-        return self._flag(0x20)
+        return self._flag(CONTROL)
 
     def _flag(self, bit: int) -> Flags:
         flags: Flags = (self.column("attributes") & bit) != 0
@@ -187,7 +174,7 @@ def _follow(view: memoryview, at: int, place: Place) -> tuple[Longs, int]:
     while at <= last_header:
         length, magic = unpack(view, at)
         # Without the check of the length, a length of -12 would never move `at`.
-        if magic != MAGIC or length < _LEAST_LENGTH:
+        if magic != MAGIC or length < MIN_LENGTH:
             _refuse(view, at, place)
         end = at + LENGTH_PREFIX_BYTES + length
         if end > size:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.mirror.copy.archive_source import ArchivedBatches, ArchiveGap, ArchiveSource
+from sidetier.segments.batches import split_batches
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.notes import CHECKSUM_KEY, PLACE_KEY, SIZE_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
-from sidetier.wire.batches import split_batches
 from tests.harness.made_archive import access_to
 
 EARLIER_NOTES = (SIZE_KEY, PLACE_KEY)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from sidetier.segments.arrow import feed_table, read_markers, scan_headers
+from sidetier.segments.batches import split_batches
 from sidetier.segments.headers import HEADER_BYTES
 from sidetier.segments.transactions import Marker, TransactionTracker, read_marker
-from sidetier.wire.batches import split_batches
 
 Feed = Callable[[TransactionTracker, bytes], None]
 

@@ -21,9 +21,10 @@ from cryptography.hazmat.primitives.serialization import (
 
 from devtools.sandbox.kafka import KafkaCluster, KraftCluster
 from sidetier.brokers.ports import HOST, free_port
+from sidetier.segments import batches
 from sidetier.segments.errors import BrokerLoginError
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.wire import batches, requests
+from sidetier.wire import requests
 from sidetier.wire.cluster import AnyBroker, Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.record_requests import (

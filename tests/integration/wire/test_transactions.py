@@ -8,10 +8,11 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from devtools.sandbox.kafka import KafkaCluster
+from sidetier.segments import batches
 from sidetier.segments.errors import KafkaApiError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
-from sidetier.wire import batches, requests
+from sidetier.wire import requests
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.connection import Connection
 from sidetier.wire.record_requests import (

@@ -9,7 +9,6 @@ from sidetier.leadership.kraft.image import (
     PartitionChangeRecord,
     PartitionRecord,
     TopicRecord,
-    WireReader,
     decode_record,
 )
 from sidetier.leadership.kraft.metadata_log import read_batches
@@ -21,19 +20,6 @@ int32s = st.integers(-(2**31), 2**31 - 1)
 brokers = st.integers(0, 2**31 - 1)
 versions = st.integers(0, 2)
 values = st.lists(st.binary(max_size=200), min_size=1, max_size=20)
-
-
-@given(st.integers(0, 2**35 - 1))
-def test_unsigned_varints_round_trip(value: int) -> None:
-    reader = WireReader(written.uvarint(value))
-    assert reader.unsigned_varint() == value
-    assert reader.position == len(written.uvarint(value))
-
-
-@given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1))
-def test_signed_varints_round_trip(small: int, large: int) -> None:
-    assert WireReader(written.zigzag(small)).varint() == small
-    assert WireReader(written.zigzag(large)).varlong() == large
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=300), ids)

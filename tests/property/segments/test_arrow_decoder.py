@@ -27,10 +27,9 @@ from sidetier.segments.errors import SegmentError
 from sidetier.segments.headers import Compression, TimestampType
 from sidetier.segments.records import Record, read_records
 from sidetier.segments.transactions import TransactionTracker
-from tests.harness.arrow_reading import WAYS, decoded, longs, only, rows
+from tests.harness.arrow_reading import WAYS, decoded, only, rows
 from tests.harness.batches import with_crc
 from tests.harness.broker_segments import directories
-from tests.harness.metadata_log import zigzag
 from tests.harness.record_batches import Framing, MadeBatch, MadeRecord
 
 PURE_CODECS = (Compression.NONE, Compression.GZIP)
@@ -193,17 +192,6 @@ def test_any_payload_is_refused_or_read_like_in_the_pure_reader(
 @given(st.binary(max_size=400))
 def test_arbitrary_bytes_are_refused_or_no_batch(log: bytes) -> None:
     assert outcome(log, 0) in (None, [])
-
-
-@examples(150)
-@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-200, 200), min_size=1))
-def test_varints_are_decoded(values: list[int]) -> None:
-    parts = [zigzag(value) for value in values]
-    data = bytes_of(b"".join(parts))
-    lengths = longs(*(len(part) for part in parts))
-    found, behind = read_varints(data, np.cumsum(lengths) - lengths)
-    assert found.tolist() == values
-    assert behind.tolist() == np.cumsum(lengths).tolist()
 
 
 def test_varint_of_more_than_ten_bytes_is_refused() -> None:

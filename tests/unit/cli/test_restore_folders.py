@@ -16,12 +16,12 @@ from sidetier.archive.objects.watermark import (
 from sidetier.archive.reader import ArchiveReader, ReachedEnd, ReaderSettings
 from sidetier.mirror.copy.archive_source import ArchivedBatches, ArchiveGap, ArchiveSource
 from sidetier.mirror.restore.folders import FolderChoice, FolderKind, folder_archive
+from sidetier.segments.batches import split_batches
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out
 from sidetier.uploader.archive.quarantine.retirement import retire
-from sidetier.wire.batches import split_batches
 from tests.harness.made_archive import (
     LAYOUT,
     TP,

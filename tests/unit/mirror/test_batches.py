@@ -5,17 +5,16 @@ import pytest
 
 from sidetier.mirror.copy.batches import (
     Selection,
-    build_batch,
     encode_record,
     reencode,
     select_batches,
 )
 from sidetier.segments.arrow.codecs import decompress_into
+from sidetier.segments.batches import Producer, build_batch, set_producer
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
 from sidetier.segments.headers import Compression, TimestampType, parse_batch_header
 from sidetier.segments.offsets import Offset
 from sidetier.segments.records import Record, decode_records
-from sidetier.wire.batches import Producer, set_producer
 from sidetier.wire.record_requests import AbortedTransaction
 from tests.harness.record_batches import Framing, MadeBatch, MadeRecord, TransactionalLog
 

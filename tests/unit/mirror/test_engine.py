@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from sidetier.mirror.copy.batches import MAX_OFFSET, Selection, select_batches
+from sidetier.mirror.copy.batches import Selection, select_batches
 from sidetier.mirror.copy.engine import RETRY_SECONDS, Copy, Engine, Limits
 from sidetier.mirror.copy.source import (
     NO_IDS,
@@ -24,6 +24,7 @@ from sidetier.mirror.copy.target import (
     RefusedBatchError,
     Written,
 )
+from sidetier.segments.batches import check_crc
 from sidetier.segments.errors import (
     BrokerUnavailableError,
     DamagedSegmentError,
@@ -33,8 +34,7 @@ from sidetier.segments.errors import (
     SidetierError,
     SourceUnavailableError,
 )
-from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.wire.batches import check_crc
+from sidetier.segments.offsets import MAX_OFFSET, Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
 from tests.harness.made_archive import TP
 from tests.harness.mirror_target import TARGET, FakeTarget

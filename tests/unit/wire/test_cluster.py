@@ -7,10 +7,10 @@ from threading import Event
 import pytest
 from kio.schema.errors import ErrorCode
 
+from sidetier.segments.batches import Producer
 from sidetier.segments.errors import BrokerUnavailableError, KafkaApiError
 from sidetier.segments.offsets import BrokerId, TopicPartition
 from sidetier.wire import requests
-from sidetier.wire.batches import Producer
 from sidetier.wire.cluster import Broker, Cluster, Controller
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import Address, ClientSettings

@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
+from sidetier.segments.batches import Producer
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.wire import groups, requests
-from sidetier.wire.batches import Producer
 from sidetier.wire.cluster import Cluster, Route
 from sidetier.wire.protocol import (
     ApiKey,

@@ -16,9 +16,9 @@ from sidetier.mirror.hydrate.batch_compare import (
 )
 from sidetier.mirror.hydrate.batch_scan import NORMALISED_EPOCH
 from sidetier.mirror.hydrate.plan import PlannedPartition
+from sidetier.segments.batches import set_leader_epoch
 from sidetier.segments.headers import HEADER_BYTES
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.wire.batches import set_leader_epoch
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings

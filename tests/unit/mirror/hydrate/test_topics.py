@@ -40,9 +40,9 @@ from sidetier.mirror.hydrate.topics import (
     prepare,
     to_create,
 )
+from sidetier.segments.batches import Producer
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
-from sidetier.wire.batches import Producer
 from sidetier.wire.cluster import Cluster, ClusterMetadata, PartitionMetadata, TopicMetadata
 from sidetier.wire.requests import ActiveProducer
 

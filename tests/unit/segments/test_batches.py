@@ -2,9 +2,7 @@
 
 import pytest
 
-from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
-from sidetier.segments.headers import Compression, TimestampType, parse_batch_header
-from sidetier.wire.batches import (
+from sidetier.segments.batches import (
     Producer,
     check_crc,
     next_sequence,
@@ -12,6 +10,8 @@ from sidetier.wire.batches import (
     set_producer,
     split_batches,
 )
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.headers import Compression, TimestampType, parse_batch_header
 from tests.harness.batches import make_batch, with_crc
 from tests.harness.record_batches import MadeBatch, MadeRecord
 
@@ -69,9 +69,9 @@ def test_log_append_time_bit_is_cleared() -> None:
 def test_damaged_batch_never_gets_a_matching_crc(position: int) -> None:
     batch = made()
     batch[position] ^= 0x20
-    with pytest.raises(DamagedSegmentError, match="the batch at offset 500 does not have its CRC"):
+    with pytest.raises(DamagedSegmentError, match="base offset 500: its CRC32C does not match"):
         set_producer(batch, PRODUCER, 0, transactional=True)
-    with pytest.raises(DamagedSegmentError, match="the batch at offset 500"):
+    with pytest.raises(DamagedSegmentError, match="batch with base offset 500"):
         check_crc(batch)
 
 

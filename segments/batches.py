@@ -1,4 +1,4 @@
-"""Record batches whose records stay unchanged while fields of the header are replaced.
+"""Whole record batches: split, check, build, and change fields of the header.
 
 Source: `segments.headers` for the format; Kafka's `LogValidator` for the batches that a broker
 accepts from a producer: dense offsets inside the batch, no control batch, no LogAppendTime.
@@ -14,8 +14,14 @@ from awscrt.checksums import combine_crc32c  # type: ignore[import-untyped]  # s
 from sidetier.segments.crc import crc32c
 from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.headers import (
+    CODEC_BITS,
     CRC_START,
+    FIELD_AT,
+    HEADER,
     HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MIN_LENGTH,
     TRANSACTIONAL,
     BatchHeader,
     parse_batch_header,
@@ -27,14 +33,12 @@ NO_PRODUCER_ID: Final = -1
 
 _BASE_OFFSET = struct.Struct(">q")
 _EPOCH = struct.Struct(">i")
-# Positions in a batch header; see `segments.headers`.
-_EPOCH_AT: Final = 12
+_EPOCH_AT: Final = FIELD_AT["leader_epoch"]
 _CRC = struct.Struct(">I")
-_CRC_AT: Final = 17
+_CRC_AT: Final = FIELD_AT["crc"]
 _ATTRIBUTES = struct.Struct(">h")
 _PRODUCER = struct.Struct(">qhi")  # id, epoch, base sequence
-_PRODUCER_AT: Final = 43
-_LOG_APPEND_TIME: Final = 0x08
+_PRODUCER_AT: Final = FIELD_AT["producer_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,41 @@ def next_sequence(base_sequence: int, record_count: int) -> int:
     return (base_sequence + record_count) % SEQUENCE_LIMIT
 
 
-def set_leader_epoch(batch: memoryview, epoch: int) -> None:
-    """Set the partition leader epoch in place. The CRC does not cover this field."""
-    _EPOCH.pack_into(batch, _EPOCH_AT, epoch)
+def set_leader_epoch(buffer: bytearray | memoryview, epoch: int, at: int = 0) -> None:
+    """Set the partition leader epoch of the batch at byte `at`. The CRC does not cover it."""
+    _EPOCH.pack_into(buffer, at + _EPOCH_AT, epoch)
+
+
+def build_batch(
+    payload: bytes, *, record_count: int, attributes: int, base_timestamp: int, max_timestamp: int
+) -> bytearray:
+    """Build a batch with dense offsets from 0 on, without a producer id and a leader epoch.
+
+    Args:
+        payload: The records, compressed by the codec of the attributes.
+        record_count: Number of records.
+        attributes: The attributes. Only the codec is used.
+        base_timestamp: In ms since 1970.
+        max_timestamp: In ms since 1970.
+    """
+    header = HEADER.pack(
+        0,
+        MIN_LENGTH + len(payload),
+        -1,
+        MAGIC,
+        0,
+        attributes & CODEC_BITS,
+        record_count - 1,
+        base_timestamp,
+        max_timestamp,
+        NO_PRODUCER_ID,
+        -1,
+        -1,
+        record_count,
+    )
+    batch = bytearray(header + payload)
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
+    return batch
 
 
 def set_producer(
@@ -101,7 +137,7 @@ def set_producer(
     covered_header = batch[CRC_START:HEADER_BYTES]
     before = crc32c(covered_header)
     (attributes,) = _ATTRIBUTES.unpack_from(covered_header)
-    attributes &= ~(TRANSACTIONAL | _LOG_APPEND_TIME)
+    attributes &= ~(TRANSACTIONAL | LOG_APPEND_TIME)
     if transactional:
         attributes |= TRANSACTIONAL
     # The CRC covers the bytes from the attributes on.
@@ -132,5 +168,7 @@ def _checked_crc(batch: memoryview) -> int:
     (expected,) = _CRC.unpack_from(batch, _CRC_AT)
     if crc32c(batch[CRC_START:]) != expected:
         (offset,) = _BASE_OFFSET.unpack_from(batch)
-        raise DamagedSegmentError(f"the batch at offset {offset} does not have its CRC")
+        raise DamagedSegmentError(
+            f"batch with base offset {offset}: its CRC32C does not match its bytes"
+        )
     return expected
