@@ -314,12 +314,14 @@ class Router:
         """Whether the topic was created again, and its old archive retired, between both answers.
 
         The store, which is asked last, then has the archive of a topic that the brokers did not
-        have yet.
+        have yet. Without an answer of the brokers, it may be so.
         """
         if self._kafka is None or answer.archive is None or not answer.archive.foreign:
             return False
         topic = answer.question.tp.topic
-        return self._kafka.identities([topic])[topic] != answer.identity
+        identity = self._kafka.identities([topic])[topic]
+        # First the type: a KafkaError can be compared with numbers only.
+        return not isinstance(identity, Identity) or identity != answer.identity
 
     def _warn_if_empty(self, partition: Partition) -> None:
         """Warn once if the store has nothing of the partition: its URL may be wrong."""

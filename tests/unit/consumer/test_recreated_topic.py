@@ -215,6 +215,28 @@ def test_foreign_archive_is_confirmed_before_it_counts_as_foreign(
     assert "archive_of_another_topic" not in caplog.text
 
 
+@pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
+def test_foreign_archive_that_no_broker_confirms_is_looked_up_again(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Later()
+    it = tiered(world_of(end=40, store=(0, 30)), mode, pool=pool)
+    it.world.recreate(20)
+    it.consumer.assign([at(OFFSET_BEGINNING)])
+    assert it.consumer.poll(0.1) is None  # Kafka has answered, and the store has not
+    late = dict.fromkeys(["t"], KafkaError(KafkaError._TIMED_OUT))
+    with monkeypatch.context() as patch:
+        patch.setattr(it.consumer._state._kafka, "_topic_ids", lambda _: late)
+        pool.run()
+        assert values(it, 3) == []
+    it.world.retire(uploads=True)
+    found: list[bytes] = []
+    for _ in range(300):
+        pool.run()
+        found += values(it, 3)
+    assert found == new_records(20)
+
+
 def test_answer_about_the_new_topic_drops_what_was_known_of_the_deleted_one() -> None:
     deleted, new = Identity("a", "c"), Identity("b", "c")
     partition = Partition(TP, 0, 1)
