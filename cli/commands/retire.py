@@ -1,72 +1,31 @@
 """`sidetier retire`: move the archive of a deleted or recreated topic to `retired/`."""
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
-from sidetier.archive.access import require_fencing
-from sidetier.archive.inventory.cluster import ListedPartition, list_partitions
-from sidetier.archive.inventory.stored_partition import StoredPartition
-from sidetier.archive.objects.layout import LayoutNote, check_note, other_cluster, read_note
-from sidetier.archive.objects.quarantine import MovePlan
-from sidetier.archive.objects.watermark import StoredWatermark
-from sidetier.archive.progress import Amount, ProgressCounter
-from sidetier.archive.topics import cluster_prefixes, not_archived
 from sidetier.cli import exits
 from sidetier.cli.arguments import PARTITION, checked_topic, size_text
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
 from sidetier.cli.progress import shown
-from sidetier.cli.stores import layout_of, open_every_store
+from sidetier.cli.stores import open_every_store
 from sidetier.leadership.cluster import as_texts
-from sidetier.leadership.topic_identity import TopicIdentity, ask_identity
-from sidetier.segments.errors import (
-    ArchiveError,
-    BrokerError,
-    ConfigurationError,
-    SidetierError,
-)
-from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind, parse_partition_directory
-from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.quarantine.mover import MoveContext
-from sidetier.uploader.archive.quarantine.retirement import is_there, plan_retirement, retire
-from sidetier.wire.cluster import Cluster
+from sidetier.segments.errors import ConfigurationError
+from sidetier.uploader.retire import CONNECTIONS, RetiredPartition, RetireRequest, retire_archive
 from sidetier.wire.settings import ClientSettings
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
 
 
-_AT_ONCE: Final = 16
-_REASON: Final = "by sidetier retire"
-
-
-@dataclass(frozen=True, slots=True)
-class RetiredRow:
-    """One partition. `left` says why it was not moved; `problem` says what failed."""
-
-    topic: str
-    partition: int
-    topic_id: str | None
-    segments: int
-    size_bytes: int
-    target: str | None = None
-    left: str | None = None
-    problem: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class RetireResult:
     """Partitions that were moved or, with `dry_run`, would be moved."""
 
-    rows: Sequence[RetiredRow]
+    rows: Sequence[RetiredPartition]
     dry_run: bool
 
     def as_json(self) -> object:
@@ -143,31 +102,18 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     or the brokers belong to another cluster; 3 at least one archive was not moved.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = invocation(context).load(needs_log_dirs=False).config
-    with ExitStack() as stack:
-        settings = None if offline else _client_settings(config)
-        store = stack.enter_context(open_every_store(config, connections=_AT_ONCE)).store(topic)
-        layout = layout_of(config)
-        note = _checked_note(config, store, layout, topic)
-        identity = None
-        if settings is not None and not force:
-            cluster = stack.enter_context(Cluster(settings))
-            identity = partial(_identity, cluster, topic, note, layout)
-            identity()  # brokers of another cluster are refused before anything is shown
-        pool = stack.enter_context(ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="retire"))
-        retirement = _Retirement(store, layout, pool, identity)
-        stored_partitions = retirement.stored(topic, partitions)
-        _check_names(config, retirement, stored_partitions, topic, partitions)
-        rows = (
-            [retirement.look(stored) for stored in stored_partitions]
-            if dry_run
-            else retirement.run(stored_partitions)
-        )
+    request = RetireRequest(topic, partitions, dry_run=dry_run, force=force)
+    brokers = None if offline else _client_settings(config)
+    with (
+        open_every_store(config, connections=CONNECTIONS) as archive,
+        shown() as on_progress,
+    ):
+        rows = retire_archive(archive, config.storage, request, brokers, on_progress)
     emit(RetireResult(rows, dry_run), output)
     context.exit(_code(rows))
 
 
-def _code(rows: Iterable[RetiredRow]) -> int:
-    rows = list(rows)
+def _code(rows: Sequence[RetiredPartition]) -> int:
     if any(row.problem for row in rows):
         return exits.FAILED
     return exits.FINDINGS if any(row.left for row in rows) else exits.OK
@@ -180,187 +126,3 @@ def _client_settings(config: "Config") -> ClientSettings:
             "--offline no broker is asked, and the whole archive of the topic is moved"
         )
     return ClientSettings.from_properties(as_texts(config.broker.client_properties()))
-
-
-def _checked_note(
-    config: "Config", store: RemoteStorage, layout: ArchiveLayout, topic: str
-) -> LayoutNote | None:
-    require_fencing(config.storage, store, config.storage.target(topic).url)
-    note = read_note(store, layout)
-    if note is not None:
-        check_note(note, layout, None)
-    return note
-
-
-def _identity(
-    cluster: Cluster, topic: str, note: LayoutNote | None, layout: ArchiveLayout
-) -> TopicIdentity:
-    """Ask the brokers about the topic.
-
-    Raises:
-        BrokerError: No broker answers, or it refuses.
-        ConfigurationError: They are not known to be the brokers of the archived cluster.
-    """
-    identity = ask_identity(cluster, topic)
-    reason = other_cluster(note, layout, identity.cluster_id)
-    if reason is not None:
-        raise ConfigurationError(
-            f"{reason}. With --force the archive is moved all the same, and with --offline no "
-            "broker is asked"
-        )
-    return identity
-
-
-def _check_names(
-    config: "Config",
-    retirement: "_Retirement",
-    stored_partitions: Sequence[ListedPartition],
-    topic: str,
-    partitions: Sequence[int],
-) -> None:
-    """Refuse a named topic or partition that has no archive.
-
-    An archive that was retired before is accepted, so that the command can be repeated.
-    """
-    store, layout = retirement.store, retirement.layout
-    present = {stored.topic_partition for stored in stored_partitions}
-    requested = [TopicPartition(topic, number) for number in partitions]
-    checked: list[TopicPartition | None] = [*requested] if requested or present else [None]
-    for tp in checked:
-        if tp in present or retirement.was_retired(topic, tp):
-            continue
-        url = config.storage.target(topic).url
-        raise not_archived(store, layout, url, topic, tp.partition if tp else None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Retirement:
-    store: RemoteStorage
-    layout: ArchiveLayout
-    pool: ThreadPoolExecutor
-    identity: Callable[[], TopicIdentity] | None
-    """Asks the brokers about the topic; None to move every archive."""
-
-    def stored(self, topic: str, partitions: Sequence[int]) -> list[ListedPartition]:
-        """Return the stored partitions among those requested.
-
-        A partition that is named counts as stored even if only gap records are left of it.
-        """
-        stored = {
-            stored_partition.topic_partition: stored_partition
-            for prefix in cluster_prefixes(self.store, self.layout)
-            for stored_partition in list_partitions(self.store, self.layout, prefix, topic)
-        }
-        if not partitions:
-            return [stored[tp] for tp in sorted(stored)]
-        named = sorted({TopicPartition(topic, number) for number in partitions})
-        return [
-            stored.get(tp, ListedPartition(tp))
-            for tp in named
-            if tp in stored or is_there(self.store, self.layout, tp)
-        ]
-
-    def was_retired(self, topic: str, tp: TopicPartition | None) -> bool:
-        """Return whether an archive of the partition, or of any of the topic's, was retired."""
-        if tp is not None:
-            prefix = self.layout.retired_prefix(tp)
-            return next(iter(self.store.list_objects(prefix)), None) is not None
-        root = self.layout.retired_prefix(TopicPartition(topic, 0)).removesuffix("0/")
-        names = (
-            path.removesuffix("/").rpartition("/")[2] for path in self.store.list_directories(root)
-        )
-        parsed = map(parse_partition_directory, names)
-        return any(
-            directory is not None and directory.topic_partition.topic == topic
-            for directory in parsed
-        )
-
-    def look(self, stored: ListedPartition) -> RetiredRow:
-        """Return the row that `run` would produce for the partition."""
-        return self._judge(stored)[1]
-
-    def _judge(self, stored: ListedPartition) -> tuple[StoredWatermark | None, RetiredRow]:
-        """Return the partition's `offset.wm`, and what the command would do."""
-        try:
-            mark = StoredPartition(self.store, self.layout, stored.topic_partition).watermark()
-            # Asked for each partition: a topic may be created again while others are moved.
-            current = None if self.identity is None else self.identity()
-        except (ArchiveError, BrokerError) as error:
-            return None, self._row(stored, None, problem=str(error))
-        reason_to_leave = self._why_not(stored, mark, current)
-        if reason_to_leave is not None:
-            return mark, self._row(stored, mark, left=reason_to_leave)
-        plan = plan_retirement(self.layout, stored.topic_partition, mark, _REASON)
-        return mark, self._row(stored, mark, plan)
-
-    def run(self, partitions: Sequence[ListedPartition]) -> list[RetiredRow]:
-        """Move the partitions one after the other, copying many objects at the same time."""
-        surveyed = [(stored, self.look(stored)) for stored in partitions]
-        total = Amount(
-            sum(row.segments for _, row in surveyed if row.target),
-            sum(row.size_bytes for _, row in surveyed if row.target),
-        )
-        with shown() as report:
-            counter = ProgressCounter(total, report)
-            return [self._retired(stored, row, counter) for stored, row in surveyed]
-
-    def _retired(
-        self, stored: ListedPartition, row: RetiredRow, counter: ProgressCounter
-    ) -> RetiredRow:
-        if row.target is None:
-            return row
-
-        def moved(row: ObjectSummary) -> None:
-            counter.add(row.size, row.key.endswith(FileKind.LOG.value))
-
-        move_context = MoveContext(self.store, self.layout, self.pool.map, moved)
-        try:
-            # again: earlier moves took time, and a sidecar may have written since
-            mark, row = self._judge(stored)
-            if row.target is None:
-                return row
-            plan = retire(move_context, stored.topic_partition, mark, _REASON)
-        except SidetierError as error:
-            return RetiredRow(**{**asdict(row), "target": None, "problem": str(error)})
-        if plan is None:
-            return RetiredRow(**{**asdict(row), "target": None, "left": "nothing is archived"})
-        return RetiredRow(**{**asdict(row), "target": plan.target})
-
-    def _why_not(
-        self, stored: ListedPartition, mark: StoredWatermark | None, current: TopicIdentity | None
-    ) -> str | None:
-        # A move that was begun is finished in any case.
-        is_move_begun = mark is not None and mark.watermark.pending is not None
-        if current is None or is_move_begun or not current.has(stored.topic_partition.partition):
-            return None
-        archived_topic_id = mark.watermark.topic_id if mark else None
-        if archived_topic_id is None:
-            return (
-                "left: it has no topic id, so it may belong to the current topic; --force moves it"
-            )
-        if current.topic_id is None:
-            return "left: the brokers report no topic id (Kafka before 2.8); --force moves it"
-        if archived_topic_id == current.topic_id:
-            return "left: it belongs to the current topic; --force moves it"
-        return None
-
-    def _row(
-        self,
-        stored: ListedPartition,
-        mark: StoredWatermark | None,
-        plan: MovePlan | None = None,
-        *,
-        left: str | None = None,
-        problem: str | None = None,
-    ) -> RetiredRow:
-        tp = stored.topic_partition
-        return RetiredRow(
-            tp.topic,
-            tp.partition,
-            mark.watermark.topic_id if mark else None,
-            len(stored.bases),
-            stored.size,
-            plan.target if plan else None,
-            left,
-            problem,
-        )

@@ -3,9 +3,9 @@
 import pytest
 from confluent_kafka import Uuid
 
-from sidetier.cli.commands import retire
 from sidetier.leadership.cluster import kafka_text
 from sidetier.leadership.topic_identity import TopicIdentity
+from sidetier.uploader import retire
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import CLUSTER_ID, TOPIC_ID
 

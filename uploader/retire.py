@@ -1,0 +1,294 @@
+"""Move the archive of a deleted or recreated topic out of the way of a new archive."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from sidetier.archive.access import ArchiveAccess, require_fencing
+from sidetier.archive.inventory.cluster import ListedPartition, list_partitions
+from sidetier.archive.inventory.stored_partition import StoredPartition
+from sidetier.archive.objects.layout import LayoutNote, check_stored_note, other_cluster
+from sidetier.archive.objects.quarantine import MovePlan
+from sidetier.archive.objects.watermark import StoredWatermark
+from sidetier.archive.progress import Amount, OnProgress, ProgressCounter, ignore_progress
+from sidetier.archive.topics import cluster_prefixes, not_archived
+from sidetier.config.storage import StorageConfig
+from sidetier.leadership.topic_identity import TopicIdentity, ask_identity
+from sidetier.segments.errors import (
+    ArchiveError,
+    BrokerError,
+    ConfigurationError,
+    SidetierError,
+)
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind, parse_partition_directory
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.uploader.archive.quarantine.mover import MoveContext
+from sidetier.uploader.archive.quarantine.retirement import is_there, plan_retirement, retire
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.settings import ClientSettings
+
+CONNECTIONS: Final = 16
+"""Maximum number of concurrent requests to the store."""
+_REASON: Final = "by sidetier retire"
+
+
+@dataclass(frozen=True, slots=True)
+class RetireRequest:
+    """Which archive is moved.
+
+    Attributes:
+        topic: Name of the topic.
+        partitions: Numbers of partitions; empty for all.
+        dry_run: Move nothing.
+        force: Also move the archive of the current topic.
+    """
+
+    topic: str
+    partitions: tuple[int, ...] = ()
+    dry_run: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredPartition:
+    """One partition.
+
+    Attributes:
+        topic_id: Id of the archived topic, as Kafka writes ids; None if it is not known.
+        segments: Number of its segments.
+        size_bytes: Size of its objects.
+        target: Prefix of the keys to which it is moved.
+        left: Why it was not moved.
+        problem: What failed.
+    """
+
+    topic: str
+    partition: int
+    topic_id: str | None
+    segments: int
+    size_bytes: int
+    target: str | None = None
+    left: str | None = None
+    problem: str | None = None
+
+
+def retire_archive(
+    archive: ArchiveAccess,
+    storage: StorageConfig,
+    request: RetireRequest,
+    brokers: ClientSettings | None,
+    on_progress: OnProgress = ignore_progress,
+) -> list[RetiredPartition]:
+    """Move the archive to `retired/`. The next call finishes an interrupted move.
+
+    Open the archive with `CONNECTIONS` connections, and with permission to delete objects.
+
+    Args:
+        archive: The archive.
+        storage: Its configuration; only `fencing` is read.
+        request: What is moved.
+        brokers: The archived cluster, which knows the id of the current topic. None to ask no
+            broker, and to move everything named.
+        on_progress: Called after each copied object.
+
+    Raises:
+        ConfigurationError: Nothing is archived under the given names, the brokers are not known to
+            be those of the archived cluster, or the store has no conditional writes.
+        SidetierError: The store or the brokers do not answer. Later errors are in the result.
+    """
+    topic, store, layout = request.topic, archive.store(request.topic), archive.layout
+    require_fencing(storage, store, archive.url(topic))
+    note = check_stored_note(store, layout, None)
+    with ExitStack() as stack:
+        identity = None
+        if brokers is not None and not request.force:
+            cluster = stack.enter_context(Cluster(brokers))
+            identity = partial(_identity, cluster, topic, note, layout)
+            identity()  # brokers of another cluster are refused before anything is moved
+        pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="retire"))
+        retirement = _Retirement(store, layout, pool, identity)
+        stored = retirement.stored(topic, request.partitions)
+        _check_names(archive, retirement, stored, topic, request.partitions)
+        if request.dry_run:
+            return [retirement.look(partition) for partition in stored]
+        return retirement.run(stored, on_progress)
+
+
+def _identity(
+    cluster: Cluster, topic: str, note: LayoutNote | None, layout: ArchiveLayout
+) -> TopicIdentity:
+    """Ask the brokers about the topic.
+
+    Raises:
+        BrokerError: No broker answers, or it refuses.
+        ConfigurationError: They are not known to be the brokers of the archived cluster.
+    """
+    identity = ask_identity(cluster, topic)
+    reason = other_cluster(note, layout, identity.cluster_id)
+    if reason is not None:
+        raise ConfigurationError(
+            f"{reason}. With --force the archive is moved all the same, and with --offline no "
+            "broker is asked"
+        )
+    return identity
+
+
+def _check_names(
+    archive: ArchiveAccess,
+    retirement: "_Retirement",
+    stored_partitions: Sequence[ListedPartition],
+    topic: str,
+    partitions: Sequence[int],
+) -> None:
+    """Refuse a named topic or partition that has no archive.
+
+    An archive that was retired before is accepted, so that the command can be repeated.
+    """
+    store, layout = retirement.store, retirement.layout
+    present = {stored.topic_partition for stored in stored_partitions}
+    requested = [TopicPartition(topic, number) for number in partitions]
+    checked: list[TopicPartition | None] = [*requested] if requested or present else [None]
+    for tp in checked:
+        if tp in present or retirement.was_retired(topic, tp):
+            continue
+        url = archive.url(topic)
+        raise not_archived(store, layout, url, topic, tp.partition if tp else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retirement:
+    store: RemoteStorage
+    layout: ArchiveLayout
+    pool: ThreadPoolExecutor
+    identity: Callable[[], TopicIdentity] | None
+    """Asks the brokers about the topic; None to move every archive."""
+
+    def stored(self, topic: str, partitions: Sequence[int]) -> list[ListedPartition]:
+        """Return the stored partitions among those requested.
+
+        A partition that is named counts as stored even if only gap records are left of it.
+        """
+        stored = {
+            stored_partition.topic_partition: stored_partition
+            for prefix in cluster_prefixes(self.store, self.layout)
+            for stored_partition in list_partitions(self.store, self.layout, prefix, topic)
+        }
+        if not partitions:
+            return [stored[tp] for tp in sorted(stored)]
+        named = sorted({TopicPartition(topic, number) for number in partitions})
+        return [
+            stored.get(tp, ListedPartition(tp))
+            for tp in named
+            if tp in stored or is_there(self.store, self.layout, tp)
+        ]
+
+    def was_retired(self, topic: str, tp: TopicPartition | None) -> bool:
+        """Return whether an archive of the partition, or of any of the topic's, was retired."""
+        if tp is not None:
+            prefix = self.layout.retired_prefix(tp)
+            return next(iter(self.store.list_objects(prefix)), None) is not None
+        root = self.layout.retired_prefix(TopicPartition(topic, 0)).removesuffix("0/")
+        names = (
+            path.removesuffix("/").rpartition("/")[2] for path in self.store.list_directories(root)
+        )
+        parsed = map(parse_partition_directory, names)
+        return any(
+            directory is not None and directory.topic_partition.topic == topic
+            for directory in parsed
+        )
+
+    def look(self, stored: ListedPartition) -> RetiredPartition:
+        """Return the row that `run` would produce for the partition."""
+        return self._judge(stored)[1]
+
+    def _judge(self, stored: ListedPartition) -> tuple[StoredWatermark | None, RetiredPartition]:
+        """Return the partition's `offset.wm`, and what the command would do."""
+        try:
+            mark = StoredPartition(self.store, self.layout, stored.topic_partition).watermark()
+            # Asked for each partition: a topic may be created again while others are moved.
+            current = None if self.identity is None else self.identity()
+        except (ArchiveError, BrokerError) as error:
+            return None, self._row(stored, None, problem=str(error))
+        reason_to_leave = self._why_not(stored, mark, current)
+        if reason_to_leave is not None:
+            return mark, self._row(stored, mark, left=reason_to_leave)
+        plan = plan_retirement(self.layout, stored.topic_partition, mark, _REASON)
+        return mark, self._row(stored, mark, plan)
+
+    def run(
+        self, partitions: Sequence[ListedPartition], on_progress: OnProgress
+    ) -> list[RetiredPartition]:
+        """Move the partitions one after the other, copying many objects at the same time."""
+        surveyed = [(stored, self.look(stored)) for stored in partitions]
+        total = Amount(
+            sum(row.segments for _, row in surveyed if row.target),
+            sum(row.size_bytes for _, row in surveyed if row.target),
+        )
+        counter = ProgressCounter(total, on_progress)
+        return [self._retired(stored, row, counter) for stored, row in surveyed]
+
+    def _retired(
+        self, stored: ListedPartition, row: RetiredPartition, counter: ProgressCounter
+    ) -> RetiredPartition:
+        if row.target is None:
+            return row
+
+        def moved(row: ObjectSummary) -> None:
+            counter.add(row.size, row.key.endswith(FileKind.LOG.value))
+
+        move_context = MoveContext(self.store, self.layout, self.pool.map, moved)
+        try:
+            # again: earlier moves took time, and a sidecar may have written since
+            mark, row = self._judge(stored)
+            if row.target is None:
+                return row
+            plan = retire(move_context, stored.topic_partition, mark, _REASON)
+        except SidetierError as error:
+            return replace(row, target=None, problem=str(error))
+        if plan is None:
+            return replace(row, target=None, left="nothing is archived")
+        return replace(row, target=plan.target)
+
+    def _why_not(
+        self, stored: ListedPartition, mark: StoredWatermark | None, current: TopicIdentity | None
+    ) -> str | None:
+        # A move that was begun is finished in any case.
+        is_move_begun = mark is not None and mark.watermark.pending is not None
+        if current is None or is_move_begun or not current.has(stored.topic_partition.partition):
+            return None
+        archived_topic_id = mark.watermark.topic_id if mark else None
+        if archived_topic_id is None:
+            return (
+                "left: it has no topic id, so it may belong to the current topic; --force moves it"
+            )
+        if current.topic_id is None:
+            return "left: the brokers report no topic id (Kafka before 2.8); --force moves it"
+        if archived_topic_id == current.topic_id:
+            return "left: it belongs to the current topic; --force moves it"
+        return None
+
+    def _row(
+        self,
+        stored: ListedPartition,
+        mark: StoredWatermark | None,
+        plan: MovePlan | None = None,
+        *,
+        left: str | None = None,
+        problem: str | None = None,
+    ) -> RetiredPartition:
+        tp = stored.topic_partition
+        return RetiredPartition(
+            tp.topic,
+            tp.partition,
+            mark.watermark.topic_id if mark else None,
+            len(stored.bases),
+            stored.size,
+            plan.target if plan else None,
+            left,
+            problem,
+        )
