@@ -9,6 +9,7 @@ set to the offset after the last copied record.
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -392,8 +393,9 @@ def _adopted(source: Cluster, target: Cluster, request: AdoptRequest) -> AdoptRe
                 "runs. Stop it, and try again"
             )
         catalog.create_offsets_topic()
-        writer = KafkaTarget(target, names.group, f"{names.group}-adopt")
-        write_progress(writer, missing, adopted, names.offsets_topic, time.time_ns() // 1_000_000)
+        with closing(KafkaTarget(target, names.group, f"{names.group}-adopt")) as writer:
+            now_ms = time.time_ns() // 1_000_000
+            write_progress(writer, missing, adopted, names.offsets_topic, now_ms)
     return AdoptReport(adopted, len(missing), request.dry_run)
 
 

@@ -277,6 +277,7 @@ class Mirror:
             return result
         finally:
             source.close()
+            target.close()
 
     def _copy_on_spark(self, workers: KafkaWorkerGroup, spark: SparkEngine) -> CopyReport:
         """Copy with Spark tasks, which commit as the driver: it is the mirror's only worker."""

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from sidetier.cli.arguments import above_end_text, most_lines, size_text
 from sidetier.cli.output import Table, range_text
-from sidetier.mirror.cluster_state.restore import RestoredKind
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.mirror.hydrate.log_dir import Destination
 from sidetier.mirror.hydrate.place import Journal, Placed
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
-from sidetier.segments.offsets import TopicPartition
 
 if TYPE_CHECKING:
-    from sidetier.mirror.hydrate.verify import Verified
+    from sidetier.mirror.hydrate.finish import OpenTransaction
+    from sidetier.mirror.hydrate.steps import FinishReport, ReplicateReport, VerifyTopicsReport
 
 _MOST_IDS: Final = 10
 
@@ -265,99 +264,82 @@ class PlacedResult:
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedResult:
-    """Result of `replicate`, or of its dry run.
+    """View of `replicate`, or of its dry run."""
 
-    Attributes:
-        aborted: Partition, producer id and first offset of each aborted transaction.
-        producer_ids: Number of producer ids that were used up.
-    """
-
-    aborted: Sequence[tuple[str, int, int]]
-    replicas: Mapping[TopicPartition, tuple[int, ...]]
-    dry_run: bool
-    producer_ids: int = 0
+    report: "ReplicateReport"
 
     def as_json(self) -> object:
         """Return the aborted transactions and the replicas of each partition."""
         return {
-            "dry_run": self.dry_run,
+            "dry_run": self.report.dry_run,
             "aborted_transactions": [
                 {"partition": partition, "producer_id": producer, "first_offset": first}
-                for partition, producer, first in self.aborted
+                for partition, producer, first in _open_rows(self.report.aborted)
             ],
-            "replicas": {str(tp): list(brokers) for tp, brokers in sorted(self.replicas.items())},
-            "producer_ids": self.producer_ids,
+            "replicas": {
+                str(tp): list(brokers) for tp, brokers in sorted(self.report.replicas.items())
+            },
+            "producer_ids": self.report.producer_ids,
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return the aborted transactions, and a summary."""
-        done = "would be" if self.dry_run else "were"
+        done = "would be" if self.report.dry_run else "were"
         footer = (
-            f"{len(self.aborted)} open transactions {done} aborted, {len(self.replicas)} "
-            f"partitions {done} given more replicas, {self.producer_ids} producer ids {done} "
-            "used up"
+            f"{len(self.report.aborted)} open transactions {done} aborted, "
+            f"{len(self.report.replicas)} partitions {done} given more replicas, "
+            f"{self.report.producer_ids} producer ids {done} used up"
         )
-        if not self.dry_run:
+        if not self.report.dry_run:
             footer += "; next: `sidetier hydrate verify`"
-        columns = ("PARTITION", "PRODUCER ID", "FIRST OFFSET") if self.aborted else ()
-        return (Table(columns, self.aborted, footer=footer),)
+        columns = ("PARTITION", "PRODUCER ID", "FIRST OFFSET") if self.report.aborted else ()
+        return (Table(columns, _open_rows(self.report.aborted), footer=footer),)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedResult:
-    """Result of `finish`, or of its dry run.
+    """View of `finish`, or of its dry run."""
 
-    Attributes:
-        configs: Configuration of each topic; None for a config that gets the broker's default.
-        refused: Configs that the brokers refuse, and why.
-        restored: What was restored from snapshots of the lost cluster.
-        not_restored: Configs that name brokers of the lost cluster.
-    """
-
-    configs: Mapping[str, Mapping[str, str | None]]
-    refused: Mapping[str, Mapping[str, str]]
-    restored: Sequence[RestoredKind]
-    not_restored: Mapping[str, Mapping[str, str]]
-    dry_run: bool
+    report: "FinishReport"
 
     def as_json(self) -> object:
         """Return all configurations, and what was restored."""
         return {
-            "dry_run": self.dry_run,
-            "configs": {name: dict(configs) for name, configs in self.configs.items()},
+            "dry_run": self.report.dry_run,
+            "configs": {name: dict(configs) for name, configs in self.report.configs.items()},
             "refused_configs": {
-                name: dict(refused) for name, refused in self.refused.items() if refused
+                name: dict(refused) for name, refused in self.report.refused.items() if refused
             },
             "not_restored_configs": {
-                name: dict(configs) for name, configs in self.not_restored.items()
+                name: dict(configs) for name, configs in self.report.not_restored.items()
             },
-            "restored": [asdict(entry) for entry in self.restored],
+            "restored": [asdict(entry) for entry in self.report.restored],
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return the refused configs and a summary, then what was restored."""
         refused = [
             (name, config, reason)
-            for name, reasons in self.refused.items()
+            for name, reasons in self.report.refused.items()
             for config, reason in reasons.items()
         ]
-        done = "would be" if self.dry_run else "were"
-        footer = f"{len(self.configs)} topics {done} given their configuration"
+        done = "would be" if self.report.dry_run else "were"
+        footer = f"{len(self.report.configs)} topics {done} given their configuration"
         if refused:
             footer += f"; {len(refused)} configs are refused: set them yourself"
         footer += "".join(
             f"\ntopic {name}: {config}={value} is not restored: it names brokers of the lost "
             "cluster"
-            for name, configs in self.not_restored.items()
+            for name, configs in self.report.not_restored.items()
             for config, value in configs.items()
         )
         columns = ("TOPIC", "CONFIG", "REFUSED") if refused else ()
         skipped_lines = [
-            f"{entry.kind}: {line}" for entry in self.restored for line in entry.skipped
+            f"{entry.kind}: {line}" for entry in self.report.restored for line in entry.skipped
         ]
         rows = [
             (entry.kind, len(entry.changed), entry.unchanged, len(entry.skipped))
-            for entry in self.restored
+            for entry in self.report.restored
         ]
         restored = Table(
             ("RESTORED", "CHANGED", "UNCHANGED", "LEFT OUT"), rows, footer="\n".join(skipped_lines)
@@ -367,20 +349,14 @@ class FinishedResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedResult:
-    """Result of the comparison; `problems` are those outside any partition's records."""
+    """View of the comparison."""
 
-    partitions: "Sequence[Verified]"
-    problems: tuple[str, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether the comparison has found a problem."""
-        return bool(self.problems) or any(partition.problems for partition in self.partitions)
+    report: "VerifyTopicsReport"
 
     def as_json(self) -> object:
         """Return all partitions and problems."""
         return {
-            "equal": not self.differs,
+            "equal": not self.report.differs,
             "partitions": [
                 {
                     "partition": str(partition.topic_partition),
@@ -389,9 +365,9 @@ class VerifiedResult:
                     "compared": "bytes" if partition.by_bytes else "records",
                     "problems": list(partition.problems),
                 }
-                for partition in self.partitions
+                for partition in self.report.partitions
             ],
-            "problems": list(self.problems),
+            "problems": list(self.report.problems),
         }
 
     def as_tables(self) -> Sequence[Table]:
@@ -403,9 +379,23 @@ class VerifiedResult:
                 partition.committed_records,
                 "differs" if partition.problems else "equal",
             )
-            for partition in self.partitions
+            for partition in self.report.partitions
         ]
-        problems = [problem for partition in self.partitions for problem in partition.problems]
-        problems += self.problems
+        problems = [
+            problem for partition in self.report.partitions for problem in partition.problems
+        ]
+        problems += self.report.problems
         footer = "\n".join(problems) or "everything is equal; next: `sidetier hydrate finish`"
         return (Table(("PARTITION", "RECORDS", "COMMITTED", "OUTCOME"), rows, footer=footer),)
+
+
+def _open_rows(transactions: "Sequence[OpenTransaction]") -> list[tuple[str, int, int]]:
+    """Return partition, producer id and first offset of each transaction."""
+    return [
+        (
+            str(transaction.partition),
+            transaction.producer.producer.id,
+            int(transaction.producer.transaction_start or 0),
+        )
+        for transaction in transactions
+    ]

@@ -355,6 +355,7 @@ class Restore:
             return run_engine(engine, self.stop, registry=self.registry, on_counts=on_counts)
         finally:
             source.close()
+            target.close()
 
     def _copy_on_spark(
         self, plan: RestorePlan, copies: Mapping[TopicPartition, Copy], spark: SparkEngine

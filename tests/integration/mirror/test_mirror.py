@@ -280,7 +280,7 @@ def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
 ) -> None:
     source = kraft43.bootstrap_servers
     create_topic(source, topic, partitions=2, configs=small_segments(size=10_000) | KEPT)
-    produce_in_transactions(source, topic, 12)
+    produce_in_transactions(source, topic, 30)
     store = s3_store(s3_bucket)
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
@@ -306,9 +306,9 @@ def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
         "RestoreReport",
         "CopyReport",
     ]
-    assert values["BackfillReport"]["plan"].segments > 2
+    assert values["BackfillReport"]["plan"].segments >= 2
     assert not values["BackfillReport"]["report"].findings
-    assert values["VerifyReport"]["report"].totals.checked_segments > 2
+    assert values["VerifyReport"]["report"].totals.checked_segments >= 2
     assert values["VerifyReport"]["problems"] == []
     assert values["RetentionReport"]["report"].segments > 0
     assert values["RestoreReport"]["report"].is_complete

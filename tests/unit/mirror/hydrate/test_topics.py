@@ -30,6 +30,7 @@ from sidetier.mirror.hydrate.plan import (
     check_cluster,
     with_prepared,
 )
+from sidetier.mirror.hydrate.steps import FinishReport
 from sidetier.mirror.hydrate.topics import (
     SAFE_CONFIGS,
     DescribedTopic,
@@ -115,10 +116,10 @@ def test_throttled_replicas_of_the_lost_cluster_are_listed_and_not_restored() ->
     assert final_configs(configs)["max.message.bytes"] == "5"
     assert not_restored(plan) == {"orders": throttled}
     assert not_restored(planned()) == {}
-    result = FinishedResult(
+    report = FinishReport(
         {"orders": final_configs(configs)}, {}, [], not_restored(plan), dry_run=False
     )
-    (table,) = result.as_tables()
+    (table,) = FinishedResult(report).as_tables()
     for name, value in throttled.items():
         assert f"topic orders: {name}={value} is not restored" in (table.footer or "")
 
