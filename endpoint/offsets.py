@@ -13,7 +13,6 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.archive.access import range_reader
 from sidetier.archive.locate import IndexCache, Locator
-from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
@@ -170,9 +169,7 @@ class OffsetAnswers:
         state = state_of(view)
         known = self._epochs.get(partition.tp)
         if known is None or known[0] != state:
-            archive = self._catalog.archive
-            store = archive.store(partition.tp.topic)
-            stored = read_epoch_history(store, archive.layout, partition.tp)
+            stored = self._catalog.archive.partition(partition.tp).epochs()
             known = state, stored.epoch_history.up_to(view.end)
             self._epochs[partition.tp] = known
         return known[1]

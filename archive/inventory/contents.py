@@ -84,11 +84,10 @@ class Inventory:
             )
         return replace(self, noted=known)
 
-    @cached_property
-    def ends(self) -> Mapping[BaseOffset, Offset]:
-        """Next offset of each segment, as far as it is known."""
-        noted = self.noted.items()
-        return {base: known.next_offset for base, known in noted if known.next_offset is not None}
+    def end_of(self, base: BaseOffset) -> Offset | None:
+        """Return the next offset of a segment; None if it is not known."""
+        noted = self.noted.get(base)
+        return None if noted is None else noted.next_offset
 
     @cached_property
     def names(self) -> frozenset[BaseOffset]:
@@ -113,8 +112,9 @@ class Inventory:
 
         A member may lack files, also its `.log`.
         """
-        kept = without_orphans(self.committed, self.names, self.ends)
-        return from_start(kept, self._start)
+        wanted = (segment.base_offset for segment in deciding(self.committed, self.names))
+        ends = {base: end for base in wanted if (end := self.end_of(base)) is not None}
+        return from_start(without_orphans(self.committed, self.names, ends), self._start)
 
     @cached_property
     def logs(self) -> Sequence[SegmentFiles]:
@@ -167,7 +167,7 @@ class Inventory:
         for segment, following in zip(
             self.members, [*(s.base_offset for s in self.members[1:]), None], strict=True
         ):
-            end = self.ends.get(segment.base_offset)
+            end = self.end_of(segment.base_offset)
             if end is None and following is not None:
                 end = Offset(following)
             yield segment, end or Offset(segment.base_offset + 1)
@@ -188,7 +188,7 @@ class Inventory:
             base = Offset(segment.base_offset)
             if reached is not None and base > reached:
                 yield from without_gaps(OffsetRange(reached, base), self.gaps)
-            end = self.ends.get(segment.base_offset)
+            end = self.end_of(segment.base_offset)
             reached = None if end is None else max(reached or end, end)
         end = None if self.watermark is None else self.watermark.watermark.next_offset
         if end is not None and reached is not None and reached < end:

@@ -88,7 +88,7 @@ def read_chapter(store: RemoteStorage, chapter: StoredChapter) -> list[ChapterEn
     """Read the entries of a chapter, by ascending base offset; none if it is no longer stored.
 
     Raises:
-        MalformedObjectError: It is no chapter.
+        MalformedObjectError: It is not a chapter.
         StorageError: As `RemoteStorage` says.
     """
     try:

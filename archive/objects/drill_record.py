@@ -19,7 +19,7 @@ from sidetier.storage.port import RemoteStorage, unchanged
 
 DRILL_VERSION: Final = 1
 _TRIES: Final = 5
-_MOST_PROBLEMS: Final = 20
+_MAX_PROBLEMS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def record_drill(store: RemoteStorage, layout: ArchiveLayout, record: DrillRecor
 
 def merged_drill(before: DrillRecord | None, record: DrillRecord) -> DrillRecord:
     """Return the record to store after a drill: the later record, with the last success of both."""
-    record = replace(record, problems=record.problems[:_MOST_PROBLEMS])
+    record = replace(record, problems=record.problems[:_MAX_PROBLEMS])
     ends = [] if before is None else [before.last_successful_ms]
     ends.append(record.finished_ms if record.succeeded else None)
     # A failed drill must not hide the last success, which the sidecars export.

@@ -50,7 +50,7 @@ class _Record:
         """
         return None in {self.topic_id, topic_id} or self.topic_id == topic_id
 
-    def tells_earliest_of(self, topic_id: str | None) -> bool:
+    def is_earliest_of(self, topic_id: str | None) -> bool:
         """Return whether this is the start of this topic's archive with `offset_reset:
         earliest`.
         """
@@ -116,7 +116,7 @@ def keep_earliest_start(
         recorded = _CODEC.decode(stored.data, key)
         # Anything else is replaced: a higher start, and a
         # record of `offset_reset: latest` or of another topic.
-        if recorded.tells_earliest_of(topic_id) and recorded.start_offset <= start:
+        if recorded.is_earliest_of(topic_id) and recorded.start_offset <= start:
             return recorded.start_offset
         _replace(store, key, record, stored.head.etag)
     return start
@@ -131,7 +131,7 @@ def read_earliest_start(
         MalformedObjectError: The stored record does not parse.
     """
     record = _read(store, layout, tp)
-    return record.start_offset if record and record.tells_earliest_of(topic_id) else None
+    return record.start_offset if record and record.is_earliest_of(topic_id) else None
 
 
 def recorded_start(

@@ -193,10 +193,10 @@ class _Checks:
             if logs and key not in self.inventory.damaged:
                 yield self._of(FindingKind.MISSING_METADATA, key)
             return
-        names, ends = self.inventory.names, self.inventory.ends
+        names = self.inventory.names
         for base in logs:
             if base not in names:
-                offsets = OffsetRange(Offset(base), ends.get(base, Offset(base + 1)))
+                offsets = OffsetRange(Offset(base), self.inventory.end_of(base) or Offset(base + 1))
                 yield self._of(FindingKind.UNLISTED_SEGMENT, key, offsets, f"base offset {base}")
         # A segment of which other files are stored has its own finding.
         for base in sorted(names - {segment.base_offset for segment in self.inventory.members}):
@@ -216,7 +216,7 @@ class _Checks:
             detail = f"it names base offset {base}, but {self._key(base)} is not stored"
             yield self._of(FindingKind.WRONG_WATERMARK, key, offsets, detail)
             return
-        end = self.inventory.ends.get(base)
+        end = self.inventory.end_of(base)
         if mark.next_offset is None or end is None:
             return
         if end > mark.next_offset:

@@ -102,11 +102,9 @@ class ArchivedOffset:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition:
-    """Location of a partition's archive. The methods send requests to the store."""
+    """A partition's archive, and the URL of its store. The methods send requests."""
 
-    store: RemoteStorage
-    layout: ArchiveLayout
-    tp: TopicPartition
+    stored: StoredPartition
     url: str
 
     def about(self, offset: int) -> ArchivedOffset:
@@ -116,16 +114,16 @@ class ArchivedPartition:
             ConfigurationError: The archive has other entropy bits than are configured.
             StorageError: The store refuses the request or does not answer.
         """
-        note = read_note(self.store, self.layout)
+        note = read_note(self.stored.store, self.stored.layout)
         if note is not None:
-            check_note(note, self.layout, None)
+            check_note(note, self.stored.layout, None)
         # read before the segments: a sidecar may move it
-        archive_end = self._stored.end()
+        archive_end = self.stored.end()
         return ArchivedOffset(
-            uri=f"{self.url}/{self.layout.partition_prefix(self.tp)}",
+            uri=f"{self.url}/{self.stored.prefix}",
             kafka_cluster_id=None if note is None else note.kafka_cluster_id,
             watermark=archive_end,
-            first_base=next((log.base_offset for log in self._stored.logs()), None),
+            first_base=next((log.base_offset for log in self.stored.logs()), None),
             start_offset=self._start(),
             holder=self.holder(offset),
             gap=self._gap(offset),
@@ -134,29 +132,30 @@ class ArchivedPartition:
 
     def holder(self, offset: int) -> StoredHolder | None:
         """Return the stored segment that holds the offset, or None."""
-        found = self._stored.holder(offset)
+        found = self.stored.holder(offset)
         if found is None:
             return None
         segment, end = found
         return StoredHolder(segment.log.key, segment.base_offset, end, segment.log.size)
 
     @property
-    def _stored(self) -> StoredPartition:
-        return StoredPartition(self.store, self.layout, self.tp)
+    def _place(self) -> tuple[RemoteStorage, ArchiveLayout, TopicPartition]:
+        return self.stored.store, self.stored.layout, self.stored.tp
 
     def _start(self) -> Offset | None:
         try:
-            return recorded_start(self.store, self.layout, self.tp)
+            return recorded_start(*self._place)
         except MalformedObjectError:
             return None
 
     def _gap(self, offset: int) -> RecordedGap | None:
-        prefix = self.layout.gap_prefix(self.tp)
-        for row in self.store.list_objects(prefix):
+        store, layout, tp = self._place
+        prefix = layout.gap_prefix(tp)
+        for row in store.list_objects(prefix):
             parsed = parse_gap_key(row.key, prefix)
             if parsed is None or not parsed[0] <= offset < parsed[1]:
                 continue
-            record = read_gap(self.store, row.key)
+            record = read_gap(store, row.key)
             return RecordedGap(
                 row.key,
                 *parsed,
@@ -169,13 +168,14 @@ class ArchivedPartition:
         return None
 
     def _acknowledgement(self, gap: OffsetRange) -> Acknowledgement | None:
-        keys = acknowledged_gaps(self.store, self.layout, self.tp)
+        keys = acknowledged_gaps(*self._place)
         around = covering(gap, keys)
-        return None if around is None else read_acknowledgement(self.store, keys[around])
+        return None if around is None else read_acknowledgement(self.stored.store, keys[around])
 
     def _moved_away(self, offset: int) -> Iterator[str]:
-        for prefix in (self.layout.quarantine_prefix(self.tp), self.layout.retired_prefix(self.tp)):
-            keys = nearest_in_each_directory(self.store.list_objects(prefix), offset)
+        store, layout, tp = self._place
+        for prefix in (layout.quarantine_prefix(tp), layout.retired_prefix(tp)):
+            keys = nearest_in_each_directory(store.list_objects(prefix), offset)
             yield from sorted(keys)[:_MOST_SET_ASIDE]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.inventory.contents import ArchiveEnd
-from sidetier.archive.inventory.stored_partition import NO_WATERMARK, StoredPartition
+from sidetier.archive.inventory.stored_partition import NO_WATERMARK
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.quarantine import read_pending_plan
 from sidetier.cli.inspect.archive import ArchivedOffset, ArchivedPartition
@@ -292,8 +292,7 @@ def _archived_offset(question: RecordQuestion) -> ArchivedOffset:
     config, tp = with_short_timeouts(question.config), question.topic_partition
     with open_every_store(config) as stores:
         url = config.storage.target(tp.topic).url
-        place = ArchivedPartition(stores.store(tp.topic), layout_of(config), tp, url)
-        return place.about(question.offset)
+        return ArchivedPartition(stores.partition(tp), url).about(question.offset)
 
 
 def _cluster_answer(question: RecordQuestion) -> _ClusterAnswer:
@@ -465,7 +464,7 @@ def _read_archives(
         if partition.exclusion is not None:
             return partition
         try:
-            end = StoredPartition(store, layout, tp).end()
+            end = stores.partition(tp).end()
             other = _other_topic(end, topic_ids.get(tp.topic))
             known = _with_archive_end(partition, end, store)
             return known if other is None else _unread(partition, other)

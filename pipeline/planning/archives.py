@@ -14,7 +14,6 @@ from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.objects.chapters import SEGMENTS, read_chapter, stored_chapters
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
 from sidetier.archive.objects.layout import LayoutNote, read_note
-from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.reader.opening import Opener
@@ -97,7 +96,7 @@ class Archives:
 
     def epoch_history(self, tp: TopicPartition) -> EpochHistory:
         """Read the leader epochs of one partition's archive. One request."""
-        return read_epoch_history(self.access.store(tp.topic), self.access.layout, tp).epoch_history
+        return self.access.partition(tp).epochs().epoch_history
 
     def opener(self, tp: TopicPartition) -> Opener:
         """Return an `Opener`, which finds offsets in one partition."""

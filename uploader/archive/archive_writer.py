@@ -111,7 +111,7 @@ class ArchiveWriter:
         if not archive.is_pinterest or not derive:
             return archive
         base = archive.watermark.base_offset
-        following = StoredPartition(self._store, self._layout, tp).next_offset_of(base)
+        following = self._at(tp).next_offset_of(base)
         return replace(archive, next_offset=following)
 
     def take_over(
@@ -218,7 +218,7 @@ class ArchiveWriter:
         # Only what the archive end offset does not cover: the files of the segment that
         # `offset.wm` names are committed.
         first = 0 if after is None else after.base_offset + 1
-        rows = list(StoredPartition(self._store, self._layout, tp).rows(first))
+        rows = list(self._at(tp).rows(first))
         # The listing has shown whether the object exists,
         # so a new partition costs no request for it.
         self._metadata.load(
@@ -303,8 +303,10 @@ class ArchiveWriter:
         """Return the committed `.log` objects."""
         if watermark is None:
             return []
-        stored = StoredPartition(self._store, self._layout, tp)
-        return [segment.log for segment in stored.logs(end=watermark.base_offset + 1)]
+        return [segment.log for segment in self._at(tp).logs(end=watermark.base_offset + 1)]
+
+    def _at(self, tp: TopicPartition) -> StoredPartition:
+        return StoredPartition(self._store, self._layout, tp)
 
     def commit(
         self,

@@ -277,9 +277,9 @@ class Repairer:
         logs = self._inventory.logs
         unknown = [log for log in logs if log.base_offset not in self._inventory.noted]
         noted = self._stored.heads(unknown, self._inventory.topic_id)
-        ends = self._inventory.with_noted(noted).ends
+        known = self._inventory.with_noted(noted)
         for segment, following in pairwise(logs):
-            end = ends.get(segment.base_offset)
+            end = known.end_of(segment.base_offset)
             if end is not None and end > following.base_offset:
                 raise UnrepairableError(
                     f"{segment.log.key} ends at {end}, and overlaps {following.log.key}: without "

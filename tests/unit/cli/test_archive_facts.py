@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.cli.inspect.archive import ArchivedPartition
 from sidetier.segments.errors import ConfigurationError
@@ -42,7 +43,7 @@ def put_json(store: FakeStorage, key: str, value: object) -> None:
 
 
 def archive(store: FakeStorage) -> ArchivedPartition:
-    return ArchivedPartition(store, LAYOUT, TP, "s3://bucket")
+    return ArchivedPartition(StoredPartition(store, LAYOUT, TP), "s3://bucket")
 
 
 @pytest.mark.parametrize(
