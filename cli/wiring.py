@@ -28,6 +28,7 @@ from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
 from sidetier.config.problems import Origins, problem_line, raise_problems
 from sidetier.config.retention import LocalRetentionConfig
 from sidetier.config.startup import LocalMachine, check_machine
+from sidetier.leadership.factory import open_leadership
 from sidetier.leadership.port import ClusterStateSource, RecordDeleter, TopicConfigSource
 from sidetier.leadership.settings import (
     KraftSettings,
@@ -35,7 +36,6 @@ from sidetier.leadership.settings import (
     StaticSettings,
     ZookeeperSettings,
     ZookeeperTls,
-    open_leadership,
 )
 from sidetier.segments.errors import (
     ConfigurationError,

@@ -1,10 +1,9 @@
-"""Settings of the leadership sources (durations in seconds), and `open_leadership`."""
+"""Settings of the leadership sources; durations are in seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sidetier.leadership.port import LeadershipSource
 from sidetier.segments.offsets import BrokerId, TopicPartition
 
 
@@ -74,26 +73,3 @@ class StaticSettings:
 
 
 LeadershipSettings = KraftSettings | ZookeeperSettings | StaticSettings
-
-
-def open_leadership(settings: LeadershipSettings) -> LeadershipSource:
-    """Return a source that is not started yet. Its driver is imported only now.
-
-    Raises:
-        ConfigurationError: The settings contradict each other, or a driver is missing.
-    """
-    match settings:
-        case KraftSettings():
-            from sidetier.leadership.kraft.source import KraftLeadership  # noqa: PLC0415
-
-            return KraftLeadership(settings)
-        case ZookeeperSettings():
-            from sidetier.leadership.zookeeper.source import (  # noqa: PLC0415
-                ZookeeperLeadership,
-            )
-
-            return ZookeeperLeadership(settings)
-        case StaticSettings():
-            from sidetier.leadership.static import StaticLeadership  # noqa: PLC0415
-
-            return StaticLeadership(settings)

@@ -6,7 +6,7 @@ from typing import Final
 import structlog
 
 from sidetier.segments.errors import ArchiveConflictError
-from sidetier.segments.offsets import OffsetRange, TopicPartition
+from sidetier.segments.offsets import UNKNOWN_EPOCH, OffsetRange, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.requests import Requests
 from sidetier.uploader.archive.takeover import TakeoverReport
@@ -18,6 +18,7 @@ from sidetier.uploader.errors import (
     StandDownError,
 )
 from sidetier.uploader.gates.high_watermark import HighWatermarkAsker
+from sidetier.uploader.led_partitions import latest_epoch
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.state.events import (
     Action,
@@ -38,6 +39,7 @@ from sidetier.uploader.state.events import (
     ReportUnexpected,
     ReportUploaded,
     ReportUploadFailed,
+    Request,
     ScanAt,
     Upload,
 )
@@ -124,7 +126,7 @@ class Effects:
             case Upload(segment, planned):
                 self._uploads.offer(partition, segment, planned)
             case AskStore(request):
-                self._requests.ask(partition, request)
+                self._ask(partition, request)
             case AskBroker():
                 self._asker.waiting[tp] = partition
             case ScanAt(when):
@@ -167,6 +169,14 @@ class Effects:
             case HoldBack(error):
                 # So that it holds the partition back in the same way as an action that fails.
                 raise error
+
+    def _ask(self, partition: Partition, request: Request) -> None:
+        if partition.follows and request is Request.LOAD:
+            # The last listing may be older than the leader's epoch.
+            partition.enter_epoch(latest_epoch(partition.directory or ""))
+            if partition.leader_epoch == UNKNOWN_EPOCH:
+                return
+        self._requests.ask(partition, request)
 
     def _rescue_began(self, tp: TopicPartition, rescue: ReportRescue) -> None:
         log.warning(

@@ -516,7 +516,7 @@ class Engine:
         if self._local_retention is not None:
             self._local_retention.begin_if_due(self._leads)
         self._rules.ask_for(self._leads.all())
-        self._followed_pins = sum(partition.pins() for partition in self._leads.followed())
+        self._followed_pins = sum(partition.log.pins() for partition in self._leads.followed())
         self._enforce_bounds()
 
     def _enforce_bounds(self) -> None:
@@ -616,7 +616,7 @@ class Engine:
         # for. If it still waits, `AskBroker` adds it again.
         if self._asker.waiting.get(partition.topic_partition) is partition:
             del self._asker.waiting[partition.topic_partition]
-        situation = self._scheduler.situation(partition, decides=decides)
+        situation = self._scheduler.situation(partition, event, decides=decides)
         actions = partition.handle(event, situation)
         self._effects.carry_out(partition, actions, decided=situation.decides)
         if partition.released:

@@ -121,7 +121,7 @@ class LedPartitions:
         ]
 
     def _is_of_doubtful_topic(self, partition: Partition) -> bool:
-        return partition.replaced or self._is_of_another_topic(partition)
+        return partition.directory_state.replaced or self._is_of_another_topic(partition)
 
     def _is_of_another_topic(self, partition: Partition) -> bool:
         """Whether view and directory are of different topics of the same name, as after a topic was
@@ -152,7 +152,7 @@ class LedPartitions:
         is_here = self._log_dirs.directory(tp) is not None
         # A view without topic ids says nothing about deletion.
         is_deleted = bool(topic_ids) and tp.topic not in topic_ids
-        is_safe = partition.follows and not partition.at_risk
+        is_safe = partition.follows_safely
         if is_here or not (is_deleted or is_safe):
             self._parked[tp] = (self._now() + PARK_SECONDS, partition)
         else:
@@ -200,12 +200,12 @@ class LedPartitions:
         now = self._now()
         for tp in [tp for tp, (until, _) in self._parked.items() if until <= now]:
             _, partition = self._parked.pop(tp)
-            if partition.pins():
+            if partition.log.pins():
                 log.warning(
                     "partition.released",
                     topic=tp.topic,
                     partition=tp.partition,
-                    segments=partition.pins(),
+                    segments=partition.log.pins(),
                     reason=f"this broker has neither led nor followed it for {PARK_SECONDS:.0f} s",
                 )
             partition.close()
@@ -244,14 +244,14 @@ class LedPartitions:
             partition.take_epoch(latest_epoch(directory))
         # A recreated topic can have the same path. Its directory is another inode.
         inode = _inode(directory)
-        moved = directory != partition.directory or inode != partition.directory_inode
-        if not moved and partition.identified:
+        moved = directory != partition.directory or inode != partition.directory_state.inode
+        if not moved and partition.directory_state.identified:
             return
         had_directory = partition.directory is not None
         if moved:
             partition.move_to(directory, inode)
         topic_id = self._topic_id(partition, directory)  # a broker writes it after the directory
-        is_new = partition.replaced or (moved and had_directory)
+        is_new = partition.directory_state.replaced or (moved and had_directory)
         release(partition.identify(topic_id, is_new=is_new))
         partition.doubt(unsure=not self._known or self._is_of_doubtful_topic(partition))
 

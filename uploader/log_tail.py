@@ -47,7 +47,7 @@ class LogTails:
 
     def measure(self, partition: Partition) -> LogTail | None:
         """Measure a partition from its files and the known high watermark; None if not possible."""
-        directory, active = partition.directory, partition.active
+        directory, active = partition.directory, partition.log.active
         if directory is None or partition.log_dir is None or active is None:
             return None
         tp = partition.topic_partition
@@ -58,9 +58,9 @@ class LogTails:
             return None
         log_end = self.gate.high_watermark(tp, partition.log_dir)
         oldest, last_append = active, status.st_mtime
-        if partition.tracked:
-            oldest = min(partition.tracked)
-            last_append = partition.tracked[oldest].modified_ns / 1e9
+        if partition.log.tracked:
+            oldest = min(partition.log.tracked)
+            last_append = partition.log.tracked[oldest].modified_ns / 1e9
         elif status.st_size == 0:
             return LogTail(log_end, 0, None)
         began = self._began.get(tp)

@@ -18,13 +18,14 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.uploader.clock import Clock, Timers
 from sidetier.uploader.effects import Effects, listing_of, planning_of
-from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkAsker
+from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkAsker
 from sidetier.uploader.gates.topic_rules import CleanerCheckpoints, TopicRules
 from sidetier.uploader.led_partitions import LedPartitions, latest_epoch
 from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
 from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.state.decisions import NO_RISK_RULE, Rules, Situation
+from sidetier.uploader.state.decisions import HighWatermarks, Rules, Situation
+from sidetier.uploader.state.events import Event, RequestSucceeded
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.risk import RiskRule, is_below, risk_of, worth_holding
 from sidetier.uploader.state.segment import (
@@ -168,7 +169,7 @@ class PartitionScheduler:
         if partition.directory is None:
             return
         if partition.refused is not None:
-            release(partition.untrack_all())  # the topic must not be archived
+            release(partition.log.untrack_all())  # the topic must not be archived
             return
         now, directory = self._clock.monotonic(), partition.directory
         # The time before the listing: a file that is created while it runs makes the
@@ -191,10 +192,11 @@ class PartitionScheduler:
         # only a pinned file is known to stay the same.
         self._note_committed(partition, listing)
         self._note_cleaned(partition)
-        partition.note_marked_for_deletion(self._clock.wall())
-        if partition.active is not None:
-            active_size = log_size(directory, partition.active)
-            partition.note_due_by_size(active_size, self._clock.wall())
+        partition.log.note_marked_for_deletion(self._clock.wall())
+        limit = None if partition.config is None else partition.config.retention_bytes
+        if partition.log.active is not None and limit is not None:
+            active_size = log_size(directory, partition.log.active)
+            partition.log.note_due_by_size(limit, active_size, self._clock.wall())
         self._pins.refill(directory, partition)
         if partition.follows:
             self._followers.count_at_risk(partition)
@@ -222,8 +224,8 @@ class PartitionScheduler:
         # The time of a directory has the granularity of the kernel's clock tick, or
         # worse. A change within the same tick as the last listing would not show.
         fresh = self._clock.wall() - modified / 1e9 < _SETTLED_SECONDS
-        waits = bool(partition.gap or partition.tracked) and not partition.follows
-        return fresh or waits or modified != partition.directory_ns
+        waits = bool(partition.gap.gap or partition.log.tracked) and not partition.follows
+        return fresh or waits or modified != partition.directory_state.modified_ns
 
     def _retention(self, partition: Partition) -> float:
         configured = self._config.local_retention
@@ -239,7 +241,8 @@ class PartitionScheduler:
             segment.base_offset for segment in listing.closed if not segment.marked_for_deletion
         }
         passed: list[tuple[TrackedSegment, Offset]] = []
-        for base, tracked in partition.tracked.items():
+        high_watermarks = self._high_watermarks(partition)
+        for base, tracked in partition.log.tracked.items():
             end = tracked.segment.next_base
             if tracked.committed or tracked.pinned is None or end is None:
                 continue
@@ -249,7 +252,7 @@ class PartitionScheduler:
                 tracked.note_epochs(epochs.known.up_to(end))
             if tracked.epochs is None or not tracked.epochs.entries:
                 continue
-            if self._is_committed(partition, tracked):
+            if high_watermarks.cover(end, tracked.modified_ns):
                 passed.append((tracked, Offset(end)))
         if not passed:
             return
@@ -261,36 +264,42 @@ class PartitionScheduler:
                 tracked.note_committed(latest.up_to(next_offset))
 
     def _note_cleaned(self, partition: Partition) -> None:
-        start, log_dir = partition.log_start(), partition.log_dir
+        start, log_dir = partition.log.unstored_start, partition.log_dir
         if start is not None and log_dir is not None:
             tp = partition.topic_partition
             partition.note_cleaned(cleaned=self._cleaner.has_cleaned(log_dir, tp, start))
 
-    def situation(self, partition: Partition, *, decides: bool) -> Situation:
+    def situation(self, partition: Partition, event: Event, *, decides: bool) -> Situation:
         """Return what a partition needs to know to handle an event now.
 
         `decides` is False if more of its events follow at once.
         """
-        decides = decides and not partition.lost and not self._is_held(partition)
-        risk_rule = NO_RISK_RULE
-        if decides:
-            try:
-                self._apply_rules(partition)
-                risk_rule = self._followers.rule_of(partition)
-            except Exception as error:  # noqa: BLE001 - the event must be applied all the same
-                self._effects.hold_back(partition, planning_of(partition), error)
-                decides = False
-        tp, epoch = partition.topic_partition, partition.leader_epoch
-        return Situation(
+        situation = Situation(
             self._clock.monotonic(),
             self._clock.wall(),
             self._rules,
-            is_committed=lambda tracked: self._is_committed(partition, tracked),
-            is_confirmed_since=lambda moment: self._gate.confirms_lead(tp, epoch, moment),
-            latest_epoch=lambda: latest_epoch(partition.directory or ""),
-            risk_rule=risk_rule,
-            outages=lambda: self._outages(partition),
-            decides=decides,
+            outages=self._outages(partition) if isinstance(event, RequestSucceeded) else None,
+            decides=False,
+        )
+        if decides and not partition.lost and not self._is_held(partition):
+            try:
+                return self._with_facts(partition, situation)
+            except Exception as error:  # noqa: BLE001 - the event must be applied all the same
+                self._effects.hold_back(partition, planning_of(partition), error)
+        return situation
+
+    def _with_facts(self, partition: Partition, situation: Situation) -> Situation:
+        """Add what a decision depends on."""
+        self._apply_rules(partition)
+        return replace(
+            situation,
+            high_watermarks=self._high_watermarks(partition),
+            lead_confirmed_at=self._gate.named_at(
+                partition.topic_partition, partition.leader_epoch
+            ),
+            risk_rule=self._followers.rule_of(partition),
+            unlinked=_unlinked(partition) if partition.follows else (),
+            decides=True,
         )
 
     def _is_held(self, partition: Partition) -> bool:
@@ -303,11 +312,14 @@ class PartitionScheduler:
             return True
         return False
 
-    def _outages(self, partition: Partition) -> int:
+    def _outages(self, partition: Partition) -> int | None:
+        """Return how many outages of its store have ended. Asks the endpoint provider, which may be
+        a slow plug-in.
+        """
         try:
             return self._health.of(partition.topic_partition).outages
         except Exception:  # noqa: BLE001 - an endpoint provider may raise anything; the event must be applied
-            return partition.outages
+            return None
 
     def _apply_rules(self, partition: Partition) -> None:
         tp, rules = partition.topic_partition, self._topic_rules
@@ -317,22 +329,19 @@ class PartitionScheduler:
             log.error("topic.refused", topic=tp.topic, reason=refused)
         if partition.describe_topic(config, refused):
             self._timers.at(self._clock.monotonic(), tp)
-        if partition.retain(self._retention(partition)):
+        if partition.log.retain(self._retention(partition)):
             self._pins.rank_again(partition)
 
-    def _is_committed(self, partition: Partition, tracked: TrackedSegment) -> bool:
-        end = tracked.segment.next_base
-        if end is None or partition.log_dir is None:
-            return False
-        return self._gate.is_committed(
-            Closed(
-                partition.topic_partition,
-                partition.log_dir,
-                Offset(end),
-                tracked.modified_ns,
-                partition.leader_epoch,
-            )
+    def _high_watermarks(self, partition: Partition) -> HighWatermarks:
+        if partition.log_dir is None:
+            return HighWatermarks()
+        return self._gate.known(
+            partition.topic_partition, partition.log_dir, partition.leader_epoch
         )
+
+
+def _unlinked(partition: Partition) -> frozenset[BaseOffset]:
+    return frozenset(base for base, t in partition.log.tracked.items() if t.unlinked())
 
 
 def _modified_ns(directory: str) -> int:
@@ -351,7 +360,7 @@ class Followers:
 
     def hold(self, partition: Partition, listing: PartitionListing) -> PartitionListing:
         """Return the segments of a listing whose files the sidecar should hold open."""
-        partition.forget_earlier_epoch(latest_epoch(partition.directory or ""))
+        partition.enter_epoch(latest_epoch(partition.directory or ""))
         rule, directory = self.rule_of(partition), partition.directory or ""
         wall = self.clock.wall()
 
@@ -361,7 +370,7 @@ class Followers:
         def is_at_risk(base: BaseOffset) -> bool:
             if is_below(base, end_by_size):
                 return True
-            known = partition.tracked.get(base)
+            known = partition.log.tracked.get(base)
             largest = known.largest_timestamp if known else _largest_timestamp(directory, base)
             return rule.begins(largest) <= wall
 
@@ -369,7 +378,12 @@ class Followers:
 
     def count_at_risk(self, partition: Partition) -> None:
         """Count, right after a listing, the segments that the broker may delete before the next."""
-        risk = risk_of(partition.tracked, self.rule_of(partition), self.clock.wall())
+        risk = risk_of(
+            partition.log.tracked,
+            self.rule_of(partition),
+            self.clock.wall(),
+            unlinked=_unlinked(partition),
+        )
         partition.note_risk(risk.segments)
 
     def rule_of(self, partition: Partition) -> RiskRule:

@@ -127,7 +127,7 @@ class StatusBoard:
 
     def update(self, partition: Partition, deletion: "DeletionEstimate") -> None:
         """Set a partition's status; of a followed partition only while segments are at risk."""
-        if partition.follows and not partition.at_risk:
+        if partition.follows_safely:
             self.forget(partition.topic_partition)
             return
         # Computed each time, because the wall clock can be set while the daemon runs.
@@ -435,7 +435,7 @@ def _unarchived(known: _Known, tail: LogTail | None, now: float) -> _UnarchivedE
 def pinned_ranges(partitions: Iterable[Partition]) -> Iterator[PinnedRange]:
     """Yield the pinned offsets of each partition. Adjacent segments are one range."""
     for partition in partitions:
-        pinned = [t for t in partition.tracked.values() if t.pinned is not None]
+        pinned = [t for t in partition.log.tracked.values() if t.pinned is not None]
         current: PinnedRange | None = None
         for tracked in sorted(pinned, key=_base_of):
             start, end = Offset(_base_of(tracked)), tracked.segment.next_base
@@ -459,7 +459,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
     """Return a partition's status. `since_1970` is added to monotonic seconds for wall time."""
     unstored = [
         tracked
-        for tracked in partition.tracked.values()
+        for tracked in partition.log.tracked.values()
         if not (_is_committed(partition, tracked) or partition.is_empty(tracked))
     ]
     first = heapq.nsmallest(_MOST_SEGMENTS, unstored, key=_base_of)
@@ -473,34 +473,35 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
         watermark_base=watermark.base_offset if watermark else None,
         archive_start=_archive_start(partition),
         next_offset=partition.stored_below(),
-        local_start=partition.local_start,
+        local_start=partition.log.start,
         trimmed_to=_trimmed_to(partition),
-        local_closed_end=None if partition.active is None else Offset(partition.active),
+        local_closed_end=None if partition.log.active is None else Offset(partition.log.active),
         unstored_segments=len(unstored),
         unstored_bytes=sum(tracked.size for tracked in unstored),
         waiting_for=_waiting_for(partition, oldest),
         gap_records=partition.gap_records,
         last_error=_last_error(partition, unstored),
-        last_upload_ms=partition.last_upload_ms,
-        last_upload_bytes_per_second=partition.last_upload_bytes_per_second,
+        last_upload_ms=partition.uploads.last_ms,
+        last_upload_bytes_per_second=partition.uploads.last_bytes_per_second,
         retry_at_ms=_retry_at(partition.hold, since_1970),
         role=Role.FOLLOWER if partition.follows else Role.LEADER,
         segments=tuple(_segment(tracked, since_1970) for tracked in first),
     )
     if oldest is None:
-        return _Known(status, None, None, partition.uploaded_bytes)
+        return _Known(status, None, None, partition.uploads.sent_bytes)
     uploads = {
         _base_of(tracked): tracked.progress
         for tracked in unstored
         if tracked.stage is SegmentState.UPLOADING and tracked.progress is not None
     }
     deleted_at = deletion.of(oldest, partition.config)
-    return _Known(status, oldest.rolled_at, deleted_at, partition.uploaded_bytes, uploads or None)
+    sent_bytes = partition.uploads.sent_bytes
+    return _Known(status, oldest.rolled_at, deleted_at, sent_bytes, uploads or None)
 
 
 def _trimmed_to(partition: Partition) -> Offset | None:
     """Return the log start offset of a trim whose segments are still on the disk; else None."""
-    start, trimmed = partition.local_start, partition.trimmed_to
+    start, trimmed = partition.log.start, partition.log.trimmed_to
     return None if start is None or trimmed is None or start >= trimmed else trimmed
 
 
@@ -551,7 +552,7 @@ def _state(partition: Partition, unstored: list[TrackedSegment]) -> PartitionSta
         return PartitionState.UPLOADING
     if unstored and partition.archive is None:
         return PartitionState.STARTING
-    return PartitionState.WAITING if unstored or partition.gap else PartitionState.ARCHIVED
+    return PartitionState.WAITING if unstored or partition.gap.gap else PartitionState.ARCHIVED
 
 
 def _stopped(partition: Partition) -> str | None:
@@ -573,13 +574,16 @@ def _waiting_for(partition: Partition, oldest: TrackedSegment | None) -> str | N
     )
     if held is not None:
         return f"another try after: {held}"
-    if partition.gap is not None:
-        return f"a second check of the gap {partition.gap}"
+    if partition.gap.gap is not None:
+        return f"a second check of the gap {partition.gap.gap}"
     return None if oldest is None else _gate_of(partition, oldest)
 
 
 def _old_format(partition: Partition) -> str | None:
-    lost = partition.unarchivable()
+    archive = partition.archive
+    lost = partition.log.unarchivable(
+        None if archive is None else archive.next_offset, sparse=partition.is_sparse
+    )
     if lost is None:
         return None
     tp = partition.topic_partition
@@ -595,7 +599,7 @@ def _gate_of(partition: Partition, oldest: TrackedSegment) -> str:
         return "a source of leadership that answers"
     if partition.config is None:
         return "an answer about the topic's configuration"
-    if partition.watermark_stall is not None and not partition.watermark_stall.rescuing:
+    if partition.following is not None and not partition.following.rescuing:
         return f"the leader's sidecar to store segment {oldest.segment.base_offset}"
     return f"segment {oldest.segment.base_offset} {oldest.stage.value}"
 
@@ -653,7 +657,7 @@ def totals_of(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
 
 def _lists_pins(partition: Partition) -> bool:
     """Return whether the status lists the partition's pins: not of a follower without risk."""
-    return not partition.follows or partition.at_risk > 0
+    return not partition.follows_safely
 
 
 def readiness(

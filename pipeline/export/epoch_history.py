@@ -5,12 +5,12 @@ Beside each next offset, an export keeps the leader epochs that wrote the record
 newest rows of the epoch history, as in `leader-epoch-checkpoint`. If the log's present epoch
 history contradicts these rows, an unclean election has discarded records that were exported, and
 other records have their offsets now. If either side is unknown, nothing is reported. All functions
-but the last two are pure.
+are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.epoch_history import NO_EPOCHS, Entry, EpochHistory, behind, contradiction
@@ -21,9 +21,6 @@ from sidetier.segments.offsets import (
     OffsetRange,
     TopicPartition,
 )
-
-if TYPE_CHECKING:
-    from sidetier.pipeline.planning.planner import Planner
 
 _MOST: Final = 4
 """Rows that are kept for each partition. With more rows, a divergence that is farther back is still
@@ -262,39 +259,3 @@ def epoch_history_of(rows: Iterable[tuple[int, int]]) -> EpochHistory:
 
 
 Positions = Mapping[TopicPartition, Position]
-
-
-def find_truncated(planner: "Planner", positions: Positions) -> tuple[Truncated, ...]:
-    """Return the exported ranges that the brokers have discarded since, as the archive shows now.
-
-    Makes no request if no position has a known epoch history.
-
-    Raises:
-        ArchiveError, StorageError: see `Planner.epoch_histories`.
-    """
-    known = {tp: entry for tp, entry in sorted(positions.items()) if entry.epoch_history.entries}
-    if not known:
-        return ()
-    epoch_histories = planner.epoch_histories(known)
-    doubtful = [
-        tp for tp, now in epoch_histories.items() if truncated(tp, known[tp], now) is not None
-    ]
-    # Gaps can explain a contradiction. They cost a listing, so only doubtful partitions are asked.
-    gaps = planner.gaps(doubtful)
-    truncated_ranges = [truncated(tp, known[tp], epoch_histories[tp], gaps[tp]) for tp in doubtful]
-    return tuple(entry for entry in truncated_ranges if entry is not None)
-
-
-def archived_positions(
-    planner: "Planner", ends: Mapping[TopicPartition, Offset]
-) -> dict[TopicPartition, Position]:
-    """Return the positions that an export keeps at these ends, if all records below them are
-    archived.
-
-    Raises:
-        ArchiveError, StorageError: see `Planner.epoch_histories`.
-    """
-    epoch_histories = planner.epoch_histories(ends) if ends else {}
-    return {
-        tp: position_at(ends[tp], epoch_history) for tp, epoch_history in epoch_histories.items()
-    }

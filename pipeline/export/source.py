@@ -16,13 +16,12 @@ from sidetier.pipeline.errors import (
 from sidetier.pipeline.export.epoch_history import (
     Positions,
     Truncated,
-    archived_positions,
-    find_truncated,
 )
 from sidetier.pipeline.export.errors import BehindError, BrokerBehindError, StillOnBrokerError
 from sidetier.pipeline.export.state import Offsets, Ranges, Tail
 from sidetier.pipeline.export.tail.logs import Divided, Log, missing_of
 from sidetier.pipeline.export.tail.topics import TopicLogs
+from sidetier.pipeline.export.truncation import archived_positions, find_truncated
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import (

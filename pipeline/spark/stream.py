@@ -23,11 +23,10 @@ from sidetier.pipeline.errors import (
 )
 from sidetier.pipeline.export.epoch_history import (
     Truncated,
-    archived_positions,
-    find_truncated,
     followed,
     shortened,
 )
+from sidetier.pipeline.export.truncation import archived_positions, find_truncated
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.resolving import limited_ends
 from sidetier.pipeline.planning.split import Plan

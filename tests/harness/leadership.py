@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Self
 
 from devtools.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.leadership.factory import open_leadership
 from sidetier.leadership.kraft.metadata_log import METADATA_DIRECTORY, MetadataFiles
 from sidetier.leadership.port import LeadershipSource
 from sidetier.leadership.settings import (
     KraftSettings,
     LeadershipSettings,
     ZookeeperSettings,
-    open_leadership,
 )
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 from tests.harness.fake_leadership import ViewRecorder

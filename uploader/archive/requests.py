@@ -16,7 +16,6 @@ from sidetier.uploader.archive.history import Histories, HistoryCheck, TakingOve
 from sidetier.uploader.archive.takeover import LocalLog, TakeoverReport
 from sidetier.uploader.errors import DivergedCopyError, DivergedError, UnmarkedPinterestError
 from sidetier.uploader.gates.divergence import divergence_offset
-from sidetier.uploader.state.decisions import asked
 from sidetier.uploader.state.events import (
     Asked,
     Event,
@@ -26,7 +25,6 @@ from sidetier.uploader.state.events import (
     RequestSucceeded,
 )
 from sidetier.uploader.state.partition import Partition
-from sidetier.uploader.state.segment import SegmentState
 from sidetier.uploader.stores import Place, PlaceOf
 from sidetier.uploader.workers import SharedPool, StoreGate, Task
 
@@ -119,11 +117,12 @@ class RequestWork:
 
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
         """Return a function that reads the log. It is called only for a takeover."""
-        directory, active, config = partition.directory, partition.active, partition.config
+        directory, active, config = partition.directory, partition.log.active, partition.config
         epochs = partition.epochs
         sparse = partition.is_sparse
         check = self._check_of(partition)
-        starts = [s for s in (partition.local_start, partition.log_start()) if s is not None]
+        log = partition.log
+        starts = [s for s in (log.start, log.unstored_start) if s is not None]
 
         def read_log() -> LocalLog:
             tp = partition.topic_partition
@@ -143,15 +142,19 @@ class RequestWork:
             partition.topic_partition,
             self._leader(partition),
             partition.directory,
-            partition.active,
+            partition.log.active,
             epoch_from_cluster=partition.epoch_from_cluster,
             named_at=self._named_at(partition.topic_partition, partition.leader_epoch),
-            uploading=any(t.stage is SegmentState.UPLOADING for t in partition.tracked.values()),
+            uploading=partition.log.is_uploading,
             epochs=partition.epochs,
         )
 
     def _record_start(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
-        tp, archive, active_base = partition.topic_partition, asked.archive, partition.first_active
+        tp, archive, active_base = (
+            partition.topic_partition,
+            asked.archive,
+            partition.log.first_active,
+        )
         if archive is None:
             return None
         start, leader, archive_writer = archive.start, self._leader(partition), place.archive_writer
@@ -358,7 +361,7 @@ class Requests:
     def _begin(self, partition: Partition, request: Request) -> Event | None:
         # The request is built only when its turn comes, from the state of
         # that moment: what was stored while it waited is committed with it.
-        begun = asked(partition, request)
+        begun = partition.asked(request)
         place = self._place_of(partition.topic_partition.topic)
         work = None if begun is None else self._work.of(partition, begun, place)
         if begun is None or work is None:

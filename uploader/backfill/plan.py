@@ -29,7 +29,7 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkSource
+from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkSource
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.gates.topic_rules import CleanerCheckpoints, refusal_of
 from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
@@ -409,11 +409,7 @@ def _due(partition: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> Du
     except OSError:
         return None  # the broker has deleted it since the listing
     end = Offset(segment.next_base or planned.start)
-    closed = Closed(
-        partition.tp,
-        str(Path(partition.directory).parent),
-        end,
-        status.st_mtime_ns,
-        partition.epoch,
-    )
-    return DueSegment(segment.base_offset, end, status.st_size, gate.is_committed(closed))
+    log_dir = str(Path(partition.directory).parent)
+    high_watermarks = gate.known(partition.tp, log_dir, partition.epoch)
+    is_committed = high_watermarks.cover(end, status.st_mtime_ns)
+    return DueSegment(segment.base_offset, end, status.st_size, is_committed)

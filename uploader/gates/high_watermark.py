@@ -16,6 +16,7 @@ from sidetier.segments.checkpoints import parse_offset_checkpoint
 from sidetier.segments.errors import LeadershipError, SegmentError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.state.decisions import HighWatermarks
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import read_text
 from sidetier.uploader.workers import Task, WorkerPool
@@ -47,25 +48,6 @@ class HighWatermarkSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """A closed segment.
-
-    Attributes:
-        topic_partition: The partition.
-        log_dir: The log dir that holds it.
-        next_offset: Its end, exclusive.
-        modified_ns: Last write to its `.log`, in ns since 1970.
-        leader_epoch: Leader epoch in which this broker leads.
-    """
-
-    topic_partition: TopicPartition
-    log_dir: str
-    next_offset: Offset
-    modified_ns: int
-    leader_epoch: LeaderEpoch
-
-
-@dataclass(frozen=True, slots=True)
 class _Checkpoint:
     written_ns: int = -1
     offsets: Mapping[TopicPartition, Offset] | None = None
@@ -75,8 +57,7 @@ class _Checkpoint:
 class CommittedGate:
     """Remembers high watermarks from `replication-offset-checkpoint` and from the brokers.
 
-    The checkpoint counts only if it was written after the segment's last byte: an older one may be
-    about records that were truncated since. A broker's answer counts only if its leader epoch is
+    A broker's answer counts only if its leader epoch is
     that in which this broker leads: another leader's high watermark proves nothing about this log.
 
     Args:
@@ -103,17 +84,27 @@ class CommittedGate:
         self._answers: dict[TopicPartition, HighWatermark] = {}
         self._asked_at: dict[TopicPartition, float] = {}
 
-    def is_committed(self, segment: Closed) -> bool:
-        """Return whether the high watermark is known to have reached the segment's end."""
-        answer = self._answers.get(segment.topic_partition)
-        if answer is not None and _counts(answer, segment):
-            return True
-        return self._use_checkpoint and self._checkpoint_covers(segment)
+    def known(self, tp: TopicPartition, log_dir: str, epoch: LeaderEpoch) -> HighWatermarks:
+        """Return what is known of a partition's high watermark.
+
+        Args:
+            tp: The partition.
+            log_dir: The log dir that holds it.
+            epoch: Leader epoch in which this broker leads.
+        """
+        answer, answered = self._answers.get(tp), -1
+        if answer is not None and epoch != UNKNOWN_EPOCH and answer.leader_epoch == epoch:
+            answered = answer.offset
+        if not self._use_checkpoint:
+            return HighWatermarks(answered)
+        checkpoint = self._checkpoint(log_dir)
+        offset = -1 if checkpoint.offsets is None else checkpoint.offsets.get(tp, -1)
+        return HighWatermarks(answered, offset, checkpoint.written_ns)
 
     def high_watermark(self, tp: TopicPartition, log_dir: str) -> Offset | None:
         """Return the last known high watermark, for reports; it may be some seconds old.
 
-        Unlike in `is_committed`, the leader epoch does not matter here.
+        Unlike in `known`, the leader epoch does not matter here.
         """
         known = [self._checkpoint(log_dir).offsets or {}]
         known.append({tp: answer.offset for tp, answer in self._answers.items()})
@@ -129,14 +120,6 @@ class CommittedGate:
         """
         self._answers.update(answers)
         self._asked_at.update(dict.fromkeys(answers, asked_at))
-
-    def confirms_lead(self, tp: TopicPartition, epoch: LeaderEpoch, since: float) -> bool:
-        """Return whether a broker that was asked at `since` or later has named this leader epoch.
-
-        `since` is in monotonic seconds. True where there is no broker to ask, or no epoch to
-        compare.
-        """
-        return self.named_at(tp, epoch) >= since
 
     def named_at(self, tp: TopicPartition, epoch: LeaderEpoch) -> float:
         """Return when a broker was last asked that named this epoch as that of the leader.
@@ -157,13 +140,6 @@ class CommittedGate:
         """Forget the answers: the leadership of the partition was lost, or changed."""
         self._answers.pop(tp, None)
         self._asked_at.pop(tp, None)
-
-    def _checkpoint_covers(self, segment: Closed) -> bool:
-        checkpoint = self._checkpoint(segment.log_dir)
-        # Equal times do not count: file systems may round them, so the checkpoint can be the older.
-        if checkpoint.offsets is None or checkpoint.written_ns <= segment.modified_ns:
-            return False
-        return checkpoint.offsets.get(segment.topic_partition, -1) >= segment.next_offset
 
     def _checkpoint(self, log_dir: str) -> _Checkpoint:
         known = self._checkpoints.get(log_dir, _Checkpoint())
@@ -190,14 +166,6 @@ class CommittedGate:
         # an old time, which only delays uploads. After the other order, old offsets could get a new
         # time, and count for segments that were written after them.
         return _Checkpoint(written, offsets, self._now())
-
-
-def _counts(answer: HighWatermark, segment: Closed) -> bool:
-    return (
-        segment.leader_epoch != UNKNOWN_EPOCH
-        and answer.leader_epoch == segment.leader_epoch
-        and answer.offset >= segment.next_offset
-    )
 
 
 log: Final = structlog.get_logger()

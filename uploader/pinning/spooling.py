@@ -36,7 +36,7 @@ def take_spooled(
     then drops segments that truncation has removed in the meantime. A spool that cannot be read is
     read again before the next listing.
     """
-    if partition.spool is not None or not partition.identified:
+    if partition.spool is not None or not partition.directory_state.identified:
         return
     if partition.directory is None or partition.topic_id is None:
         return
@@ -63,7 +63,7 @@ def _take(
     retention: float,
 ) -> None:
     base = spooled.segment.base_offset
-    known = partition.tracked.get(base)
+    known = partition.log.tracked.get(base)
     if known is None:
         tracked = pins.track_spooled(partition.directory or "", spooled, timeline, retention)
         if tracked is not None:
@@ -79,16 +79,16 @@ def keep_unstored(spool: Spool, partition: Partition) -> None:
 
     Segments of a followed partition are linked only while some of them are at risk.
     """
-    if partition.spool is None or (partition.follows and not partition.at_risk):
+    if partition.spool is None or partition.follows_safely:
         return
-    if partition.tracked:
+    if partition.log.tracked:
         try:
             # Before the links: after a kill in between, the saved epochs must cover all linked
             # segments.
             partition.epochs.save(partition.spool)
         except OSError as error:
             log.warning("spool.failed", path=partition.spool, error=str(error))
-    for tracked in partition.tracked.values():
+    for tracked in partition.log.tracked.values():
         if tracked.spooled is None:
             tracked.take_spooled(_keep(spool, partition.spool, partition, tracked))
         if tracked.spooled is not None and tracked.committed:
@@ -214,7 +214,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _log_left(untaken: Iterable[Partition]) -> None:
-    tracked = [segment for partition in untaken for segment in partition.tracked.values()]
+    tracked = [segment for partition in untaken for segment in partition.log.tracked.values()]
     if tracked:
         size = sum(segment.size for segment in tracked)
         log.info("spool.found", segments=len(tracked), bytes=size)

@@ -3,7 +3,7 @@
 import contextlib
 import heapq
 import resource
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,7 @@ from sidetier.uploader.pinning.pins import (
     pin_spooled,
     pins_to_release,
 )
-from sidetier.uploader.state.partition import Partition, unstored
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import SegmentState, Timeline, TrackedSegment
 from sidetier.uploader.watching.disk import device_of, free_bytes
 
@@ -134,13 +134,13 @@ class PinTable:
 
         It changes when another broker becomes the leader, or when the topic's retention changes.
         """
-        for tracked in partition.tracked.values():
+        for tracked in partition.log.tracked.values():
             if tracked.pinned is not None:
                 self._admit(tracked)
 
     def refill(self, directory: str, partition: Partition) -> None:
         """Pin segments without a pin, oldest first, while fewer files are open than allowed."""
-        for _, tracked in sorted(partition.tracked.items()):
+        for _, tracked in sorted(partition.log.tracked.items()):
             if self._files + len(REQUIRED_KINDS) > self._max_files:
                 return
             if tracked.pinned is None:
@@ -172,7 +172,7 @@ class PinTable:
             The pins that were released because of the limits.
         """
         held: dict[int | None, list[tuple[HeldPin, TrackedSegment]]] = {}
-        for partition, tracked in unstored(partitions):
+        for partition, tracked in _segments_of(partitions):
             try:
                 alone = tracked.held_alone()
             except OSError as error:
@@ -256,6 +256,12 @@ class PinTable:
         if len(self._heap) > 2 * self._most:  # mostly entries of pins that are closed
             self._heap = [entry for entry in self._heap if entry.tracked.pinned is not None]
             heapq.heapify(self._heap)
+
+
+def _segments_of(partitions: Iterable[Partition]) -> Iterator[tuple[Partition, TrackedSegment]]:
+    for partition in partitions:
+        for tracked in partition.log.tracked.values():
+            yield partition, tracked
 
 
 def _directory(partition: Partition, tracked: TrackedSegment) -> str:

@@ -110,7 +110,7 @@ class UploadQueue:
             self._bytes -= entry.size
             # The entry may be outdated: the segment was released, or planned again, after it was
             # queued. Entries are not removed from the heap.
-            tracked = entry.partition.tracked.get(entry.planned.segment.base_offset)
+            tracked = entry.partition.log.tracked.get(entry.planned.segment.base_offset)
             if tracked is not None and _still_wanted(tracked, entry):
                 if (event := self._start(tracked, entry)) is not None:
                     events.append((entry.partition, event))

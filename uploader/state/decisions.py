@@ -1,42 +1,35 @@
-"""Decisions of the state machine: what a partition does next, given its state and its situation.
+"""Decisions of the state machine: what a partition does next. Pure functions of `Facts`.
 
-`Partition.handle` calls `decide` after each event. A leader stores what follows the archive end
-offset, and records gaps. A follower stores only segments that its broker is about to delete, and
-only while `offset.wm` does not move.
+`Partition.handle` calls `lead` or `follow` after each event. A leader stores what follows the
+archive end offset, and records gaps. A follower stores only segments that its broker is about to
+delete, and only while `offset.wm` does not move.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Final
 from zlib import crc32
 
 from sidetier.config.uploader import OnGap
-from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, LeaderEpoch, TopicPartition
+from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.state.events import (
     Action,
     AskBroker,
-    Asked,
     AskStore,
-    Release,
     ReportGapHalt,
     ReportRescue,
     Request,
     ScanAt,
     Upload,
 )
-from sidetier.uploader.state.plan import PlannedSegment
+from sidetier.uploader.state.following import Following
+from sidetier.uploader.state.gap import GAP_CONFIRM_SECONDS, GapWatch, Halt
+from sidetier.uploader.state.log import TrackedLog
+from sidetier.uploader.state.plan import Plan, PlannedSegment
 from sidetier.uploader.state.risk import Risk, RiskRule, risk_of
-from sidetier.uploader.state.segment import SegmentState, StoredSegment, TrackedSegment
+from sidetier.uploader.state.segment import SegmentState
 
-if TYPE_CHECKING:
-    from sidetier.uploader.state.partition import Partition
-
-GAP_CONFIRM_SECONDS: Final = 2.0
-"""Seconds between the two listings that must show a gap: a listing that is made while the broker
-renames files may miss some of them.
-"""
 PARK_SECONDS: Final = 300.0
 """How long the pins of a partition outlive the lead."""
 RESCUES_TAKE: Final = 4.0
@@ -47,7 +40,6 @@ READ_PAST_HALT_SECONDS: Final = 60.0
 """How often the archive of a partition that is halted at a gap is read."""
 _GAP_READINGS: Final = 4
 """How often the archive is read while a gap waits."""
-_UNDER_WAY: Final = frozenset({SegmentState.QUEUED, SegmentState.UPLOADING, SegmentState.STORED})
 _RESCUED_AT_ONCE: Final = 1
 """Segments of a partition: objects above the archive end offset are in the way of a slow leader."""
 
@@ -84,6 +76,35 @@ NO_RISK_RULE: Final = RiskRule(0.0, None)
 
 
 @dataclass(frozen=True, slots=True)
+class HighWatermarks:
+    """What is known of a partition's high watermark.
+
+    Attributes:
+        answered: A broker's answer in the leader epoch in which this broker leads; -1 if none.
+        checkpoint: The high watermark in `replication-offset-checkpoint`; -1 if there is none.
+        written_ns: When that file was written, in ns since 1970.
+    """
+
+    answered: int = -1
+    checkpoint: int = -1
+    written_ns: int = -1
+
+    def cover(self, end: int | None, modified_ns: int) -> bool:
+        """Return whether the high watermark is known to have reached the end of a segment.
+
+        Args:
+            end: The segment's end, exclusive; None if it is not known.
+            modified_ns: Last write to its `.log`, in ns since 1970.
+        """
+        if end is None:
+            return False
+        # The checkpoint counts only if it was written after the segment's last byte: an older one
+        # may be about records that were truncated since. Equal times do not count: file systems may
+        # round them, so the checkpoint can be the older.
+        return self.answered >= end or (self.checkpoint >= end and self.written_ns > modified_ns)
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """What a partition needs to know besides its own state when an event arrives.
 
@@ -91,13 +112,12 @@ class Situation:
         now: Monotonic seconds.
         wall: Seconds since 1970.
         rules: The configuration.
-        is_committed: Returns whether the high watermark has passed a segment's end.
-        is_confirmed_since: Returns whether a broker that was asked at this time or later, in
-            monotonic seconds, has named this one as the leader.
-        latest_epoch: Returns the last leader epoch of the log on this broker.
+        high_watermarks: What is known of the high watermark.
+        lead_confirmed_at: When a broker was last asked that has named this one as the leader, in
+            monotonic seconds; infinity if there is no broker to ask.
         risk_rule: When the broker deletes segments of the topic.
-        outages: Returns how many outages of the partition's store have ended. Asks the endpoint
-            provider, which may be a slow plug-in.
+        unlinked: Base offsets of the pinned segments that the broker has unlinked; for a follower.
+        outages: How many outages of the partition's store have ended. None if that is not known.
         decides: False if the event is only to be applied, without a decision: while an unexpected
             error holds the partition back, or if more of its events follow at once.
     """
@@ -105,334 +125,340 @@ class Situation:
     now: float
     wall: float
     rules: Rules
-    is_committed: Callable[[TrackedSegment], bool]
-    is_confirmed_since: Callable[[float], bool]
-    latest_epoch: Callable[[], LeaderEpoch] = lambda: UNKNOWN_EPOCH
+    high_watermarks: HighWatermarks = HighWatermarks()
+    lead_confirmed_at: float = float("-inf")
     risk_rule: RiskRule = NO_RISK_RULE
-    outages: Callable[[], int] = lambda: 0
+    unlinked: Collection[BaseOffset] = ()
+    outages: int | None = None
     decides: bool = True
 
 
-def decide(partition: "Partition", situation: Situation) -> Iterator[Action]:
-    """Yield what to do next for a partition that this broker leads or follows.
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A partition's state and situation, as far as decisions depend on them.
 
-    What was yielded counts even if a later step raises. Released segments come first: they are no
-    longer tracked, so nothing else would ever close their files.
+    Attributes:
+        topic_partition: The partition.
+        situation: The time, the configuration, and what the brokers have told.
+        log: Its closed segments. Decisions only read it.
+        archive: The archive's last known state.
+        plan: The segments to store next, and the gap behind them.
+        gap: The gap behind the archive end offset.
+        halt: Why nothing is archived until an operator acts.
+        following: None while this broker leads.
+        read_again_at: When the archive is read again while a gap, or a halt at one, waits for the
+            sidecars of other brokers.
+        hold_until: When the next request may begin, after a failed one.
+        is_sparse: Whether offsets may be missing anywhere, because the topic is or was compacted.
+        is_unsure: Whether the source of leadership does not answer, or names another topic id.
+        is_refused: Whether the topic must not be archived.
+        is_requesting: Whether a request waits for a thread, or is under way.
+        is_unanswered: Whether a request hangs.
+        is_moving: Whether a part of the archive is being moved to quarantine, or is about to be.
+        has_directory: Whether the partition's directory is read.
+        may_upload: Whether the objects above `offset.wm` are known, and nothing holds uploads back.
     """
-    if partition.follows:
-        yield from follow(partition, situation)
-    else:
-        yield from map(Release, partition.forget_stored())
-        yield from lead(partition, situation)
+
+    topic_partition: TopicPartition
+    situation: Situation
+    log: TrackedLog
+    archive: ArchiveState | None
+    plan: Plan
+    gap: GapWatch
+    halt: Halt | None
+    following: Following | None
+    read_again_at: float
+    hold_until: float
+    is_sparse: bool
+    is_unsure: bool
+    is_refused: bool
+    is_requesting: bool
+    is_unanswered: bool
+    is_moving: bool
+    has_directory: bool
+    may_upload: bool
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self.situation.now
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a partition does next, and the facts that the decision has changed."""
+
+    facts: Facts
+    actions: tuple[Action, ...]
 
 
 # -- a leader --------------------------------------------------------------------------------------
 
 
-def lead(partition: "Partition", situation: Situation) -> list[Action]:
-    """Return what to do for a partition that this broker leads."""
-    now, rules = situation.now, situation.rules
-    if not rules.from_latest:
-        partition.begin_with_log()
-    # Before the uploads are offered: it may return stored segments to CLOSED.
-    partition.plan_again()
+def lead(facts: Facts) -> Decision:
+    """Decide what to do for a partition that this broker leads."""
+    now, rules = facts.now, facts.situation.rules
     actions: list[Action] = []
-    if partition.may_upload():
+    if facts.may_upload:
         # Only the first segments of the plan: the queue of one partition must
         # not keep the threads from segments of others that are deleted sooner.
-        for planned in storable(partition, rules.window):
-            actions += offer(partition, planned, situation)
-    actions += mind_gap(partition, situation)
-    if partition.moving is not None and not partition.requesting:
+        for planned in facts.log.storable(facts.plan, rules.window):
+            actions += _offer(facts, planned)
+    gap = watch_gap(facts)
+    actions += _wait_at_gap(facts, gap)
+    halt, read_again_at = halt_at_gap(facts, gap), facts.read_again_at
+    if halt is not None and halt.gap is not None:
+        if halt == facts.halt:
+            actions += [ScanAt(read_again_at)] if read_again_at > now else []
+        else:
+            read_again_at = now + READ_PAST_HALT_SECONDS
+            actions += [ScanAt(read_again_at), ReportGapHalt(halt.gap)]
+    if facts.is_moving and not facts.is_requesting:
         # Nothing is quarantined before a broker has named this one as the leader once more.
         actions.append(AskBroker())
+    facts = replace(facts, gap=gap, halt=halt, read_again_at=read_again_at)
     # After the uploads and the gap, because both change what the partition needs from the store.
-    request = next_request(partition, now, from_latest=rules.from_latest)
+    request = next_request(facts)
     if request is not None:
-        partition.schedule_reading(now + _reading_pause(partition))
+        pause = READ_PAST_HALT_SECONDS if halt and halt.gap else gap.patience / _GAP_READINGS
+        facts = replace(facts, read_again_at=now + pause)
         actions.append(AskStore(request))
-    elif partition.hold.until > now:
-        actions.append(ScanAt(partition.hold.until))
-    return actions
+    elif facts.hold_until > now:
+        actions.append(ScanAt(facts.hold_until))
+    return Decision(facts, tuple(actions))
 
 
-def offer(partition: "Partition", planned: PlannedSegment, situation: Situation) -> list[Action]:
+def _offer(facts: Facts, planned: PlannedSegment) -> list[Action]:
     """Upload a segment if it is committed. Otherwise, or if it is held back, examine it later."""
-    segment = partition.tracked[planned.segment.base_offset]
+    segment = facts.log.tracked[planned.segment.base_offset]
     # Queued, or under way.
     if segment.stage is not SegmentState.CLOSED:
         return []
-    if situation.now < segment.hold.until:
+    if facts.now < segment.hold.until:
         return [ScanAt(segment.hold.until)]
-    if situation.is_committed(segment):
+    if facts.situation.high_watermarks.cover(segment.segment.next_base, segment.modified_ns):
         return [Upload(segment, planned)]
     # Not known to be committed yet. The checkpoint of the broker is read again with each decision.
     return [AskBroker()]
 
 
-def mind_gap(partition: "Partition", situation: Situation) -> list[Action]:
-    """Wait until a gap behind the archive end may be recorded. Halt there if `on_gap` is `halt`."""
-    now, rules = situation.now, situation.rules
-    actions: list[Action] = []
-    if partition.watch_gap(now):
-        partition.wait_before_gap(_patience(partition, rules))
-    second_listing = partition.gap_seen + partition.gap_patience
-    if partition.gap_is_confirmed():
+def watch_gap(facts: Facts) -> GapWatch:
+    """Return how long the gap behind the archive end offset has lasted now."""
+    # Segments that can be stored come first. A gap behind them counts once they are committed.
+    missing = None if facts.plan.segments else facts.plan.gap
+    gap = facts.gap.watch(missing, facts.now, _patience(facts))
+    if gap.is_confirmed(facts.log.listed_at):
         # A new leader, of which this sidecar has not heard yet, may still have the records. So
         # no gap is recorded before a broker has named this one as the leader after the wait.
-        partition.vouch_for_gap(vouched=situation.is_confirmed_since(second_listing))
-        if not partition.gap_vouched:
-            actions.append(AskBroker())
-    if partition.gap is not None and now < second_listing:
-        again = partition.read_again_at
-        actions.append(ScanAt(min(second_listing, again) if again > now else second_listing))
-    if partition.halted_at is not None:
-        actions += _examine_halt(partition, now)
-    if rules.on_gap == "halt" and not partition.halted:
-        actions += _halt_at_gap(partition, now)
+        return replace(gap, vouched=facts.situation.lead_confirmed_at >= gap.due)
+    return gap
+
+
+def _wait_at_gap(facts: Facts, gap: GapWatch) -> list[Action]:
+    actions: list[Action] = []
+    if gap.is_confirmed(facts.log.listed_at) and not gap.vouched:
+        actions.append(AskBroker())
+    if gap.gap is not None and facts.now < gap.due:
+        again = facts.read_again_at
+        actions.append(ScanAt(min(gap.due, again) if again > facts.now else gap.due))
     return actions
 
 
-def _halt_at_gap(partition: "Partition", now: float) -> list[Action]:
-    gap = partition.gap
-    if gap is None or not (partition.gap_is_confirmed() and partition.gap_vouched):
-        return []
-    if partition.gap_is_given_up():
-        return []  # an operator has accepted it
-    if partition.archive is None or not partition.archive.start_is_kept:
-        return []  # a restart would begin behind the gap, and not know of it
-    partition.halt_at_gap(gap)
-    partition.schedule_reading(now + READ_PAST_HALT_SECONDS)
-    return [*_examine_halt(partition, now), ReportGapHalt(gap)]
+def halt_at_gap(facts: Facts, gap: GapWatch) -> Halt | None:
+    """Return the partition's halt: it may begin or end at a gap if `on_gap` is `halt`."""
+    halt, archive = facts.halt, facts.archive
+    knows_end = archive is not None and archive.next_offset is not None
+    if halt is not None and halt.gap is not None and knows_end and gap.gap != halt.gap:
+        # A follower's sidecar has stored the records, or they are in the log again.
+        halt = None
+    if halt is not None or facts.situation.rules.on_gap != "halt" or gap.gap is None:
+        return halt
+    if not gap.may_be_recorded(facts.log.listed_at):
+        return None
+    if facts.log.is_given_up(gap.gap):
+        return None  # an operator has accepted it
+    if archive is None or not archive.start_is_kept:
+        return None  # a restart would begin behind the gap, and not know of it
+    return Halt.at(gap.gap)
 
 
-def _examine_halt(partition: "Partition", now: float) -> list[Action]:
-    """End the halt if the gap has changed: a follower's sidecar has stored the records, or they are
-    in the log again.
-    """
-    archive = partition.archive
-    if archive is None or archive.next_offset is None:
-        return []
-    if partition.gap != partition.halted_at:
-        partition.end_halt()
-        return []
-    return [ScanAt(partition.read_again_at)] if partition.read_again_at > now else []
-
-
-def _patience(partition: "Partition", rules: Rules) -> float:
+def _patience(facts: Facts) -> float:
     """Return how long a gap waits, in seconds.
 
     Another broker's sidecar may still have the records: a follower's, which stores them soon, or a
     former leader's, which keeps its pins for a while in case its broker leads again.
     """
-    if rules.rescue_patience is not None and not partition.is_sparse:
+    rules = facts.situation.rules
+    if rules.rescue_patience is not None and not facts.is_sparse:
         return max(GAP_CONFIRM_SECONDS, RESCUES_TAKE * rules.rescue_patience)
-    watermark = partition.archive.watermark if partition.archive else None
+    watermark = facts.archive.watermark if facts.archive else None
     is_ours = watermark is None or watermark.broker_id == rules.broker_id
     return GAP_CONFIRM_SECONDS if is_ours else PARK_SECONDS
-
-
-def _reading_pause(partition: "Partition") -> float:
-    is_halted = partition.halted_at is not None
-    return READ_PAST_HALT_SECONDS if is_halted else partition.gap_patience / _GAP_READINGS
 
 
 # -- a follower ------------------------------------------------------------------------------------
 
 
-def follow(partition: "Partition", situation: Situation) -> Iterator[Action]:
-    """Yield what to do for a partition that another broker leads.
+def follow(facts: Facts, following: Following) -> Decision:
+    """Decide what to do for a partition that another broker leads.
 
     The store is not asked before a segment of this copy nears its deletion. Then `offset.wm` is
     read, at most once per patience. If it has not moved between two readings, the segments at risk
     are uploaded under the same conditions as by a leader: two sidecars that do so at once disturb
     each other, and do no harm.
     """
-    # Set again below, so that a return in between leaves no outdated number.
-    partition.note_risk(0)
-    stall = partition.watermark_stall
-    if partition.config is None or partition.unsure or stall is None:
-        return
-    if partition.is_sparse or partition.refused is not None:
-        yield from map(Release, partition.untrack_all())  # each replica compacts its own copy
-        return
-    partition.notice_watermark()
-    yield from map(Release, partition.forget_stored())
+    situation, archive = facts.situation, facts.archive
+    if archive is not None:
+        read = archive.next_offset if archive.watermark is not None else None
+        following = following.saw(read, ours=archive.claimed)
     risk = risk_of(
-        partition.tracked, situation.risk_rule, situation.wall, partition.at_risk_by_size
+        facts.log.tracked,
+        situation.risk_rule,
+        situation.wall,
+        following.at_risk_by_size,
+        situation.unlinked,
     )
-    partition.plan_again()
-    partition.note_risk(risk.segments)
+    following = replace(following, at_risk=risk.segments)
+    actions: tuple[Action, ...] = ()
     if risk.next_at != float("inf"):
-        yield ScanAt(situation.now + max(0.0, risk.next_at - situation.wall))
+        actions = (ScanAt(facts.now + max(0.0, risk.next_at - situation.wall)),)
     if not risk.segments:
-        # No request is made, so the known state of the archive is out of date at the next risk.
-        stall.end_rescue()
-        if not partition.requesting and not _is_under_way(partition):
-            partition.forget_archive()
-    elif not partition.requesting:
-        yield from _watch_stall(partition, situation, risk)
+        following = replace(following, rescuing=False)
+        if not facts.is_requesting and not facts.log.is_under_way:
+            # No request is made, so the known state of the archive is out of date at the next risk.
+            archive = None
+        return Decision(replace(facts, following=following, archive=archive), actions)
+    facts = replace(facts, following=following)
+    if facts.is_requesting:
+        return Decision(facts, actions)
+    decision = _watch_stall(facts, following, risk)
+    return Decision(decision.facts, actions + decision.actions)
 
 
-def _watch_stall(partition: "Partition", situation: Situation, risk: Risk) -> list[Action]:
-    now, stall = situation.now, partition.watermark_stall
-    patience = situation.rules.patience_of(partition.topic_partition)
-    if stall is None:
-        return []
-    read_again = stall.read_at + patience
-    held = min(partition.hold.until, read_again)  # a leader that sees a gap does not wait longer
+def _watch_stall(facts: Facts, following: Following, risk: Risk) -> Decision:
+    now = facts.now
+    patience = facts.situation.rules.patience_of(facts.topic_partition)
+    read_again = following.read_at + patience
+    held = min(facts.hold_until, read_again)  # a leader that sees a gap does not wait longer
     if now < held:
-        return [ScanAt(held)]
-    is_fresh = now < read_again or _is_under_way(partition)
-    actions: list[Action] = []
-    if partition.archive is not None and is_fresh and stall.lasts(patience):
-        actions = _rescue(partition, situation, risk)
+        return Decision(facts, (ScanAt(held),))
+    is_fresh = now < read_again or facts.log.is_under_way
+    actions: tuple[Action, ...] = ()
+    if facts.archive is not None and is_fresh and following.lasts(patience):
+        facts, actions = _rescue(facts, following, risk)
     elif now >= read_again:
-        return _read(partition, situation)
-    return [*actions, ScanAt(read_again if now < read_again else now + patience)]
+        if not facts.has_directory:
+            return Decision(facts, ())
+        facts = replace(facts, following=replace(following, read_at=now))
+        return Decision(facts, (AskStore(Request.LOAD),))
+    again = ScanAt(read_again if now < read_again else now + patience)
+    return Decision(facts, (*actions, again))
 
 
-def _read(partition: "Partition", situation: Situation) -> list[Action]:
-    if partition.directory is None:
-        return []
-    partition.forget_earlier_epoch(situation.latest_epoch())
-    if partition.watermark_stall is not None:
-        partition.watermark_stall.begin_reading(situation.now)
-    return [] if partition.leader_epoch == UNKNOWN_EPOCH else [AskStore(Request.LOAD)]
-
-
-def _rescue(partition: "Partition", situation: Situation, risk: Risk) -> list[Action]:
+def _rescue(facts: Facts, following: Following, risk: Risk) -> tuple[Facts, tuple[Action, ...]]:
     """Do as a leader, but only for segments at risk, and never record a gap: another replica may
     have the records that are gone here.
     """
-    if not situation.rules.from_latest:  # with `latest`, only the leader knows where to begin
-        partition.begin_with_log()
-    archive, stall = partition.archive, partition.watermark_stall
-    if archive is None or archive.next_offset is None or risk.end is None or stall is None:
-        return []
+    archive, log = facts.archive, facts.log
+    if not facts.situation.rules.from_latest:  # with `latest`, only the leader knows where to begin
+        archive = begun(archive, log.first_start)
+    if archive is None or archive.next_offset is None or risk.end is None:
+        return facts, ()
+    if archive is not facts.archive:
+        plan = log.plan(archive.next_offset, sparse=facts.is_sparse)
+        facts = replace(facts, archive=archive, plan=plan)
     actions: list[Action] = []
-    if not stall.rescuing:
-        stall.begin_rescue()
-        still = situation.now - (stall.since or situation.now)
+    if not following.rescuing:
+        facts = replace(facts, following=replace(following, rescuing=True))
+        still = facts.now - (following.since or facts.now)
         actions.append(ReportRescue(archive.next_offset, risk.segments, still))
+    request = _rescue_request(facts, archive, risk.end)
+    if request is not None:
+        return facts, (*actions, AskStore(request))
+    for planned in _wanted(facts, risk.end):
+        actions += _offer(facts, planned)
+    return facts, tuple(actions)
+
+
+def _rescue_request(facts: Facts, archive: ArchiveState, end: Offset) -> Request | None:
     if not archive.start_is_kept and (archive.start or archive.kept_start is not None):
         # Another replica's log may begin lower than ours, or than the record: its sidecar lowers
         # the record.
-        return [*actions, AskStore(Request.START)]
+        return Request.START
     # Before further uploads: objects above the archive end offset are in the way of a slow leader.
-    if stored_prefix(partition):
-        return [*actions, AskStore(Request.COMMIT)]
-    wanted = storable(partition, _RESCUED_AT_ONCE)
-    wanted = [planned for planned in wanted if planned.segment.base_offset < risk.end]
-    if wanted and archive.present is None:
-        return [*actions, AskStore(Request.PREPARE)]
-    for planned in wanted:
-        actions += offer(partition, planned, situation)
-    return actions
+    if facts.log.stored_prefix(facts.plan):
+        return Request.COMMIT
+    return Request.PREPARE if archive.present is None and _wanted(facts, end) else None
 
 
-def _is_under_way(partition: "Partition") -> bool:
-    return any(tracked.stage in _UNDER_WAY for tracked in partition.tracked.values())
+def _wanted(facts: Facts, end: Offset) -> list[PlannedSegment]:
+    wanted = facts.log.storable(facts.plan, _RESCUED_AT_ONCE)
+    return [planned for planned in wanted if planned.segment.base_offset < end]
 
 
 # -- requests to the store -------------------------------------------------------------------------
 
 
-def storable(partition: "Partition", window: int) -> list[PlannedSegment]:
-    """Return the next `window` segments, in order, that are not stored.
+def begun(archive: ArchiveState | None, first_start: Offset | None) -> ArchiveState | None:
+    """Let a new archive begin where the log began at the first listing.
 
-    Stored segments do not count: those behind a segment that is not stored yet wait for it, and
-    must not delay the segments behind them.
+    Records that the broker has deleted since then are a gap. If Pinterest's uploader has filled the
+    archive, the leader's sidecar takes it over first.
     """
-    tracked, segments = partition.tracked, partition.plan().segments
-    left = (p for p in segments if tracked[p.segment.base_offset].stage is not SegmentState.STORED)
-    return list(islice(left, window))
+    if archive is None or archive.next_offset is not None or archive.is_pinterest:
+        return archive
+    return archive if first_start is None else archive.beginning_with_log(first_start)
 
 
-def stored_prefix(partition: "Partition") -> list[StoredSegment]:
-    """Return the stored segments that follow the archive end offset without a gap."""
-    prefix = []
-    for planned in partition.plan().segments:
-        tracked = partition.tracked[planned.segment.base_offset]
-        if tracked.stage is not SegmentState.STORED or tracked.stored is None:
-            break
-        # Stored for another plan: from another offset, or up to another
-        # end. A commit over it would pass offsets that are not stored.
-        if not tracked.is_as_planned(planned):
-            break
-        prefix.append(tracked.stored)
-    return prefix
-
-
-def next_request(partition: "Partition", now: float, *, from_latest: bool) -> Request | None:
+def next_request(facts: Facts) -> Request | None:
     """Return what the partition needs from the store now; None also while it must wait."""
-    busy = partition.requesting is not None or partition.unanswered is not None
-    if busy or partition.unsure or now < partition.hold.until:
+    if (
+        facts.is_requesting
+        or facts.is_unanswered
+        or facts.is_unsure
+        or facts.now < facts.hold_until
+    ):
         return None
-    if partition.halted is not None or partition.refused is not None:
-        reads = partition.halted_at is not None and now >= partition.read_again_at
-        return Request.LOAD if reads else None
-    if partition.listed_at is None or not (partition.tracked or partition.archive):
+    if facts.halt is not None or facts.is_refused:
+        at_gap = facts.halt is not None and facts.halt.gap is not None
+        return Request.LOAD if at_gap and facts.now >= facts.read_again_at else None
+    log, archive = facts.log, facts.archive
+    if log.listed_at is None or not (log.tracked or archive):
         return None  # nothing is closed: an idle partition costs no request
-    archive = partition.archive
     if archive is None:
         return Request.LOAD
     if archive.next_offset is None:
-        begins = from_latest and partition.first_active is not None and not archive.is_pinterest
-        return Request.START if begins else None
-    return _next_write(partition, archive) or _next_reading(partition, now)
+        begins = facts.situation.rules.from_latest and log.first_active is not None
+        return Request.START if begins and not archive.is_pinterest else None
+    return _next_write(facts, archive) or _next_reading(facts, archive)
 
 
-def _next_write(partition: "Partition", archive: ArchiveState) -> Request | None:
+def _next_write(facts: Facts, archive: ArchiveState) -> Request | None:
     kept_higher = archive.kept_start is not None and archive.watermark is None
     # The start must be on the store before a gap at the beginning is recorded, or before
     # the first `offset.wm`: after a kill, the archive would otherwise begin at the log
     # start of that time, and the records before it would be missing without a gap record.
-    if (partition.gap is not None or kept_higher) and not archive.start_is_kept:
+    if (facts.gap.gap is not None or kept_higher) and not archive.start_is_kept:
         return Request.START
-    if stored_prefix(partition):
+    if facts.log.stored_prefix(facts.plan):
         return Request.COMMIT
-    if partition.plan().segments:
+    if facts.plan.segments:
         # Uploads need the listing of the objects above `offset.wm`. With
         # it, there is nothing to ask for until an upload has ended.
         return Request.PREPARE if archive.present is None else None
-    if not (partition.gap_is_confirmed() and partition.gap_vouched):
+    if not facts.gap.may_be_recorded(facts.log.listed_at):
         return None
     # The segments stored there are compared with this log before they count as the missing records.
     return Request.PREPARE if archive.present is None else Request.GAP
 
 
-def _next_reading(partition: "Partition", now: float) -> Request | None:
+def _next_reading(facts: Facts, archive: ArchiveState) -> Request | None:
     """Read the archive again while a gap waits for other sidecars.
 
     This shows whether the store answers at all, and whether they have stored the records. An
     archive without `offset.wm` is not read again: a gap at its start is known only to this process.
     """
-    archive = partition.archive
-    waits = partition.gap is not None and partition.gap_waits_for_others()
-    waits = waits and archive is not None and archive.watermark is not None
-    due = waits and not partition.gap_is_confirmed() and now >= partition.read_again_at
+    gap = facts.gap
+    waits = gap.gap is not None and gap.waits_for_others and archive.watermark is not None
+    due = waits and not gap.is_confirmed(facts.log.listed_at) and facts.now >= facts.read_again_at
     return Request.LOAD if due else None
-
-
-def asked(partition: "Partition", request: Request) -> Asked | None:
-    """Return the request as it begins now.
-
-    None if there is nothing left to do, for example after a new listing while it waited for a
-    thread.
-    """
-    archive, gap = partition.archive, None
-    stored: tuple[StoredSegment, ...] = ()
-    if request is not Request.LOAD and archive is None:
-        return None
-    if request is Request.COMMIT:
-        # Computed when the request begins, not when it was queued: one
-        # commit covers all segments that were stored while it waited.
-        stored = tuple(stored_prefix(partition))
-        if not stored:
-            return None
-    if request is Request.GAP:
-        gap = partition.gap
-        if not (partition.gap_is_confirmed() and partition.gap_vouched):
-            return None
-    return Asked(request, partition.generation, partition.follows, archive, stored, gap)

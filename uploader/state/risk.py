@@ -1,6 +1,6 @@
 """Decide which segments of a follower's copy the broker is about to delete. Pure functions."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,6 +87,7 @@ def risk_of(
     rule: RiskRule,
     wall: float,
     end_by_size: Offset | None = None,
+    unlinked: Collection[BaseOffset] = (),
 ) -> Risk:
     """Return which segments of a followed partition are at risk now.
 
@@ -95,10 +96,13 @@ def risk_of(
         rule: When the broker deletes segments of the topic.
         wall: Seconds since 1970.
         end_by_size: See `RiskRule.end_by_size`.
+        unlinked: Base offsets of the pinned segments that the broker has unlinked.
     """
     end, count, next_at = None, 0, float("inf")
-    for _, segment in sorted(tracked.items()):
-        begins = _begins(segment, rule, end_by_size)
+    for base, segment in sorted(tracked.items()):
+        deletes = segment.segment.marked_for_deletion or base in unlinked
+        is_due = deletes or is_below(base, end_by_size)
+        begins = float("-inf") if is_due else rule.begins(segment.largest_timestamp)
         if begins > wall:
             next_at = min(next_at, begins)
             continue
@@ -106,13 +110,6 @@ def risk_of(
         if segment.segment.next_base is not None:
             end = Offset(segment.segment.next_base)
     return Risk(end, count, next_at)
-
-
-def _begins(tracked: TrackedSegment, rule: RiskRule, end_by_size: Offset | None) -> float:
-    by_size = is_below(tracked.segment.base_offset, end_by_size)
-    if by_size or tracked.unlinked() or tracked.segment.marked_for_deletion:
-        return float("-inf")
-    return rule.begins(tracked.largest_timestamp)
 
 
 def is_below(base: BaseOffset, end: Offset | None) -> bool:

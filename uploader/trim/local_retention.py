@@ -217,7 +217,7 @@ class LocalRetention:
         tp = trim.topic_partition
         partition = find(tp)
         if partition is not None:
-            partition.trimmed_to = trim.end
+            partition.log.trimmed_to = trim.end
         self._metrics.trimmed(tp.topic, trim.size)
         log.info(
             "local_retention.trimmed",

@@ -239,9 +239,9 @@ class Sidecar:
     def __str__(self) -> str:
         """Describe the state of each partition, to show why nothing progresses."""
         return "; ".join(
-            f"broker {self.broker}, {p.topic_partition}, archive {p.archive}, {p.gap}, "
+            f"broker {self.broker}, {p.topic_partition}, archive {p.archive}, {p.gap.gap}, "
             f"asks {p.requesting}, {p.hold.error}, {p.halted or p.refused}, "
-            f"{[(t.segment, t.stage.name, t.hold.error) for t in p.tracked.values()]}"
+            f"{[(t.segment, t.stage.name, t.hold.error) for t in p.log.tracked.values()]}"
             for p in self._leads.with_parked()
         )
 
@@ -251,6 +251,6 @@ class Sidecar:
         self.store.is_dead = True
         self.engine.abandon()
         for partition in self._leads.with_parked():
-            for tracked in partition.tracked.values():
+            for tracked in partition.log.tracked.values():
                 tracked.close()
         return in_flight

@@ -20,8 +20,6 @@ from sidetier.uploader.archive import watermark_file
 from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.sending import conditional_put, upload
-from sidetier.uploader.state import decisions
-from sidetier.uploader.state.partition import unstored
 from sidetier.uploader.state.plan import Plan, PlannedSegment
 from sidetier.uploader.state.plan import plan as real_plan
 from sidetier.uploader.state.segment import SegmentState
@@ -37,7 +35,6 @@ real_track = PinTable.track
 real_files = upload._files
 real_store_file = conditional_put.store_file
 real_check_writer = watermark_file._check_writer
-real_mind_gap = decisions.mind_gap
 real_learn = CommittedGate.learn
 
 
@@ -45,9 +42,9 @@ def _everything_is_committed(*_: object) -> bool:
     return True
 
 
-def _whatever_is_stored(partition: Any) -> list[Any]:
+def _whatever_is_stored(log: Any, _: Any) -> list[Any]:
     """Mutant: the watermark skips missing segments."""
-    tracked = sorted(partition.tracked.items())
+    tracked = sorted(log.tracked.items())
     return [t.stored for _, t in tracked if t.stage is SegmentState.STORED and t.stored is not None]
 
 
@@ -91,13 +88,6 @@ def _without_a_look(store: Any, ours: Any, **_: Any) -> int:
     return real_store_file(store, ours, may_exist=False)
 
 
-def _forgets_the_gap_halt(partition: Any, *more: Any) -> Any:
-    """Mutant: record the gap and continue."""
-    actions = real_mind_gap(partition, *more)
-    partition.halted = None
-    return actions
-
-
 def _from_wherever_we_begin(_: Any, __: Any, ___: Any, here: Any, ____: Any) -> Any:
     """Mutant: do not record the start of an archive, so that each restart finds another one."""
     return here
@@ -115,7 +105,7 @@ def _as_if_asked_just_now(gate: Any, answers: Any, _: float) -> None:
 
 def _let_go(_: Any, __: Any, ___: Any, partitions: Any, *_more: Any) -> None:
     """Mutant: do not pin deleted segments, whatever the bounds are, and report nothing."""
-    for _, tracked in unstored(partitions):
+    for tracked in (t for p in partitions for t in p.log.tracked.values()):
         with suppress(OSError):  # a failing disk reports nothing
             if tracked.stage is not SegmentState.UPLOADING and tracked.held_alone():
                 tracked.forget()
@@ -161,14 +151,14 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "2: closed is taken for committed": (
         Protocol,
-        {f"{UPLOADER}.gates.high_watermark.CommittedGate.is_committed": _everything_is_committed},
+        {f"{UPLOADER}.state.decisions.HighWatermarks.cover": _everything_is_committed},
     ),
     "3: the watermark passes a gap": (
         Plain,
-        {f"{UPLOADER}.state.decisions.stored_prefix": _whatever_is_stored},
+        {f"{UPLOADER}.state.log.TrackedLog.stored_prefix": _whatever_is_stored},
     ),
-    "4: resumed by base offset": (Protocol, {f"{UPLOADER}.state.partition.plan": _by_base_offset}),
-    "4: no slice": (Protocol, {f"{UPLOADER}.state.partition.plan": _whole_segments}),
+    "4: resumed by base offset": (Protocol, {f"{UPLOADER}.state.log.plan": _by_base_offset}),
+    "4: no slice": (Protocol, {f"{UPLOADER}.state.log.plan": _whole_segments}),
     "5: the watermark is written without a condition": (
         Plain,
         {"sidetier.archive.objects.watermark.unchanged": _nothing},
@@ -218,7 +208,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "a gap does not halt the partition": (
         Halting,
-        {f"{UPLOADER}.state.decisions.mind_gap": _forgets_the_gap_halt},
+        {f"{UPLOADER}.state.decisions.halt_at_gap": _nothing},
     ),
     "the start of an archive is not recorded": (
         FromLatest,

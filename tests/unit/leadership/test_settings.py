@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
+from sidetier.leadership.factory import open_leadership
 from sidetier.leadership.kraft.source import KraftLeadership
 from sidetier.leadership.settings import (
     KraftSettings,
     LeadershipSettings,
     StaticSettings,
     ZookeeperSettings,
-    open_leadership,
 )
 from sidetier.leadership.static import StaticLeadership
 from sidetier.leadership.zookeeper.source import ZookeeperLeadership
@@ -35,7 +35,7 @@ def test_each_kind_of_settings_opens_its_source(
 def test_only_the_needed_driver_is_loaded() -> None:
     program = (
         "import sys\n"
-        "from sidetier.leadership.settings import open_leadership\n"
+        "from sidetier.leadership.factory import open_leadership\n"
         "from sidetier.leadership.settings import StaticSettings\n"
         "open_leadership(StaticSettings())\n"
         "assert not {'kazoo', 'confluent_kafka', 'watchdog'} & sys.modules.keys()\n"

@@ -34,7 +34,6 @@ from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.requests import RequestWork
 from sidetier.uploader.errors import DivergedError, DivergenceBelowError
-from sidetier.uploader.state.decisions import asked
 from sidetier.uploader.state.events import Request
 from sidetier.uploader.state.partition import Partition
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -142,12 +141,12 @@ class Sidecar:
     ) -> ArchiveState:
         log, epoch = self.log, LeaderEpoch(self.log.epoch if self.epoch is None else self.epoch)
         partition = Partition(log.tp, epoch, TOPIC_ID, archive=archive)
-        partition.directory, partition.active = str(log.path), log.active
+        partition.directory, partition.log.active = str(log.path), log.active
         partition.epoch_from_cluster, partition.config = True, TopicConfig(compacted=self.compacted)
         if archive is not None and archive.next_offset is None:
             partition.archive = archive.beginning_at(Offset(0))
         place = place_of(store)
-        begun = asked(partition, request)
+        begun = partition.asked(request)
         assert begun is not None
         work = RequestWork(
             BrokerId(2),

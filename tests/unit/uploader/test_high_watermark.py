@@ -10,7 +10,7 @@ from sidetier.leadership.port import HighWatermark
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import SYSTEM_CLOCK
-from sidetier.uploader.gates.high_watermark import CHECKPOINT_NAME, Closed, CommittedGate
+from sidetier.uploader.gates.high_watermark import CHECKPOINT_NAME, CommittedGate
 from sidetier.uploader.unexpected import UnexpectedErrors
 
 TP = TopicPartition("t", 0)
@@ -36,10 +36,9 @@ def write(log_dir: Path, text: str, at_ns: int = WRITTEN_NS) -> None:
     os.utime(path, ns=(at_ns, at_ns))
 
 
-def segment(
-    log_dir: Path, end: int = 20, modified_ns: int = 0, epoch: int = 3, tp: TopicPartition = TP
-) -> Closed:
-    return Closed(tp, str(log_dir), Offset(end), modified_ns, LeaderEpoch(epoch))
+def is_committed(gate: CommittedGate, log_dir: Path, modified_ns: int = 0, epoch: int = 3) -> bool:
+    """Whether the gate knows a segment that ends at offset 20 as committed."""
+    return gate.known(TP, str(log_dir), LeaderEpoch(epoch)).cover(20, modified_ns)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_checkpoint_must_reach_the_segments_next_offset(
     tmp_path: Path, high_watermark: int, *, committed: bool
 ) -> None:
     write(tmp_path, f"0\n1\nt 0 {high_watermark}\n")
-    assert CommittedGate(Ticking()).is_committed(segment(tmp_path)) is committed
+    assert is_committed(CommittedGate(Ticking()), tmp_path) is committed
 
 
 @pytest.mark.parametrize(
@@ -62,12 +61,12 @@ def test_checkpoint_older_than_the_last_append_does_not_count(
     """It may refer to an epoch history that was truncated since."""
     write(tmp_path, "0\n1\nt 0 99\n")
     gate = CommittedGate(Ticking())
-    assert gate.is_committed(segment(tmp_path, modified_ns=modified_ns)) is committed
+    assert is_committed(gate, tmp_path, modified_ns=modified_ns) is committed
 
 
 def test_checkpoint_row_of_another_partition_does_not_count(tmp_path: Path) -> None:
     write(tmp_path, "0\n2\nt 1 99\nu 0 99\n")
-    assert not CommittedGate(Ticking()).is_committed(segment(tmp_path))
+    assert not is_committed(CommittedGate(Ticking()), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,26 +78,26 @@ def test_malformed_checkpoint_does_not_count_and_is_reported_once(
     write(tmp_path, text)
     errors = UnexpectedErrors(Metrics(CollectorRegistry()), SYSTEM_CLOCK)
     gate = CommittedGate(Ticking(), on_checkpoint=errors.file_was_read)
-    assert not gate.is_committed(segment(tmp_path))
-    assert not gate.is_committed(segment(tmp_path))
+    assert not is_committed(gate, tmp_path)
+    assert not is_committed(gate, tmp_path)
     (held,) = errors.held()
     assert held.subject == str(tmp_path / CHECKPOINT_NAME)
     assert held.failures == 1, "told once, though it is read often"
     write(tmp_path, "0\n1\nt 0 20\n")
-    assert gate.is_committed(segment(tmp_path)), "the next one counts, even of the same time"
+    assert is_committed(gate, tmp_path), "the next one counts, even of the same time"
     assert errors.held() == ()
 
 
 def test_missing_checkpoint_does_not_count(tmp_path: Path) -> None:
-    assert not CommittedGate(Ticking()).is_committed(segment(tmp_path))
+    assert not is_committed(CommittedGate(Ticking()), tmp_path)
 
 
 def test_newer_checkpoint_replaces_the_known_high_watermark(tmp_path: Path) -> None:
     gate = CommittedGate(Ticking())
     write(tmp_path, "0\n1\nt 0 20\n")
-    assert gate.is_committed(segment(tmp_path))
+    assert is_committed(gate, tmp_path)
     write(tmp_path, "0\n1\nt 0 10\n", WRITTEN_NS + 1)
-    assert not gate.is_committed(segment(tmp_path))
+    assert not is_committed(gate, tmp_path)
 
 
 def test_each_log_dir_has_its_own_checkpoint(tmp_path: Path) -> None:
@@ -107,19 +106,19 @@ def test_each_log_dir_has_its_own_checkpoint(tmp_path: Path) -> None:
         path.mkdir()
     write(one, "0\n1\nt 0 20\n")
     gate = CommittedGate(Ticking())
-    assert gate.is_committed(segment(one))
-    assert not gate.is_committed(segment(two))
+    assert is_committed(gate, one)
+    assert not is_committed(gate, two)
 
 
 def test_checkpoint_is_not_read_for_each_segment(tmp_path: Path) -> None:
     write(tmp_path, "0\n1\nt 0 20\n")
     now = [0.0]
     gate = CommittedGate(lambda: now[0])
-    assert gate.is_committed(segment(tmp_path))
+    assert is_committed(gate, tmp_path)
     write(tmp_path, "0\n1\nt 0 10\n", WRITTEN_NS + 1)
-    assert gate.is_committed(segment(tmp_path))
+    assert is_committed(gate, tmp_path)
     now[0] = 0.06
-    assert not gate.is_committed(segment(tmp_path))
+    assert not is_committed(gate, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_answer_of_a_broker_counts_only_in_the_same_epoch(
     assert UNKNOWN_EPOCH == -1
     gate = CommittedGate(Ticking())
     gate.learn({TP: HighWatermark(Offset(offset), LeaderEpoch(answered))}, asked_at=0.0)
-    assert gate.is_committed(segment(tmp_path, epoch=led)) is committed
+    assert is_committed(gate, tmp_path, epoch=led) is committed
 
 
 def test_answer_of_a_broker_is_forgotten_with_the_lead(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_answer_of_a_broker_is_forgotten_with_the_lead(tmp_path: Path) -> None:
     gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))}, asked_at=0.0)
     gate.forget(TP)
     gate.forget(TP)
-    assert not gate.is_committed(segment(tmp_path))
+    assert not is_committed(gate, tmp_path)
 
 
 def test_answer_confirms_the_lead_only_up_to_the_time_of_the_request() -> None:
@@ -158,13 +157,11 @@ def test_answer_confirms_the_lead_only_up_to_the_time_of_the_request() -> None:
     now = 99.0
     gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))}, asked_at=20.0)
     assert gate.named_at(TP, LeaderEpoch(3)) == 20.0
-    assert gate.confirms_lead(TP, LeaderEpoch(3), since=20.0)
-    assert not gate.confirms_lead(TP, LeaderEpoch(3), since=20.1)
 
 
 def test_only_answers_of_brokers_count_without_the_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, "0\n1\nt 0 99\n")
     gate = CommittedGate(Ticking(), use_checkpoint=False)
-    assert not gate.is_committed(segment(tmp_path))
+    assert not is_committed(gate, tmp_path)
     gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))}, asked_at=0.0)
-    assert gate.is_committed(segment(tmp_path))
+    assert is_committed(gate, tmp_path)

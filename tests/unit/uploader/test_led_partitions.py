@@ -137,7 +137,7 @@ def test_followed_partition_that_left_a_log_dir_is_parked(
     at.follow(view({log.tp: 1}))
     at.follow(view({}))
     (partition,) = at.leads.followed()
-    partition.at_risk = 1
+    partition.note_risk(1)
     gone = log.delete_topic()
     at.log_dirs.rescan()
     assert at.leads.find_followed() == []
@@ -147,7 +147,7 @@ def test_followed_partition_that_left_a_log_dir_is_parked(
     at.log_dirs.rescan()
     (again,) = at.leads.find_followed()
     assert (again is partition, again.lost, again.follows) == (True, False, True)
-    again.at_risk = 1
+    again.note_risk(1)
     gone = log.delete_topic()
     at.log_dirs.rescan()
     at.leads.find_followed()

@@ -1,19 +1,30 @@
 """The state of one partition and the request it needs next."""
 
+from dataclasses import replace
+
 import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange, TopicPartition
+from sidetier.segments.offsets import (
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.reading import FileIdentity
 from sidetier.uploader.state.decisions import (
-    GAP_CONFIRM_SECONDS,
+    RESCUES_TAKE,
+    Rules,
+    Situation,
     next_request,
-    storable,
-    stored_prefix,
+    watch_gap,
 )
 from sidetier.uploader.state.events import Request
+from sidetier.uploader.state.gap import GAP_CONFIRM_SECONDS, Halt
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import (
@@ -25,6 +36,31 @@ from sidetier.uploader.state.segment import (
 )
 
 TP = TopicPartition("t", 0)
+RULES = Rules(8, from_latest=False, on_gap="step_over", broker_id=BrokerId(1))
+
+
+def wanted(made: Partition, now: float, rules: Rules = RULES) -> Request | None:
+    """What the partition needs from the store."""
+    return next_request(made.facts(Situation(now, 0.0, rules)))
+
+
+def stored_prefix(made: Partition) -> list[int]:
+    return [segment.base_offset for segment in made.log.stored_prefix(made.plan())]
+
+
+def plan_again(made: Partition) -> None:
+    made.log.plan_again(made.plan())
+
+
+def watch(made: Partition, now: float, rules: Rules = RULES) -> bool:
+    """Look for a gap. Returns whether it is new."""
+    before = made.gap
+    made.gap = watch_gap(made.facts(Situation(now, 0.0, rules)))
+    return made.gap.gap is not None and made.gap.gap != before.gap
+
+
+def is_confirmed(made: Partition) -> bool:
+    return made.gap.is_confirmed(made.log.listed_at)
 
 
 def track(segment: ClosedSegment) -> TrackedSegment:
@@ -62,7 +98,7 @@ def partition(
 
 def store(made: Partition, *bases: int) -> None:
     for base in bases:
-        tracked = made.tracked[BaseOffset(base)]
+        tracked = made.log.tracked[BaseOffset(base)]
         tracked.stage = SegmentState.STORED
         tracked.planned = PlannedSegment(tracked.segment, Offset(base))
         tracked.stored = StoredSegment(BaseOffset(base), Offset(base + 10), 0, 100, 100)
@@ -95,22 +131,22 @@ def test_backoff_honours_a_short_maximum() -> None:
 def test_segments_below_the_watermark_are_not_tracked() -> None:
     made = partition(done=10)
     made.observe(listing(0, 10, 20, active=30), 1.0, track)
-    assert sorted(made.tracked) == [10, 20]
+    assert sorted(made.log.tracked) == [10, 20]
 
 
 def test_segments_deleted_before_they_could_be_opened_are_not_tracked() -> None:
     made = partition()
     made.observe(listing(0, active=10), 1.0, lambda _: None)
-    assert made.tracked == {}
+    assert made.log.tracked == {}
 
 
 def test_pinned_segment_stays_tracked_when_retention_deletes_it() -> None:
     made = partition(0, 10, 20)
     made.observe(listing(20, active=30, marked_for_deletion=(10,)), 1.0, track)
-    assert sorted(made.tracked) == [0, 10, 20]
+    assert sorted(made.log.tracked) == [0, 10, 20]
     made.observe(listing(20, active=30), 2.0, track)
-    assert sorted(made.tracked) == [0, 10, 20]
-    assert made.local_start == 20
+    assert sorted(made.log.tracked) == [0, 10, 20]
+    assert made.log.start == 20
 
 
 def test_last_segment_marked_for_deletion_keeps_the_end_that_was_listed() -> None:
@@ -124,14 +160,14 @@ def test_last_segment_marked_for_deletion_keeps_the_end_that_was_listed() -> Non
         1.0,
         track,
     )
-    assert made.tracked[BaseOffset(0)].segment.next_base == 10
+    assert made.log.tracked[BaseOffset(0)].segment.next_base == 10
 
 
 def test_segment_without_a_pin_is_dropped_with_its_file() -> None:
     made = partition(0, 10)
-    made.tracked[BaseOffset(0)].close()
+    made.log.tracked[BaseOffset(0)].close()
     made.observe(listing(10, active=20), 1.0, track)
-    assert sorted(made.tracked) == [10]
+    assert sorted(made.log.tracked) == [10]
 
 
 @pytest.mark.parametrize(
@@ -147,71 +183,74 @@ def test_truncated_segments_are_dropped_unless_they_are_being_uploaded(
     stage: SegmentState, *, kept: bool
 ) -> None:
     made = partition(0, 10)
-    made.tracked[BaseOffset(10)].stage = stage
+    made.log.tracked[BaseOffset(10)].stage = stage
     made.observe(listing(0, active=10), 1.0, track)
-    assert (BaseOffset(10) in made.tracked) is kept
+    assert (BaseOffset(10) in made.log.tracked) is kept
 
 
 def test_stored_segments_are_forgotten_and_released() -> None:
     made = partition(0, 10, 20)
-    first = made.tracked[BaseOffset(0)]
+    first = made.log.tracked[BaseOffset(0)]
     made.archive = ArchiveState(next_offset=Offset(15))
-    assert made.forget_stored() == [first]
-    assert sorted(made.tracked) == [10, 20]
+    assert made.log.forget_stored(made.stored_below()) == [first]
+    assert sorted(made.log.tracked) == [10, 20]
 
 
 def test_stored_prefix_ends_before_the_first_segment_that_is_not_stored() -> None:
     made = partition(0, 10, 20, 30)
     store(made, 0, 10, 30)
-    assert [segment.base_offset for segment in stored_prefix(made)] == [0, 10]
+    assert stored_prefix(made) == [0, 10]
 
 
 def test_segment_stored_under_an_outdated_plan_is_stored_again() -> None:
     made = partition(0, 10)
     store(made, 0, 10)
-    first = made.tracked[BaseOffset(0)]
+    first = made.log.tracked[BaseOffset(0)]
     first.planned = PlannedSegment(first.segment, Offset(3))
     assert stored_prefix(made) == []
-    made.plan_again()
-    assert [t.stage for t in made.tracked.values()] == [SegmentState.CLOSED, SegmentState.STORED]
+    plan_again(made)
+    assert [t.stage for t in made.log.tracked.values()] == [
+        SegmentState.CLOSED,
+        SegmentState.STORED,
+    ]
     store(made, 0)
-    made.plan_again()
-    assert [segment.base_offset for segment in stored_prefix(made)] == [0, 10]
+    plan_again(made)
+    assert stored_prefix(made) == [0, 10]
 
 
 def test_stored_prefix_ends_before_a_gap() -> None:
     made = partition(0, 20)
     store(made, 0, 20)
-    assert [segment.base_offset for segment in stored_prefix(made)] == [0]
+    assert stored_prefix(made) == [0]
 
 
 def test_stored_segments_do_not_fill_the_window() -> None:
     made = partition(0, 10, 20, 30, 40)
     store(made, 10, 20)
-    assert [p.segment.base_offset for p in storable(made, 2)] == [0, 30]
+    assert [p.segment.base_offset for p in made.log.storable(made.plan(), 2)] == [0, 30]
 
 
 def test_no_segment_is_storable_before_the_archive_is_loaded() -> None:
-    assert storable(partition(0, done=None), 8) == []
+    assert partition(0, done=None).plan().segments == ()
 
 
 def test_reset_forgets_stored_segments_and_keeps_uploads_under_way() -> None:
     made = partition(0, 10, 20)
     store(made, 0)
-    made.tracked[BaseOffset(10)].stage = SegmentState.UPLOADING
+    made.log.tracked[BaseOffset(10)].stage = SegmentState.UPLOADING
     made.reset()
     assert made.archive is None
-    assert [t.stage for t in made.tracked.values()] == [
+    assert [t.stage for t in made.log.tracked.values()] == [
         SegmentState.CLOSED,
         SegmentState.UPLOADING,
         SegmentState.CLOSED,
     ]
-    assert all(t.pinned is not None for t in made.tracked.values())
+    assert all(t.pinned is not None for t in made.log.tracked.values())
 
 
 def test_idle_partition_needs_no_request() -> None:
     made = partition(done=None)
-    assert next_request(made, 0.0, from_latest=False) is None
+    assert wanted(made, 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -244,15 +283,15 @@ def test_next_request_follows_from_the_state_of_the_partition(
 ) -> None:
     assert callable(prepare)
     made = prepare()
-    assert next_request(made, 10.0, from_latest=False) is expected
+    assert wanted(made, 10.0) is expected
     made.requesting = Request.LOAD
-    assert next_request(made, 10.0, from_latest=False) is None, "one at a time"
+    assert wanted(made, 10.0) is None, "one at a time"
     made.requesting = None
     made.hold.fail("refused", 9.5)
-    assert next_request(made, 10.0, from_latest=False) is None, "not while it is held"
-    assert next_request(made, 11.0, from_latest=False) is expected
-    made.halted = "for the operator"
-    assert next_request(made, 11.0, from_latest=False) is None
+    assert wanted(made, 10.0) is None, "not while it is held"
+    assert wanted(made, 11.0) is expected
+    made.halt = Halt("for the operator")
+    assert wanted(made, 11.0) is None
 
 
 def _stored(made: Partition) -> Partition:
@@ -261,8 +300,8 @@ def _stored(made: Partition) -> Partition:
 
 
 def _with_gap(made: Partition, seen_for: float, *, vouched: bool = True) -> Partition:
-    made.watch_gap(0.0)
-    made.gap_vouched = vouched
+    watch(made, 0.0)
+    made.gap = replace(made.gap, vouched=vouched)
     made.observe(listing(10, active=20), seen_for, track)
     return made
 
@@ -273,54 +312,54 @@ def test_start_offset_is_requested_only_for_latest(
 ) -> None:
     made = partition(0)
     made.archive = ArchiveState()
-    assert next_request(made, 0.0, from_latest=from_latest) is expected
+    assert wanted(made, 0.0, replace(RULES, from_latest=from_latest)) is expected
 
 
 def test_first_active_segment_is_remembered() -> None:
     made = Partition(TP, LeaderEpoch(0))
     made.observe(listing(active=0), 0.0, track)
     made.observe(listing(0, active=10), 1.0, track)
-    assert made.first_active == 0
+    assert made.log.first_active == 0
 
 
 def test_gap_is_new_once_and_disappears_when_it_is_filled() -> None:
     made = partition(10)
-    assert made.watch_gap(5.0)
-    assert made.gap == OffsetRange(Offset(0), Offset(10))
-    assert not made.watch_gap(6.0)
-    assert made.gap_seen == 5.0
+    assert watch(made, 5.0)
+    assert made.gap.gap == OffsetRange(Offset(0), Offset(10))
+    assert not watch(made, 6.0)
+    assert made.gap.seen == 5.0
     made.observe(listing(0, 10, active=20), 5.0 + GAP_CONFIRM_SECONDS, track)
-    assert not made.watch_gap(7.0)
+    assert not watch(made, 7.0)
     assert made.plan().gap is None
-    assert not made.gap_is_confirmed()
+    assert not is_confirmed(made)
 
 
 def test_gap_that_grows_must_be_seen_again() -> None:
     made = partition(10, 20)
-    made.watch_gap(0.0)
+    watch(made, 0.0)
     for base in (10, 20):
-        made.tracked[BaseOffset(base)].close()
+        made.log.tracked[BaseOffset(base)].close()
     made.observe(listing(20, active=30), 3.0, track)
-    assert made.watch_gap(3.0)
-    assert made.gap == OffsetRange(Offset(0), Offset(20))
-    assert not made.gap_is_confirmed()
+    assert watch(made, 3.0)
+    assert made.gap.gap == OffsetRange(Offset(0), Offset(20))
+    assert not is_confirmed(made)
 
 
 def test_growing_gap_is_confirmed_after_the_patience_of_its_first_sighting() -> None:
     """The wait for its beginning has passed twice, so only the second listing is missing."""
     made = partition(*range(10, 80, 10))
-    made.watch_gap(0.0)
-    made.gap_patience = 10.0
+    rules = replace(RULES, rescue_patience=10.0 / RESCUES_TAKE)
+    watch(made, 0.0, rules)
     for number, base in enumerate(range(10, 50, 10), start=1):
-        made.tracked[BaseOffset(base)].close()
+        made.log.tracked[BaseOffset(base)].close()
         now = number * 6.0
         made.observe(listing(*range(base + 10, 80, 10), active=80), now, track)
-        assert made.watch_gap(now)
-        assert not made.gap_is_confirmed()
-    assert made.gap == OffsetRange(Offset(0), Offset(50))
+        assert watch(made, now, rules)
+        assert not is_confirmed(made)
+    assert made.gap.gap == OffsetRange(Offset(0), Offset(50))
     made.observe(listing(*range(50, 80, 10), active=80), 24.0 + GAP_CONFIRM_SECONDS, track)
-    assert not made.watch_gap(24.0 + GAP_CONFIRM_SECONDS)
-    assert made.gap_is_confirmed()
+    assert not watch(made, 24.0 + GAP_CONFIRM_SECONDS, rules)
+    assert is_confirmed(made)
 
 
 def test_urgency_orders_segments_by_their_deletion_time() -> None:

@@ -1,6 +1,6 @@
 """Each event's effect on a partition: its state afterwards and the returned actions."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -28,7 +28,7 @@ from sidetier.uploader.errors import (
     StandDownError,
     StoredByAnotherError,
 )
-from sidetier.uploader.state.decisions import Rules, Situation, asked
+from sidetier.uploader.state.decisions import HighWatermarks, Rules, Situation
 from sidetier.uploader.state.events import (
     Action,
     AskBroker,
@@ -69,7 +69,7 @@ from sidetier.uploader.state.segment import (
 TP = TopicPartition("orders", 0)
 NOW, WALL = 100.0, 1_700_000_000.0
 RULES = Rules(8, from_latest=False, on_gap="step_over", broker_id=BrokerId(1))
-ALL_COMMITTED = Situation(NOW, WALL, RULES, lambda _: True, lambda _: True)
+ALL_COMMITTED = Situation(NOW, WALL, RULES, HighWatermarks(1_000), float("inf"))
 CHANGED = SituationChanged()
 EVENT_ALONE = replace(ALL_COMMITTED, decides=False)
 """Shows the actions of an event without the decision that follows."""
@@ -114,7 +114,7 @@ def stored(base: int) -> StoredSegment:
 
 def upload(partition: Partition, base: int) -> list[Action]:
     """Handle the successful upload of the segment."""
-    segment = partition.tracked[BaseOffset(base)]
+    segment = partition.log.tracked[BaseOffset(base)]
     segment.queue(PlannedSegment(segment.segment, Offset(base)), NOW)
     segment.stage = SegmentState.UPLOADING
     event = UploadSucceeded(segment, partition.generation, stored(base))
@@ -123,9 +123,20 @@ def upload(partition: Partition, base: int) -> list[Action]:
 
 def begin(partition: Partition, request: Request) -> Asked:
     partition.requesting = request
-    begun = asked(partition, request)
+    begun = partition.asked(request)
     assert begun is not None
     return begun
+
+
+@dataclass(frozen=True, slots=True)
+class Broken(HighWatermarks):
+    """Raises an error when a decision reads it."""
+
+    error: Exception | None = None
+
+    def cover(self, _: int | None, __: int) -> bool:
+        assert self.error is not None
+        raise self.error
 
 
 def kinds(actions: list[Action]) -> list[type]:
@@ -137,7 +148,7 @@ def kinds(actions: list[Action]) -> list[type]:
 
 def test_segment_is_uploaded_and_committed() -> None:
     partition = made(0, 10)
-    first, second = partition.tracked.values()
+    first, second = partition.log.tracked.values()
     steps = partition.handle(CHANGED, ALL_COMMITTED)
     assert [step.segment for step in steps if isinstance(step, Upload)] == [first, second]
 
@@ -149,20 +160,20 @@ def test_segment_is_uploaded_and_committed() -> None:
     actions = partition.handle(RequestSucceeded(begun, archive(10, base=0)), ALL_COMMITTED)
     assert kinds(actions) == [ReportCommitted, Release, Upload]
     assert actions[1] == Release(first)
-    assert list(partition.tracked.values()) == [second]
+    assert list(partition.log.tracked.values()) == [second]
     assert partition.archive == archive(10, base=0)
     assert partition.requesting is None
 
 
 def test_segment_above_the_high_watermark_waits_for_it() -> None:
     partition = made(0)
-    above = replace(ALL_COMMITTED, is_committed=lambda _: False)
+    above = replace(ALL_COMMITTED, high_watermarks=HighWatermarks())
     assert partition.handle(CHANGED, above) == [AskBroker()]
 
 
 def test_upload_from_before_another_election_does_not_count() -> None:
     partition = made(0)
-    segment = partition.tracked[BaseOffset(0)]
+    segment = partition.log.tracked[BaseOffset(0)]
     segment.stage = SegmentState.UPLOADING
     before = partition.generation
     partition.resume(LeaderEpoch(4))
@@ -173,7 +184,7 @@ def test_upload_from_before_another_election_does_not_count() -> None:
 
 def test_uploaded_segment_that_is_no_longer_tracked_is_released() -> None:
     partition = made(0)
-    segment = partition.tracked.pop(BaseOffset(0))
+    segment = partition.log.tracked.pop(BaseOffset(0))
     event = UploadSucceeded(segment, partition.generation, stored(0))
     assert partition.handle(event, EVENT_ALONE) == [Release(segment)]
 
@@ -195,18 +206,18 @@ def test_failed_upload_is_retried_unless_its_bytes_are_lost(
     error: Exception, failures: int, *, unlinked: bool, released: bool
 ) -> None:
     partition = made(0)
-    segment = partition.tracked[BaseOffset(0)]
+    segment = partition.log.tracked[BaseOffset(0)]
     segment.hold.failures = failures
     actions = partition.handle(UploadFailed(segment, error, unlinked), ALL_COMMITTED)
     assert actions[0] == ReportUploadFailed(BaseOffset(0), error, failures + 1)
     assert (Release(segment) in actions) is released
-    assert (BaseOffset(0) in partition.tracked) is not released
+    assert (BaseOffset(0) in partition.log.tracked) is not released
     assert segment.hold.until > NOW
 
 
 def test_object_of_another_sidecar_makes_the_partition_reload_the_archive() -> None:
     partition = made(0, 10)
-    segments = partition.tracked
+    segments = partition.log.tracked
     for base in (10, 0):
         segment = segments[BaseOffset(base)]
         segment.planned = PlannedSegment(segment.segment, Offset(base))
@@ -219,7 +230,7 @@ def test_object_of_another_sidecar_makes_the_partition_reload_the_archive() -> N
 
 def test_unexpected_error_of_an_upload_delays_its_segment() -> None:
     partition = made(0)
-    segment, error = partition.tracked[BaseOffset(0)], KeyError("x")
+    segment, error = partition.log.tracked[BaseOffset(0)], KeyError("x")
     actions = partition.handle(UploadFailed(segment, error, unlinked=False), ALL_COMMITTED)
     told = ReportUnexpected("the upload of segment 0", error, None)
     assert actions == [told, ScanAt(NOW + 1)]
@@ -286,7 +297,7 @@ def with_gap() -> Partition:
     """A partition whose offsets [0, 20) are missing and whose archive ends at 0."""
     partition = made(20, next_offset=0)
     partition.handle(CHANGED, ALL_COMMITTED)
-    assert partition.gap == OffsetRange(Offset(0), Offset(20))
+    assert partition.gap.gap == OffsetRange(Offset(0), Offset(20))
     return partition
 
 
@@ -295,8 +306,8 @@ def test_gap_is_recorded_when_a_later_listing_shows_it_again() -> None:
     steps = partition.handle(CHANGED, ALL_COMMITTED)
     assert steps == [ScanAt(NOW + 2)]
 
-    partition.listed_at = NOW + 2
-    asks = replace(at(NOW + 2), is_confirmed_since=lambda _: False)
+    partition.log.listed_at = NOW + 2
+    asks = replace(at(NOW + 2), lead_confirmed_at=NOW + 1.9)
     assert partition.handle(CHANGED, asks) == [AskBroker()], "nobody has named us since"
 
     assert partition.handle(CHANGED, at(NOW + 2)) == [AskStore(Request.GAP)]
@@ -305,12 +316,12 @@ def test_gap_is_recorded_when_a_later_listing_shows_it_again() -> None:
     recorded, upload_behind = partition.handle(event, at(NOW + 2))
     assert recorded == ReportGap(OffsetRange(Offset(0), Offset(20)))
     assert isinstance(upload_behind, Upload)
-    assert (partition.gap, partition.gap_records) == (None, 20)
+    assert (partition.gap.gap, partition.gap_records) == (None, 20)
 
 
 def test_gap_that_another_sidecar_stored_is_adopted() -> None:
     partition = with_gap()
-    partition.listed_at = NOW + 2
+    partition.log.listed_at = NOW + 2
     partition.handle(CHANGED, at(NOW + 2))
     event = RequestSucceeded(begin(partition, Request.GAP), archive(20, base=10))
     assert partition.handle(event, at(NOW + 2))[0] == ReportAdopted(BaseOffset(10))
@@ -319,20 +330,20 @@ def test_gap_that_another_sidecar_stored_is_adopted() -> None:
 
 def test_gap_waits_again_after_a_store_outage() -> None:
     partition = with_gap()
-    partition.listed_at = NOW + 2
+    partition.log.listed_at = NOW + 2
     partition.handle(CHANGED, at(NOW + 2))
     begun, error = begin(partition, Request.GAP), StoreUnavailableError("503")
     partition.handle(RequestFailed(begun, error), at(NOW + 3))
-    assert not partition.gap_is_confirmed()
-    assert not partition.gap_vouched
+    assert not partition.gap.is_confirmed(partition.log.listed_at)
+    assert not partition.gap.vouched
 
 
 @pytest.mark.parametrize(("confirmed", "halts"), [(False, False), (True, True)])
 def test_on_gap_halt_halts_once_the_lead_is_confirmed(*, confirmed: bool, halts: bool) -> None:
     partition = with_gap()
-    partition.listed_at = NOW + 2
+    partition.log.listed_at = NOW + 2
     rules = replace(RULES, on_gap="halt")
-    later = replace(at(NOW + 2), rules=rules, is_confirmed_since=lambda _: confirmed)
+    later = replace(at(NOW + 2), rules=rules, lead_confirmed_at=NOW + 2 if confirmed else NOW + 1.9)
     partition.handle(CHANGED, later)
     assert (partition.halted is not None) is halts
 
@@ -377,7 +388,7 @@ def test_follower_stores_segments_at_risk_once_the_watermark_stalls() -> None:
         situation = as_follower(now, FIRST_AT_RISK)
         actions = partition.handle(RequestSucceeded(begun, archive(0)), situation)
 
-    first, second = partition.tracked.values()
+    first, second = partition.log.tracked.values()
     began, wanted, again = actions
     assert began == ReportRescue(Offset(0), 1, PATIENCE)
     assert isinstance(wanted, Upload)
@@ -399,11 +410,8 @@ def test_follower_does_not_interfere_while_the_watermark_moves() -> None:
 def test_an_error_in_a_decision_does_not_lose_the_events_actions() -> None:
     partition, error = made(0, 10), KeyError("x")
 
-    def fail(_: TrackedSegment) -> bool:
-        raise error
-
-    broken = replace(ALL_COMMITTED, is_committed=fail)
-    segment = partition.tracked.pop(BaseOffset(0))
+    broken = replace(ALL_COMMITTED, high_watermarks=Broken(error=error))
+    segment = partition.log.tracked.pop(BaseOffset(0))
     event = UploadSucceeded(segment, partition.generation, stored(0))
     assert partition.handle(event, broken)[0] == Release(segment)
     partition = made(0)
@@ -413,12 +421,9 @@ def test_an_error_in_a_decision_does_not_lose_the_events_actions() -> None:
 def test_an_error_in_a_decision_does_not_lose_the_segments_that_it_forgets() -> None:
     """Nothing tracks them any more, so nothing else would close their files."""
     partition, error = made(0, 10), KeyError("x")
-    segment = partition.tracked[BaseOffset(0)]
+    segment = partition.log.tracked[BaseOffset(0)]
     segment.stage = SegmentState.STORED
     partition.archive = archive(10, base=0)
 
-    def fail(_: TrackedSegment) -> bool:
-        raise error
-
-    broken = replace(ALL_COMMITTED, is_committed=fail)
+    broken = replace(ALL_COMMITTED, high_watermarks=Broken(error=error))
     assert partition.handle(CHANGED, broken) == [Release(segment), HoldBack(error)]

@@ -138,7 +138,7 @@ def test_segment_that_cannot_be_opened_is_tracked_with_its_error(
 def test_refill_pins_the_oldest_segments_while_there_is_room(shelf: Shelf) -> None:
     shelf.track(0, 10, 20, 30, 40)
     partition = Partition(TopicPartition("t", 0), LeaderEpoch(0))
-    partition.tracked = {BaseOffset(base): shelf.tracked[base] for base in shelf.tracked}
+    partition.log.tracked = {BaseOffset(base): shelf.tracked[base] for base in shelf.tracked}
     shelf.tracked[10].close()
     shelf.tracked[20].close()
     shelf.log.unlink(10)  # deleted since
@@ -167,7 +167,7 @@ class Disks:
     def held(self) -> list[list[int]]:
         """Base offsets that are still pinned, by log dir."""
         return [
-            [base for base, tracked in sorted(partition.tracked.items()) if tracked.pinned]
+            [base for base, tracked in sorted(partition.log.tracked.items()) if tracked.pinned]
             for partition in self.partitions
         ]
 
@@ -208,12 +208,12 @@ def disks(tmp_path: Path) -> Iterator[Disks]:
             segment = ClosedSegment(base, BaseOffset(base + 10), marked_for_deletion=False)
             tracked = table.track(str(log.path), segment, Timeline(0.0), 60.0)
             assert tracked is not None
-            partition.tracked[base] = tracked
+            partition.log.tracked[base] = tracked
             log.unlink(base)
         partitions.append(partition)
-    yield Disks(table, partitions, partitions[0].tracked[BaseOffset(0)].size)
+    yield Disks(table, partitions, partitions[0].log.tracked[BaseOffset(0)].size)
     for partition in partitions:
-        for held in partition.tracked.values():
+        for held in partition.log.tracked.values():
             held.close()
     assert table.totals.segments == 0
 
@@ -263,7 +263,7 @@ def test_pins_released_for_a_full_disk_count_against_the_total_bound(disks: Disk
 
 def test_segment_being_uploaded_stays_pinned_regardless_of_the_bounds(disks: Disks) -> None:
     _, young = disks.partitions
-    young.tracked[BaseOffset(20)].stage = SegmentState.UPLOADING
+    young.log.tracked[BaseOffset(20)].stage = SegmentState.UPLOADING
     disks.table.enforce(disks.partitions, 0, {})
     assert disks.held() == [[], [20]]
     assert disks.table.totals.deleted_bytes == disks.size
@@ -271,7 +271,7 @@ def test_segment_being_uploaded_stays_pinned_regardless_of_the_bounds(disks: Dis
 
 def test_pin_whose_file_system_fails_is_released_and_counted(disks: Disks) -> None:
     """fstat(2) fails, as for a disk that is gone; the pins on the other disk stay."""
-    failed = disks.partitions[0].tracked[BaseOffset(10)]
+    failed = disks.partitions[0].log.tracked[BaseOffset(10)]
     assert failed.pinned is not None
     os.close(failed.pinned.log)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -289,7 +289,7 @@ def test_pin_of_an_upload_stays_although_its_file_system_fails(
     disks: Disks,
 ) -> None:
     """The upload uses its descriptors: another file must not get their numbers."""
-    busy = disks.partitions[0].tracked[BaseOffset(10)]
+    busy = disks.partitions[0].log.tracked[BaseOffset(10)]
     busy.stage = SegmentState.UPLOADING
     assert busy.pinned is not None
     os.close(busy.pinned.log)

@@ -23,6 +23,7 @@ from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.state import segment as segment_state
+from sidetier.uploader.state.gap import Halt
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Timeline, TrackedSegment
 from sidetier.uploader.status_board import readiness
@@ -43,7 +44,7 @@ def leads() -> LedPartitions:
     made = LedPartitions(LogDirs([], lambda _: True), metrics, errors, lambda _: None, lambda: 0.0)
     (partition,) = made.follow(LeadershipView({TP: LeaderEpoch(0)}, known=True))
     segment = ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
-    partition.tracked[segment.base_offset] = TrackedSegment(segment, 100, 0, Timeline(0.0))
+    partition.log.tracked[segment.base_offset] = TrackedSegment(segment, 100, 0, Timeline(0.0))
     return made
 
 
@@ -67,7 +68,7 @@ def refuse(partition: Partition) -> None:
 
 
 def halt(partition: Partition) -> None:
-    partition.halted = "a gap"
+    partition.halt = Halt("a gap")
 
 
 def hold(partition: Partition) -> None:

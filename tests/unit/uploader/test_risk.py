@@ -1,11 +1,13 @@
 """Which of a follower's segments are near their deletion, and how long a watermark has stalled."""
 
+from dataclasses import replace
+
 import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.uploader.pinning.pins import HeldPin, PinPriority, Urgency, pins_to_release
-from sidetier.uploader.state.partition import WatermarkStall
+from sidetier.uploader.state.following import Following
 from sidetier.uploader.state.risk import Risk, RiskRule, risk_of, worth_holding
 from sidetier.uploader.state.segment import Timeline, TrackedSegment
 
@@ -105,21 +107,15 @@ def test_partition_is_at_risk_up_to_the_end_of_its_last_segment_at_risk() -> Non
 
 
 def test_watermark_stalls_when_two_separate_reads_agree() -> None:
-    still = WatermarkStall()
-    assert not still.lasts(10)
-    still.read_at = 100.0
-    still.saw(Offset(5), ours=False)
-    assert not still.lasts(10)
-    still.read_at = 109.0
-    still.saw(Offset(5), ours=False)
-    assert not still.lasts(10)
-    still.read_at = 110.0
-    still.saw(Offset(5), ours=False)
-    assert still.lasts(10)
+    following = Following()
+    assert not following.lasts(10)
+    for read_at, lasts in ((100.0, False), (109.0, False), (110.0, True)):
+        following = replace(following, read_at=read_at).saw(Offset(5), ours=False)
+        assert following.lasts(10) is lasts
 
 
 def test_moves_by_the_leader_restart_the_patience_and_our_own_do_not() -> None:
-    still = WatermarkStall()
+    following = Following()
     for moment, offset, ours, lasts in (
         (0.0, 5, False, False),
         (10.0, 5, False, True),
@@ -128,9 +124,8 @@ def test_moves_by_the_leader_restart_the_patience_and_our_own_do_not() -> None:
         (30.0, 12, False, False),
         (40.0, 12, False, True),
     ):
-        still.read_at = moment
-        still.saw(Offset(offset), ours=ours)
-        assert still.lasts(10) is lasts, moment
+        following = replace(following, read_at=moment).saw(Offset(offset), ours=ours)
+        assert following.lasts(10) is lasts, moment
 
 
 def test_pins_of_followed_partitions_are_released_before_those_of_led_ones() -> None:

@@ -25,7 +25,7 @@ from sidetier.uploader.pinning.pins import pin
 from sidetier.uploader.pinning.spool import Spool, late_home, spool_homes
 from sidetier.uploader.pinning.spooling import take_spooled
 from sidetier.uploader.pinning.table import PinTable, enforce_bounds
-from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.partition import DirectoryState, Partition
 from sidetier.uploader.state.segment import Timeline
 from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -556,7 +556,7 @@ def test_links_to_the_old_log_dirs_copy_are_removed_once_the_new_copy_exists(
     partition = identified(log)
     pins = PinTable(100)
     take_spooled(kept_by(home, log_dir), partition, pins, Timeline(0.0), 60.0)
-    tracked = partition.tracked[BaseOffset(0)]
+    tracked = partition.log.tracked[BaseOffset(0)]
     assert names(home) == []
     assert not tracked.held_alone()
     partition.close()
@@ -569,7 +569,7 @@ def identified(log: PartitionLog) -> Partition:
         topic_id=TOPIC_ID,
         directory=str(log.path),
         log_dir=str(log.path.parent),
-        identified=True,
+        directory_state=DirectoryState(identified=True),
     )
 
 
@@ -589,7 +589,7 @@ def test_segment_pinned_before_its_links_were_found_counts_once_it_is_deleted(
     segment = ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
     tracked = pins.track(str(log.path), segment, Timeline(0.0), 60.0)
     assert tracked is not None
-    partition.tracked[BaseOffset(0)] = tracked
+    partition.log.tracked[BaseOffset(0)] = tracked
     take_spooled(kept_by(home, log_dir), partition, pins, Timeline(0.0), 60.0)
     assert not tracked.held_alone()
     log.unlink(0)

@@ -38,7 +38,7 @@ def tracked(
 
 def partition_of(*segments: TrackedSegment) -> Partition:
     partition = Partition(TP, LeaderEpoch(3))
-    partition.tracked = {one.segment.base_offset: one for one in segments}
+    partition.log.tracked = {one.segment.base_offset: one for one in segments}
     return partition
 
 
@@ -160,7 +160,7 @@ def test_adjacent_pinned_segments_form_one_range(pinned: Partition) -> None:
         (40, 50),
     ]
     assert next(pinned_ranges([pinned])).size_bytes == 1 + 101 + 201
-    pinned.tracked[BaseOffset(10)].close()
+    pinned.log.tracked[BaseOffset(10)].close()
     assert [one.start_offset for one in pinned_ranges([pinned])] == [0, 20, 40]
 
 
