@@ -3,16 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, write_to_textfile
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.catalogue import Metric
-
-
-def gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
-    """Return a new gauge with the name, help and labels of the metric."""
-    return Gauge(metric.name, metric.help, metric.labels, registry=registry)
 
 
 def previous_value(path: Path, metric: Metric, labels: Mapping[str, str]) -> float | None:

@@ -15,7 +15,7 @@ from sidetier.archive.verify.findings import KINDS, Finding, FindingKind, Severi
 from sidetier.archive.verify.run import VerifyReport, VerifyRequest, verify
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, most_lines, size_text
-from sidetier.cli.metrics_file import gauge, previous_value, write_metrics_file
+from sidetier.cli.metrics_file import previous_value, write_metrics_file
 from sidetier.cli.output import OutputFormat, Table, emit, range_text
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
@@ -23,6 +23,7 @@ from sidetier.cli.stores import open_archive, told_waits
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry import verify_catalogue as catalogue
+from sidetier.telemetry.instruments import gauge
 from sidetier.uploader.watching.disk import find_partitions
 
 if TYPE_CHECKING:

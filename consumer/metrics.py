@@ -4,12 +4,12 @@ import threading
 import weakref
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from sidetier.consumer.partition import Source
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry import catalogue, consumer_catalogue
-from sidetier.telemetry.catalogue import Metric
+from sidetier.telemetry.instruments import counter, histogram
 
 _shared: Final[weakref.WeakKeyDictionary[CollectorRegistry, "ConsumerMetrics"]] = (
     weakref.WeakKeyDictionary()
@@ -29,28 +29,21 @@ class ConsumerMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._records = _counter(consumer_catalogue.RECORDS, registry)
-        self._bytes = _counter(consumer_catalogue.BYTES, registry)
-        self._switches = _counter(consumer_catalogue.SWITCHES, registry)
-        self._misses = _counter(consumer_catalogue.MISSES, registry)
-        self._resets = _counter(consumer_catalogue.RESETS, registry)
-        self._gaps = _counter(consumer_catalogue.SKIPPED_OFFSETS, registry)
-        self._prefetch = _counter(consumer_catalogue.PREFETCH, registry)
-        self._fetched = _counter(consumer_catalogue.FETCHED_BYTES, registry)
-        self._fallbacks = _counter(consumer_catalogue.FALLBACKS, registry)
-        self._retries = _counter(catalogue.RETRIES, registry)
-        request_seconds = catalogue.REQUEST_SECONDS
-        self._requests = Histogram(
-            request_seconds.name,
-            request_seconds.help,
-            request_seconds.labels,
-            registry=registry,
-            buckets=request_seconds.buckets,
-        )
+        self._records = counter(consumer_catalogue.RECORDS, registry)
+        self._bytes = counter(consumer_catalogue.BYTES, registry)
+        self._switches = counter(consumer_catalogue.SWITCHES, registry)
+        self._misses = counter(consumer_catalogue.MISSES, registry)
+        self._resets = counter(consumer_catalogue.RESETS, registry)
+        self._gaps = counter(consumer_catalogue.SKIPPED_OFFSETS, registry)
+        self._prefetch = counter(consumer_catalogue.PREFETCH, registry)
+        self._fetched = counter(consumer_catalogue.FETCHED_BYTES, registry)
+        self._fallbacks = counter(consumer_catalogue.FALLBACKS, registry)
+        self._retries = counter(catalogue.RETRIES, registry)
+        self._requests = histogram(catalogue.REQUEST_SECONDS, registry)
         # Create each labelled series now: they are exported as 0 before the first event.
         for source in (Source.KAFKA, Source.STORE):
-            for counter in (self._records, self._bytes, self._switches, self._misses):
-                counter.labels(source.value)
+            for by_source in (self._records, self._bytes, self._switches, self._misses):
+                by_source.labels(source.value)
         for outcome in ("hit", "miss"):
             self._prefetch.labels(outcome)
 
@@ -114,7 +107,3 @@ def metrics_of(registry: CollectorRegistry | None) -> ConsumerMetrics:
         if metrics is None:
             metrics = _shared[registry] = ConsumerMetrics(registry)
         return metrics
-
-
-def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:
-    return Counter(metric.name, metric.help, metric.labels, registry=registry)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from kio.schema.errors import ErrorCode
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from sidetier.telemetry import endpoint_catalogue as catalogue
-from sidetier.telemetry.catalogue import Metric
+from sidetier.telemetry.instruments import counter, gauge, histogram
 from sidetier.wire.protocol import ApiKey
 
 
@@ -19,28 +19,19 @@ class EndpointMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, block_bytes: Callable[[], int]) -> None:
-        def counter(metric: Metric) -> Counter:
-            return Counter(metric.name, metric.help, metric.labels, registry=registry)
-
-        def gauge(metric: Metric) -> Gauge:
-            return Gauge(metric.name, metric.help, metric.labels, registry=registry)
-
-        self.connections = gauge(catalogue.CONNECTIONS)
-        self.accepted = counter(catalogue.ACCEPTED)
-        self.refused = counter(catalogue.REFUSED)
-        self.dropped = counter(catalogue.CLOSED)
-        self.reload_failures = counter(catalogue.RELOAD_FAILURES)
-        self.logins = counter(catalogue.LOGINS)
-        self._requests = counter(catalogue.REQUESTS)
-        seconds = catalogue.REQUEST_SECONDS
-        self._seconds = Histogram(
-            seconds.name, seconds.help, seconds.labels, registry=registry, buckets=seconds.buckets
-        )
+        self.connections = gauge(catalogue.CONNECTIONS, registry)
+        self.accepted = counter(catalogue.ACCEPTED, registry)
+        self.refused = counter(catalogue.REFUSED, registry)
+        self.dropped = counter(catalogue.CLOSED, registry)
+        self.reload_failures = counter(catalogue.RELOAD_FAILURES, registry)
+        self.logins = counter(catalogue.LOGINS, registry)
+        self._requests = counter(catalogue.REQUESTS, registry)
+        self._seconds = histogram(catalogue.REQUEST_SECONDS, registry)
         self._children: dict[tuple[ApiKey, ErrorCode], tuple[Counter, Histogram]] = {}
-        self._sent = counter(catalogue.SENT_BYTES)
-        self._records = counter(catalogue.RECORD_BYTES)
-        self.throttled = counter(catalogue.THROTTLED_SECONDS)
-        gauge(catalogue.BLOCK_BYTES).set_function(block_bytes)
+        self._sent = counter(catalogue.SENT_BYTES, registry)
+        self._records = counter(catalogue.RECORD_BYTES, registry)
+        self.throttled = counter(catalogue.THROTTLED_SECONDS, registry)
+        gauge(catalogue.BLOCK_BYTES, registry).set_function(block_bytes)
 
     def answered(
         self, api: ApiKey, error: ErrorCode, seconds: float, sent: int, records: int
@@ -66,17 +57,14 @@ class GroupMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(metric: Metric) -> Counter:
-            return Counter(metric.name, metric.help, metric.labels, registry=registry)
-
         self._groups, self._members, self._bytes = (
-            Gauge(metric.name, metric.help, metric.labels, registry=registry)
+            gauge(metric, registry)
             for metric in (catalogue.GROUPS, catalogue.GROUP_MEMBERS, catalogue.GROUP_BYTES)
         )
-        self.commits = counter(catalogue.OFFSET_COMMITS)
-        self.writes = counter(catalogue.GROUP_WRITES)
-        self.lost = counter(catalogue.LOST_GROUPS)
-        self.relay_failures = counter(catalogue.RELAY_FAILURES)
+        self.commits = counter(catalogue.OFFSET_COMMITS, registry)
+        self.writes = counter(catalogue.GROUP_WRITES, registry)
+        self.lost = counter(catalogue.LOST_GROUPS, registry)
+        self.relay_failures = counter(catalogue.RELAY_FAILURES, registry)
         for reason in ("unavailable", "login", "refused"):
             self.relay_failures.labels(reason)  # 0 from the start, for `rate`
 

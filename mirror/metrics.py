@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from sidetier.mirror.copy.engine import Counts, PartitionLag
 from sidetier.mirror.offsets.offset_sync import OffsetSyncCounts
 from sidetier.telemetry import mirror_catalogue as catalogue
 from sidetier.telemetry.catalogue import Metric
+from sidetier.telemetry.instruments import family
 
 
 class MirrorCollector(Collector):
@@ -36,7 +37,7 @@ class MirrorCollector(Collector):
         self._refused = refused
         self._now_ms = now_ms
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> Iterator[Family]:
         """Yield every metric of `telemetry.mirror_catalogue`."""
         counts, offset_sync = self._counts, self._offset_sync
         for metric, value in (
@@ -52,11 +53,6 @@ class MirrorCollector(Collector):
             (catalogue.MAPS_STORED, offset_sync.maps_stored),
             (catalogue.OFFSET_SYNC_FAILURES, offset_sync.failures),
             (catalogue.GAP_RECORDS, sum(gap.end - gap.start for gap in list(counts.gaps))),
-        ):
-            counter = CounterMetricFamily(metric.name, metric.help)
-            counter.add_metric([], value)
-            yield counter
-        for metric, value in (
             (catalogue.REFUSED_TOPICS, len(self._refused())),
             (catalogue.LEFT_OUT_PARTITIONS, len(counts.left_out)),
             (catalogue.LATENCY, counts.newest_latency),
@@ -64,20 +60,13 @@ class MirrorCollector(Collector):
             (catalogue.GROUPS_WITH_MEMBERS, offset_sync.groups_with_members),
             (catalogue.OFFSETS_SYNCED, offset_sync.synced_at),
         ):
-            gauge = GaugeMetricFamily(metric.name, metric.help)
-            gauge.add_metric([], value)
-            yield gauge
+            yield family(metric, [((), value)])
         yield self._by_partition(catalogue.LAG_RECORDS, lambda lag: lag.records)
         yield self._by_partition(catalogue.LAG_SECONDS, self._lag_seconds)
 
-    def _by_partition(
-        self, metric: Metric, value: Callable[[PartitionLag], float]
-    ) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
-        # A copy, because the engine changes it meanwhile.
-        for tp, lag in list(self._counts.lags.items()):
-            family.add_metric([tp.topic, str(tp.partition)], value(lag))
-        return family
+    def _by_partition(self, metric: Metric, value: Callable[[PartitionLag], float]) -> Family:
+        lags = list(self._counts.lags.items())  # a copy, because the engine changes it meanwhile
+        return family(metric, [((tp.topic, str(tp.partition)), value(lag)) for tp, lag in lags])
 
     def _lag_seconds(self, lag: PartitionLag) -> float:
         if lag.records == 0 or lag.newest_timestamp < 0:

@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -27,7 +19,8 @@ from sidetier import __version__
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry import catalogue
-from sidetier.telemetry.catalogue import Above, Kind, Metric
+from sidetier.telemetry.catalogue import Above, Metric
+from sidetier.telemetry.instruments import counter, family, gauge, histogram
 from sidetier.telemetry.status import (
     PartitionState,
     PartitionStatus,
@@ -114,19 +107,19 @@ def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Famil
     """Yield the gauges of a snapshot."""
     for metric, total in _TOTAL_GAUGES:
         value = total(snapshot)
-        yield _family(metric, [] if value is None else [((), float(value))])
-    yield _family(catalogue.READY_CONDITION, list(_conditions(snapshot)))
+        yield family(metric, [] if value is None else [((), float(value))])
+    yield family(catalogue.READY_CONDITION, list(_conditions(snapshot)))
     taken = snapshot.cluster_snapshots
     ages = [((item.kind,), item.age_seconds) for item in taken]
-    yield _family(catalogue.CLUSTER_SNAPSHOT_AGE, ages)
+    yield family(catalogue.CLUSTER_SNAPSHOT_AGE, ages)
     problems = [((item.kind,), float(item.problem is not None)) for item in taken]
-    yield _family(catalogue.CLUSTER_SNAPSHOT_PROBLEM, problems)
+    yield family(catalogue.CLUSTER_SNAPSHOT_PROBLEM, problems)
     excess = [
         ((item.topic, item.reason), float(item.size_bytes)) for item in snapshot.local_retention
     ]
-    yield _family(catalogue.TRIM_EXCESS, excess)
+    yield family(catalogue.TRIM_EXCESS, excess)
     counts = collections.Counter(status.state for status in snapshot.partitions if _is_led(status))
-    yield _family(
+    yield family(
         catalogue.PARTITIONS, [((state.value,), float(counts[state])) for state in PartitionState]
     )
     labelled = len(snapshot.partitions) <= max_series
@@ -166,21 +159,11 @@ def _partition_family(
     metric: Metric, rows: Sequence[tuple[tuple[str, ...], float]], *, labelled: bool
 ) -> Family:
     if labelled:
-        return _family(metric, rows)
+        return family(metric, rows)
     reduce = _REDUCERS.get(metric.above or Above.NONE)
     if reduce is None or not rows:
-        return _family(metric, [], labelled=False)
-    return _family(metric, [((), reduce(value for _, value in rows))], labelled=False)
-
-
-def _family(
-    metric: Metric, rows: Iterable[tuple[tuple[str, ...], float]], *, labelled: bool = True
-) -> Family:
-    create = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-    family = create(metric.name, metric.help, labels=metric.labels if labelled else ())
-    for labels, value in rows:
-        family.add_metric(labels, value)
-    return family
+        return family(metric, [], labelled=False)
+    return family(metric, [((), reduce(value for _, value in rows))], labelled=False)
 
 
 Stage = Literal["high_watermark", "queueing", "uploading", "committing"]
@@ -203,24 +186,24 @@ class Metrics(Collector):
         self._lock = threading.Lock()
         self._totals: dict[TopicPartition, PartitionTotals] = {}
         self._forgotten = PartitionTotals()
-        self._upload_seconds = _histogram(catalogue.UPLOAD_SECONDS, registry)
-        self._roll_to_stored = _histogram(catalogue.ROLL_TO_STORED, registry)
-        self._stages = _histogram(catalogue.STAGE_SECONDS, registry)
-        self._requests = _histogram(catalogue.REQUEST_SECONDS, registry)
-        self._retries = _counter(catalogue.RETRIES, registry)
-        self._errors = _counter(catalogue.ERRORS, registry)
-        self._unexpected = _counter(catalogue.UNEXPECTED_ERRORS, registry)
-        self._changes = _counter(catalogue.LEADERSHIP_CHANGES, registry)
-        self._conflicts = _counter(catalogue.CONFLICTS, registry)
-        self._rescued = _counter(catalogue.RESCUED, registry)
-        self._quarantines = _counter(catalogue.QUARANTINES, registry)
-        self._takeovers = _counter(catalogue.TAKEOVERS, registry)
-        self._left_out = _counter(catalogue.LEFT_OUT_FILES, registry)
-        self._throttled = _counter(catalogue.THROTTLED_SECONDS, registry)
-        self._trimmed = _counter(catalogue.TRIMMED_BYTES, registry)
-        self._trim_failures = _counter(catalogue.TRIM_FAILURES, registry)
-        self._watcher_restarts = _counter(catalogue.WATCHER_RESTARTS, registry)
-        self._watcher_overflows = _counter(catalogue.WATCHER_OVERFLOWS, registry)
+        self._upload_seconds = histogram(catalogue.UPLOAD_SECONDS, registry)
+        self._roll_to_stored = histogram(catalogue.ROLL_TO_STORED, registry)
+        self._stages = histogram(catalogue.STAGE_SECONDS, registry)
+        self._requests = histogram(catalogue.REQUEST_SECONDS, registry)
+        self._retries = counter(catalogue.RETRIES, registry)
+        self._errors = counter(catalogue.ERRORS, registry)
+        self._unexpected = counter(catalogue.UNEXPECTED_ERRORS, registry)
+        self._changes = counter(catalogue.LEADERSHIP_CHANGES, registry)
+        self._conflicts = counter(catalogue.CONFLICTS, registry)
+        self._rescued = counter(catalogue.RESCUED, registry)
+        self._quarantines = counter(catalogue.QUARANTINES, registry)
+        self._takeovers = counter(catalogue.TAKEOVERS, registry)
+        self._left_out = counter(catalogue.LEFT_OUT_FILES, registry)
+        self._throttled = counter(catalogue.THROTTLED_SECONDS, registry)
+        self._trimmed = counter(catalogue.TRIMMED_BYTES, registry)
+        self._trim_failures = counter(catalogue.TRIM_FAILURES, registry)
+        self._watcher_restarts = counter(catalogue.WATCHER_RESTARTS, registry)
+        self._watcher_overflows = counter(catalogue.WATCHER_OVERFLOWS, registry)
         self._prepare(registry)
 
     def _prepare(self, registry: CollectorRegistry) -> None:
@@ -231,8 +214,7 @@ class Metrics(Collector):
             self._changes.labels(change)
         for kind in (FileKind.TXNINDEX, FileKind.SNAPSHOT):
             self._left_out.labels(kind.value.removeprefix("."))
-        build = catalogue.BUILD_INFO
-        info = Gauge(build.name, build.help, build.labels, registry=registry)
+        info = gauge(catalogue.BUILD_INFO, registry)
         info.labels(__version__, platform.python_version()).set(1)
         registry.register(self)
 
@@ -355,12 +337,12 @@ class LabelledRegistry(CollectorRegistry):
 
     def collect(self) -> Iterable[Family]:
         """Yield every metric family with the labels, created anew at each call."""
-        for family in super().collect():
-            family.samples = [
+        for collected in super().collect():
+            collected.samples = [
                 sample._replace(labels={**self.labels, **sample.labels})
-                for sample in family.samples
+                for sample in collected.samples
             ]
-            yield family
+            yield collected
 
     def restricted_registry(self, names: Iterable[str]) -> "LabelledRegistry":  # type: ignore[override]
         """Return the whole registry: the restricted one of prometheus_client would lack the labels.
@@ -378,13 +360,3 @@ def create_registry() -> LabelledRegistry:
     registry = LabelledRegistry()
     ProcessCollector(registry=registry)
     return registry
-
-
-def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:
-    return Counter(metric.name, metric.help, metric.labels, registry=registry)
-
-
-def _histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
-    return Histogram(
-        metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets
-    )

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from sidetier.cli import exits
 from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
-from sidetier.cli.metrics_file import gauge, write_metrics_file
+from sidetier.cli.metrics_file import write_metrics_file
 from sidetier.config.model import BrokerConfig
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.sources import read_config_text, yaml_layer
@@ -33,6 +33,7 @@ from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.telemetry import export_catalogue
+from sidetier.telemetry.instruments import gauge
 
 _PAUSE: Final = 5.0
 

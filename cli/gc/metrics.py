@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from sidetier.archive.gc.run import RetentionReport
-from sidetier.cli.metrics_file import gauge, write_metrics_file
+from sidetier.cli.metrics_file import write_metrics_file
 from sidetier.telemetry import gc_catalogue
+from sidetier.telemetry.instruments import gauge
 
 if TYPE_CHECKING:
     from sidetier.telemetry.catalogue import Metric

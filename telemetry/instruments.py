@@ -1,0 +1,42 @@
+"""The objects of prometheus-client for the metrics of a catalogue."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from sidetier.telemetry.catalogue import Kind, Metric
+
+
+def counter(metric: Metric, registry: CollectorRegistry) -> Counter:
+    """Return a new counter in the registry."""
+    return Counter(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
+    """Return a new gauge in the registry."""
+    return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
+    """Return a new histogram in the registry."""
+    return Histogram(
+        metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets
+    )
+
+
+def family(
+    metric: Metric, rows: Iterable[tuple[tuple[str, ...], float]], *, labelled: bool = True
+) -> CounterMetricFamily | GaugeMetricFamily:
+    """Return the series of one scrape.
+
+    Args:
+        metric: A counter or a gauge.
+        rows: The labels and the value of each series.
+        labelled: False to leave the names of the labels out; then `rows` have none.
+    """
+    create = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    result = create(metric.name, metric.help, labels=metric.labels if labelled else ())
+    for labels, value in rows:
+        result.add_metric(labels, value)
+    return result
