@@ -27,13 +27,13 @@ from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, ObjectSummary, RemoteStorage
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.unexpected import Subject, UnexpectedErrors
-from sidetier.uploader.workers import Task, WorkerPool
+from sidetier.uploader.periodic import PeriodicTask
+from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.workers import WorkerPool
 
 log: Final = structlog.get_logger()
 
 _AGAIN_SECONDS: Final = 600.0
-_SUBJECT: Final = Subject("writing chapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,20 +162,24 @@ class Chapters:
         errors: UnexpectedErrors,
     ) -> None:
         self._archives = archives
-        self._pool = pool
-        self._now = now
-        self._metrics = metrics
-        self._errors = errors
+        self._task = PeriodicTask(
+            "writing chapters",
+            pool,
+            now,
+            metrics,
+            errors,
+            expected=(SidetierError,),
+            pause=_AGAIN_SECONDS,
+        )
         self._in_chapters: dict[TopicPartition, int] = {}
         """Number of an archive's segments that chapters cover, as of the last writing."""
         self._segments: dict[TopicPartition, int] = {}
         """Number of an archive's segments when it was taken last."""
         self._stopped = threading.Event()
-        self._not_before = 0.0
 
     def write_if_due(self) -> None:
         """Begin with the next archive unless one is under way. Call on the daemon's thread."""
-        if not self._pool.free or self._now() < self._not_before or self._errors.holds(_SUBJECT):
+        if not self._task.is_due:
             return
         while not self._stopped.is_set() and (archive := self._archives.take()) is not None:
             tp = archive.topic_partition
@@ -193,11 +197,9 @@ class Chapters:
         self._stopped.set()
 
     def _begin(self, archive: LongArchive) -> None:
-        self._pool.submit(
-            Task(
-                lambda: ChaptersWritten(archive, write_chapters(archive, self._stopped.is_set)),
-                partial(ChaptersFailed, archive),
-            )
+        self._task.begin(
+            lambda: ChaptersWritten(archive, write_chapters(archive, self._stopped.is_set)),
+            partial(ChaptersFailed, archive),
         )
 
     def handle(self, event: ChapterEvent) -> None:
@@ -206,16 +208,11 @@ class Chapters:
         if isinstance(event, ChaptersFailed):
             self._failed(archive, event.error)
             return
-        self._errors.clear(_SUBJECT)
+        self._task.succeeded()
         self._in_chapters[archive.topic_partition] = archive.segments - event.left % SEGMENTS
 
     def _failed(self, archive: LongArchive, error: Exception) -> None:
-        self._not_before = self._now() + _AGAIN_SECONDS
         self._archives.put(archive)
-        if not isinstance(error, SidetierError):
-            self._errors.hold(_SUBJECT, error)
-            return
-        self._errors.clear(_SUBJECT)
-        self._metrics.error(type(error).__name__)
-        tp = archive.topic_partition
-        log.warning("chapter.failed", topic=tp.topic, partition=tp.partition, error=str(error))
+        if self._task.failed(error):
+            tp = archive.topic_partition
+            log.warning("chapter.failed", topic=tp.topic, partition=tp.partition, error=str(error))

@@ -54,9 +54,10 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import unchanged
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import Clock
+from sidetier.uploader.periodic import PeriodicTask
 from sidetier.uploader.stores import Place
-from sidetier.uploader.unexpected import Subject, UnexpectedErrors
-from sidetier.uploader.workers import Task, WorkerPool
+from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.workers import WorkerPool
 
 log: Final = structlog.get_logger()
 
@@ -66,7 +67,6 @@ _TURNS_MISSED: Final = 3
 _REMOVED_AT_ONCE: Final = 100
 _SPREAD: Final = 0.25
 """The share of an interval over which the requests for one kind are spread."""
-_SUBJECT: Final = Subject("taking snapshots of the cluster's state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,30 +296,30 @@ class ClusterSnapshots:
         errors: UnexpectedErrors,
     ) -> None:
         self._writer = writer
-        self._interval = interval
-        self._pool = pool
-        self._now = now
-        self._metrics = metrics
-        self._errors = errors
-        self._next = now() + min(FIRST_SECONDS, interval)
+        self._task = PeriodicTask(
+            "taking snapshots of the cluster's state",
+            pool,
+            now,
+            metrics,
+            errors,
+            expected=(SidetierError,),
+            first=min(FIRST_SECONDS, interval),
+            interval=interval,
+        )
         self._logged_problems: Mapping[SnapshotKind, str] = {}
         self._failure: str | None = None
 
     def take_if_due(self) -> None:
         """Begin the next turn if it is due and none is under way."""
-        if self._writer is None or not self._pool.free or self._now() < self._next:
-            return
-        if self._errors.holds(_SUBJECT):
-            return
-        self._next = self._now() + self._interval
-        self._pool.submit(Task(self._writer.take_turn, TurnFailed))
+        if self._writer is not None and self._task.is_due:
+            self._task.begin(self._writer.take_turn, TurnFailed)
 
     def handle(self, result: TurnResult | TurnFailed) -> None:
         """Take the result of a turn."""
         if isinstance(result, TurnFailed):
             self._failed(result.error)
             return
-        self._errors.clear(_SUBJECT)
+        self._task.succeeded()
         self._failure = None
         if result.is_writer:
             for kind, problem in result.problems.items():
@@ -328,11 +328,8 @@ class ClusterSnapshots:
             self._logged_problems = result.problems
 
     def _failed(self, error: Exception) -> None:
-        if not isinstance(error, SidetierError):
-            self._errors.hold(_SUBJECT, error)
+        if not self._task.failed(error):
             return
-        self._errors.clear(_SUBJECT)
-        self._metrics.error(type(error).__name__)
         if str(error) != self._failure:
             log.warning("cluster_snapshot.failed", error=str(error))
         self._failure = str(error)

@@ -276,6 +276,7 @@ class Engine:
             self._pools["unresolved"],
             now,
             metrics,
+            errors,
         )
         self._cluster_snapshots = ClusterSnapshots(
             snapshot_writer(config, context),
@@ -589,10 +590,9 @@ class Engine:
                 self._touch_all_of(self._asker.handle(event))
             case TopicConfigsReceived() | TopicConfigsUnavailable():
                 self._touch_topics(self._rules.handle(event))
-            case StoreRecords():
-                self.status.set_store_records(event)
-            case StoreRecordsUnavailable(error):
-                self._unresolved.failed(error)
+            case StoreRecords() | StoreRecordsUnavailable():
+                if (records := self._unresolved.handle(event)) is not None:
+                    self.status.set_store_records(records)
             case TurnResult() | TurnFailed():
                 self._cluster_snapshots.handle(event)
                 if isinstance(event, TurnResult):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from sidetier.segments.checkpoints import parse_offset_checkpoint
 from sidetier.segments.errors import DamagedSegmentError, SegmentError
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.listing import PartitionListing, read_listing
@@ -15,7 +14,8 @@ from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.uploader.gates.divergence import log_end_offset
 from sidetier.uploader.gates.high_watermark import CHECKPOINT_NAME
 from sidetier.uploader.trim.local_log import log_start_offsets
-from sidetier.uploader.watching.disk import find_partitions, list_names, read_text
+from sidetier.uploader.watching.checkpoints import read_offset_checkpoint
+from sidetier.uploader.watching.disk import find_partitions, list_names
 
 
 class Place(StrEnum):
@@ -192,8 +192,7 @@ def _first_timestamp(directory: str, listing: PartitionListing) -> int | None:
 
 
 def _checkpointed(log_dir: Path, tp: TopicPartition) -> Offset | None:
-    path = str(log_dir / CHECKPOINT_NAME)
     try:
-        return parse_offset_checkpoint(read_text(path), path).get(tp)
+        return read_offset_checkpoint(str(log_dir / CHECKPOINT_NAME)).get(tp)
     except (OSError, SegmentError):
         return None

@@ -19,8 +19,10 @@ from sidetier.segments.names import parse_partition_directory
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.periodic import PeriodicTask
 from sidetier.uploader.stores import Place, PlaceOf
-from sidetier.uploader.workers import Task, WorkerPool
+from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.workers import WorkerPool
 
 _OF_TAKEOVERS: Final = "peer"
 """Folder of segments that a takeover has moved. They were never part of the archive."""
@@ -155,6 +157,7 @@ class UnresolvedReader:
         pool: A pool of its own, so that a store that hangs holds up no other work.
         now: Monotonic seconds.
         metrics: Counts failures.
+        errors: Delays the next reading after an unexpected error.
     """
 
     def __init__(
@@ -164,13 +167,20 @@ class UnresolvedReader:
         pool: WorkerPool[StoreRecords | StoreRecordsUnavailable],
         now: Callable[[], float],
         metrics: Metrics,
+        errors: UnexpectedErrors,
     ) -> None:
         self._place_of = place_of
         self._default_place = default_place
-        self._pool = pool
-        self._now = now
-        self._metrics = metrics
-        self._next = now() + FIRST_SECONDS
+        self._task = PeriodicTask(
+            "reading gaps and quarantines",
+            pool,
+            now,
+            metrics,
+            errors,
+            expected=(StorageError,),
+            first=FIRST_SECONDS,
+            interval=_AGAIN_SECONDS,
+        )
 
     def read_if_due(self, led: Iterable[TopicPartition]) -> None:
         """Start a reading if it is due. A failed one is repeated after the usual interval.
@@ -178,7 +188,7 @@ class UnresolvedReader:
         Args:
             led: The led partitions.
         """
-        if self._now() < self._next or not self._pool.free:
+        if not self._task.is_due:
             return
         by_topic: dict[str, set[TopicPartition]] = {}
         for tp in led:
@@ -188,21 +198,20 @@ class UnresolvedReader:
             place = self._place_of(topic)
             readings.setdefault(id(place.store), (place, set()))[1].update(tps)
         if readings:
-            self._next = self._now() + _AGAIN_SECONDS
             default = self._default_place
-            self._pool.submit(
-                Task(
-                    lambda: StoreRecords(_read(readings.values()), _last_drill(default)),
-                    StoreRecordsUnavailable,
-                )
+            self._task.begin(
+                lambda: StoreRecords(_read(readings.values()), _last_drill(default)),
+                StoreRecordsUnavailable,
             )
 
-    def failed(self, error: Exception) -> None:
-        """Report a failed reading. Raises an error that is not the store's."""
-        if not isinstance(error, StorageError):
-            raise error
-        self._metrics.error(type(error).__name__)
-        log.warning("unresolved.unavailable", error=str(error))
+    def handle(self, event: StoreRecords | StoreRecordsUnavailable) -> StoreRecords | None:
+        """Take the result of a reading, and return what it has found; None if it has failed."""
+        if isinstance(event, StoreRecords):
+            self._task.succeeded()
+            return event
+        if self._task.failed(event.error):
+            log.warning("unresolved.unavailable", error=str(event.error))
+        return None
 
 
 def _read(readings: Iterable[tuple[Place, Collection[TopicPartition]]]) -> Unresolved:

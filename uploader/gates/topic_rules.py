@@ -1,27 +1,25 @@
 """Topic configurations: they decide whether a topic is archived, and when the broker deletes it."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import structlog
 
 from sidetier.leadership.port import TopicConfig, TopicConfigSource
-from sidetier.segments.checkpoints import parse_offset_checkpoint
-from sidetier.segments.errors import LeadershipError, SegmentError
+from sidetier.segments.errors import LeadershipError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.periodic import PeriodicTask
 from sidetier.uploader.state.partition import Partition
-from sidetier.uploader.unexpected import Subject, UnexpectedErrors
-from sidetier.uploader.watching.disk import read_text
-from sidetier.uploader.workers import Task, WorkerPool
+from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.watching.checkpoints import OffsetCheckpoints, OnCheckpoint
+from sidetier.uploader.workers import WorkerPool
 
 log: Final = structlog.get_logger()
 
 _ASK_AGAIN_SECONDS: Final = 300.0
 _PAUSE_AFTER_FAILURE: Final = 5.0
-_SUBJECT: Final = Subject("asking the brokers for topic configurations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +62,21 @@ class TopicRules:
         compacted: Literal["refuse", "as_closed"],
     ) -> None:
         self._source = source
-        self._pool = pool
         self._now = now
-        self._metrics = metrics
-        self._errors = errors
+        self._task = PeriodicTask(
+            "asking the brokers for topic configurations",
+            pool,
+            now,
+            metrics,
+            errors,
+            expected=(LeadershipError,),
+            pause=_PAUSE_AFTER_FAILURE,
+        )
         self._refuse_compacted = compacted == "refuse"
         self._known: dict[str, TopicConfig | None] = {}
         self._asked_of: dict[str, str | None] = {}
         """Topic ids when the answers in `_known` were requested."""
         self._next_ask = float("-inf")
-        self._not_before = float("-inf")
 
     def is_known(self, topic: str, topic_id: str | None = None) -> bool:
         """Return whether the topic's configuration is known.
@@ -115,9 +118,7 @@ class TopicRules:
             topics: The id of each topic by its name; None where it is not known yet.
         """
         source, now = self._source, self._now()
-        if source is None or not self._pool.free or now < self._not_before:
-            return
-        if self._errors.holds(_SUBJECT):
+        if source is None or not self._task.is_due:
             return
         # All topics at intervals: an operator can change a configuration at any time.
         again = now >= self._next_ask
@@ -126,17 +127,16 @@ class TopicRules:
             self._next_ask = now + _ASK_AGAIN_SECONDS
         if wanted:
             ids = {topic: topics[topic] for topic in wanted}
-            self._pool.submit(
-                Task(
-                    lambda: TopicConfigsReceived(source.topic_configs(wanted), ids),
-                    TopicConfigsUnavailable,
-                )
+            self._task.begin(
+                lambda: TopicConfigsReceived(source.topic_configs(wanted), ids),
+                TopicConfigsUnavailable,
             )
 
     def handle(self, event: TopicConfigEvent) -> Iterable[str]:
         """Take a result of `ask`, and return the topics whose configuration is new."""
         if isinstance(event, TopicConfigsUnavailable):
-            self._failed(event.error)
+            if self._task.failed(event.error):
+                log.warning("topic.config_unavailable", error=str(event.error))
             return ()
         answers, ids = event.answers, event.topic_ids
         for topic, config in answers.items():
@@ -153,17 +153,8 @@ class TopicRules:
         self._asked_of.update(
             {topic: topic_id for topic, topic_id in asked_ids.items() if topic_id is not None}
         )
-        self._errors.clear(_SUBJECT)
+        self._task.succeeded()
         return changed
-
-    def _failed(self, error: Exception) -> None:
-        if not isinstance(error, LeadershipError):
-            self._errors.hold(_SUBJECT, error)
-            return
-        self._errors.clear(_SUBJECT)
-        self._metrics.error(type(error).__name__)
-        self._not_before = self._now() + _PAUSE_AFTER_FAILURE
-        log.warning("topic.config_unavailable", error=str(error))
 
     def close(self) -> None:
         """Close the connections."""
@@ -190,51 +181,23 @@ CLEANER_CHECKPOINT_NAME: Final = "cleaner-offset-checkpoint"
 _READ_AGAIN_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    written_ns: int = -1
-    offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict)
-    read_at: float = float("-inf")
-
-
 class CleanerCheckpoints:
-    """Reads the checkpoint of each log dir when it has changed, at most once a second.
+    """Tells from the checkpoint of each log dir which logs Kafka's log cleaner has compacted.
 
     Args:
         now: Monotonic seconds.
-        on_checkpoint: Called with the path of each checkpoint that is read, and with the reason
-            where it cannot be used.
+        on_checkpoint: Notes what was read.
     """
 
     def __init__(
-        self,
-        now: Callable[[], float],
-        on_checkpoint: Callable[[str, SegmentError | None], None] = lambda _, __: None,
+        self, now: Callable[[], float], on_checkpoint: OnCheckpoint = lambda _, __: None
     ) -> None:
-        self._now = now
-        self._on_checkpoint = on_checkpoint
-        self._known: dict[str, _Checkpoint] = {}
+        self._checkpoints = OffsetCheckpoints(
+            CLEANER_CHECKPOINT_NAME, _READ_AGAIN_SECONDS, now, on_checkpoint
+        )
 
     def has_cleaned(self, log_dir: str, tp: TopicPartition, log_start: Offset) -> bool:
         """Return whether the cleaner has compacted a part of the log that still exists."""
-        known = self._known.get(log_dir, _Checkpoint())
-        if self._now() - known.read_at >= _READ_AGAIN_SECONDS:
-            known = self._known[log_dir] = self._read(log_dir, known)
         # The checkpoint names the first offset that is not cleaned yet. If
         # the log start has passed it, nothing that was compacted is left.
-        return known.offsets.get(tp, Offset(0)) > log_start
-
-    def _read(self, log_dir: str, known: _Checkpoint) -> _Checkpoint:
-        path = os.path.join(log_dir, CLEANER_CHECKPOINT_NAME)
-        try:
-            written = os.stat(path).st_mtime_ns
-            if written == known.written_ns:
-                return _Checkpoint(written, known.offsets, self._now())
-            offsets = parse_offset_checkpoint(read_text(path), path)
-        except OSError:
-            return _Checkpoint(read_at=self._now())
-        except SegmentError as error:
-            self._on_checkpoint(path, error)
-            return _Checkpoint(read_at=self._now())
-        self._on_checkpoint(path, None)
-        return _Checkpoint(written, offsets, self._now())
+        return self._checkpoints.of(log_dir).offsets.get(tp, Offset(0)) > log_start

@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from sidetier.segments.checkpoints import parse_offset_checkpoint
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.headers import HEADER_BYTES
 from sidetier.segments.listing import read_listing
@@ -16,7 +15,8 @@ from sidetier.segments.producer_snapshot import open_transactions
 from sidetier.segments.transactions import TransactionTracker
 from sidetier.uploader.pinning.pins import read_largest_timestamp
 from sidetier.uploader.trim.decision import LocalSegment, StableEnd
-from sidetier.uploader.watching.disk import list_names, read_text
+from sidetier.uploader.watching.checkpoints import read_offset_checkpoint
+from sidetier.uploader.watching.disk import list_names
 
 _CHECKPOINT_NAME: Final = "log-start-offset-checkpoint"
 
@@ -29,9 +29,8 @@ def log_start_offsets(log_dirs: Iterable[str]) -> dict[TopicPartition, Offset]:
     """
     starts: dict[TopicPartition, Offset] = {}
     for log_dir in log_dirs:
-        path = os.path.join(log_dir, _CHECKPOINT_NAME)
         with suppress(OSError, SegmentError):
-            starts.update(parse_offset_checkpoint(read_text(path), path))
+            starts.update(read_offset_checkpoint(os.path.join(log_dir, _CHECKPOINT_NAME)))
     return starts
 
 

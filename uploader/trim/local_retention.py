@@ -10,6 +10,7 @@ import structlog
 from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import LocalRetentionStatus
+from sidetier.uploader.periodic import PeriodicTask
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.trim.archive_check import LedPartition
 from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Held, Hindrance, Trim
@@ -21,12 +22,11 @@ from sidetier.uploader.trim.events import (
     SurveyEnded,
 )
 from sidetier.uploader.trim.trimmer import AT_ONCE, Trimmer
-from sidetier.uploader.unexpected import Subject, UnexpectedErrors
-from sidetier.uploader.workers import Task, WorkerPool
+from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.workers import WorkerPool
 
 log: Final = structlog.get_logger()
 
-_SUBJECT: Final = Subject("local retention")
 Verified = tuple[LedPartition, Trim]
 FindPartition = Callable[[TopicPartition], Partition | None]
 
@@ -106,12 +106,18 @@ class LocalRetention:
     ) -> None:
         self.trimmer = trimmer
         self._local = local = trimmer.local
-        self._pool = pool
-        self._now = now
         self._metrics = metrics
-        self._errors = errors
         self._report = report
-        self._next = now() + min(local.interval, 30.0)
+        self._task = PeriodicTask(
+            "local retention",
+            pool,
+            now,
+            metrics,
+            errors,
+            expected=(),
+            first=min(local.interval, 30.0),
+            interval=local.interval,
+        )
         self._under_way = self._stopped = False
         self._waiting: list[Trim] = []
         self._ended: list[Trim] = []
@@ -119,11 +125,8 @@ class LocalRetention:
 
     def begin_if_due(self, partitions: Iterable[Partition]) -> None:
         """Begin a pass over the led partitions if it is due and none is under way."""
-        if self._under_way or self._stopped or self._now() < self._next:
+        if self._under_way or self._stopped or not self._task.is_due:
             return
-        if not self._pool.free or self._errors.holds(_SUBJECT):
-            return
-        self._next = self._now() + self._local.interval
         led = [
             facts
             for partition in partitions
@@ -131,7 +134,7 @@ class LocalRetention:
             and (facts := led_partition(partition)) is not None
         ]
         self._under_way, self._ended, self._waiting = True, [], []
-        self._submit(lambda: SurveyEnded(self.trimmer.survey(led)))
+        self._task.begin(lambda: SurveyEnded(self.trimmer.survey(led)), PassFailed)
 
     def stop(self) -> None:
         """Begin no further step."""
@@ -159,13 +162,13 @@ class LocalRetention:
                 self._verify_next(find)
             case PassFailed(error):
                 self._under_way = False
-                self._errors.hold(_SUBJECT, error)
+                self._task.failed(error)
 
     def _submit(self, step: Callable[[], LocalRetentionEvent]) -> None:
         if self._stopped:
             self._under_way = False
             return
-        self._pool.submit(Task(step, PassFailed))
+        self._task.go_on(step, PassFailed)
 
     def _verify_next(self, find: FindPartition) -> None:
         while self._waiting:
@@ -229,7 +232,7 @@ class LocalRetention:
 
     def _end(self) -> None:
         self._under_way = False
-        self._errors.clear(_SUBJECT)
+        self._task.succeeded()
         held = {}
         excess: Counter[tuple[str, str]] = Counter()
         for trim in self._ended:

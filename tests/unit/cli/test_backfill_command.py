@@ -10,7 +10,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.backfill import plan, run
-from sidetier.uploader.state import decisions, partition
+from sidetier.uploader.state import decisions, gap
 from sidetier.uploader.watching import disk
 from tests.harness.batches import make_batch
 from tests.harness.command_line import CommandLine
@@ -22,7 +22,7 @@ from tests.harness.waiting import wait_until
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "PATIENCE_SECONDS", 0.5)
-    for module in (partition, decisions):  # a gap is looked at again at once, not after two seconds
+    for module in (gap, decisions):  # a gap is looked at again at once, not after two seconds
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
 
 

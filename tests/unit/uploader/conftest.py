@@ -6,7 +6,7 @@ import pytest
 
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive import history
-from sidetier.uploader.state import decisions, partition
+from sidetier.uploader.state import decisions, gap
 from sidetier.uploader.state import segment as segment_state
 from tests.harness.daemons import Site
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -39,7 +39,7 @@ def site(log_dir: LogDir, store: FakeStorage) -> Site:
 @pytest.fixture
 def quick_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a gap again at once instead of after two seconds."""
-    for module in (partition, decisions):
+    for module in (gap, decisions):
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
 
 
