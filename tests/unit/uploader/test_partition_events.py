@@ -4,23 +4,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from sidetier.archive.objects.watermark import Watermark
-from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import (
     DamagedSegmentError,
     SegmentGoneError,
     StoreUnavailableError,
 )
-from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import (
     BaseOffset,
-    BrokerId,
     LeaderEpoch,
     Offset,
     OffsetRange,
-    TopicPartition,
 )
-from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.errors import (
     DivergedError,
     DivergenceSuspectedError,
@@ -28,11 +22,9 @@ from sidetier.uploader.errors import (
     StandDownError,
     StoredByAnotherError,
 )
-from sidetier.uploader.state.decisions import HighWatermarks, Rules, Situation
+from sidetier.uploader.state.decisions import HighWatermarks
 from sidetier.uploader.state.events import (
-    Action,
     AskBroker,
-    Asked,
     AskStore,
     HoldBack,
     Release,
@@ -51,81 +43,35 @@ from sidetier.uploader.state.events import (
     RequestFailed,
     RequestSucceeded,
     ScanAt,
-    SituationChanged,
     Upload,
     UploadFailed,
     UploadSucceeded,
 )
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.plan import PlannedSegment
-from sidetier.uploader.state.risk import RiskRule
 from sidetier.uploader.state.segment import (
     SegmentState,
-    StoredSegment,
-    Timeline,
-    TrackedSegment,
 )
-
-TP = TopicPartition("orders", 0)
-NOW, WALL = 100.0, 1_700_000_000.0
-RULES = Rules(8, from_latest=False, on_gap="step_over", broker_id=BrokerId(1))
-ALL_COMMITTED = Situation(NOW, WALL, RULES, HighWatermarks(1_000), float("inf"))
-CHANGED = SituationChanged()
-EVENT_ALONE = replace(ALL_COMMITTED, decides=False)
-"""Shows the actions of an event without the decision that follows."""
-
-
-def made(*bases: int, next_offset: int = 0, active: int | None = None) -> Partition:
-    """A led partition with closed segments of ten records at `bases`."""
-    partition = Partition(TP, LeaderEpoch(3), config=TopicConfig())
-    closed = tuple(
-        ClosedSegment(BaseOffset(b), BaseOffset(b + 10), marked_for_deletion=False) for b in bases
-    )
-    end = max(bases, default=-10) + 10 if active is None else active
-    partition.observe(
-        PartitionListing(closed, BaseOffset(end)),
-        NOW,
-        lambda segment: TrackedSegment(segment, 1000, 0, Timeline(NOW)),
-    )
-    partition.archive = archive(next_offset)
-    return partition
-
-
-def at(now: float) -> Situation:
-    return replace(ALL_COMMITTED, now=now)
-
-
-def archive(next_offset: int, base: int | None = None) -> ArchiveState:
-    watermark = None
-    if base is not None:
-        watermark = Watermark(
-            base_offset=BaseOffset(base),
-            next_offset=Offset(next_offset),
-            broker_id=BrokerId(1),
-            leader_epoch=LeaderEpoch(3),
-        )
-    offset = Offset(next_offset)
-    return ArchiveState(watermark, "etag", offset, frozenset(), start=offset, kept_start=offset)
-
-
-def stored(base: int) -> StoredSegment:
-    return StoredSegment(BaseOffset(base), Offset(base + 10), 0, 1000, 1000)
-
-
-def upload(partition: Partition, base: int) -> list[Action]:
-    """Handle the successful upload of the segment."""
-    segment = partition.log.tracked[BaseOffset(base)]
-    segment.queue(PlannedSegment(segment.segment, Offset(base)), NOW)
-    segment.stage = SegmentState.UPLOADING
-    event = UploadSucceeded(segment, partition.generation, stored(base))
-    return partition.handle(event, ALL_COMMITTED)
-
-
-def begin(partition: Partition, request: Request) -> Asked:
-    partition.requesting = request
-    begun = partition.asked(request)
-    assert begun is not None
-    return begun
+from tests.harness.partitions import (
+    ALL_COMMITTED,
+    AT_RISK_IN_30_SECONDS,
+    CHANGED,
+    EVENT_ALONE,
+    FIRST_AT_RISK,
+    NOW,
+    PATIENCE,
+    RULES,
+    archive,
+    as_follower,
+    at,
+    begin,
+    followed,
+    kinds,
+    made,
+    steps_of,
+    stored,
+    upload,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +83,6 @@ class Broken(HighWatermarks):
     def cover(self, _: int | None, __: int) -> bool:
         assert self.error is not None
         raise self.error
-
-
-def kinds(actions: list[Action]) -> list[type]:
-    return [type(action) for action in actions]
 
 
 # -- the path of a segment -------------------------------------------------------------------------
@@ -349,31 +291,6 @@ def test_on_gap_halt_halts_once_the_lead_is_confirmed(*, confirmed: bool, halts:
 
 
 # -- a follower ------------------------------------------------------------------------------------
-
-FOLLOWER_RULES = Rules(
-    8, from_latest=False, on_gap="step_over", broker_id=BrokerId(2), rescue_patience=60.0
-)
-PATIENCE = FOLLOWER_RULES.patience_of(TP)
-AT_RISK_IN_30_SECONDS = RiskRule(before=0.0, retention=WALL + 30)
-FIRST_AT_RISK = RiskRule(before=0.0, retention=None)
-"""Nothing by time; `followed` sets what is at risk by size."""
-
-
-def as_follower(now: float, rule: RiskRule) -> Situation:
-    return replace(at(now), rules=FOLLOWER_RULES, risk_rule=rule)
-
-
-def followed() -> Partition:
-    partition = made(0, 10)
-    partition.follow()
-    partition.directory = "/kafka/orders-0"
-    return partition
-
-
-def steps_of(partition: Partition, now: float, rule: RiskRule) -> list[Action]:
-    by_size = Offset(10) if rule is FIRST_AT_RISK else None
-    partition.note_risk_by_size(by_size)
-    return partition.handle(CHANGED, as_follower(now, rule))
 
 
 def test_follower_sends_no_request_before_a_segment_nears_its_deletion() -> None:
