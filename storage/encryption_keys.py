@@ -169,7 +169,7 @@ class KmsKey:
         # boto3 takes some 30 MB: a process without a key of KMS does not load it.
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
-        from sidetier.storage.s3_boto3 import failure  # noqa: PLC0415
+        from sidetier.storage.boto_errors import failure  # noqa: PLC0415
 
         where = f"KMS {operation} with key {self._name!r} ({self._settings.key_id})"
         try:

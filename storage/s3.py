@@ -291,6 +291,6 @@ class S3Storage(ObjectStorage):
         chain = self._clients.chain
         if not isinstance(translated, AccessDeniedError) or chain is None or chain.problem is None:
             return translated
-        from sidetier.storage.s3_boto3 import failure  # noqa: PLC0415 -- botocore is heavy
+        from sidetier.storage.boto_errors import failure  # noqa: PLC0415 -- botocore is heavy
 
         return failure(f"{name} {self._place(key)}", chain.problem)

@@ -265,7 +265,7 @@ class S3Requests:
             try:
                 found = self._chain()
             except Exception as error:
-                from sidetier.storage.s3_boto3 import failure  # noqa: PLC0415 -- botocore is heavy
+                from sidetier.storage.boto_errors import failure  # noqa: PLC0415 -- botocore is heavy
 
                 raise failure(where, error) from error
             names = found["access_key_id"], found["secret_access_key"], found.get("token")

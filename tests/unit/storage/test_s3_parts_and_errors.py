@@ -20,6 +20,7 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
+from sidetier.storage.boto_errors import translated
 from sidetier.storage.checksums import RunningChecksum, checksum_of_bytes
 from sidetier.storage.object_errors import (
     BY_CODE,
@@ -29,7 +30,7 @@ from sidetier.storage.object_errors import (
     refusal_text,
 )
 from sidetier.storage.port import ChecksumAlgorithm
-from sidetier.storage.s3_boto3 import part_sizes, translated
+from sidetier.storage.s3_boto3 import part_sizes
 from sidetier.storage.settings import GIB, MIB
 
 URL = "https://store.example"
