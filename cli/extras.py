@@ -1,6 +1,7 @@
 """Commands whose libraries are in an extra: imports with a clear error, and quiet logs."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,13 +16,20 @@ Loaded = TypeVar("Loaded")
 def from_extra(
     load: Callable[[], Loaded], command: str, packages: Collection[str], extra: str
 ) -> Loaded:
-    """Call `load`, which imports, and return its result.
+    """Call `load`, which imports, and return its result."""
+    with needs_extra(command, packages, extra):
+        return load()
+
+
+@contextmanager
+def needs_extra(command: str, packages: Collection[str], extra: str) -> Iterator[None]:
+    """Name the extra that has the packages, if a block's import does not find one of them.
 
     Raises:
         ConfigurationError: The command needs a package of the extra that is not installed.
     """
     try:
-        return load()
+        yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in packages:
             raise

@@ -103,32 +103,39 @@ def _set_debug(context: click.Context, _option: click.Parameter, given: bool) ->
     call.debug = call.debug or given
 
 
+def configuration_parameters() -> tuple[click.Option, ...]:
+    """Return `--config`, `--set` and `--debug`."""
+    return (
+        click.Option(
+            ["-c", "--config"],
+            metavar="PATH",
+            multiple=True,
+            type=click.Path(path_type=Path),
+            expose_value=False,
+            callback=_add_files,
+            help=_FILES_HELP,
+        ),
+        click.Option(
+            ["--set"],
+            metavar="KEY=VALUE",
+            multiple=True,
+            expose_value=False,
+            callback=_add_assignments,
+            help="One setting, which overrides files and environment; repeatable.",
+        ),
+        click.Option(
+            ["--debug"],
+            is_flag=True,
+            envvar="SIDETIER_DEBUG",
+            expose_value=False,
+            callback=_set_debug,
+            help="Show the traceback of an error.",
+        ),
+    )
+
+
 def configuration_options(command: Decorated) -> Decorated:
     """Add `--config`, `--set` and `--debug`."""
-    debug = click.option(
-        "--debug",
-        is_flag=True,
-        envvar="SIDETIER_DEBUG",
-        expose_value=False,
-        callback=_set_debug,
-        help="Show the traceback of an error.",
-    )
-    assign = click.option(
-        "--set",
-        metavar="KEY=VALUE",
-        multiple=True,
-        expose_value=False,
-        callback=_add_assignments,
-        help="One setting, which overrides files and environment; repeatable.",
-    )
-    config = click.option(
-        "-c",
-        "--config",
-        metavar="PATH",
-        multiple=True,
-        type=click.Path(path_type=Path),
-        expose_value=False,
-        callback=_add_files,
-        help=_FILES_HELP,
-    )
-    return config(assign(debug(command)))
+    for made in reversed(configuration_parameters()):
+        command = click.option(cls=lambda *_, made=made, **__: made)(command)  # type: ignore[arg-type]
+    return command

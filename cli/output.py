@@ -9,6 +9,8 @@ from typing import Any, Final, Protocol, TextIO, TypeVar
 
 import click
 
+from sidetier.cli import exits
+
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _UNPRINTABLE: Final = dict.fromkeys(
     {*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000)} - {*b"\t\n"}, "?"
@@ -53,8 +55,8 @@ class Table:
     """A line below the rows, such as totals."""
 
 
-class Result(Protocol):
-    """Result of a command."""
+class Shown(Protocol):
+    """A value that is shown as JSON or as tables."""
 
     def as_json(self) -> object:
         """Return mappings, lists, strings, numbers, booleans and None, under stable names."""
@@ -63,6 +65,15 @@ class Result(Protocol):
     def as_tables(self) -> Sequence[Table]:
         """Return the same for people."""
         ...
+
+
+class Result(Shown, Protocol):
+    """Result of a command. A subclass without an `exit_code` of its own is a success."""
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command."""
+        return exits.OK
 
 
 def output_option(command: Decorated) -> Decorated:
@@ -80,7 +91,7 @@ def output_option(command: Decorated) -> Decorated:
     return option(command)
 
 
-def emit(result: Result, output: OutputFormat, stream: TextIO | None = None) -> None:
+def emit(result: Shown, output: OutputFormat, stream: TextIO | None = None) -> None:
     """Write the result to standard output, or to the stream."""
     target = stream if stream is not None else sys.stdout
     if output is OutputFormat.JSON:

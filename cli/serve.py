@@ -6,23 +6,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Literal, cast
 
 from prometheus_client import CollectorRegistry
 
 from sidetier.archive.access import require_directory
 from sidetier.cli import exits
-from sidetier.cli.commands.serve import RELAY
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive, with_few_retries
-from sidetier.config.loading import LoadedConfig
-from sidetier.config.properties_file import read_properties
-from sidetier.endpoint.connection import ServerSettings
-from sidetier.endpoint.groups.expiry import DEFAULT_RETENTION
-from sidetier.endpoint.groups.relay import LiveCluster
+from sidetier.config.model import Config
 from sidetier.endpoint.service import EndpointSettings, serving
-from sidetier.endpoint.tls import TlsFiles
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.allowed_hosts import AllowedHosts
 from sidetier.telemetry.http import HttpServer
@@ -30,7 +22,6 @@ from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import create_registry
 from sidetier.telemetry.pages import Application
 from sidetier.telemetry.status import StatusSource
-from sidetier.wire.settings import ClientSettings
 
 _CONNECTIONS = 32
 """Most requests to one store at the same time."""
@@ -40,54 +31,21 @@ _OTHER_FILES = 400
 """Open files beside the connections of clients: segments (256), connections to stores, threads."""
 
 
-def serve(  # noqa: PLR0913 - one parameter for each option
-    loaded: LoadedConfig,
-    listen: tuple[str, int],
-    advertise: tuple[str, int] | None,
-    *,
-    memory: int,
-    max_connections: int,
-    max_connections_per_host: int,
-    bytes_per_second: int | None,
-    send_timeout: float,
-    tls_files: tuple[Path | None, Path | None, Path | None],
-    users: Path | None,
-    groups: str,
-    groups_properties: Path | None,
-    group_retention: float | None,
-    metrics_port: int | None,
-) -> int:
+def serve(config: Config, settings: EndpointSettings, metrics_port: int | None) -> int:
     """Serve clients until a signal, and return the exit code.
 
     Raises:
         ConfigurationError: The address cannot be listened at, a store does not exist, a certificate
-            or the users file cannot be loaded, a property of the groups' client is wrong, or the
-            process may open too few files.
+            or the users file cannot be loaded, or the process may open too few files.
         BrokerError: The live cluster of the groups refuses the login.
         SidetierError: The archive cannot be read.
     """
-    raise_file_limit(max_connections)
+    raise_file_limit(settings.server.max_connections)
     # Clients repeat a request after an error, but wait for its answer for 30 s only (Java).
-    config = with_few_retries(loaded.config)
+    config = with_few_retries(config)
     configure_logs(config.log.format, config.log.level)
     _return_large_memory_when_freed()
     require_directory(config.storage.url)
-    certificate, key, client_ca = tls_files
-    settings = EndpointSettings(
-        listen,
-        advertise,
-        memory,
-        groups=_groups(groups, groups_properties),
-        group_retention=DEFAULT_RETENTION if group_retention is None else group_retention,
-        tls=None if certificate is None else TlsFiles(certificate, key, client_ca),
-        users=users,
-        bytes_per_second=bytes_per_second,
-        server=ServerSettings(
-            max_connections=max_connections,
-            max_connections_per_host=max_connections_per_host,
-            send=send_timeout,
-        ),
-    )
     registry = create_registry()
     stop = threading.Event()
     with (
@@ -116,24 +74,6 @@ def raise_file_limit(max_connections: int) -> None:
             f"open {hard}: raise the hard limit (`ulimit -Hn`, LimitNOFILE= in systemd), or use "
             f"--max-connections {max(hard - _OTHER_FILES, 1)}"
         )
-
-
-def _groups(given: str, file: Path | None) -> Literal["none", "local"] | LiveCluster:
-    """Return the mode of --groups, or the cluster that it names.
-
-    Raises:
-        ConfigurationError: A property is wrong.
-    """
-    if given in {"none", "local"}:
-        return cast('Literal["none", "local"]', given)
-
-    def load() -> ClientSettings:
-        properties = {} if file is None else read_properties(file, "--groups-properties")
-        servers = given.removeprefix(RELAY)
-        return ClientSettings.from_properties({**properties, "bootstrap.servers": servers})
-
-    load()  # before the archive is read
-    return LiveCluster(load, file)
 
 
 @contextmanager

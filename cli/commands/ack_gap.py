@@ -11,9 +11,11 @@ from sidetier.archive.objects.acknowledgements import (
     accept_loss,
     acknowledge_gap,
 )
-from sidetier.cli.arguments import PARTITION, checked_topic
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.cli import kernel
+from sidetier.cli.arguments import PARTITION, topic_name
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
+from sidetier.cli.output import OutputFormat, Result, Table
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
@@ -21,7 +23,7 @@ _OFFSET = click.IntRange(0, 2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class AckResult:
+class AckResult(Result):
     """An acknowledged gap. `is_new` is False if it had been acknowledged before.
 
     Attributes:
@@ -54,45 +56,40 @@ class AckResult:
         return [Table((), footer=f"{text} ({self.key})")]
 
 
-def _checked_reason(_context: click.Context, _option: click.Parameter, given: str) -> str:
-    if not given.strip():
-        raise click.BadParameter("say why the loss is accepted")
-    return given.strip()
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise ValueError("say why the loss is accepted")
+    return text.strip()
 
 
-@click.command(name="ack-gap")
-@click.argument("topic", callback=checked_topic)
-@click.argument("partition", type=PARTITION)
-@click.argument("start", type=_OFFSET)
-@click.argument("end", type=_OFFSET)
-@click.option(
-    "--reason",
-    required=True,
-    callback=_checked_reason,
-    help="Why the loss is accepted. Stored beside the gap record, with the user and the time.",
-)
-@click.option("--user", help="Name to store.  [default: the account that runs the command]")
-@click.option(
-    "--unarchivable",
-    is_flag=True,
-    help="Accept in advance that records of message format v0 or v1 are not archived. START is "
-    "where the archive ends.",
-)
-@configuration_options
-@output_option
-@click.pass_context
-def command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    *,
-    topic: str,
-    partition: int,
-    start: int,
-    end: int,
-    reason: str,
-    user: str | None,
-    unarchivable: bool,
-    output: OutputFormat,
-) -> None:
+@options
+class AckGapOptions:
+    """Options of `sidetier ack-gap`."""
+
+    topic: str = argument(parse=topic_name)
+    partition: int = argument(type=PARTITION)
+    start: int = argument(type=_OFFSET)
+    end: int = argument(type=_OFFSET)
+    reason: str = option(
+        "--reason",
+        required=True,
+        parse=_reason,
+        help="Why the loss is accepted. Stored beside the gap record, with the user and the time.",
+    )
+    user: str | None = option(
+        "--user", help="Name to store.  [default: the account that runs the command]"
+    )
+    unarchivable: bool = option(
+        "--unarchivable",
+        help="Accept in advance that records of message format v0 or v1 are not archived. START is "
+        "where the archive ends.",
+    )
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("ack-gap")
+def command(options: AckGapOptions) -> AckResult:
     """Accept a recorded gap: records that were deleted before they could be archived.
 
     START is the first missing offset, END the first offset after the gap, as `sidetier verify` and
@@ -114,16 +111,18 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 the gap is acknowledged, also if it was before; 1 the store does not answer; 2 no
     such gap is recorded, or (--unarchivable) START is below the archive end.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = with_short_timeouts(invocation(context).load(needs_log_dirs=False).config)
-    layout, tp = layout_of(config), TopicPartition(topic, partition)
-    gap = OffsetRange(Offset(start), Offset(end))
-    acknowledgement = Acknowledgement(reason, user or _account(), time.time_ns() // 1_000_000)
+    config = with_short_timeouts(options.call.load(needs_log_dirs=False).config)
+    layout, tp = layout_of(config), TopicPartition(options.topic, options.partition)
+    gap = OffsetRange(Offset(options.start), Offset(options.end))
+    acknowledgement = Acknowledgement(
+        options.reason, options.user or _account(), time.time_ns() // 1_000_000
+    )
     with open_every_store(config) as stores:
-        store = stores.store(topic)
-        acknowledge = accept_loss if unarchivable else acknowledge_gap
+        store = stores.store(tp.topic)
+        acknowledge = accept_loss if options.unarchivable else acknowledge_gap
         is_new = acknowledge(store, layout, tp, gap, acknowledgement)
     key = layout.acknowledgement_key(layout.gap_key(tp, gap.start, gap.end))
-    emit(AckResult(tp, gap, key, is_new, unarchivable), output)
+    return AckResult(tp, gap, key, is_new, options.unarchivable)
 
 
 def _account() -> str | None:

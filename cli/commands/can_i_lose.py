@@ -6,8 +6,8 @@ from typing import Final
 
 import click
 
-from sidetier.cli import exits
-from sidetier.cli.arguments import bootstrap_option, most_lines, sidecar_option, size_text
+from sidetier.cli import exits, kernel
+from sidetier.cli.arguments import BOOTSTRAP, most_lines, sidecar_url, size_text
 from sidetier.cli.inspect.cluster import ReplicaSet, need_cluster
 from sidetier.cli.inspect.facts import (
     BrokerFacts,
@@ -17,8 +17,9 @@ from sidetier.cli.inspect.facts import (
     with_local_logs,
 )
 from sidetier.cli.inspect.loss import Risk, only_on_store, risks_of
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option, range_text
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, options
+from sidetier.cli.output import Cell, OutputFormat, Table, range_text
 from sidetier.config.problems import first_of
 from sidetier.segments.errors import LeadershipUnavailableError
 
@@ -46,6 +47,11 @@ class LoseResult:
     def can_be_lost(self) -> bool:
         """Whether the broker can be lost without losing records."""
         return not self.at_risk
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if records would be lost."""
+        return exits.OK if self.can_be_lost else exits.FINDINGS
 
     @property
     def records(self) -> int:
@@ -176,21 +182,21 @@ def _partition_json(partition: PartitionFacts, risks: Sequence[Risk]) -> dict[st
     }
 
 
-@click.command(name="can-i-lose")
-@click.argument("broker", type=click.IntRange(0, 2**31 - 1))
-@sidecar_option(asked_for="Sidecar of that broker, which may hold deleted segments open.")
-@bootstrap_option
-@configuration_options
-@output_option
-@click.pass_context
-def command(
-    context: click.Context,
-    broker: int,
-    *,
-    sidecar: str | None,
-    bootstrap: str | None,
-    output: OutputFormat,
-) -> None:
+@options
+class LoseOptions:
+    """Options of `sidetier can-i-lose`."""
+
+    broker: int = argument(type=click.IntRange(0, 2**31 - 1))
+    sidecar: str | None = sidecar_url(
+        asked_for="Sidecar of that broker, which may hold deleted segments open."
+    )
+    bootstrap: str | None = BOOTSTRAP
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("can-i-lose")
+def command(options: LoseOptions) -> LoseResult:
     """Show which records would be lost with a broker and its disk.
 
     The command checks every partition with a replica on BROKER (a broker id). Archived records are
@@ -210,15 +216,13 @@ def command(
 
     Exit codes: 0 yes, it can be lost; 3 no; 1 no broker answers.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = invocation(context).load().config
+    config = options.call.load().config
     try:
-        question = BrokerQuestion(config, broker, sidecar)
-        facts = gather_broker(question, need_cluster(config, bootstrap))
+        question = BrokerQuestion(config, options.broker, options.sidecar)
+        facts = gather_broker(question, need_cluster(config, options.bootstrap))
     except LeadershipUnavailableError as error:
         raise LeadershipUnavailableError(
             f"{error}; --bootstrap-server names another broker"
         ) from error
     at_risk = {p.topic_partition for p in facts.partitions if risks_of(p, facts)}
-    result = LoseResult.of(with_local_logs(facts, config, at_risk))
-    emit(result, output)
-    context.exit(exits.OK if result.can_be_lost else exits.FINDINGS)
+    return LoseResult.of(with_local_logs(facts, config, at_risk))

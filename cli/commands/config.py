@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from sidetier.cli import exits
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.cli import exits, kernel
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
+from sidetier.cli.output import OutputFormat, Result, Table
 from sidetier.config.catalogue import json_schema
 from sidetier.config.loading import LoadedConfig
 from sidetier.config.problems import Problem, SettingPath, dotted, problem_line
@@ -31,6 +32,11 @@ class CheckResult:
     broker_id: int | None = None
     patterns: tuple[PatternSelection, ...] | None = None
     """With `--topics`: what each pattern selects of the topics in the log dirs."""
+
+    @property
+    def exit_code(self) -> int:
+        """MISCONFIGURED for a mistake."""
+        return exits.MISCONFIGURED if self.problems else exits.OK
 
     def as_json(self) -> object:
         """Return `ok`, the lines, the ids of cluster and broker, and with `--topics` the topics."""
@@ -77,7 +83,7 @@ class ShownSetting:
 
 
 @dataclass(frozen=True, slots=True)
-class ShowResult:
+class ShowResult(Result):
     """All settings, in the order of the models."""
 
     settings: tuple[ShownSetting, ...]
@@ -104,20 +110,22 @@ def command() -> None:
     """Check and show the configuration."""
 
 
-@command.command()
-@configuration_options
-@output_option
-@click.option("--settings-only", is_flag=True, help="Do not check the log dirs of this machine.")
-@click.option(
-    "--topics",
-    "show_topics",
-    is_flag=True,
-    help="Show which topics in the log dirs each pattern selects.",
-)
-@click.pass_context
-def check(
-    context: click.Context, output: OutputFormat, *, settings_only: bool, show_topics: bool
-) -> None:
+@options
+class CheckOptions:
+    """Options of `sidetier config check`."""
+
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+    settings_only: bool = option(
+        "--settings-only", help="Do not check the log dirs of this machine."
+    )
+    show_topics: bool = option(
+        "--topics", help="Show which topics in the log dirs each pattern selects."
+    )
+
+
+@kernel.command("check", parent=command)
+def check(options: CheckOptions) -> CheckResult:
     """Find every mistake in the settings, in the log dirs they name, and missing packages.
 
     `sidetier doctor` also compares the patterns of topics with all topics of the cluster.
@@ -129,20 +137,14 @@ def check(
     Exit codes: 0 no mistake; 2 at least one mistake. The command writes nothing and sends no
     request to the store or the broker.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    if settings_only and show_topics:
+    if options.settings_only and options.show_topics:
         raise click.UsageError("--topics reads the log dirs, and --settings-only leaves them out")
-    result = _check(context, settings_only=settings_only, show_topics=show_topics)
-    emit(result, output)
-    context.exit(exits.MISCONFIGURED if result.problems else exits.OK)
-
-
-def _check(context: click.Context, *, settings_only: bool, show_topics: bool) -> CheckResult:
     try:
-        loaded = invocation(context).load()
+        loaded = options.call.load()
     except ConfigurationError as error:
         return CheckResult(tuple(str(error).splitlines()), ())
     missing = tuple(_missing_drivers(loaded))
-    if settings_only:
+    if options.settings_only:
         return CheckResult(missing, loaded.warnings)
     config = loaded.config
     report = check_machine(config, LocalMachine())
@@ -161,7 +163,7 @@ def _check(context: click.Context, *, settings_only: bool, show_topics: bool) ->
     }
     problems += tuple(not_archived[name] for name in sorted(not_archived))
     topics = {tp.topic for tp in on_disk.directories}
-    patterns = tuple(selections(config, topics)) if show_topics else None
+    patterns = tuple(selections(config, topics)) if options.show_topics else None
     return CheckResult(problems, loaded.warnings, identity.cluster_id, identity.broker_id, patterns)
 
 
@@ -181,12 +183,17 @@ def _missing_drivers(loaded: LoadedConfig) -> Iterator[str]:
             yield problem_line(Problem(path, str(error)), loaded.origins)
 
 
-@command.command()
-@configuration_options
-@output_option
-@click.option("--changed", is_flag=True, help="Show only settings that differ from their defaults.")
-@click.pass_context
-def show(context: click.Context, output: OutputFormat, *, changed: bool) -> None:
+@options
+class ShowOptions:
+    """Options of `sidetier config show`."""
+
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+    changed: bool = option("--changed", help="Show only settings that differ from their defaults.")
+
+
+@kernel.command("show", parent=command)
+def show(options: ShowOptions) -> ShowResult:
     """Show every setting, its value, and its source.
 
     Secrets are configured by reference, and the command shows the reference. It shows other values
@@ -198,13 +205,14 @@ def show(context: click.Context, output: OutputFormat, *, changed: bool) -> None
 
     Exit codes: 0 the settings are shown; 2 a setting is wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    loaded = invocation(context).load()
+    loaded = options.call.load()
     all_settings = (
         ShownSetting(dotted(path), _without_secrets(path, value), loaded.origin(path))
         for path, value in _leaves(loaded)
     )
-    listed = tuple(item for item in all_settings if not changed or item.source != "default")
-    emit(ShowResult(listed), output)
+    return ShowResult(
+        tuple(one for one in all_settings if not options.changed or one.source != "default")
+    )
 
 
 def _leaves(loaded: LoadedConfig) -> Iterator[tuple[SettingPath, Any]]:

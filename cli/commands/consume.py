@@ -1,18 +1,21 @@
 """`sidetier consume`: read a topic's records from the store, or from Kafka and the store."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import click
 
 from sidetier.archive.positions import BEGINNING, END, Position, PositionKind, is_above
+from sidetier.cli import kernel
 from sidetier.cli.arguments import (
-    MAX_BATCH_BYTES,
+    BATCH_BYTES,
+    BOOTSTRAP,
     PARTITION,
-    bootstrap_option,
-    checked_place,
-    checked_time,
-    checked_topic,
+    REGISTRY_OPTIONS,
+    SCHEMA_REGISTRY,
+    place,
+    time_ms,
+    topic_name,
 )
 from sidetier.cli.consume.request import (
     ANY,
@@ -24,192 +27,116 @@ from sidetier.cli.consume.request import (
     TextEncoding,
     unescaped,
 )
-from sidetier.cli.export.options import pairs
-from sidetier.cli.extras import from_extra, quiet_logs
-from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.extras import needs_extra, quiet_logs
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, argument, option, options
 from sidetier.cli.output import OutputFormat
-
-if TYPE_CHECKING:
-    from sidetier.config.loading import LoadedConfig
-    from sidetier.config.model import Config
 
 _MODES: Final = ("TIERED_STORAGE_ONLY", "TIERED_STORAGE_PREFERRED", "KAFKA_PREFERRED", "KAFKA_ONLY")
 _OUTPUTS: Final = (RecordFormat.JSON.value, RecordFormat.RAW.value, OutputFormat.TABLE.value)
-_FORMATS: Final = ("bytes", "json", "avro", "protobuf")
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 """Packages that the extra `consumer` installs."""
-Consume = Callable[["Config", Request, OutputFormat], int]
 
 
-def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> bytes:
-    try:
-        return unescaped(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _all_bytes(
-    context: click.Context, option: click.Parameter, given: tuple[str, ...]
-) -> tuple[bytes, ...]:
-    return tuple(_bytes(context, option, text) for text in given)
-
-
-def _header(given: str) -> HeaderFilter:
-    name, equals, value = given.partition("=")
+def _header(text: str) -> HeaderFilter:
+    name, equals, value = text.partition("=")
     return name, value.encode() if equals else ANY
 
 
-@click.command(name="consume")
-@click.argument("topic", callback=checked_topic)
-@click.argument("partitions", nargs=-1, type=PARTITION, metavar="[PARTITION]...")
-@click.option(
-    "--from",
-    "begin",
-    metavar="WHERE",
-    callback=checked_place,
-    help="First record to read, inclusive.  [default: beginning]",
-)
-@click.option(
-    "--since",
-    metavar="TIME",
-    callback=checked_time,
-    help="The same as --from with a time, such as 2h (before now) or 2026-11-21.",
-)
-@click.option(
-    "--to",
-    "end",
-    metavar="WHERE",
-    callback=checked_place,
-    help="Where to stop, exclusive.  [default: end]",
-)
-@click.option(
-    "--limit", type=click.IntRange(1), help="Maximum number of records, over all partitions."
-)
-@click.option("--follow", is_flag=True, help="Wait for new records at the end, until stopped.")
-@click.option(
-    "--mode",
-    type=click.Choice(_MODES, case_sensitive=False),
-    default=_MODES[0],
-    show_default=True,
-    help="Read the store alone, or the store and Kafka as one log.",
-)
-@bootstrap_option
-@click.option(
-    "--isolation",
-    type=click.Choice(["read_committed", "read_uncommitted"]),
-    default="read_committed",
-    show_default=True,
-    help="Isolation level: read_committed omits records of aborted and open transactions.",
-)
-@click.option(
-    "--on-gap",
-    type=click.Choice(["error", "skip"]),
-    default="error",
-    show_default=True,
-    help="Action at a gap: end with an error, or report the gap and continue after it.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(_OUTPUTS),
-    help="JSON lines or raw values; with --count a table or JSON.  [default: json; with --count "
-    "table]",
-)
-@click.option("--count", is_flag=True, help="Count the records instead of writing them.")
-@click.option(
-    "--encoding",
-    type=click.Choice([member.value for member in TextEncoding]),
-    default=TextEncoding.UTF_8.value,
-    show_default=True,
-    help="Encoding of keys, values and header values in JSON.",
-)
-@click.option(
-    "--delimiter",
-    default=r"\n",
-    show_default=True,
-    callback=_bytes,
-    help=r"Delimiter after each raw value: text, \n, \t, \0, \xHH.",
-)
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    callback=_all_bytes,
-    help="Only records with this key. Repeatable: with any of these keys.",
-)
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="Only records with this header. Repeatable: with all of these headers.",
-)
-@click.option(
-    "--value-contains",
-    "contains",
-    multiple=True,
-    metavar="TEXT",
-    callback=_all_bytes,
-    help="Only records whose stored value contains this text. Repeatable: all of these texts.",
-)
-@click.option(
-    "--key-format",
-    type=click.Choice(_FORMATS),
-    default=_FORMATS[0],
-    show_default=True,
-    help="Decode keys: json, or avro or protobuf by the schema registry.",
-)
-@click.option(
-    "--value-format",
-    type=click.Choice(_FORMATS),
-    default=_FORMATS[0],
-    show_default=True,
-    help="Decode values, as --key-format.",
-)
-@click.option(
-    "--schema-registry",
-    metavar="URL[,URL]",
-    help="URL of the registry with the schemas of keys and values.",
-)
-@click.option(
-    "--schema-registry-option",
-    "registry_options",
-    multiple=True,
-    callback=pairs,
-    metavar="NAME=VALUE",
-    help="Property of Confluent's registry client, such as ssl.ca.location; secrets as env:NAME or "
-    "file:/path. Repeatable.",
-)
-@MAX_BATCH_BYTES
-@configuration_options
-@click.pass_context
-def command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    topic: str,
-    partitions: tuple[int, ...],
-    *,
-    begin: Position | None,
-    since: int | None,
-    end: Position | None,
-    limit: int | None,
-    follow: bool,
-    mode: str,
-    bootstrap: str | None,
-    isolation: str,
-    on_gap: str,
-    output: str | None,
-    count: bool,
-    encoding: str,
-    delimiter: bytes,
-    keys: tuple[bytes, ...],
-    headers: tuple[str, ...],
-    contains: tuple[bytes, ...],
-    key_format: str,
-    value_format: str,
-    schema_registry: str | None,
-    registry_options: dict[str, str],
-    max_batch_bytes: int,
-) -> None:
+@options
+class ConsumeOptions:
+    """Options of `sidetier consume`."""
+
+    topic: str = argument(parse=topic_name)
+    partitions: tuple[int, ...] = argument(type=PARTITION, metavar="[PARTITION]...")
+    begin: Position | None = option(
+        "--from",
+        metavar="WHERE",
+        parse=place,
+        help="First record to read, inclusive.  [default: beginning]",
+    )
+    since: int | None = option(
+        "--since",
+        metavar="TIME",
+        parse=time_ms,
+        help="The same as --from with a time, such as 2h (before now) or 2026-11-21.",
+    )
+    end: Position | None = option(
+        "--to", metavar="WHERE", parse=place, help="Where to stop, exclusive.  [default: end]"
+    )
+    limit: int | None = option(
+        "--limit", type=click.IntRange(1), help="Maximum number of records, over all partitions."
+    )
+    follow: bool = option("--follow", help="Wait for new records at the end, until stopped.")
+    mode: str = option(
+        "--mode",
+        type=click.Choice(_MODES, case_sensitive=False),
+        default=_MODES[0],
+        help="Read the store alone, or the store and Kafka as one log.",
+    )
+    bootstrap: str | None = BOOTSTRAP
+    isolation: Literal["read_committed", "read_uncommitted"] = option(
+        "--isolation",
+        default="read_committed",
+        help="Isolation level: read_committed omits records of aborted and open transactions.",
+    )
+    on_gap: Literal["error", "skip"] = option(
+        "--on-gap",
+        default="error",
+        help="Action at a gap: end with an error, or report the gap and continue after it.",
+    )
+    output: str | None = option(
+        "-o",
+        "--output",
+        type=click.Choice(_OUTPUTS),
+        help="JSON lines or raw values; with --count a table or JSON.  [default: json; with "
+        "--count table]",
+    )
+    count: bool = option("--count", help="Count the records instead of writing them.")
+    encoding: TextEncoding = option(
+        "--encoding",
+        default=TextEncoding.UTF_8,
+        help="Encoding of keys, values and header values in JSON.",
+    )
+    delimiter: bytes = option(
+        "--delimiter",
+        default=r"\n",
+        parse=unescaped,
+        help=r"Delimiter after each raw value: text, \n, \t, \0, \xHH.",
+    )
+    keys: tuple[bytes, ...] = option(
+        "--key",
+        parse=unescaped,
+        help="Only records with this key. Repeatable: with any of these keys.",
+    )
+    headers: tuple[HeaderFilter, ...] = option(
+        "--header",
+        metavar="NAME[=VALUE]",
+        parse=_header,
+        help="Only records with this header. Repeatable: with all of these headers.",
+    )
+    contains: tuple[bytes, ...] = option(
+        "--value-contains",
+        metavar="TEXT",
+        parse=unescaped,
+        help="Only records whose stored value contains this text. Repeatable: all of these texts.",
+    )
+    key_format: Literal["bytes", "json", "avro", "protobuf"] = option(
+        "--key-format",
+        default="bytes",
+        help="Decode keys: json, or avro or protobuf by the schema registry.",
+    )
+    value_format: Literal["bytes", "json", "avro", "protobuf"] = option(
+        "--value-format", default="bytes", help="Decode values, as --key-format."
+    )
+    schema_registry: str | None = SCHEMA_REGISTRY
+    registry_options: Mapping[str, str] = REGISTRY_OPTIONS
+    max_batch_bytes: int = BATCH_BYTES
+    call: Invocation = CONFIGURATION
+
+
+@kernel.command("consume")
+def command(options: ConsumeOptions) -> int:
     """Read the records of a topic: of the named partitions, or of all partitions.
 
     Reads the store alone, without any broker. With another --mode it reads Kafka and the store as
@@ -232,38 +159,46 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 every record was written; 3 offsets are missing, and every other record was
     written; 1 reading failed; 2 a setting or an argument is wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    if since is not None:
+    begin, end = options.begin, options.end
+    if options.since is not None:
         if begin is not None:
             raise click.UsageError("--since is --from with a time: give one of them")
-        begin = Position(PositionKind.TIME, since)
-    if follow and end is not None:
+        begin = Position(PositionKind.TIME, options.since)
+    if options.follow and end is not None:
         raise click.UsageError("--follow has no end: omit --to or --follow")
     if begin is not None and end is not None and is_above(begin, end):
         raise click.UsageError("--from is above --to: no record is between them")
-    form, output_format = _output_of(output, count=count)
+    form, output_format = _output_of(options.output, count=options.count)
     request = Request(
-        topic=topic,
-        partitions=tuple(dict.fromkeys(partitions)),
+        topic=options.topic,
+        partitions=tuple(dict.fromkeys(options.partitions)),
         begin=begin or BEGINNING,
         end=end or END,
-        mode=mode,
-        bootstrap=bootstrap,
-        isolation=isolation,
-        skip_gaps=on_gap == "skip",
-        follow=follow,
-        limit=limit,
+        mode=options.mode,
+        bootstrap=options.bootstrap,
+        isolation=options.isolation,
+        skip_gaps=options.on_gap == "skip",
+        follow=options.follow,
+        limit=options.limit,
         form=form,
-        encoding=TextEncoding(encoding),
-        delimiter=delimiter,
-        max_batch_bytes=max_batch_bytes,
-        filters=Filters(keys, tuple(map(_header, headers)), contains),
-        formats=Formats(key_format, value_format, schema_registry, registry_options),
+        encoding=options.encoding,
+        delimiter=options.delimiter,
+        max_batch_bytes=options.max_batch_bytes,
+        filters=Filters(options.keys, options.headers, options.contains),
+        formats=Formats(
+            options.key_format,
+            options.value_format,
+            options.schema_registry,
+            options.registry_options,
+        ),
     )
     if request.formats != Formats() and form is not RecordFormat.JSON:
         raise click.UsageError("--key-format and --value-format are for JSON lines")
-    loaded = invocation(context).load(needs_log_dirs=False)
+    loaded = options.call.load(needs_log_dirs=False)
     quiet_logs(loaded)
-    context.exit(_consume(loaded, request, output_format))
+    with needs_extra("sidetier consume", _EXTRA, "consumer"):
+        from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` must not load the consumer's libraries
+    return consume(loaded.config, request, output_format)
 
 
 def _output_of(given: str | None, *, count: bool) -> tuple[RecordFormat, OutputFormat]:
@@ -275,13 +210,3 @@ def _output_of(given: str | None, *, count: bool) -> tuple[RecordFormat, OutputF
     if given == RecordFormat.RAW:
         raise click.UsageError("--output raw writes values: omit --count, or use table or json")
     return RecordFormat.COUNT, OutputFormat(given or OutputFormat.TABLE)
-
-
-def _consume(loaded: "LoadedConfig", request: Request, output: OutputFormat) -> int:
-    def load() -> Consume:
-        from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` must not load the consumer's libraries
-
-        return consume
-
-    consume = from_extra(load, "sidetier consume", _EXTRA, "consumer")
-    return consume(loaded.config, request, output)

@@ -3,10 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-import click
-
-from sidetier.cli import exits
-from sidetier.cli.arguments import sidecar_option
+from sidetier.cli import exits, kernel
+from sidetier.cli.arguments import sidecar_url
 from sidetier.cli.inspect.doctor import (
     Finding,
     Level,
@@ -17,8 +15,9 @@ from sidetier.cli.inspect.doctor import (
     check_topics,
 )
 from sidetier.cli.inspect.facts import DoctorFacts, gather_host
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
+from sidetier.cli.output import Cell, OutputFormat, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,9 @@ class DoctorResult:
         return cls(tuple(sorted(findings, key=lambda finding: order.index(finding.level))))
 
     @property
-    def has_problems(self) -> bool:
-        """Whether a finding costs records."""
-        return self._count(Level.PROBLEM) > 0
+    def exit_code(self) -> int:
+        """FINDINGS if a finding costs records."""
+        return exits.FINDINGS if self._count(Level.PROBLEM) else exits.OK
 
     def as_json(self) -> object:
         """Return the counts by level, and the findings."""
@@ -73,20 +72,22 @@ def _lines(finding: Finding) -> Iterator[str]:
         yield f"   {finding.setting}"
 
 
-@click.command(name="doctor")
-@sidecar_option()
-@click.option(
-    "--try-conditions",
-    is_flag=True,
-    help="Test that the store honours conditional writes: overwrite its layout note with itself "
-    "under two conditions that the store must refuse, and one that it must accept.",
-)
-@configuration_options
-@output_option
-@click.pass_context
-def command(
-    context: click.Context, *, sidecar: str | None, try_conditions: bool, output: OutputFormat
-) -> None:
+@options
+class DoctorOptions:
+    """Options of `sidetier doctor`."""
+
+    sidecar: str | None = sidecar_url()
+    try_conditions: bool = option(
+        "--try-conditions",
+        help="Test that the store honours conditional writes: overwrite its layout note with "
+        "itself under two conditions that the store must refuse, and one that it must accept.",
+    )
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("doctor")
+def command(options: DoctorOptions) -> DoctorResult:
     """Find settings of this broker and host that can lose records.
 
     Checks the topics' settings (retention, segment and delete times, compaction, elections), this
@@ -101,7 +102,5 @@ def command(
 
     Exit codes: 0 no problem (there may be recommendations); 3 at least one problem.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = invocation(context).load().config
-    result = DoctorResult.of(gather_host(config, sidecar, try_conditions=try_conditions))
-    emit(result, output)
-    context.exit(exits.FINDINGS if result.has_problems else exits.OK)
+    config, try_conditions = options.call.load().config, options.try_conditions
+    return DoctorResult.of(gather_host(config, options.sidecar, try_conditions=try_conditions))

@@ -6,20 +6,22 @@ from typing import Final
 
 import click
 
+from sidetier.cli import kernel
 from sidetier.cli.arguments import (
+    BOOTSTRAP,
     PARTITION,
-    bootstrap_option,
-    checked_topic,
-    sidecar_option,
+    sidecar_url,
     size_text,
+    topic_name,
 )
 from sidetier.cli.inspect.explain import Answer, decide
 from sidetier.cli.inspect.facts import RecordFacts, RecordQuestion, gather_record
 from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
 from sidetier.cli.inspect.local_retention import trim_json
 from sidetier.cli.inspect.sidecar import Fields
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_text
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, options
+from sidetier.cli.output import OutputFormat, Table, range_text
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.telemetry.status import PinnedRange
 
@@ -30,6 +32,11 @@ class ExplainResult:
 
     facts: RecordFacts
     answer: Answer
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the answer."""
+        return self.answer.code
 
     def as_json(self) -> object:
         """Return answer and facts. Names of answers and gates are stable; an unavailable
@@ -242,28 +249,21 @@ def _cluster_json(facts: RecordFacts) -> Fields:
     }
 
 
-_OFFSET: Final = click.IntRange(0, 2**63 - 2)
+@options
+class ExplainOptions:
+    """Options of `sidetier explain`."""
+
+    topic: str = argument(parse=topic_name)
+    partition: int = argument(type=PARTITION)
+    offset: int = argument(type=click.IntRange(0, 2**63 - 2))
+    sidecar: str | None = sidecar_url()
+    bootstrap: str | None = BOOTSTRAP
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
 
 
-@click.command(name="explain")
-@click.argument("topic", callback=checked_topic)
-@click.argument("partition", type=PARTITION)
-@click.argument("offset", type=_OFFSET)
-@sidecar_option()
-@bootstrap_option
-@configuration_options
-@output_option
-@click.pass_context
-def command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    topic: str,
-    partition: int,
-    offset: int,
-    *,
-    sidecar: str | None,
-    bootstrap: str | None,
-    output: OutputFormat,
-) -> None:
+@kernel.command("explain")
+def command(options: ExplainOptions) -> ExplainResult:
     """Show where a record is now, and what its upload waits for.
 
     Reads this host's log dirs and queries the running sidecar, the store and the cluster in
@@ -282,13 +282,11 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     answer.
     """  # noqa: D301 -- \b is click's marker and must be one character
     question = RecordQuestion(
-        invocation(context).load().config,
-        TopicPartition(topic, partition),
-        Offset(offset),
-        sidecar,
-        bootstrap,
+        options.call.load().config,
+        TopicPartition(options.topic, options.partition),
+        Offset(options.offset),
+        options.sidecar,
+        options.bootstrap,
     )
     facts = gather_record(question)
-    answer = decide(facts)
-    emit(ExplainResult(facts, answer), output)
-    context.exit(answer.code)
+    return ExplainResult(facts, decide(facts))

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sidetier.cli import exits
+from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.commands.serve import Address, is_loopback, parse_address
 from sidetier.cli.inspect.fleet import Fleet, FleetSidecar, by_cluster, url_of_address
 from sidetier.cli.inspect.sidecar import FleetTls, ask_page, bearer_token_of, checked_url
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, Decorated, OutputFormat, Table, emit, output_option
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
+from sidetier.cli.output import Cell, OutputFormat, Table
 from sidetier.config.fleet import FleetConfig
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
@@ -35,7 +36,7 @@ class FleetResult:
     sidecars: Sequence[FleetSidecar]
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         """Exit code."""
         if all(sidecar.answer is None for sidecar in self.sidecars):
             return exits.FAILED
@@ -104,73 +105,61 @@ def _cells(sidecar: FleetSidecar) -> Sequence[Cell]:
     )
 
 
-def _fleet_options(command: Decorated) -> Decorated:
-    """Add the options that name the sidecars; the command gets `sidecars`, `dns`, `timeout`."""
-    options = (
-        click.option(
-            "--sidecar",
-            "sidecars",
-            metavar="HOST:PORT",
-            multiple=True,
-            callback=_checked_addresses,
-            help="A sidecar to ask; repeatable.  [default: fleet.sidecars]",
-        ),
-        click.option(
-            "--dns",
-            metavar="NAME:PORT",
-            callback=_checked_name,
-            help="DNS name; each of its addresses is a sidecar to ask.  [default: fleet.dns]",
-        ),
-        click.option(
-            "--timeout",
-            metavar="SECONDS",
-            type=click.FloatRange(0, min_open=True),
-            help="Time limit for the answers.  [default: fleet.timeout, else 5]",
-        ),
-        click.option(
-            "--tls/--no-tls",
-            "tls",
-            default=None,
-            help="Ask addresses without a scheme, and those of --dns, by HTTPS: a proxy before the "
-            "sidecars has a certificate with that name. Without it, the token goes in plain text "
-            "to every address that DNS returns.  [default: fleet.tls]",
-        ),
-        click.option(
-            "--ca-bundle",
-            metavar="FILE",
-            type=click.Path(path_type=Path, dir_okay=False, exists=True),
-            help="File with the CAs of these certificates.  [default: fleet.ca_bundle, else those "
-            "of the system]",
-        ),
-        click.option(
-            "--bearer-token-file",
-            metavar="FILE",
-            type=click.Path(path_type=Path, dir_okay=False, exists=True),
-            help="File with the token that the sidecars require.  [default: http.bearer_token]",
-        ),
+def _host_and_port(text: str) -> str:
+    checked_url(url_of_address(text))
+    if ":" not in text.rpartition("/")[2]:
+        raise ValueError(f"{text!r}: expected HOST:PORT")
+    return text
+
+
+def _name_and_port(text: str) -> str:
+    parse_address(text)
+    return text
+
+
+@options
+class FleetOptions:
+    """Which sidecars, and how to ask them."""
+
+    sidecars: tuple[str, ...] = option(
+        "--sidecar",
+        metavar="HOST:PORT",
+        parse=_host_and_port,
+        help="A sidecar to ask; repeatable.  [default: fleet.sidecars]",
     )
-    return functools.reduce(lambda decorated, option: option(decorated), options[::-1], command)
-
-
-def _checked_addresses(
-    _context: click.Context, _option: click.Parameter, given: Iterable[str]
-) -> tuple[str, ...]:
-    for address in given:
-        checked_url(url_of_address(address))
-        if ":" not in address.rpartition("/")[2]:
-            raise click.BadParameter(f"{address!r}: expected HOST:PORT")
-    return tuple(given)
-
-
-def _checked_name(
-    _context: click.Context, _option: click.Parameter, given: str | None
-) -> str | None:
-    try:
-        if given is not None:
-            parse_address(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return given
+    dns: str | None = option(
+        "--dns",
+        metavar="NAME:PORT",
+        parse=_name_and_port,
+        help="DNS name; each of its addresses is a sidecar to ask.  [default: fleet.dns]",
+    )
+    timeout: float | None = option(
+        "--timeout",
+        metavar="SECONDS",
+        type=click.FloatRange(0, min_open=True),
+        help="Time limit for the answers.  [default: fleet.timeout, else 5]",
+    )
+    tls: bool | None = option(
+        "--tls/--no-tls",
+        default=None,
+        help="Ask addresses without a scheme, and those of --dns, by HTTPS: a proxy before the "
+        "sidecars has a certificate with that name. Without it, the token goes in plain text "
+        "to every address that DNS returns.  [default: fleet.tls]",
+    )
+    ca_bundle: Path | None = option(
+        "--ca-bundle",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        help="File with the CAs of these certificates.  [default: fleet.ca_bundle, else those "
+        "of the system]",
+    )
+    bearer_token_file: Path | None = option(
+        "--bearer-token-file",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        help="File with the token that the sidecars require.  [default: http.bearer_token]",
+    )
+    call: Invocation = CONFIGURATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,34 +172,27 @@ class FleetSource:
     allowed_hosts: Sequence[str] = ()
 
 
-def _opened(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    context: click.Context,
-    sidecars: Sequence[str],
-    dns: str | None,
-    timeout: float | None,
-    tls: bool | None,  # noqa: FBT001 -- None for the configured value
-    ca_bundle: Path | None,
-    token_file: Path | None,
-) -> FleetSource:
+def _opened(options: FleetOptions) -> FleetSource:
     """Return the fleet that options name, else that of the configuration."""
-    call = invocation(context)
+    call = options.call
     config = call.load(needs_log_dirs=False).config if call.is_configured() else None
     fleet = FleetConfig() if config is None else config.fleet
+    sidecars, dns, token_file = options.sidecars, options.dns, options.bearer_token_file
     if not sidecars and dns is None:
-        sidecars, dns = fleet.sidecars, fleet.dns
+        sidecars, dns = tuple(fleet.sidecars), fleet.dns
 
     def token() -> str | None:
         if token_file is not None:
             return SecretRef(file=token_file.absolute()).resolve()
         return None if config is None else bearer_token_of(config.http)
 
-    trust = trusted(ca_bundle or fleet.ca_bundle)
+    trust = trusted(options.ca_bundle or fleet.ca_bundle)
     name = None if dns is None else dns.rpartition(":")[0]
     opened = Fleet(
         sidecars,
         dns,
-        timeout=fleet.timeout if timeout is None else timeout,
-        tls=fleet.tls if tls is None else tls,
+        timeout=fleet.timeout if options.timeout is None else options.timeout,
+        tls=fleet.tls if options.tls is None else options.tls,
         bearer_token=token,
         ask=functools.partial(ask_page, tls=FleetTls(trust, name)),
     )
@@ -243,22 +225,16 @@ def command() -> None:
     """  # noqa: D301 -- \b is click's marker and must be one character
 
 
-@command.command()
-@_fleet_options
-@configuration_options
-@output_option
-@click.pass_context
-def status(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    *,
-    sidecars: tuple[str, ...],
-    dns: str | None,
-    timeout: float | None,
-    tls: bool | None,
-    ca_bundle: Path | None,
-    bearer_token_file: Path | None,
-    output: OutputFormat,
-) -> None:
+@options
+class StatusOptions:
+    """Options of `sidetier fleet status`."""
+
+    fleet: FleetOptions = group()
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("status", parent=command)
+def status(options: StatusOptions) -> FleetResult:
     """Ask every sidecar for its status, and show one line for each.
 
     Sidecars that do not answer come first, then those that are not ready, then those with the most
@@ -273,49 +249,31 @@ def status(  # noqa: PLR0913 -- one parameter for each option
     cannot be resolved; 2 no sidecars are configured; 3 a sidecar does not answer or is not ready,
     or a partition has a problem.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    source = _opened(context, sidecars, dns, timeout, tls, ca_bundle, bearer_token_file)
+    source = _opened(options.fleet)
     with closing(source.fleet):
-        result = FleetResult(source.fleet.sidecars(PartitionQuery(limit=1)))
-    emit(result, output)
-    context.exit(result.code)
+        return FleetResult(source.fleet.sidecars(PartitionQuery(limit=1)))
 
 
-def _listen_address(_context: click.Context, _option: click.Parameter, given: str) -> Address:
-    try:
-        return parse_address(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+@options
+class ServeOptions:
+    """Options of `sidetier fleet serve`."""
+
+    listen: Address = option(
+        "--listen",
+        metavar="HOST:PORT",
+        default="127.0.0.1:9109",
+        parse=parse_address,
+        help="Address to listen at.",
+    )
+    insecure: bool = option(
+        "--insecure",
+        help="Allow a --listen address that other hosts can reach, without a bearer token.",
+    )
+    fleet: FleetOptions = group()
 
 
-@command.command()
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    default="127.0.0.1:9109",
-    show_default=True,
-    callback=_listen_address,
-    help="Address to listen at.",
-)
-@click.option(
-    "--insecure",
-    is_flag=True,
-    help="Allow a --listen address that other hosts can reach, without a bearer token.",
-)
-@_fleet_options
-@configuration_options
-@click.pass_context
-def serve(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    *,
-    listen: Address,
-    insecure: bool,
-    sidecars: tuple[str, ...],
-    dns: str | None,
-    timeout: float | None,
-    tls: bool | None,
-    ca_bundle: Path | None,
-    bearer_token_file: Path | None,
-) -> None:
+@kernel.command("serve", parent=command)
+def serve(options: ServeOptions) -> int:
     """Serve the status page of all sidecars, until stopped by SIGTERM or Ctrl-C.
 
     The command asks the sidecars and merges their answers, so a browser needs to reach this address
@@ -329,10 +287,10 @@ def serve(  # noqa: PLR0913 -- one parameter for each option
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.signals import handled_signals  # noqa: PLC0415 -- only a server needs it
 
-    source = _opened(context, sidecars, dns, timeout, tls, ca_bundle, bearer_token_file)
+    source, listen = _opened(options.fleet), options.listen
     source.fleet.check_configured()
     has_token = source.bearer_token() is not None
-    if not has_token and not insecure and not is_loopback(listen[0]):
+    if not has_token and not options.insecure and not is_loopback(listen[0]):
         raise click.UsageError(
             f"--listen {listen[0]}: other hosts could read the status without a login; set "
             "http.bearer_token, or listen at 127.0.0.1, or add --insecure if the network is trusted"
@@ -341,7 +299,7 @@ def serve(  # noqa: PLR0913 -- one parameter for each option
     with handled_signals(stop.set), serving_fleet(source, listen) as url:
         click.echo(f"the fleet's status page is at {url}", err=True)
         stop.wait()
-    context.exit(exits.OK)
+    return exits.OK
 
 
 class _FleetStatus:

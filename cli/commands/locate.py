@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sidetier.cli.arguments import PARTITION, checked_topic
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.cli import kernel
+from sidetier.cli.arguments import PARTITION, topic_name
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
+from sidetier.cli.output import OutputFormat, Result, Table
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import MAX_BITS, ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
@@ -21,7 +23,7 @@ _DEFAULT_BITS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class Location(Result):
     """Location of a partition. `uri` ends in a slash; `prefix` is relative to the store's root."""
 
     topic: str
@@ -41,29 +43,29 @@ class Location:
         return (Table((), footer=self.uri),)
 
 
-@click.command(name="locate")
-@click.argument("topic", callback=checked_topic)
-@click.argument("partition", type=PARTITION)
-@click.option("--cluster", metavar="NAME", help="Name of the cluster on the store.")
-@click.option("--prefix", metavar="URL", help="Root of the archive, such as s3://bucket/prefix.")
-@click.option(
-    "--bits",
-    type=click.IntRange(-1, MAX_BITS),
-    help=f"Entropy bits in front of the cluster's name.  [default: {_DEFAULT_BITS}]",
-)
-@configuration_options
-@output_option
-@click.pass_context
-def command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    topic: str,
-    partition: int,
-    *,
-    cluster: str | None,
-    prefix: str | None,
-    bits: int | None,
-    output: OutputFormat,
-) -> None:
+@options
+class LocateOptions:
+    """Options of `sidetier locate`."""
+
+    topic: str = argument(parse=topic_name)
+    partition: int = argument(type=PARTITION)
+    cluster: str | None = option(
+        "--cluster", metavar="NAME", help="Name of the cluster on the store."
+    )
+    prefix: str | None = option(
+        "--prefix", metavar="URL", help="Root of the archive, such as s3://bucket/prefix."
+    )
+    bits: int | None = option(
+        "--bits",
+        type=click.IntRange(-1, MAX_BITS),
+        help=f"Entropy bits in front of the cluster's name.  [default: {_DEFAULT_BITS}]",
+    )
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("locate")
+def command(options: LocateOptions) -> Location:
     """Print the URI of a partition on the store.
 
     Uses the configuration, or --cluster and --prefix without a configuration. The command computes
@@ -75,13 +77,13 @@ def command(  # noqa: PLR0913 -- one parameter for each option
 
     Exit codes: 0 the URI is printed; 2 a setting or an argument is wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = None
+    config, cluster, prefix = None, options.cluster, options.prefix
     if cluster is None or prefix is None:
-        config = _configured(context)
+        config = _configured(options.call)
         cluster = cluster or config.cluster.name
-        prefix = prefix or config.storage.target(topic).url
-    layout = ArchiveLayout(cluster, _bits(bits, config))
-    emit(locate(TopicPartition(topic, partition), layout, _checked(prefix)), output)
+        prefix = prefix or config.storage.target(options.topic).url
+    layout = ArchiveLayout(cluster, _bits(options.bits, config))
+    return locate(TopicPartition(options.topic, options.partition), layout, _checked(prefix))
 
 
 def locate(tp: TopicPartition, layout: ArchiveLayout, url: str) -> Location:
@@ -98,9 +100,9 @@ def locate(tp: TopicPartition, layout: ArchiveLayout, url: str) -> Location:
     )
 
 
-def _configured(context: click.Context) -> "Config":
+def _configured(call: Invocation) -> "Config":
     try:
-        return invocation(context).load(needs_log_dirs=False).config
+        return call.load(needs_log_dirs=False).config
     except ConfigurationError as error:
         hint = "without a configuration, locate needs --cluster and --prefix"
         raise ConfigurationError(f"{error}\n{hint}") from None

@@ -8,8 +8,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import click
-
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.inventory.cluster import ListedPartition, list_partitions
 from sidetier.archive.inventory.contents import ArchiveEnd, NotedSegment
@@ -17,10 +15,11 @@ from sidetier.archive.inventory.stored_partition import NO_WATERMARK, StoredPart
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.topics import cluster_prefixes, not_archived
-from sidetier.cli import exits
-from sidetier.cli.arguments import PARTITION, checked_topic, size_text
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli import exits, kernel
+from sidetier.cli.arguments import PARTITION, size_text, topic_name
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
+from sidetier.cli.output import Cell, OutputFormat, Table
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.problems import first_of
 from sidetier.segments.names import FileKind
@@ -103,6 +102,11 @@ class PartitionsResult:
     def has_problems(self) -> bool:
         """Whether any partition has a problem."""
         return any(row.problem for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS for a problem."""
+        return exits.FINDINGS if self.has_problems else exits.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,11 @@ class SegmentsResult:
         mark = self.watermark.problem if self.rows else None
         return "; ".join(part for part in (mark, missing) if part) or None
 
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS for a problem."""
+        return exits.OK if self.problem is None else exits.FINDINGS
+
     def _is_below(self, base: int) -> bool:
         watermark = self.watermark.watermark
         return watermark is not None and base <= watermark.base_offset
@@ -266,23 +275,21 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-@click.command(name="ls")
-@click.argument("topic", required=False, callback=checked_topic)
-@click.argument("partition", required=False, type=PARTITION)
-@click.option(
-    "--quick", is_flag=True, help="Omit columns that cost a request for each partition or segment."
-)
-@configuration_options
-@output_option
-@click.pass_context
-def command(
-    context: click.Context,
-    topic: str | None,
-    partition: int | None,
-    *,
-    quick: bool,
-    output: OutputFormat,
-) -> None:
+@options
+class LsOptions:
+    """Options of `sidetier ls`."""
+
+    topic: str | None = argument(parse=topic_name)
+    partition: int | None = argument(type=PARTITION)
+    quick: bool = option(
+        "--quick", help="Omit columns that cost a request for each partition or segment."
+    )
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("ls")
+def command(options: LsOptions) -> PartitionsResult | SegmentsResult:
     """List the partitions on the store, or the segments of one partition.
 
     NOT COMMITTED counts stored segments above the offset that is archived up to: readers do not see
@@ -300,24 +307,22 @@ def command(
     Exit codes: 0 no problem; 2 nothing is archived of the named topic or partition; 3 something is
     missing or cannot be parsed.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = invocation(context).load(needs_log_dirs=False).config
+    config = options.call.load(needs_log_dirs=False).config
+    topic, partition = options.topic, options.partition
     result: PartitionsResult | SegmentsResult
     with (
         open_every_store(with_short_timeouts(config), connections=_AT_ONCE) as stores,
         _pool() as pool,
     ):
-        lister = _Lister(config, layout_of(config), stores, pool, quick=quick)
+        lister = _Lister(config, layout_of(config), stores, pool, quick=options.quick)
         if topic is not None and partition is not None:
             result = lister.segments(TopicPartition(topic, partition))
-            has_problem = result.problem is not None
         else:
             result = lister.partitions(topic)
-            has_problem = result.has_problems
         if topic is not None and result.is_empty:
             url = config.storage.target(topic).url
             raise not_archived(stores.store(topic), lister.layout, url, topic, partition)
-    emit(result, output)
-    context.exit(exits.FINDINGS if has_problem else exits.OK)
+    return result
 
 
 def _pool() -> ThreadPoolExecutor:

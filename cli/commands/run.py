@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import click
-
 from sidetier import __version__
-from sidetier.cli import exits
-from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli import exits, kernel
+from sidetier.cli.invocation import Invocation
 from sidetier.cli.lean_structlog import structlog
+from sidetier.cli.options import CONFIGURATION, option, options
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.wiring import daemon, http_server
 from sidetier.config.startup import LocalMachine, missing_log_dirs, missing_reason
@@ -25,7 +24,6 @@ from sidetier.telemetry.status import Condition, StatusSnapshot
 from sidetier.uploader.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from sidetier.cli.invocation import Invocation
     from sidetier.config.loading import LoadedConfig
     from sidetier.config.model import Config
 
@@ -50,7 +48,7 @@ class _Waiting:
         return self._snapshot
 
 
-def wait_for_log_dirs(call: "Invocation", loaded: "LoadedConfig") -> "LoadedConfig":
+def wait_for_log_dirs(call: Invocation, loaded: "LoadedConfig") -> "LoadedConfig":
     """Wait until the broker has created its log dirs, and return the configuration, loaded again.
 
     The wait ends when every log dir exists, or when some exist and the others have been missing for
@@ -108,11 +106,16 @@ def stand_back(niceness: int) -> None:
         _AUTOGROUP.write_text(str(niceness))
 
 
-@click.command(name="run")
-@click.option("--wait", is_flag=True, help="Wait until the broker has created its log dirs.")
-@configuration_options
-@click.pass_context
-def command(context: click.Context, *, wait: bool) -> int:
+@options
+class RunOptions:
+    """Options of `sidetier run`."""
+
+    wait: bool = option("--wait", help="Wait until the broker has created its log dirs.")
+    call: Invocation = CONFIGURATION
+
+
+@kernel.command("run")
+def command(options: RunOptions) -> int:
     """Archive the closed segments of this host's broker, until stopped.
 
     On SIGTERM the sidecar starts no new upload, gives running uploads uploader.shutdown_grace to
@@ -125,11 +128,10 @@ def command(context: click.Context, *, wait: bool) -> int:
     Exit codes: 0 stopped by SIGTERM or SIGINT; 1 a thread died or a file cannot be read, and the
     message names it; 2 a setting is wrong, and nothing was changed.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    call = invocation(context)
-    loaded = call.load()
+    loaded = options.call.load()
     configure_logs(loaded.config.log.format, loaded.config.log.level)
-    if wait:
-        loaded = wait_for_log_dirs(call, loaded)
+    if options.wait:
+        loaded = wait_for_log_dirs(options.call, loaded)
     config = loaded.config
     log = structlog.get_logger()
     for warning in loaded.warnings:

@@ -5,6 +5,9 @@ from typing import Final
 
 import click
 
+from sidetier.cli import kernel
+from sidetier.cli.options import argument, option, options
+
 _MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 _LEAST_ITERATIONS: Final = 4096
 _MOST_ITERATIONS: Final = 100_000
@@ -28,26 +31,28 @@ def read_password() -> str:
     return password
 
 
-@click.command(name="scram-credential")
-@click.argument("user")
-@click.option(
-    "--mechanism",
-    "mechanisms",
-    type=click.Choice(_MECHANISMS),
-    multiple=True,
-    default=("SCRAM-SHA-512",),
-    show_default=True,
-    help="Mechanism with which the user can log in, besides PLAIN. May be given twice.",
-)
-@click.option(
-    "--iterations",
-    type=click.IntRange(_LEAST_ITERATIONS, _MOST_ITERATIONS),
-    default=_LEAST_ITERATIONS,
-    show_default=True,
-    help="Iterations of the derivation. More of them slow down attempts to find the password from "
-    "the file, and each login. Use the same number for all users.",
-)
-def command(user: str, mechanisms: tuple[str, ...], iterations: int) -> None:
+@options
+class ScramOptions:
+    """Options of `sidetier scram-credential`."""
+
+    user: str = argument()
+    mechanisms: tuple[str, ...] = option(
+        "--mechanism",
+        type=click.Choice(_MECHANISMS),
+        default=("SCRAM-SHA-512",),
+        help="Mechanism with which the user can log in, besides PLAIN. May be given twice.",
+    )
+    iterations: int = option(
+        "--iterations",
+        type=click.IntRange(_LEAST_ITERATIONS, _MOST_ITERATIONS),
+        default=_LEAST_ITERATIONS,
+        help="Iterations of the derivation. More of them slow down attempts to find the password "
+        "from the file, and each login. Use the same number for all users.",
+    )
+
+
+@kernel.command("scram-credential")
+def command(options: ScramOptions) -> None:
     """Derive a user's entry for `sidetier serve --users` from a password, and print it as YAML.
 
     The password is read from a prompt, or from the first line of standard input, and is not part of
@@ -63,9 +68,10 @@ def command(user: str, mechanisms: tuple[str, ...], iterations: int) -> None:
 
     password = read_password()
     credentials = {
-        mechanism: derive(mechanism, password, iterations) for mechanism in sorted(set(mechanisms))
+        mechanism: derive(mechanism, password, options.iterations)
+        for mechanism in sorted(set(options.mechanisms))
     }
-    entry = {user: {**entry_of(credentials), "topics": [], "groups": []}}
+    entry = {options.user: {**entry_of(credentials), "topics": [], "groups": []}}
     text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=1000)
     click.echo("# An entry below `users:`. Add names to topics and groups; `orders-*` is a prefix.")
     click.echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)

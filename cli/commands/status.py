@@ -7,10 +7,8 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-import click
-
-from sidetier.cli import exits
-from sidetier.cli.arguments import age_text, checked_topic, most_lines, sidecar_option, size_text
+from sidetier.cli import exits, kernel
+from sidetier.cli.arguments import age_text, most_lines, sidecar_url, size_text, topic_name
 from sidetier.cli.inspect.sidecar import (
     Fields,
     SidecarState,
@@ -19,8 +17,9 @@ from sidetier.cli.inspect.sidecar import (
     url_of,
     with_conditions,
 )
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
+from sidetier.cli.output import Cell, OutputFormat, Table
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError
 
@@ -164,6 +163,11 @@ class StatusResult:
     def log_dir_problems(self) -> list[str]:
         """Unreadable log dirs and links that are not followed; empty for an older sidecar."""
         return list(self.sidecar.answer.get("log_dir_problems", ()))
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS for a problem, or if the sidecar is not ready."""
+        return exits.OK if self.sidecar.ready and not self.problems else exits.FINDINGS
 
     def as_json(self) -> object:
         """Return the sidecar's own fields, the most severe partition first."""
@@ -334,21 +338,21 @@ def _lag(rows: Sequence[Row]) -> str:
     return f"; {segments} segments, {size} to upload, the oldest since {age_text(max(ages))}"
 
 
-@click.command(name="status")
-@sidecar_option("--url")
-@click.option("-t", "--topic", callback=checked_topic, help="Show only this topic's partitions.")
-@click.option("--all", "show_all", is_flag=True, help="Show every partition.")
-@configuration_options
-@output_option
-@click.pass_context
-def command(
-    context: click.Context,
-    *,
-    sidecar: str | None,
-    topic: str | None,
-    show_all: bool,
-    output: OutputFormat,
-) -> None:
+@options
+class StatusOptions:
+    """Options of `sidetier status`."""
+
+    sidecar: str | None = sidecar_url("--url")
+    topic: str | None = option(
+        "-t", "--topic", parse=topic_name, help="Show only this topic's partitions."
+    )
+    show_all: bool = option("--all", help="Show every partition.")
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("status")
+def command(options: StatusOptions) -> StatusResult:
     """Show what is on the broker, what is archived, and what is missing.
 
     LOG END is the high watermark, and ARCHIVED UP TO the end of the archive; both offsets are
@@ -369,12 +373,11 @@ def command(
     named topic; 3 a partition is halted, held, being moved to quarantine or has a gap, or the
     sidecar is not ready.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    http = _http_config(context)
-    address = url_of(http or _default_http()) if sidecar is None else sidecar
+    # Without a configuration, with `--sidecar`, pydantic is not needed.
+    http = options.call.load().config.http if options.call.is_configured() else None
+    address = options.sidecar or url_of(http or _default_http())
     token = bearer_token_of(http) if http is not None else None
-    result = ask(address, topic, show_all=show_all, bearer_token=token)
-    emit(result, output)
-    context.exit(exits.OK if result.sidecar.ready and not result.problems else exits.FINDINGS)
+    return ask(address, options.topic, show_all=options.show_all, bearer_token=token)
 
 
 def ask(
@@ -398,12 +401,6 @@ def ask(
             f"({sidecar.broker_id}) leads none{suggestion(topic, {row['topic'] for row in rows})}"
         )
     return StatusResult(with_conditions(sidecar, bearer_token), show_all)
-
-
-def _http_config(context: click.Context) -> "HttpConfig | None":
-    """Return the `http` section of the configuration; None without a configuration."""
-    call = invocation(context)
-    return call.load().config.http if call.is_configured() else None
 
 
 def _default_http() -> "HttpConfig":

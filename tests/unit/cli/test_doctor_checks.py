@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sidetier.archive.objects.layout import LayoutNote
+from sidetier.cli import exits
 from sidetier.cli.commands.doctor import DoctorResult
 from sidetier.cli.inspect.doctor import (
     Finding,
@@ -483,9 +484,9 @@ def test_acknowledged_store_without_conditional_writes_is_advice() -> None:
 
 def test_worst_finding_comes_first_and_decides_the_verdict() -> None:
     advised = DoctorResult.of(with_topic(topic(segment_ms="604800000")))
-    assert not advised.has_problems
+    assert advised.exit_code == exits.OK
     worse = DoctorResult.of(with_topic(topic(segment_ms="604800000", cleanup_policy="compact")))
-    assert worse.has_problems
+    assert worse.exit_code == exits.FINDINGS
     assert [one.level for one in worse.findings[:2]] == [Level.PROBLEM, Level.ADVICE]
     summary, table = worse.as_tables()
     assert summary.footer is not None

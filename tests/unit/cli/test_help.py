@@ -13,7 +13,8 @@ COLUMNS = 100
 
 
 def helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
-    context = click.Context(command, parent, info_name=name, terminal_width=COLUMNS)
+    settings = {"terminal_width": COLUMNS, **command.context_settings}
+    context = click.Context(command, parent, info_name=name, **settings)
     yield f"$ {context.command_path} --help\n{command.get_help(context)}\n"
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
