@@ -181,8 +181,8 @@ def _parameter(declared: _Parameter, name: str, shape: _Shape, part: str | None)
     return click.Option([name, *flags], **implied | attributes)
 
 
-def _named(help_text: str, part: str | None) -> str:
-    return help_text if part is None else help_text.format(part)
+def _named(text: str, part: str | None) -> str:
+    return text if part is None else text.replace("{}", part)
 
 
 def _pairs(

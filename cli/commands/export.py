@@ -1,13 +1,14 @@
 """`sidetier export`: write archived records to files and tables."""
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from sidetier.cli.extras import from_extra, quiet_logs
-from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.export.options import TableOptions
+from sidetier.cli.extras import quiet_logs
+from sidetier.cli.invocation import configuration_options
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
@@ -19,10 +20,7 @@ KINDS: Final[Mapping[str, str]] = {
 }
 """Help text of each kind. `sidetier.cli.commands.export_<kind>.command` is imported on use."""
 
-_SPARK_EXTRAS: Final = {"pyspark", "py4j", "pandas", "cramjam", "numpy", "pyarrow"}
-
-TableExport = Callable[["Config", dict[str, Any]], int]
-"""Exports with a configuration and the values of the options; returns the exit code."""
+SPARK_PACKAGES: Final = {"pyspark", "py4j", "pandas", "cramjam", "numpy", "pyarrow"}
 
 
 class LazyKinds(click.Group):
@@ -61,16 +59,10 @@ def command() -> None:
     """  # noqa: D301 -- \b is click's marker and must be one character
 
 
-def export_to_table(
-    context: click.Context, given: dict[str, Any], load: Callable[[], TableExport], extra: str
-) -> int:
-    """Load the configuration and the exporter to a table, and export; return the exit code.
-
-    Raises:
-        ConfigurationError: A package of the extra is not installed.
-    """
-    if given["follow"] and (given["once"] or given["ending_offsets"]):
+def table_config(options: TableOptions) -> "Config":
+    """Load the configuration of an export to a table. Raises UsageError if options conflict."""
+    if options.follow and (options.once or options.ending_offsets):
         raise click.UsageError("--follow has no end: omit --once and --ending-offsets")
-    loaded = invocation(context).load(needs_log_dirs=False)
+    loaded = options.call.load(needs_log_dirs=False)
     quiet_logs(loaded)
-    return from_extra(load, "this export", _SPARK_EXTRAS, extra)(loaded.config, given)
+    return loaded.config

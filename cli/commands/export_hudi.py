@@ -1,70 +1,13 @@
 """`sidetier export hudi`: export archived records to a Hudi table."""
 
-from pathlib import Path
-from typing import Any
-
-import click
-
-from sidetier.cli.arguments import checked_duration, checked_topics
-from sidetier.cli.commands.export import TableExport, export_to_table
-from sidetier.cli.export.options import pairs, table_options
-from sidetier.cli.invocation import configuration_options
-from sidetier.cli.output import OutputFormat, output_option
+from sidetier.cli import kernel
+from sidetier.cli.commands.export import SPARK_PACKAGES, table_config
+from sidetier.cli.export.options import HudiCommandOptions
+from sidetier.cli.extras import needs_extra
 
 
-@click.command(name="hudi")
-@click.argument("topics", nargs=-1, required=True, callback=checked_topics, metavar="TOPIC...")
-@click.option(
-    "--options",
-    "file",
-    metavar="PATH",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Properties file with target.base.path, target.table.name, hoodie.*",
-)
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    callback=pairs,
-    metavar="NAME=VALUE",
-    help="One property, which overrides the file; repeatable.",
-)
-@click.option(
-    "--lock",
-    metavar="URL",
-    help="URL of the lease on the table: s3://, file:///  [default: beside the table]",
-)
-@click.option(
-    "--lock-config",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="YAML file with `storage` settings of the lease, if they differ from the archive's.",
-)
-@click.option(
-    "--lock-wait",
-    default="90s",
-    show_default=True,
-    callback=checked_duration,
-    help="Maximum wait for a lease that another export holds.",
-)
-@click.option(
-    "--lock-ttl",
-    default="60s",
-    show_default=True,
-    callback=checked_duration,
-    help="Time after which an unrenewed lease expires. Use the same for all exports into a table.",
-)
-@table_options
-@configuration_options
-@output_option
-@click.pass_context
-def command(
-    context: click.Context,
-    /,
-    *,
-    output: OutputFormat,
-    **given: Any,  # noqa: ANN401 - one value for each option
-) -> None:
+@kernel.command("hudi")
+def command(options: HudiCommandOptions) -> int:
     """Export archived records of topics to a Hudi table, each record exactly once.
 
     The offsets of all partitions are in the extra metadata of each commit, and nowhere else: a run
@@ -84,10 +27,7 @@ def command(
     was exported, or a transaction hangs in it); 1 the export failed; 2 a setting or an argument is
     wrong.
     """  # noqa: D301 - \b is click's mark, and must be one character
-
-    def load() -> TableExport:
+    config = table_config(options.table)
+    with needs_extra("this export", SPARK_PACKAGES, "spark35"):
         from sidetier.cli.export.table_session import export_hudi  # noqa: PLC0415 - needs an extra
-
-        return lambda config, asked: export_hudi(config, asked, output)
-
-    context.exit(export_to_table(context, given, load, "spark35"))
+    return export_hudi(config, options)

@@ -1,54 +1,13 @@
 """`sidetier export iceberg`: export archived records to an Iceberg table."""
 
-from typing import Any
-
-import click
-
-from sidetier.cli.arguments import checked_topics
-from sidetier.cli.commands.export import TableExport, export_to_table
-from sidetier.cli.export.options import pairs, table_options
-from sidetier.cli.invocation import configuration_options
-from sidetier.cli.output import OutputFormat, output_option
+from sidetier.cli import kernel
+from sidetier.cli.commands.export import SPARK_PACKAGES, table_config
+from sidetier.cli.export.options import IcebergCommandOptions
+from sidetier.cli.extras import needs_extra
 
 
-@click.command(name="iceberg")
-@click.argument("topics", nargs=-1, required=True, callback=checked_topics, metavar="TOPIC...")
-@click.option(
-    "--table",
-    required=True,
-    metavar="CATALOG.NAMESPACE.TABLE",
-    help="Table to write to; it is created if it does not exist.",
-)
-@click.option(
-    "--partitioned-by", default="", metavar="SQL", help="Partition spec of a created table."
-)
-@click.option(
-    "--table-property",
-    "properties",
-    multiple=True,
-    callback=pairs,
-    metavar="NAME=VALUE",
-    help="Property of a created table; repeatable.",
-)
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    callback=pairs,
-    metavar="NAME=VALUE",
-    help="Option of Iceberg's writer, such as target-file-size-bytes; repeatable.",
-)
-@table_options
-@configuration_options
-@output_option
-@click.pass_context
-def command(
-    context: click.Context,
-    /,
-    *,
-    output: OutputFormat,
-    **given: Any,  # noqa: ANN401 - one value for each option
-) -> None:
+@kernel.command("iceberg")
+def command(options: IcebergCommandOptions) -> int:
     """Export archived records of topics to an Iceberg table, each record exactly once.
 
     The offsets of all partitions are in the summary of each snapshot, and nowhere else: a run
@@ -69,12 +28,9 @@ def command(
     was exported, or a transaction hangs in it); 1 the export failed; 2 a setting or an argument is
     wrong.
     """  # noqa: D301 - \b is click's mark, and must be one character
-
-    def load() -> TableExport:
+    config = table_config(options.table)
+    with needs_extra("this export", SPARK_PACKAGES, "spark"):
         from sidetier.cli.export.table_session import (  # noqa: PLC0415 - needs an extra
             export_iceberg,
         )
-
-        return lambda config, asked: export_iceberg(config, asked, output)
-
-    context.exit(export_to_table(context, given, load, "spark"))
+    return export_iceberg(config, options)

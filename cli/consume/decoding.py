@@ -104,8 +104,7 @@ def decoders(formats: Formats, report: Report) -> tuple[Decode | None, Decode | 
     Raises:
         ConfigurationError: A setting of the registry is wrong or missing.
     """
-    given = {"schema_registry": formats.registry, "registry_options": formats.registry_options}
-    registry = registry_config(given)
+    registry = registry_config(formats.registry, formats.registry_options)
 
     def decoder(option: str, kind: str) -> Decode | None:
         if kind == "bytes":

@@ -5,11 +5,11 @@ names are those of the client.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
+from sidetier.cli.export.options import TailOptions
 from sidetier.config.properties_file import read_properties
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
@@ -31,24 +31,24 @@ _PREFIX: Final = "kafka."
 """Optional prefix of names, as in Spark's Kafka source."""
 
 
-def kafka_properties(given: Mapping[str, Any]) -> dict[str, str]:
+def kafka_properties(tail: TailOptions) -> dict[str, str]:
     """Return the given properties; the command line overrides the file.
 
     Raises:
         ConfigurationError: The file cannot be read, or the export sets an option itself.
     """
-    file = given["kafka_config"]
+    file = tail.kafka_config
     in_file = {} if file is None else read_properties(file, "--kafka-config")
-    merged = {**in_file, **given["kafka_options"]}
+    merged = {**in_file, **tail.kafka_options}
     properties = {name.removeprefix(_PREFIX): value for name, value in merged.items()}
     for name in sorted(_OURS.keys() & properties.keys()):
         raise ConfigurationError(f"--kafka-option {name}: omit it: {_OURS[name]}")
-    if properties and given["tail"] != "kafka":
+    if properties and tail.action != "kafka":
         raise ConfigurationError("--kafka-option and --kafka-config are for --tail kafka")
     return properties
 
 
-def java_kafka_properties(given: Mapping[str, Any]) -> dict[str, str]:
+def java_kafka_properties(tail: TailOptions) -> dict[str, str]:
     """Return the properties of Kafka's Java client, with secrets resolved.
 
     On the command line a secret is given by its place, env:NAME or file:/path: other users see that
@@ -58,11 +58,11 @@ def java_kafka_properties(given: Mapping[str, Any]) -> dict[str, str]:
         ConfigurationError: As `kafka_properties`; or a secret is on the command line, or cannot be
             read.
     """
-    named = {name.removeprefix(_PREFIX): text for name, text in given["kafka_options"].items()}
+    named = {name.removeprefix(_PREFIX): text for name, text in tail.kafka_options.items()}
     secrets = {
         name: by_reference(name, text) for name, text in named.items() if _SECRET.search(name)
     }
-    return kafka_properties(given) | {
+    return kafka_properties(tail) | {
         name: reference.resolve() for name, reference in secrets.items()
     }
 

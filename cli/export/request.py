@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from sidetier.archive.positions import PositionKind, parse_position
 from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties, kafka_properties
+from sidetier.cli.export.options import FilesCommandOptions, RecordOptions, TableOptions
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.times import is_before_now
 from sidetier.pipeline.export.run import Terms
@@ -120,91 +121,88 @@ class TableRequest(ExportRequest):
 
 _EDGES: Final = {PositionKind.BEGINNING: Edge.EARLIEST, PositionKind.END: Edge.LATEST}
 _LARGEST_SCHEMA: Final = 1024**2
-_PARTS: Final = ("value", "key")
-"""Parts of a record."""
 
 
-def request_of(given_topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesRequest:
+def request_of(options: FilesCommandOptions) -> FilesRequest:
     """Return the request, with the schemas read.
 
-    Args:
-        given_topics: Names of topics, and regular expressions, which are no legal names.
-        given: The options.
+    Topics that are no legal names are regular expressions.
 
     Raises:
         ConfigurationError: Options contradict one another, or a schema cannot be read.
     """
-    topics = tuple(filter(is_legal_topic, given_topics))
-    patterns = tuple(dict.fromkeys(text for text in given_topics if text not in topics))
-    require_one_subject(topics, given, patterns)
-    begin, end = given["begin"], given["end"]
+    topics = tuple(filter(is_legal_topic, options.topics))
+    patterns = tuple(dict.fromkeys(text for text in options.topics if text not in topics))
+    require_one_subject(topics, options.records, patterns)
+    begin, end = options.begin, options.end
     given_range = None
     if begin is not None or end is not None:
         given_range = RequestedRange(
             _bound(begin or "beginning", "--from"), _bound(end or "end", "--to")
         )
     if given_range is not None:
-        _check_given_range(given)
-    if given["whole_files"] and (given["chunk"] or given["chunk_bytes"]):
+        _check_given_range(options)
+    if options.whole_files and (options.chunk or options.chunk_bytes):
         raise ConfigurationError(
             "--whole-files: a chunk may hold less than a file: omit --chunk and --chunk-bytes"
         )
     return FilesRequest(
-        **_common(topics, given),
-        into=given["into"],
-        into_config=given["into_config"],
-        options=_options(given_topics[0], given),
-        terms=Terms(**_terms(given)),
+        **_common(topics, options),
+        into=options.into,
+        into_config=options.into_config,
+        options=_options(options),
+        terms=Terms(**_terms(options)),
         requested=given_range,
-        follow=given["interval"] if given["follow"] else None,
-        kafka=kafka_properties(given),
-        accept_changes=given["accept_changes"],
-        master=given["master"],
-        workers=given["workers"],
-        abandon_plan=given["abandon_plan"],
+        follow=options.interval if options.follow else None,
+        kafka=kafka_properties(options.tail),
+        accept_changes=options.accept_changes,
+        master=options.master,
+        workers=options.workers,
+        abandon_plan=options.abandon_plan,
         patterns=patterns,
     )
 
 
-def _common(topics: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+def _common(topics: tuple[str, ...], options: FilesCommandOptions | TableOptions) -> dict[str, Any]:
     """Return the fields of `ExportRequest` that every command fills in the same way."""
     return {
         "topics": tuple(dict.fromkeys(topics)),
-        "tail": given["tail"],
-        "bootstrap": given["bootstrap"],
-        "registry": registry_config(given),
-        "patience": given["tail_timeout"],
-        "dry_run": given["dry_run"],
-        "max_batch_bytes": given["max_batch_bytes"],
-        "metrics_file": given["metrics_file"],
+        "tail": options.tail.action,
+        "bootstrap": options.tail.bootstrap,
+        "registry": registry_config(
+            options.records.schema_registry, options.records.registry_options
+        ),
+        "patience": options.tail.timeout,
+        "dry_run": options.dry_run,
+        "max_batch_bytes": options.read.max_batch_bytes,
+        "metrics_file": options.metrics_file,
     }
 
 
-def _terms(given: Mapping[str, Any]) -> dict[str, Any]:
+def _terms(options: FilesCommandOptions | TableOptions) -> dict[str, Any]:
     """Return the fields of `Terms`."""
     return {
-        "most_offsets": given["chunk"],
-        "most_bytes": given["chunk_bytes"],
-        "reread": given["on_truncation"] == "reread",
-        "transaction_timeout_ms": round(given["transaction_timeout"] * 1000),
+        "most_offsets": options.chunk,
+        "most_bytes": options.chunk_bytes,
+        "reread": options.read.on_truncation == "reread",
+        "transaction_timeout_ms": round(options.read.transaction_timeout * 1000),
     }
 
 
-def _check_given_range(given: Mapping[str, Any]) -> None:
+def _check_given_range(options: FilesCommandOptions) -> None:
     """Raise ConfigurationError for options that exclude --from and --to."""
-    for name in ("chunk", "chunk_bytes"):
-        if given[name] is not None:
-            option = name.replace("_", "-")
-            raise ConfigurationError(f"--{option}: a given range is one commit")
-    if given["whole_files"]:
+    for flag, size in (("--chunk", options.chunk), ("--chunk-bytes", options.chunk_bytes)):
+        if size is not None:
+            raise ConfigurationError(f"{flag}: a given range is one commit")
+    if options.whole_files:
         raise ConfigurationError(
             "--whole-files: a given range is exported once, to its end: omit --from and --to"
         )
-    if given["tail"] == "kafka":
+    if options.tail.action == "kafka":
         raise ConfigurationError(
             "--tail kafka: a given range covers only archived records: omit --from and --to"
         )
-    if given["on_truncation"] == "reread":
+    if options.read.on_truncation == "reread":
         raise ConfigurationError(
             "--on-truncation reread: a given range is exported once: give it another directory"
         )
@@ -232,33 +230,33 @@ def _bound(text: str, option: str) -> RangeBound:
     )
 
 
-def _options(topic: str, given: Mapping[str, Any]) -> FilesOptions:
+def _options(options: FilesCommandOptions) -> FilesOptions:
+    topic, records = options.topics[0], options.records
     values: dict[str, Any] = {
-        "topics_dir": given["topics_dir"],
-        "partitioner": given["partitioner"],
-        "partition_fields": list(given["partition_field"]),
-        "path_format": given["path_format"],
-        "partition_duration_ms": _milliseconds(given["partition_duration"]),
-        "timezone": given["timezone"],
-        "locale": given["locale"],
-        "timestamp_field": given["timestamp_field"],
-        "flush_size": given["flush_size"],
-        "rotate_interval_ms": _milliseconds(given["rotate_interval"]),
-        "max_open_files": given["max_open_files"],
-        "whole_files": given["whole_files"],
-        "format": given["form"],
-        "compression": given["compression"],
-        "layout": given["layout"],
-        "null_values": given["null_values"],
-        "dead_letters": given["dead_letters"],
-        "isolation": given["isolation"],
-        "fail_on_data_loss": given["on_data_loss"] == "error",
-        "value": schema_options("value", topic, given),
-        "key": schema_options("key", topic, given),
+        "topics_dir": options.topics_dir,
+        "partitioner": options.partitioner,
+        "partition_fields": list(options.partition_field),
+        "path_format": options.path_format,
+        "partition_duration_ms": _milliseconds(options.partition_duration),
+        "timezone": options.timezone,
+        "locale": options.locale,
+        "timestamp_field": options.timestamp_field,
+        "flush_size": options.flush_size,
+        "rotate_interval_ms": _milliseconds(options.rotate_interval),
+        "max_open_files": options.max_open_files,
+        "whole_files": options.whole_files,
+        "format": options.format,
+        "compression": options.compression,
+        "layout": "flat" if options.flat else options.layout or "record",
+        "null_values": records.null_values,
+        "dead_letters": options.dead_letters,
+        "isolation": options.read.isolation,
+        "fail_on_data_loss": options.read.on_data_loss == "error",
+        "value": schema_options("value", topic, records),
+        "key": schema_options("key", topic, records),
+        "delimiter": options.delimiter,
+        "key_delimiter": options.key_delimiter,
     }
-    if given["delimiter"] is not None:
-        values["delimiter"] = given["delimiter"]
-    values["key_delimiter"] = given["key_delimiter"]
     try:
         return FilesOptions.model_validate(values, strict=False)
     except ValidationError as error:
@@ -277,29 +275,23 @@ def _milliseconds(seconds: float | None) -> int | None:
 
 
 def require_one_subject(
-    topics: Sequence[str], given: Mapping[str, Any], patterns: Sequence[str] = ()
+    topics: Sequence[str], records: RecordOptions, patterns: Sequence[str] = ()
 ) -> None:
     """Raise ConfigurationError if several topics would each need a schema of the registry."""
-    if (len(set(topics)) > 1 or patterns) and any(_asks_registry(part, given) for part in _PARTS):
+    asks_registry = records.schema_registry is not None and any(
+        part.is_framed and part.schema is None for part in (records.value, records.key)
+    )
+    if asks_registry and (len(set(topics)) > 1 or patterns):
         raise ConfigurationError(
             "with --schema-registry each topic has a schema of its own: "
             "export one topic at a time, or give --value-schema and --key-schema"
         )
 
 
-def _asks_registry(part: str, given: Mapping[str, Any]) -> bool:
-    """Return whether the schema of keys or values comes from the registry."""
-    is_framed = given[f"{part}_format"] in {"json", "avro", "protobuf"}
-    return is_framed and given["schema_registry"] is not None and given[f"{part}_schema"] is None
-
-
-def registry_config(given: Mapping[str, Any]) -> RegistryConfig | None:
+def registry_config(url: str | None, given: Mapping[str, str]) -> RegistryConfig | None:
     """Return how to reach the schema registry; None without one. Raises ConfigurationError."""
-    options = {
-        name.removeprefix("schema.registry."): text
-        for name, text in given["registry_options"].items()
-    }
-    if given["schema_registry"] is None:
+    options = {name.removeprefix("schema.registry."): text for name, text in given.items()}
+    if url is None:
         if options:
             raise ConfigurationError("--schema-registry-option: needs --schema-registry")
         return None
@@ -310,38 +302,43 @@ def registry_config(given: Mapping[str, Any]) -> RegistryConfig | None:
         for name, text in options.items()
     }
     try:
-        return RegistryConfig(url=given["schema_registry"], client=client)
+        return RegistryConfig(url=url, client=client)
     except ValidationError as error:
         text = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise ConfigurationError(f"--schema-registry: {text}") from None
 
 
-def schema_options(part: str, topic: str, given: Mapping[str, Any]) -> ValueOptions:
+def schema_options(
+    part: Literal["value", "key"], topic: str, records: RecordOptions
+) -> ValueOptions:
     """Return how to read values or keys (`part`).
 
     The schemas become part of the request, so that every task has the same ones.
     """
-    registry, schema = registry_config(given), given[f"{part}_schema"]
-    is_framed = given[f"{part}_format"] in {"json", "avro", "protobuf"}
-    if not is_framed:
+    given = records.value if part == "value" else records.key
+    registry, schema = (
+        registry_config(records.schema_registry, records.registry_options),
+        given.schema,
+    )
+    if not given.is_framed:
         registry = None
-        if part == "value" and given["schema_registry"] and given["key_format"] == "bytes":
+        if part == "value" and records.schema_registry and records.key.format == "bytes":
             raise ConfigurationError(
                 "--schema-registry: needs values or keys in json, avro or protobuf: give "
                 "--value-format or --key-format"
             )
-    writers = _writers(given["writer_schemas"])
+    writers = _writers(records.writer_schemas)
     values: dict[str, Any] = {
-        "format": given[f"{part}_format"],
+        "format": given.format,
         "schema_text": None if schema is None else _text(schema),
-        "writers": writers if given[f"{part}_format"] == "avro" else (),
+        "writers": writers if given.format == "avro" else (),
         "registry": None if registry is None else registry.url,
-        "compatibility": given["schema_compatibility"],
-        "message": given[f"{part}_message"],
+        "compatibility": records.schema_compatibility,
+        "message": given.message,
     }
     if registry is not None and schema is None:
-        kind = SchemaKind(str(given[f"{part}_format"]).upper())
-        subject = given[f"{part}_subject"] or f"{topic}-{part}"
+        kind = SchemaKind(given.format.upper())
+        subject = given.subject or f"{topic}-{part}"
         latest = SchemaRegistry(registry, kind).latest(subject)
         values |= {"schema_text": latest.text, "subject": subject, "schema_id": latest.id}
     try:
@@ -377,46 +374,46 @@ _TABLE_EDGES: Final = {edge.value: edge for edge in Edge}
 
 
 def table_request(
-    topics: tuple[str, ...], given: Mapping[str, Any], terms: TableTerms, interval: float
+    topics: tuple[str, ...], options: TableOptions, terms: TableTerms, interval: float
 ) -> TableRequest:
     """Return the request; `terms` and `interval` are the defaults of the table's format.
 
     Raises:
         ConfigurationError: Options contradict one another, or one is invalid.
     """
-    require_one_subject(topics, given)
-    isolation = IsolationLevel(given["isolation"])
-    starting = _limit(given["starting_offsets"] or "earliest", "--starting-offsets")
+    require_one_subject(topics, options.records)
+    isolation = IsolationLevel(options.read.isolation)
+    starting = _limit(options.starting_offsets or "earliest", "--starting-offsets")
     return TableRequest(
-        **_common(topics, given),
+        **_common(topics, options),
         read=ReadRequest(
             Topics(tuple(dict.fromkeys(topics))),
             starting=starting,
-            ending=_limit(given["ending_offsets"] or "latest", "--ending-offsets"),
+            ending=_limit(options.ending_offsets or "latest", "--ending-offsets"),
             starting_option="--starting-offsets",
             ending_option="--ending-offsets",
             isolation=isolation,
-            fail_on_data_loss=given["on_data_loss"] == "error",
+            fail_on_data_loss=options.read.on_data_loss == "error",
             include_headers=True,
         ),
         terms=TableTerms(
             isolation=isolation,
-            timeout=given["timeout"] or terms.timeout,
+            timeout=options.timeout or terms.timeout,
             allow_empty=terms.allow_empty,
             commits_start=_has_latest(starting),
-            anew=given["starting_offsets"] is not None,
-            whole_state_every=given["whole_state_every"] or terms.whole_state_every,
-            **_terms(given),
+            anew=options.starting_offsets is not None,
+            whole_state_every=options.whole_state_every or terms.whole_state_every,
+            **_terms(options),
         ),
-        values=schema_options("value", topics[0], given),
-        keys=schema_options("key", topics[0], given),
-        flat=given["flat"],
-        null_values=given["null_values"],
-        dead_letters=given["dead_letters"],
-        follow=(given["interval"] or interval) if given["follow"] else None,
-        kafka=java_kafka_properties(given),
-        master=given["master"],
-        spark_conf=given["spark_conf"],
+        values=schema_options("value", topics[0], options.records),
+        keys=schema_options("key", topics[0], options.records),
+        flat=options.flat,
+        null_values=options.records.null_values,
+        dead_letters=options.dead_letters,
+        follow=(options.interval or interval) if options.follow else None,
+        kafka=java_kafka_properties(options.tail),
+        master=options.master,
+        spark_conf=options.spark_conf,
     )
 
 

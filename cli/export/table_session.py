@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import pyspark
 from pyspark.sql import SparkSession
 
 from sidetier.archive.access import endpoint_provider, open_archive
+from sidetier.cli.export.options import HudiCommandOptions, IcebergCommandOptions
 from sidetier.cli.export.request import TableRequest, table_request
 from sidetier.cli.export.session import (
     HeldBackReporter,
@@ -266,20 +267,21 @@ HUDI_SESSION: Final = {
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "": "file"}
 
 
-def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
+def export_hudi(config: Config, given: HudiCommandOptions) -> int:
     """Export, and return the exit code. Raises SidetierError."""
-    options = parse_options(read_options(given["file"]) | given["options"])
-    state_interval = whole_state_every(options, given["whole_state_every"])
+    options = parse_options({**read_options(given.file), **given.properties})
     terms = TableTerms(
-        timeout=options.timeout, allow_empty=options.allow_empty, whole_state_every=state_interval
+        timeout=options.timeout,
+        allow_empty=options.allow_empty,
+        whole_state_every=whole_state_every(options, given.table.whole_state_every),
     )
-    request: TableRequest = table_request(given["topics"], given, terms, options.interval)
+    request = table_request(given.topics, given.table, terms, options.interval)
     if request.follows_registry:
         options = with_schema_changes(options)
     conf = with_jars(request.spark_conf, HUDI_SESSION, TableJar.HUDI, *tail_jars(request))
-    url = given["lock"] or lock_url(options.base_path)
-    target = target_of(config.storage, url, given["lock_config"])
-    times = LeaseTimes(ttl=given["lock_ttl"], wait=given["lock_wait"])
+    url = given.lock or lock_url(options.base_path)
+    target = target_of(config.storage, url, given.lock_config)
+    times = LeaseTimes(ttl=given.lock_ttl, wait=given.lock_wait)
 
     @contextmanager
     def opened(spark: SparkSession) -> Iterator[Table]:
@@ -292,7 +294,7 @@ def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) 
             with table:
                 yield table
 
-    return export_table(config, replace(request, spark_conf=conf), opened, output)
+    return export_table(config, replace(request, spark_conf=conf), opened, given.table.output)
 
 
 def read_options(file: Path | None) -> dict[str, str]:
@@ -331,12 +333,12 @@ ICEBERG_SESSION: Final = {
 DEFAULT_INTERVAL: Final = 60.0
 
 
-def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
+def export_iceberg(config: Config, given: IcebergCommandOptions) -> int:
     """Export, and return the exit code. Raises SidetierError."""
     options = IcebergOptions(
-        given["table"], given["partitioned_by"], given["properties"], given["options"]
+        given.name, given.partitioned_by, given.table_properties, given.writer_options
     )
-    request = table_request(given["topics"], given, TableTerms(), DEFAULT_INTERVAL)
+    request = table_request(given.topics, given.table, TableTerms(), DEFAULT_INTERVAL)
     conf = with_jars(request.spark_conf, ICEBERG_SESSION, TableJar.ICEBERG, *tail_jars(request))
 
     @contextmanager
@@ -344,4 +346,4 @@ def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputForma
         yield IcebergTable(spark, replace(options, adds_columns=request.follows_registry))
 
     request = replace(request, spark_conf=conf)
-    return export_table(config, request, opened, output)
+    return export_table(config, request, opened, given.table.output)

@@ -3,14 +3,25 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import click
 import pytest
 import yaml
 
 from sidetier.cli.main import run
+from sidetier.cli.options import filled, parameters
 from tests.harness.log_dir import LogDir
 from tests.harness.sidecar import merged
+
+T = TypeVar("T")
+
+
+def options_of(cls: type[T], *words: str) -> T:
+    """Return the options of a command line, or of a part of one."""
+    command = click.Command("command", params=[*parameters(cls)])
+    with command.make_context("command", list(words)) as context:
+        return filled(cls, context)
 
 
 class CommandLine:

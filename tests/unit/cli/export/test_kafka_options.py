@@ -1,30 +1,34 @@
 """Settings of the client that reads records from the brokers."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sidetier.cli.export.kafka_options import java_kafka_properties, kafka_properties
+from sidetier.cli.export.options import TailOptions
 from sidetier.cli.export.session import reached_at, read_by
 from sidetier.config.model import BrokerConfig
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
+from tests.harness.command_line import options_of
 
 BROKER = BrokerConfig(bootstrap_servers="own:9092", client={"client.id": "sidecar"})
 
 
-def given(**changes: object) -> dict[str, Any]:
-    return {"tail": "kafka", "kafka_options": {}, "kafka_config": None, **changes}
+def tail(properties: Mapping[str, str] | None = None, file: Path | None = None) -> TailOptions:
+    words = [f"--kafka-option={name}={value}" for name, value in (properties or {}).items()]
+    words += [] if file is None else [f"--kafka-config={file}"]
+    return options_of(TailOptions, "--tail=kafka", *words)
 
 
 def test_command_line_takes_precedence_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("security.protocol=SSL\nkafka.client.id: theirs\n")
-    found = kafka_properties(given(kafka_config=file, kafka_options={"security.protocol": "X"}))
+    found = kafka_properties(tail({"security.protocol": "X"}, file))
     assert found == {"security.protocol": "X", "client.id": "theirs"}
     with pytest.raises(ConfigurationError, match=r"--kafka-config .*: cannot be read"):
-        kafka_properties(given(kafka_config=tmp_path))
+        kafka_properties(tail(file=tmp_path / "missing"))
 
 
 def test_bootstrap_servers_come_from_options_command_line_or_configuration() -> None:
@@ -60,13 +64,13 @@ def test_secrets_for_tables_are_refused_on_the_command_line(
     with pytest.raises(
         ConfigurationError, match=f"--kafka-option {plain}: .*not the secret itself"
     ):
-        java_kafka_properties(given(kafka_options={name: "word"}))
+        java_kafka_properties(tail({name: "word"}))
     secret, file = tmp_path / "secret", tmp_path / "client.properties"
     secret.write_text("word\n")
     options = {name: f"file:{secret}", "client.id": "x"}
-    assert java_kafka_properties(given(kafka_options=options)) == {plain: "word", "client.id": "x"}
+    assert java_kafka_properties(tail(options)) == {plain: "word", "client.id": "x"}
     monkeypatch.setenv("WORD", "other")
-    found = java_kafka_properties(given(kafka_options={name: "env:WORD"}))
+    found = java_kafka_properties(tail({name: "env:WORD"}))
     assert found == {plain: "other"}
     file.write_text(f"{name}=word\n")
-    assert java_kafka_properties(given(kafka_config=file)) == {plain: "word"}
+    assert java_kafka_properties(tail(file=file)) == {plain: "word"}

@@ -8,6 +8,7 @@ from typing import Any
 import pyspark
 import pytest
 
+from sidetier.cli.export.options import TableOptions
 from sidetier.cli.export.request import TableRequest, table_request
 from sidetier.cli.export.table_session import (
     TableSession,
@@ -32,54 +33,15 @@ from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from tests.harness.command_line import options_of
 from tests.unit.pipeline.export.tables.fakes import FakeTable, fake_rows
 
-GIVEN: dict[str, Any] = {
-    "tail": "stop",
-    "isolation": "read_committed",
-    "starting_offsets": None,
-    "ending_offsets": None,
-    "on_data_loss": "error",
-    "chunk": None,
-    "chunk_bytes": None,
-    "on_truncation": "error",
-    "max_batch_bytes": 256 << 20,
-    "transaction_timeout": 900.0,
-    "whole_state_every": None,
-    "metrics_file": None,
-    "timeout": None,
-    "schema_registry": None,
-    "registry_options": {},
-    "schema_compatibility": "none",
-    "value_schema": None,
-    "value_subject": None,
-    "value_message": None,
-    "key_format": "bytes",
-    "key_schema": None,
-    "key_subject": None,
-    "key_message": None,
-    "writer_schemas": None,
-    "value_format": "bytes",
-    "flat": False,
-    "null_values": "keep",
-    "dead_letters": None,
-    "interval": None,
-    "follow": False,
-    "bootstrap": None,
-    "kafka_options": {},
-    "kafka_config": None,
-    "tail_timeout": 3600.0,
-    "dry_run": False,
-    "master": "local[*]",
-    "spark_conf": {},
-}
 A = TopicPartition("orders", 0)
 
 
-def request(**given: object) -> TableRequest:
-    return table_request(
-        ("orders",), GIVEN | given, TableTerms(timeout=7.0, allow_empty=False), 9.0
-    )
+def request(*words: str) -> TableRequest:
+    options = options_of(TableOptions, *words)
+    return table_request(("orders",), options, TableTerms(timeout=7.0, allow_empty=False), 9.0)
 
 
 def test_run_begins_at_the_tables_offsets_by_default() -> None:
@@ -88,34 +50,34 @@ def test_run_begins_at_the_tables_offsets_by_default() -> None:
     assert plain.terms == TableTerms(timeout=7.0, allow_empty=False)
     assert plain.read.isolation is IsolationLevel.READ_COMMITTED
     assert plain.follow is None
-    told = request(starting_offsets='{"orders":{"0":5}}', timeout=3.0, follow=True, chunk=8)
+    told = request('--starting-offsets={"orders":{"0":5}}', "--timeout=3s", "--follow", "--chunk=8")
     assert told.read.starting == AtOffsets({A: 5})
     assert told.read.starting_option == "--starting-offsets"
     assert told.terms.anew
     assert (told.terms.timeout, told.terms.most_offsets, told.follow) == (3.0, 8, 9.0)
     assert not told.terms.commits_start
     for latest in ("latest", '{"orders":{"0":5,"1":-1}}'):
-        assert request(starting_offsets=latest).terms.commits_start
-    assert request(follow=True, interval=2.0).follow == 2.0
-    assert request(chunk_bytes=1 << 20).terms.most_bytes == 1 << 20
+        assert request(f"--starting-offsets={latest}").terms.commits_start
+    assert request("--follow", "--interval=2s").follow == 2.0
+    assert request("--chunk-bytes=1MiB").terms.most_bytes == 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("words", "said"),
     [
-        ({"kafka_options": {"client.id": "x"}}, "are for --tail kafka"),
+        (["--kafka-option=client.id=x"], "are for --tail kafka"),
         (
-            {"tail": "kafka", "kafka_options": {"kafka.isolation.level": "read_committed"}},
+            ["--tail=kafka", "--kafka-option=kafka.isolation.level=read_committed"],
             "--kafka-option isolation.level: omit it",
         ),
-        ({"starting_offsets": "soon"}, "--starting-offsets: .* must be JSON"),
-        ({"ending_offsets": '{"orders":{"0":-3}}'}, "--ending-offsets: an offset is below -2"),
-        ({"value_format": "json"}, "need a schema"),
+        (["--starting-offsets=soon"], "--starting-offsets: .* must be JSON"),
+        (['--ending-offsets={"orders":{"0":-3}}'], "--ending-offsets: an offset is below -2"),
+        (["--value-format=json"], "need a schema"),
     ],
 )
-def test_error_names_the_wrong_argument(given: dict[str, Any], said: str) -> None:
+def test_error_names_the_wrong_argument(words: list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        request(**given)
+        request(*words)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +185,7 @@ def planned(ranges: dict[TopicPartition, OffsetRange], _request: object) -> Plan
 
 @pytest.mark.parametrize(("loss", "code"), [("error", 1), ("skip", 3)])
 def test_exit_code_3_reports_offsets_that_wait_for_the_archive(loss: str, code: int) -> None:
-    asked = request(tail="kafka", on_data_loss=loss)
+    asked = request("--tail=kafka", f"--on-data-loss={loss}")
     planner: Any = SimpleNamespace(
         plan_ranges=planned,
         topic_id=lambda _topic: None,

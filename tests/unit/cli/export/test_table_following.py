@@ -1,6 +1,6 @@
 """Continuous exports into tables while the archive that they read is quarantined."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -57,10 +57,12 @@ def following(
 ) -> Iterator[Callable[..., Between]]:
     with Planner(access_to(orders.store), threads=1) as planner:
 
-        def follow(table: FakeTable, *steps: Callable[[], object], **given: object) -> Between:
+        def follow(
+            table: FakeTable, *steps: Callable[[], object], words: Sequence[str] = ()
+        ) -> Between:
             stop = Between(*steps)
             monkeypatch.setattr(table_session, "stopping", lambda **_: nullcontext(stop))
-            asked = request(follow=True, **given)
+            asked = request("--follow", *words)
             session(planner, table, asked).run(OutputFormat.JSON)
             return stop
 
@@ -99,7 +101,12 @@ def test_truncated_records_are_exported_again_with_reread(
     orders: MadeArchive, following: Callable[..., Between]
 ) -> None:
     table = FakeTable()
-    following(table, lambda: elect_uncleanly(orders, topic_id=ID), nothing, on_truncation="reread")
+    following(
+        table,
+        lambda: elect_uncleanly(orders, topic_id=ID),
+        nothing,
+        words=["--on-truncation=reread"],
+    )
     assert offsets(table) == [*range(40), *range(FORK, END)]
 
 
@@ -108,7 +115,7 @@ def test_quarantined_archive_is_waited_for_until_it_can_be_compared(
 ) -> None:
     table = FakeTable()
     steps = (lambda: set_aside(orders, ID), *[nothing] * 12, lambda: go_on(orders, topic_id=ID))
-    following(table, *steps, on_truncation="reread")
+    following(table, *steps, words=["--on-truncation=reread"])
     assert offsets(table) == [*range(40), *range(FORK, END)]
     told = f"up to offset 40, but the archive ends at {FORK}, of the same topic"
     assert capsys.readouterr().err.count(told) == 1
