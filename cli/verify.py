@@ -16,7 +16,7 @@ from sidetier.archive.verify.run import VerifyReport, VerifyRequest, verify
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.metrics_file import previous_value, write_metrics_file
-from sidetier.cli.output import OutputFormat, Table, emit, range_text
+from sidetier.cli.output import Table, range_text
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive, told_waits
@@ -44,6 +44,17 @@ class VerifyResult:
     findings: Sequence[Finding]
     seconds: float
     show_all: bool
+
+    @property
+    def exit_code(self) -> int:
+        """INTERRUPTED by a signal; FINDINGS for an error or a warning; else FAILED if something
+        could not be read.
+        """
+        if self.report.is_stopped:
+            return exits.INTERRUPTED
+        if any(finding.severity is not Severity.INFO for finding in self.findings):
+            return exits.FINDINGS
+        return exits.FAILED if self.report.unread else exits.OK
 
     def as_json(self) -> object:
         """Return totals, findings and what could not be read."""
@@ -122,18 +133,16 @@ def _is_shown(finding: Finding) -> bool:
 def run_verify(
     config: "Config",
     request: VerifyRequest,
-    output: OutputFormat,
     *,
     local: bool,
     metrics_file: Path | None,
     show_all: bool,
-) -> int:
-    """Verify the selected partitions; return the exit code.
+) -> VerifyResult:
+    """Verify the selected partitions.
 
     Args:
         config: The configuration.
         request: What is checked.
-        output: Format of the report.
         local: Whether to compare with the files in the broker's log dirs.
         metrics_file: File for Prometheus' textfile collector; None to write none.
         show_all: Whether the table has every finding of severity info.
@@ -159,8 +168,7 @@ def run_verify(
     result = VerifyResult(config.cluster.name, report, report.findings(), seconds, show_all)
     if metrics_file is not None:
         write_metrics(metrics_file, result)
-    emit(result, output)
-    return _exit_code(result)
+    return result
 
 
 def _directories(config: "Config", topics: tuple[str, ...]) -> Mapping[TopicPartition, str]:
@@ -171,14 +179,6 @@ def _directories(config: "Config", topics: tuple[str, ...]) -> Mapping[TopicPart
         [str(path) for path in config.log_dirs],
         lambda topic: not wanted or any(pattern.fullmatch(topic) for pattern in wanted),
     ).directories
-
-
-def _exit_code(result: VerifyResult) -> int:
-    if result.report.is_stopped:
-        return exits.INTERRUPTED
-    if any(finding.severity is not Severity.INFO for finding in result.findings):
-        return exits.FINDINGS
-    return exits.FAILED if result.report.unread else exits.OK
 
 
 def write_metrics(path: Path, result: VerifyResult) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from sidetier.cli import exits
-from sidetier.cli.arguments import checked_topics, most_lines, size_text
+from sidetier.cli import exits, kernel
+from sidetier.cli.arguments import most_lines, size_text, topic_name
 from sidetier.cli.extras import quiet_logs
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option, range_text
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
+from sidetier.cli.output import Cell, OutputFormat, Table, range_text
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import told_waits
@@ -37,6 +38,11 @@ class PlanResult:
     """Output of a dry run."""
 
     plan: BackfillPlan
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if a segment would not be stored."""
+        return exits.FINDINGS if self.plan.findings else exits.OK
 
     def as_json(self) -> object:
         """Return one mapping per partition, sizes in bytes."""
@@ -75,6 +81,13 @@ class OutcomeResult:
     """Output of a run."""
 
     report: BackfillReport
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if a segment could not be stored; INTERRUPTED by a signal."""
+        if self.report.interrupted:
+            return exits.INTERRUPTED
+        return exits.FINDINGS if self.report.findings else exits.OK
 
     def as_json(self) -> object:
         """Return one mapping per partition, sizes in bytes."""
@@ -192,43 +205,32 @@ def _outcome_fields(partition: PartitionOutcome) -> dict[str, Any]:
     }
 
 
-@click.command(name="backfill")
-@click.option("--dry-run", is_flag=True, help="Show the plan, and write nothing.")
-@click.option(
-    "-t",
-    "--topic",
-    "topics",
-    multiple=True,
-    callback=checked_topics,
-    help="Archive only this topic; repeatable.",
-)
-@click.option(
-    "-p",
-    "--partition",
-    "partitions",
-    metavar="TOPIC-N",
-    multiple=True,
-    help="Archive only this partition, such as orders-3; repeatable.",
-)
-@click.option(
-    "--offline", is_flag=True, help="Send no request to a broker, even if one is configured."
-)
-@click.option(
-    "--assume-committed", is_flag=True, help="Treat every closed segment as committed; see above."
-)
-@configuration_options
-@output_option
-@click.pass_context
-def command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    *,
-    dry_run: bool,
-    topics: tuple[str, ...],
-    partitions: tuple[str, ...],
-    offline: bool,
-    assume_committed: bool,
-    output: OutputFormat,
-) -> None:
+@options
+class BackfillOptions:
+    """Options of `sidetier backfill`."""
+
+    dry_run: bool = option("--dry-run", help="Show the plan, and write nothing.")
+    topics: tuple[str, ...] = option(
+        "-t", "--topic", parse=topic_name, help="Archive only this topic; repeatable."
+    )
+    partitions: tuple[str, ...] = option(
+        "-p",
+        "--partition",
+        metavar="TOPIC-N",
+        help="Archive only this partition, such as orders-3; repeatable.",
+    )
+    offline: bool = option(
+        "--offline", help="Send no request to a broker, even if one is configured."
+    )
+    assume_committed: bool = option(
+        "--assume-committed", help="Treat every closed segment as committed; see above."
+    )
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("backfill")
+def command(options: BackfillOptions) -> PlanResult | OutcomeResult:
     """Archive the closed segments in the log dirs once, and exit.
 
     Stores the closed segments of every partition in log_dirs, whether or not this broker leads the
@@ -254,9 +256,12 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 everything is stored; 3 at least one segment could not be stored, and the table
     shows the reason. With --dry-run, 3 means that at least one segment would not be stored.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    loaded = invocation(context).load()
+    loaded = options.call.load()
     request = BackfillRequest(
-        topics, partitions, offline=offline, assume_committed=assume_committed
+        options.topics,
+        options.partitions,
+        offline=options.offline,
+        assume_committed=options.assume_committed,
     )
     quiet_logs(loaded)
     for warning in loaded.warnings:
@@ -264,14 +269,9 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     with told_waits() as calls:
         adapters = partial(ConfiguredBackfill, origins=loaded.origins, calls=calls)
         backfill = Backfill(loaded.config, request, adapters)
-        plan = backfill.plan(read_only=dry_run)
-    if dry_run:
-        emit(PlanResult(plan), output)
-        context.exit(exits.FINDINGS if plan.findings else exits.OK)
+        plan = backfill.plan(read_only=options.dry_run)
+    if options.dry_run:
+        return PlanResult(plan)
     stop = threading.Event()
     with shown() as on_progress, handled_signals(stop.set):
-        report = backfill.run(plan, stop=stop, on_progress=on_progress)
-    emit(OutcomeResult(report), output)
-    if report.interrupted:
-        context.exit(exits.INTERRUPTED)
-    context.exit(exits.FINDINGS if report.findings else exits.OK)
+        return OutcomeResult(backfill.run(plan, stop=stop, on_progress=on_progress))

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
-from sidetier.cli import exits
-from sidetier.cli.arguments import archived_partitions_options, most_lines
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_text
+from sidetier.cli import exits, kernel
+from sidetier.cli.arguments import ArchivedPartitions, most_lines
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
+from sidetier.cli.output import OutputFormat, Table, range_text
 
 if TYPE_CHECKING:
     from sidetier.uploader.archive.repair import RepairOutcome, RepairReport
@@ -20,6 +19,13 @@ class RepairResult:
     """View of a repair."""
 
     report: "RepairReport"
+
+    @property
+    def exit_code(self) -> int:
+        """FAILED if something could not be read, else FINDINGS if something is left."""
+        if self.report.unread:
+            return exits.FAILED
+        return exits.OK if self.report.is_clean else exits.FINDINGS
 
     def as_json(self) -> object:
         """Return all fields."""
@@ -66,33 +72,26 @@ def _outcome_text(outcome: "RepairOutcome") -> str:
     return "would be rebuilt" if outcome.written is None else f"rebuilt: {outcome.written}"
 
 
-@click.command(name="repair")
-@archived_partitions_options("repair")
-@click.option(
-    "--deep",
-    is_flag=True,
-    help="Read every segment first, to find indexes whose entries are wrong.",
-)
-@click.option(
-    "--heads",
-    is_flag=True,
-    help="Read the metadata of every segment first (one request each), to find lost markers of "
-    "encrypted segments.",
-)
-@click.option("--dry-run", is_flag=True, help="Show what would be rebuilt; write nothing.")
-@configuration_options
-@output_option
-@click.pass_context
-def command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    *,
-    topics: tuple[str, ...],
-    partitions: tuple[int, ...],
-    deep: bool,
-    heads: bool,
-    dry_run: bool,
-    output: OutputFormat,
-) -> None:
+@options
+class RepairOptions:
+    """Options of `sidetier repair`."""
+
+    archived: ArchivedPartitions = group("repair")
+    deep: bool = option(
+        "--deep", help="Read every segment first, to find indexes whose entries are wrong."
+    )
+    heads: bool = option(
+        "--heads",
+        help="Read the metadata of every segment first (one request each), to find lost markers of "
+        "encrypted segments.",
+    )
+    dry_run: bool = option("--dry-run", help="Show what would be rebuilt; write nothing.")
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("repair")
+def command(options: RepairOptions) -> RepairResult:
     """Rebuild damaged indexes, _metadata and leader epochs from the stored segments.
 
     Verifies the partitions, as `sidetier verify` does, and rebuilds: a missing or damaged .index or
@@ -107,14 +106,16 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 nothing is left to repair; 1 a partition could not be read; 2 a setting or an
     argument is wrong; 3 something cannot be repaired or, with --dry-run, would be.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = invocation(context).load(needs_log_dirs=False).config
+    config = options.call.load(needs_log_dirs=False).config
     from sidetier.cli.stores import open_archive, told_waits  # noqa: PLC0415 -- `--help` must not load it
     from sidetier.uploader.archive.repair import RepairRequest, repair  # noqa: PLC0415 -- as above
 
-    request = RepairRequest(topics, frozenset(partitions), deep=deep, heads=heads, dry_run=dry_run)
+    request = RepairRequest(
+        options.archived.topics,
+        frozenset(options.archived.partitions),
+        deep=options.deep,
+        heads=options.heads,
+        dry_run=options.dry_run,
+    )
     with told_waits() as calls, open_archive(config, calls=calls) as archive:
-        report = repair(archive, config.storage, request)
-    emit(RepairResult(report), output)
-    if report.unread:
-        context.exit(exits.FAILED)
-    context.exit(exits.OK if report.is_clean else exits.FINDINGS)
+        return RepairResult(repair(archive, config.storage, request))

@@ -11,8 +11,9 @@ from sidetier.archive.gc.run import (
     RetentionReport,
     UploadsReport,
 )
+from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
-from sidetier.cli.output import Cell, Table
+from sidetier.cli.output import Cell, Result, Table
 
 
 def _remark(row: CollectedPartition) -> str:
@@ -28,6 +29,13 @@ class GcResult:
 
     report: RetentionReport
     by_partition: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """FAILED if a partition failed, else FINDINGS if one is blocked."""
+        if any(row.problem for row in self.report.rows):
+            return exits.FAILED
+        return exits.FINDINGS if any(row.blocked for row in self.report.rows) else exits.OK
 
     def as_json(self) -> object:
         """Return all fields of each partition."""
@@ -78,6 +86,11 @@ class OrphansResult:
 
     report: OrphansReport
 
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if something could not be read."""
+        return exits.FINDINGS if self.report.problems else exits.OK
+
     def as_json(self) -> object:
         """Return each object."""
         return {
@@ -114,7 +127,7 @@ class OrphansResult:
 
 
 @dataclass(frozen=True, slots=True)
-class UploadsResult:
+class UploadsResult(Result):
     """View of the unfinished uploads."""
 
     report: UploadsReport
