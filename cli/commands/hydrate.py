@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sidetier.cli.arguments import bootstrap_option, checked_topics
+from sidetier.cli import kernel
+from sidetier.cli.arguments import BOOTSTRAP, topic_name
 from sidetier.cli.extras import from_extra, quiet_logs
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, output_option
+from sidetier.cli.invocation import Invocation, configuration_options
+from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
+from sidetier.cli.output import OutputFormat
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
 
 _LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
-_PLAN: Final = click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
-_DRY_RUN: Final = click.option(
-    "--dry-run", is_flag=True, help="Show what would be done; change nothing."
-)
+_PLAN: Final[Any] = argument(metavar="PLAN")
+_DRY_RUN: Final[Any] = option("--dry-run", help="Show what would be done; change nothing.")
 
 
 @click.group(name="hydrate")
@@ -46,49 +46,42 @@ def command() -> None:
     """  # noqa: D301 -- \b is click's marker and must be one character
 
 
-@command.command(name="plan", short_help="Plan what is restored, and show what is lost.")
-@_PLAN
-@click.option(
-    "-t",
-    "--topic",
-    "topics",
-    multiple=True,
-    callback=checked_topics,
-    help="Topic to restore; repeatable.  [default: every archived topic but Kafka's internal ones]",
-)
-@click.option(
-    "--until",
-    metavar="TIME",
-    help="Restore up to the first record of this time, such as 2026-11-22T10:00:00Z (UTC "
-    "without a zone) or 2h (before now).",
-)
-@click.option(
-    "--until-offsets",
-    metavar="FILE",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Restore up to these offsets (exclusive). One line each: topic, partition, offset.",
-)
-@click.option(
-    "--transaction-consistent",
-    is_flag=True,
-    help="Lower the ends of partitions until no transaction is committed in one partition and cut "
-    "off in another. Transactions of version 2 (Kafka 4) only; the others are reported.",
-)
-@click.option("--dry-run", is_flag=True, help="Show the plan; write no file.")
-@configuration_options
-@output_option
-@click.pass_context
-def plan_command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    *,
-    plan_file: Path,
-    topics: tuple[str, ...],
-    until: str | None,
-    until_offsets: Path | None,
-    transaction_consistent: bool,
-    dry_run: bool,
-    output: OutputFormat,
-) -> None:
+@options
+class PlanOptions:
+    """Options of `sidetier hydrate plan`."""
+
+    plan_file: Path = _PLAN
+    topics: tuple[str, ...] = option(
+        "-t",
+        "--topic",
+        parse=topic_name,
+        help="Topic to restore; repeatable.  [default: every archived topic but Kafka's internal "
+        "ones]",
+    )
+    until: str | None = option(
+        "--until",
+        metavar="TIME",
+        help="Restore up to the first record of this time, such as 2026-11-22T10:00:00Z (UTC "
+        "without a zone) or 2h (before now).",
+    )
+    until_offsets: Path | None = option(
+        "--until-offsets",
+        metavar="FILE",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="Restore up to these offsets (exclusive). One line each: topic, partition, offset.",
+    )
+    transaction_consistent: bool = option(
+        "--transaction-consistent",
+        help="Lower the ends of partitions until no transaction is committed in one partition and "
+        "cut off in another. Transactions of version 2 (Kafka 4) only; the others are reported.",
+    )
+    dry_run: bool = option("--dry-run", help="Show the plan; write no file.")
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("plan", parent=command, short_help="Plan what is restored, and show what is lost.")
+def plan_command(options: PlanOptions) -> int:
     """Read the archive, and write to the file PLAN what will be placed.
 
     For each partition the table shows what is restored and what is lost: records after the last
@@ -102,35 +95,34 @@ def plan_command(  # noqa: PLR0913 -- one parameter for each option
     written, but --transaction-consistent cannot guarantee that every transaction is whole, or
     records in gaps are lost.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    steps = _steps("plan")
-    code: int = steps.plan_restore(
-        _loaded(context),
-        plan_file,
-        topics,
-        until,
-        until_offsets,
-        output,
-        transaction_consistent=transaction_consistent,
-        dry_run=dry_run,
+    code: int = _steps("plan").plan_restore(
+        _loaded(options.call),
+        options.plan_file,
+        options.topics,
+        options.until,
+        options.until_offsets,
+        options.output,
+        transaction_consistent=options.transaction_consistent,
+        dry_run=options.dry_run,
     )
-    context.exit(code)
+    return code
 
 
-@command.command(name="prepare", short_help="Create the planned topics on the new cluster.")
-@_PLAN
-@_DRY_RUN
-@bootstrap_option
-@configuration_options
-@output_option
-@click.pass_context
-def prepare_command(
-    context: click.Context,
-    *,
-    plan_file: Path,
-    dry_run: bool,
-    bootstrap: str | None,
-    output: OutputFormat,
-) -> None:
+@options
+class PrepareOptions:
+    """Options of `sidetier hydrate prepare`."""
+
+    plan_file: Path = _PLAN
+    dry_run: bool = _DRY_RUN
+    bootstrap: str | None = BOOTSTRAP
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command(
+    "prepare", parent=command, short_help="Create the planned topics on the new cluster."
+)
+def prepare_command(options: PrepareOptions) -> None:
     """Create the planned topics on the new cluster, with one replica and no retention.
 
     The command writes the topics' ids and the broker of each partition into PLAN. Then stop every
@@ -145,40 +137,43 @@ def prepare_command(
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.placing import prepare_topics  # noqa: PLC0415 -- `--help` must not load Kafka's client
 
-    prepare_topics(_loaded(context), plan_file, bootstrap, output, dry_run=dry_run)
+    prepare_topics(
+        _loaded(options.call),
+        options.plan_file,
+        options.bootstrap,
+        options.output,
+        dry_run=options.dry_run,
+    )
 
 
-@command.command(name="place", short_help="Place this broker's partitions into its log dirs.")
-@_PLAN
-@click.option(
-    "--log-dir",
-    "log_dirs",
-    multiple=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Log dir of the stopped broker; repeatable.  [default: log_dirs]",
+@options
+class PlaceOptions:
+    """Options of `sidetier hydrate place`."""
+
+    plan_file: Path = _PLAN
+    log_dirs: tuple[Path, ...] = option(
+        "--log-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Log dir of the stopped broker; repeatable.  [default: log_dirs]",
+    )
+    parallel: int = option(
+        "--parallel",
+        type=click.IntRange(1, 64),
+        default=4,
+        help="Partitions that are placed at the same time.",
+    )
+    max_rate: str | None = option(
+        "--max-rate", metavar="SIZE", help="Maximum bytes read per second, such as 200MiB."
+    )
+    dry_run: bool = _DRY_RUN
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command(
+    "place", parent=command, short_help="Place this broker's partitions into its log dirs."
 )
-@click.option(
-    "--parallel",
-    type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Partitions that are placed at the same time.",
-)
-@click.option("--max-rate", metavar="SIZE", help="Maximum bytes read per second, such as 200MiB.")
-@_DRY_RUN
-@configuration_options
-@output_option
-@click.pass_context
-def place_command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    *,
-    plan_file: Path,
-    log_dirs: tuple[Path, ...],
-    parallel: int,
-    max_rate: str | None,
-    dry_run: bool,
-    output: OutputFormat,
-) -> None:
+def place_command(options: PlaceOptions) -> int:
     """Place this broker's partitions into its log dirs. The broker must be stopped.
 
     Run it on every broker's host, on several hosts at the same time if you like. It holds the
@@ -195,40 +190,38 @@ def place_command(  # noqa: PLR0913 -- one parameter for each option
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.placing import place_partitions  # noqa: PLC0415 -- as above
 
-    code = place_partitions(
-        _loaded(context),
-        plan_file,
-        log_dirs,
-        output,
-        parallel=parallel,
-        max_rate=max_rate,
-        dry_run=dry_run,
+    return place_partitions(
+        _loaded(options.call),
+        options.plan_file,
+        options.log_dirs,
+        options.output,
+        parallel=options.parallel,
+        max_rate=options.max_rate,
+        dry_run=options.dry_run,
     )
-    context.exit(code)
 
 
-@command.command(name="replicate", short_help="Abort open transactions, and add the replicas.")
-@_PLAN
-@click.option(
-    "--replication-factor",
-    type=click.IntRange(1, 32767),
-    help="Replicas of every topic.  [default: as in the snapshot of the lost cluster; 1 without a "
-    "snapshot]",
+@options
+class ReplicateOptions:
+    """Options of `sidetier hydrate replicate`."""
+
+    plan_file: Path = _PLAN
+    replication_factor: int | None = option(
+        "--replication-factor",
+        type=click.IntRange(1, 32767),
+        help="Replicas of every topic.  [default: as in the snapshot of the lost cluster; 1 "
+        "without a snapshot]",
+    )
+    dry_run: bool = _DRY_RUN
+    bootstrap: str | None = BOOTSTRAP
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command(
+    "replicate", parent=command, short_help="Abort open transactions, and add the replicas."
 )
-@_DRY_RUN
-@bootstrap_option
-@configuration_options
-@output_option
-@click.pass_context
-def replicate_command(
-    context: click.Context,
-    *,
-    plan_file: Path,
-    replication_factor: int | None,
-    dry_run: bool,
-    bootstrap: str | None,
-    output: OutputFormat,
-) -> None:
+def replicate_command(options: ReplicateOptions) -> None:
     """Abort open transactions and give the placed topics their replicas.
 
     The brokers must be running again. In this order, the command checks that every partition starts
@@ -246,39 +239,40 @@ def replicate_command(
     placed as planned.
     """  # noqa: D301 -- \b is click's marker and must be one character
     _steps("replicate").replicate_topics(
-        _loaded(context), plan_file, replication_factor, bootstrap, output, dry_run=dry_run
+        _loaded(options.call),
+        options.plan_file,
+        options.replication_factor,
+        options.bootstrap,
+        options.output,
+        dry_run=options.dry_run,
     )
 
 
-@command.command(name="verify", short_help="Compare the restored records with the archive.")
-@_PLAN
-@click.option(
-    "--produce",
-    "produced",
-    multiple=True,
-    callback=checked_topics,
-    help="Also produce one record to each partition of this topic; repeatable.",
+@options
+class VerifyOptions:
+    """Options of `sidetier hydrate verify`."""
+
+    plan_file: Path = _PLAN
+    produced: tuple[str, ...] = option(
+        "--produce",
+        parse=topic_name,
+        help="Also produce one record to each partition of this topic; repeatable.",
+    )
+    parallel: int = option(
+        "--parallel",
+        type=click.IntRange(1, 64),
+        default=4,
+        help="Partitions that are compared at the same time.",
+    )
+    bootstrap: str | None = BOOTSTRAP
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command(
+    "verify", parent=command, short_help="Compare the restored records with the archive."
 )
-@click.option(
-    "--parallel",
-    type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Partitions that are compared at the same time.",
-)
-@bootstrap_option
-@configuration_options
-@output_option
-@click.pass_context
-def verify_command(
-    context: click.Context,
-    *,
-    plan_file: Path,
-    produced: tuple[str, ...],
-    parallel: int,
-    bootstrap: str | None,
-    output: OutputFormat,
-) -> None:
+def verify_command(options: VerifyOptions) -> int:
     """Read everything that was restored, and compare it with the archive.
 
     For each partition the command compares the bytes of all batches, the last stable offset and the
@@ -296,34 +290,37 @@ def verify_command(
     differs.
     """  # noqa: D301 -- \b is click's marker and must be one character
     code: int = _steps("verify").verify_topics(
-        _loaded(context), plan_file, produced, bootstrap, output, parallel=parallel
+        _loaded(options.call),
+        options.plan_file,
+        options.produced,
+        options.bootstrap,
+        options.output,
+        parallel=options.parallel,
     )
-    context.exit(code)
+    return code
 
 
-@command.command(name="finish", short_help="Restore configuration, group offsets, ACLs, quotas.")
-@_PLAN
-@click.option(
-    "--cluster/--no-cluster",
-    "with_cluster",
-    default=None,
-    help="Also restore group offsets, ACLs, quotas and the brokers' dynamic configuration from the "
-    "snapshots of the lost cluster.  [default: yes, unless the plan has only named topics]",
+@options
+class FinishOptions:
+    """Options of `sidetier hydrate finish`."""
+
+    plan_file: Path = _PLAN
+    with_cluster: bool | None = option(
+        "--cluster/--no-cluster",
+        default=None,
+        help="Also restore group offsets, ACLs, quotas and the brokers' dynamic configuration from "
+        "the snapshots of the lost cluster.  [default: yes, unless the plan has only named topics]",
+    )
+    dry_run: bool = _DRY_RUN
+    bootstrap: str | None = BOOTSTRAP
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command(
+    "finish", parent=command, short_help="Restore configuration, group offsets, ACLs, quotas."
 )
-@_DRY_RUN
-@bootstrap_option
-@configuration_options
-@output_option
-@click.pass_context
-def finish_command(
-    context: click.Context,
-    *,
-    plan_file: Path,
-    with_cluster: bool | None,
-    dry_run: bool,
-    bootstrap: str | None,
-    output: OutputFormat,
-) -> None:
+def finish_command(options: FinishOptions) -> int:
     """Set the topics' real configuration, and restore group offsets, ACLs and quotas.
 
     Run it after `sidetier hydrate verify`: afterwards the brokers delete records that are older
@@ -341,14 +338,14 @@ def finish_command(
     but the brokers refuse part of the topics' configuration.
     """  # noqa: D301 -- \b is click's marker and must be one character
     code: int = _steps("finish").finish_topics(
-        _loaded(context),
-        plan_file,
-        bootstrap,
-        output,
-        with_cluster=with_cluster,
-        dry_run=dry_run,
+        _loaded(options.call),
+        options.plan_file,
+        options.bootstrap,
+        options.output,
+        with_cluster=options.with_cluster,
+        dry_run=options.dry_run,
     )
-    context.exit(code)
+    return code
 
 
 def _steps(step: str) -> Any:  # noqa: ANN401 -- returns a module
@@ -361,7 +358,7 @@ def _steps(step: str) -> Any:  # noqa: ANN401 -- returns a module
     )
 
 
-def _loaded(context: click.Context) -> "Config":
-    loaded = invocation(context).load(needs_log_dirs=False)
+def _loaded(call: Invocation) -> "Config":
+    loaded = call.load(needs_log_dirs=False)
     quiet_logs(loaded)
     return loaded.config

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-import click
-
-from sidetier.cli import exits
-from sidetier.cli.arguments import PARTITION, checked_topic, size_text
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.cli import exits, kernel
+from sidetier.cli.arguments import PARTITION, size_text, topic_name
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
+from sidetier.cli.output import OutputFormat, Table
 from sidetier.cli.progress import shown
 from sidetier.cli.stores import open_every_store
 from sidetier.leadership.cluster import as_texts
@@ -27,6 +26,13 @@ class RetireResult:
 
     rows: Sequence[RetiredPartition]
     dry_run: bool
+
+    @property
+    def exit_code(self) -> int:
+        """FAILED for a problem, else FINDINGS if an archive was not moved."""
+        if any(row.problem for row in self.rows):
+            return exits.FAILED
+        return exits.FINDINGS if any(row.left for row in self.rows) else exits.OK
 
     def as_json(self) -> object:
         """Return all fields."""
@@ -51,34 +57,25 @@ class RetireResult:
         return (Table(columns if rows else (), rows, footer=footer),)
 
 
-@click.command(name="retire")
-@click.argument("topic", callback=checked_topic)
-@click.option(
-    "-p",
-    "--partition",
-    "partitions",
-    type=PARTITION,
-    multiple=True,
-    help="Partition to move; repeatable.",
-)
-@click.option("--dry-run", is_flag=True, help="Show what would be moved, and write nothing.")
-@click.option(
-    "--offline", is_flag=True, help="Send no request to a broker, and move everything named."
-)
-@click.option("--force", is_flag=True, help="Also move the archive of the current topic.")
-@configuration_options
-@output_option
-@click.pass_context
-def command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    topic: str,
-    *,
-    partitions: tuple[int, ...],
-    dry_run: bool,
-    offline: bool,
-    force: bool,
-    output: OutputFormat,
-) -> None:
+@options
+class RetireOptions:
+    """Options of `sidetier retire`."""
+
+    topic: str = argument(parse=topic_name)
+    partitions: tuple[int, ...] = option(
+        "-p", "--partition", type=PARTITION, help="Partition to move; repeatable."
+    )
+    dry_run: bool = option("--dry-run", help="Show what would be moved, and write nothing.")
+    offline: bool = option(
+        "--offline", help="Send no request to a broker, and move everything named."
+    )
+    force: bool = option("--force", help="Also move the archive of the current topic.")
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("retire")
+def command(options: RetireOptions) -> RetireResult:
     """Move the archive of a deleted or recreated topic to _sidetier/<cluster>/retired/.
 
     A recreated topic has another topic id. Its partitions halt until the archive of the old topic
@@ -101,22 +98,17 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 every archive was moved; 1 an error; 2 nothing is archived under the given names,
     or the brokers belong to another cluster; 3 at least one archive was not moved.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = invocation(context).load(needs_log_dirs=False).config
-    request = RetireRequest(topic, partitions, dry_run=dry_run, force=force)
-    brokers = None if offline else _client_settings(config)
+    config = options.call.load(needs_log_dirs=False).config
+    request = RetireRequest(
+        options.topic, options.partitions, dry_run=options.dry_run, force=options.force
+    )
+    brokers = None if options.offline else _client_settings(config)
     with (
         open_every_store(config, connections=CONNECTIONS) as archive,
         shown() as on_progress,
     ):
         rows = retire_archive(archive, config.storage, request, brokers, on_progress)
-    emit(RetireResult(rows, dry_run), output)
-    context.exit(_code(rows))
-
-
-def _code(rows: Sequence[RetiredPartition]) -> int:
-    if any(row.problem for row in rows):
-        return exits.FAILED
-    return exits.FINDINGS if any(row.left for row in rows) else exits.OK
+    return RetireResult(rows, options.dry_run)
 
 
 def _client_settings(config: "Config") -> ClientSettings:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-import click
-
-from sidetier.cli import exits
-from sidetier.cli.arguments import checked_topics, most_lines, size_text
+from sidetier.cli import exits, kernel
+from sidetier.cli.arguments import most_lines, size_text, topic_name
 from sidetier.cli.inspect.cluster import need_cluster
 from sidetier.cli.inspect.local_retention import ArchiveAt, led_partition, trim_json
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
+from sidetier.cli.output import Cell, OutputFormat, Table
 from sidetier.cli.stores import open_archive, told_waits
 from sidetier.cli.wiring import check_archive, identify, record_deleter, topic_config_source
 from sidetier.config.model import Config
@@ -50,11 +49,12 @@ class TrimResult:
     notes: tuple[str, ...]
 
     @property
-    def is_held(self) -> bool:
-        """Whether records stay for a reason that an operator should know."""
-        return any(
+    def exit_code(self) -> int:
+        """FINDINGS if records stay for a reason that an operator should know."""
+        is_held = any(
             trim.held and trim.held.hindrance not in EXPECTED_HINDRANCES for trim in self.trims
         )
+        return exits.FINDINGS if is_held else exits.OK
 
     def as_json(self) -> object:
         """Return the totals, and every partition with records beyond local retention."""
@@ -199,21 +199,22 @@ def _make_pass(
     return sorted(trims, key=lambda trim: trim.topic_partition), survey
 
 
-@click.command(name="trim")
-@click.option("--dry-run", is_flag=True, help="Delete nothing: show what would be deleted.")
-@click.option(
-    "--topic",
-    "topics",
-    multiple=True,
-    callback=checked_topics,
-    help="Topic to trim; may be repeated.  [default: all topics of retention.local.topics]",
-)
-@configuration_options
-@output_option
-@click.pass_context
-def command(
-    context: click.Context, *, dry_run: bool, topics: tuple[str, ...], output: OutputFormat
-) -> None:
+@options
+class TrimOptions:
+    """Options of `sidetier trim`."""
+
+    dry_run: bool = option("--dry-run", help="Delete nothing: show what would be deleted.")
+    topics: tuple[str, ...] = option(
+        "--topic",
+        parse=topic_name,
+        help="Topic to trim; may be repeated.  [default: all topics of retention.local.topics]",
+    )
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("trim")
+def command(options: TrimOptions) -> TrimResult:
     """Delete archived records at the start of the logs that this host's broker leads.
 
     The command makes one pass of local retention (retention.local), as the running sidecar does at
@@ -230,7 +231,7 @@ def command(
     retention is off; 3 records beyond local retention stay, and the output has the reasons. Records
     that wait for the archive, for a protected group or for the rate limit do not count.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = invocation(context).load().config
+    config, topics = options.call.load().config, options.topics
     local = config.retention.local
     if not local.enabled:
         raise ConfigurationError("retention.local.topics is not set: no topic has local retention")
@@ -253,7 +254,7 @@ def command(
         places = cache(lambda topic: ArchiveAt(archive.store(topic), archive.layout))
         trimmer = Trimmer(local, deleter, configs, places, SYSTEM_CLOCK.wall, all_groups=True)
         led = _with_archives(directories, places)
-        trims, survey = _make_pass(trimmer, led, dry_run=dry_run)
+        trims, survey = _make_pass(trimmer, led, dry_run=options.dry_run)
     ends = {trim.topic_partition: trim.end for trim in trims}
     behind = [
         entry._replace(log_start=ends[entry.topic_partition])
@@ -262,6 +263,6 @@ def command(
     ]
     if survey.groups_problem is not None:
         notes = (*notes, survey.groups_problem)
-    result = TrimResult(identity.broker_id, dry_run, len(led), tuple(trims), tuple(behind), notes)
-    emit(result, output)
-    context.exit(exits.FINDINGS if result.is_held else exits.OK)
+    return TrimResult(
+        identity.broker_id, options.dry_run, len(led), tuple(trims), tuple(behind), notes
+    )
