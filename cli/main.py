@@ -3,7 +3,6 @@
 import gc
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,7 +10,7 @@ from typing import Final
 import click
 
 from sidetier import __version__
-from sidetier.cli import exits
+from sidetier.cli import exits, signals
 from sidetier.cli.invocation import Invocation, configuration_options
 from sidetier.cli.output import printable
 from sidetier.config.problems import suggestion
@@ -156,14 +155,9 @@ def discard_output_of_closed_pipes() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _terminated(_signal: int, _frame: object) -> None:
-    raise SystemExit(exits.TERMINATED)
-
-
 def main() -> None:
     """Run the command line of this process, and end the process with its exit code."""
-    # The kernel ignores SIGTERM for process 1 of a container until a handler is installed.
-    signal.signal(signal.SIGTERM, _terminated)
+    signals.end_at_sigterm(exits.TERMINATED)
     gc.set_threshold(_GC_THRESHOLD)
     try:
         code = run()
@@ -173,6 +167,5 @@ def main() -> None:
         discard_output_of_closed_pipes()
         code = exits.CLOSED_PIPE
     # All cleanup is done: a Ctrl-C while the interpreter exits must not print a traceback.
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signals.end_silently_at_sigint()
     sys.exit(code)

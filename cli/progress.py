@@ -1,11 +1,12 @@
 """Progress on standard error: a bar on a terminal, else a line every few seconds."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from sidetier.archive.progress import Amount, OnProgress, Progress
 from sidetier.cli.arguments import age_text, size_text
@@ -75,29 +76,17 @@ def held_text(held: int) -> str:
 
 @contextmanager
 def _bar(target: TextIO) -> Iterator[OnProgress]:
-    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import Progress as RichProgress  # noqa: PLC0415
-
     columns = (
-        TextColumn("{task.fields[segments]} of {task.fields[of]} segments{task.fields[held]}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        "{task.fields[segments]} of {task.fields[of]} segments{task.fields[held]}",
+        "BarColumn",
+        "DownloadColumn",
+        "TransferSpeedColumn",
+        "TimeRemainingColumn",
     )
-    with RichProgress(*columns, console=Console(file=target)) as drawn:
-        task = drawn.add_task("", segments=0, of=0, held="")
+    with drawn(target, columns, segments=0, of=0, held="") as draw:
 
         def update(progress: Progress) -> None:
-            drawn.update(
-                task,
+            draw(
                 total=progress.total.size,
                 completed=progress.done.size,
                 segments=progress.done.segments,
@@ -106,6 +95,36 @@ def _bar(target: TextIO) -> Iterator[OnProgress]:
             )
 
         yield update
+
+
+@contextmanager
+def drawn(
+    target: TextIO,
+    columns: Sequence[str],
+    *,
+    transient: bool = False,
+    total: float | None = None,
+    **fields: Any,  # noqa: ANN401 -- rich's
+) -> Iterator[Callable[..., None]]:
+    """Draw a bar; yields a function that takes `completed`, `total` and the fields.
+
+    Args:
+        target: A terminal.
+        columns: Names of rich's columns, and texts with fields of the task.
+        transient: Whether the bar disappears at the end.
+        total: The value of `completed` at the end.
+        fields: First values of the texts' fields.
+    """
+    from rich import progress  # noqa: PLC0415 -- only needed on a terminal
+    from rich.console import Console  # noqa: PLC0415
+
+    made = [
+        getattr(progress, name)() if hasattr(progress, name) else progress.TextColumn(name)
+        for name in columns
+    ]
+    with progress.Progress(*made, console=Console(file=target), transient=transient) as shown_bar:
+        task = shown_bar.add_task("", total=total, **fields)
+        yield partial(shown_bar.update, task)
 
 
 Update = Callable[[int, int], None]
@@ -124,21 +143,11 @@ def records_shown(
     if not wanted or not target.isatty():
         yield lambda _done, _records: None
         return
-    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
     columns = (
-        TextColumn("{task.fields[records]} records"),
-        BarColumn(),
-        TaskProgressColumn(show_speed=False),
-        TimeRemainingColumn(),
+        "{task.fields[records]} records",
+        "BarColumn",
+        "TaskProgressColumn",
+        "TimeRemainingColumn",
     )
-    with Progress(*columns, console=Console(file=target), transient=True) as drawn:
-        task = drawn.add_task("", total=total, records=0)
-        yield lambda done, records: drawn.update(task, completed=done, records=records)
+    with drawn(target, columns, transient=True, total=total, records=0) as draw:
+        yield lambda done, records: draw(completed=done, records=records)

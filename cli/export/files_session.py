@@ -22,7 +22,6 @@ from sidetier.cli.export.session import (
     paused,
     read_by,
     say,
-    stopping,
     target_of,
     wait_for_archive,
     waits,
@@ -32,6 +31,8 @@ from sidetier.cli.export.session import (
 from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.export.view import DryRun, ExportResult
 from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.progress import drawn
+from sidetier.cli.signals import stopping
 from sidetier.config.model import Config
 from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.export.held_back import HeldBack
@@ -85,32 +86,19 @@ def shown(*, wanted: bool, stream: TextIO | None = None) -> Iterator[Counter]:
     if not wanted or not target.isatty():
         yield Counter()
         return
-    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     columns = (
-        TextColumn("{task.fields[records]:,} records"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} offsets"),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
+        "{task.fields[records]:,} records",
+        "BarColumn",
+        "{task.completed:,.0f} of {task.total:,.0f} offsets",
+        "TaskProgressColumn",
+        "TimeElapsedColumn",
+        "elapsed,",
+        "TimeRemainingColumn",
+        "left",
     )
-    with Progress(*columns, console=Console(file=target), transient=True) as drawn:
-        task = drawn.add_task("", total=0, records=0)
+    with drawn(target, columns, transient=True, total=0, records=0) as draw:
         yield Counter(
-            lambda done, total, records: drawn.update(
-                task, completed=done, total=total, records=records
-            )
+            lambda done, total, records: draw(completed=done, total=total, records=records)
         )
 
 

@@ -4,11 +4,9 @@ It connects to the output's store, stops at a signal, waits for the archive (`--
 what is held back on standard error and as metrics, and chooses the exit code.
 """
 
-import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -41,30 +39,6 @@ _PAUSE: Final = 5.0
 def say(text: str) -> None:
     """Print a message to standard error."""
     click.echo(f"sidetier: {text}", err=True)
-
-
-@contextmanager
-def stopping(*, wanted: bool) -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM or SIGINT sets, if that is wanted; a second signal ends
-    at once.
-    """
-    stop = threading.Event()
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
-
-    def heard(number: int, _frame: object) -> None:
-        stop.set()
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in before:
-        signal.signal(number, heard)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def will_retry(

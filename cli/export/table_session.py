@@ -23,7 +23,6 @@ from sidetier.cli.export.session import (
     paused,
     reached_at,
     say,
-    stopping,
     target_of,
     wait_for_archive,
     waits,
@@ -33,6 +32,7 @@ from sidetier.cli.export.session import (
 from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.export.view import DryRun, TableResult
 from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.signals import stopping
 from sidetier.config.model import Config
 from sidetier.config.properties_file import read_properties
 from sidetier.config.storage import StorageConfig
