@@ -16,19 +16,13 @@ from sidetier import __version__
 from sidetier.telemetry.allowed_hosts import AllowedHosts, host_of
 from sidetier.telemetry.partition_page import (
     PartitionQuery,
-    PartitionTotals,
     StatusPage,
     page_of,
     parse_query,
 )
 from sidetier.telemetry.static_files import CONTENT_SECURITY_POLICY, PATHS, StaticFile, static_file
-from sidetier.telemetry.status import (
-    PartitionStatus,
-    PinnedRange,
-    SegmentStatus,
-    StatusSnapshot,
-    StatusSource,
-)
+from sidetier.telemetry.status import StatusSnapshot, StatusSource
+from sidetier.telemetry.status_json import partition_row, plain, status_json, whole_json
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -78,13 +72,7 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
         snapshot: status of the daemon.
         topic: only this topic's partitions; None for all.
     """
-    shown = [
-        partition_row(status)
-        for status in snapshot.partitions
-        if topic is None or status.topic == topic
-    ]
-    pins = [_plain(pin) for pin in snapshot.pins if topic is None or pin.topic == topic]
-    return _json(HTTPStatus.OK, {**_whole(snapshot), "pins": pins, "partitions": shown})
+    return _json(HTTPStatus.OK, status_json(snapshot, topic))
 
 
 def partition_page(page: StatusPage, runbook_url: str = "") -> dict[str, Any]:
@@ -97,51 +85,16 @@ def partition_page(page: StatusPage, runbook_url: str = "") -> dict[str, Any]:
     query = page.query
     rows = zip(page.snapshot.partitions, page.states, strict=True)
     return {
-        **_whole(page.snapshot),
+        **whole_json(page.snapshot),
         "alive": page.snapshot.alive,
         "death": page.snapshot.death,
         "conditions": [asdict(condition) for condition in page.snapshot.conditions],
         "version": __version__,
         "runbook_url": runbook_url,
-        "totals": _plain(page.totals),
+        "totals": plain(page.totals),
         "page": {"offset": query.offset, "limit": query.limit, "matching": page.matching},
         "partitions": [{**partition_row(status), "shown_state": state} for status, state in rows],
     }
-
-
-def _whole(snapshot: StatusSnapshot) -> dict[str, Any]:
-    """Return what concerns the whole sidecar, without the conditions of readiness."""
-    lists = (
-        "conditions",
-        "partitions",
-        "pins",
-        "held_errors",
-        "cluster_snapshots",
-        "local_retention",
-    )
-    return {
-        **_plain(snapshot, without=(*lists, "alive", "death", "last_drill")),
-        "ready": snapshot.alive and snapshot.ready,
-        "held_errors": [asdict(error) for error in snapshot.held_errors],
-        "cluster_snapshots": [asdict(taken) for taken in snapshot.cluster_snapshots],
-        "local_retention": [asdict(excess) for excess in snapshot.local_retention],
-        "last_drill": None if snapshot.last_drill is None else asdict(snapshot.last_drill),
-    }
-
-
-def partition_row(status: PartitionStatus) -> dict[str, Any]:
-    """Return a partition's status as JSON object."""
-    segments = [_plain(segment) for segment in status.segments]
-    return {**_plain(status, without=("segments",)), "segments": segments}
-
-
-def _plain(
-    value: PartitionStatus | StatusSnapshot | SegmentStatus | PinnedRange | PartitionTotals,
-    without: Collection[str] = (),
-) -> dict[str, Any]:
-    """Return the fields by name, one level deep. `asdict` would first copy 10,000 partitions."""
-    names = value.__dataclass_fields__
-    return {name: getattr(value, name) for name in names if name not in without}
 
 
 def _json(status: HTTPStatus, body: Mapping[str, Any]) -> Page:

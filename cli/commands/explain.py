@@ -24,6 +24,7 @@ from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, options
 from sidetier.cli.output import OutputFormat, Table, range_text
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.telemetry.status import PinnedRange
+from sidetier.telemetry.status_json import partition_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +119,15 @@ def _sidecar_text(facts: RecordFacts) -> str | None:
 
 def _sidecar_parts(facts: RecordFacts) -> Iterator[str]:
     sidecar = facts.sidecar
-    row = sidecar.row if sidecar is not None else None
+    row = sidecar.status if sidecar is not None else None
     pin = sidecar.pin_of(facts.offset) if sidecar is not None else None
     if row is None:
         yield "does not lead the partition"
     else:
-        yield f"{row['state']}, archived up to {_or_dash(row['next_offset'])}"
-        yield f"{row['unstored_segments']} closed segments are not archived"
-        if row["waiting_for"]:
-            yield f"waits for {row['waiting_for']}"
+        yield f"{row.state}, archived up to {_or_dash(row.next_offset)}"
+        yield f"{row.unstored_segments} closed segments are not archived"
+        if row.waiting_for:
+            yield f"waits for {row.waiting_for}"
     yield "does not hold the record open" if pin is None else _pin_text(pin)
 
 
@@ -231,7 +232,7 @@ def _sidecar_json(facts: RecordFacts) -> Fields:
     pin = sidecar.pin_of(facts.offset)
     return {
         "broker_id": sidecar.broker_id,
-        "partition": sidecar.row,
+        "partition": None if sidecar.status is None else partition_row(sidecar.status),
         "pin": None if pin is None else asdict(pin),
     }
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import age_text, most_lines, sidecar_url, size_text, topic_name
 from sidetier.cli.inspect.sidecar import (
-    Fields,
     SidecarState,
     ask_sidecar,
     bearer_token_of,
@@ -22,6 +21,14 @@ from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
 from sidetier.cli.output import Cell, OutputFormat, Table
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError
+from sidetier.telemetry.status import (
+    ClusterSnapshotStatus,
+    DrillStatus,
+    LocalRetentionStatus,
+    PartitionStatus,
+    SegmentStatus,
+)
+from sidetier.telemetry.status_json import partition_row, status_json
 
 if TYPE_CHECKING:
     from sidetier.config.model import HttpConfig
@@ -48,36 +55,36 @@ class Severity(IntEnum):
 class Row:
     """One partition of `/api/partitions`."""
 
-    fields: Fields
+    status: PartitionStatus
 
     @property
     def severity(self) -> Severity:
         """Most severe state that applies."""
-        if self.fields["state"] == "halted":
+        if self.status.state == "halted":
             return Severity.HALTED
-        if self.fields["state"] == "quarantining":
+        if self.status.state == "quarantining":
             return Severity.MOVING
-        if self.fields["last_error"] is not None:
+        if self.status.last_error is not None:
             return Severity.HELD
-        if self._gap_records or self.fields.get("unresolved_quarantines"):
+        if self._gap_records or self.status.unresolved_quarantines:
             return Severity.GAP
-        return Severity.BEHIND if self.fields["unstored_segments"] else Severity.FINE
+        return Severity.BEHIND if self.status.unstored_segments else Severity.FINE
 
     @property
     def order(self) -> tuple[Severity, float, str, int]:
         """Sort key: most severe first, then the longest wait."""
-        age = self.fields["oldest_unstored_age_seconds"] or 0.0
-        return self.severity, -age, self.fields["topic"], self.fields["partition"]
+        age = self.status.oldest_unstored_age_seconds or 0.0
+        return self.severity, -age, self.status.topic, self.status.partition
 
     def cells(self) -> Sequence[Cell]:
         """Return the cells of the table row."""
-        fields = self.fields
-        state = "held" if self.severity is Severity.HELD else fields["state"]
+        status = self.status
+        state = "held" if self.severity is Severity.HELD else status.state
         return (
-            f"{fields['topic']}-{fields['partition']}",
+            f"{status.topic}-{status.partition}",
             state,
-            fields.get("log_end"),
-            fields["next_offset"],
+            status.log_end,
+            status.next_offset,
             self._unarchived(),
             self._behind(),
             "see below" if self.is_problem else self._waits(),
@@ -90,9 +97,9 @@ class Row:
 
     def problem(self) -> str:
         """Return the full description of the problem, in one line."""
-        fields = self.fields
-        gap, waiting, error = self._gap_records, fields["waiting_for"], fields["last_error"]
-        quarantines = fields.get("unresolved_quarantines")
+        status = self.status
+        gap, waiting, error = self._gap_records, status.waiting_for, status.last_error
+        quarantines = status.unresolved_quarantines
         parts = [
             f"{gap} records were deleted before they were archived" if gap else None,
             f"{quarantines} quarantines are not acknowledged" if quarantines else None,
@@ -100,13 +107,13 @@ class Row:
         ]
         if error is not None and error not in (waiting or ""):
             parts.append(f"last error: {error}")
-        return f"{fields['topic']}-{fields['partition']}: {'; '.join(filter(None, parts))}"
+        return f"{status.topic}-{status.partition}: {'; '.join(filter(None, parts))}"
 
     @property
     def _gap_records(self) -> int:
         """Gap records that no operator has acknowledged, or all if the sidecar cannot tell yet."""
-        unresolved: int | None = self.fields.get("unresolved_gap_records")
-        since_start: int = self.fields["gap_records"]
+        unresolved = self.status.unresolved_gap_records
+        since_start = self.status.gap_records
         return since_start if unresolved is None else unresolved
 
     def _waits(self) -> str | None:
@@ -114,28 +121,28 @@ class Row:
 
         Of a segment that is being sent, also return how much of it is sent.
         """
-        waiting: str | None = self.fields["waiting_for"]
+        waiting = self.status.waiting_for
         if waiting is None:
             return None
-        sent = next(map(_sent, self.fields.get("segments", ())), None)
+        sent = next(map(_sent, self.status.segments), None)
         return ": ".join(filter(None, (_SEGMENT.sub("", waiting), sent)))
 
     def _unarchived(self) -> str | None:
         """Return the amount that only the brokers have, in closed segments and in the active
         one.
         """
-        records = self.fields.get("unarchived_records")
+        records = self.status.unarchived_records
         if not records:
             return None if records is None else "0"
-        size = size_text(self.fields["unarchived_bytes"])
-        return f"{records:,} rec, {size}, {age_text(self.fields['unarchived_age_seconds'])}"
+        size = size_text(self.status.unarchived_bytes)
+        return f"{records:,} rec, {size}, {age_text(self.status.unarchived_age_seconds)}"
 
     def _behind(self) -> str | None:
-        segments = self.fields["unstored_segments"]
+        segments = self.status.unstored_segments
         if not segments:
             return None
-        age = age_text(self.fields["oldest_unstored_age_seconds"])
-        return f"{segments} seg, {size_text(self.fields['unstored_bytes'])}, {age}"
+        age = age_text(self.status.oldest_unstored_age_seconds)
+        return f"{segments} seg, {size_text(self.status.unstored_bytes)}, {age}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,7 @@ class StatusResult:
     @property
     def rows(self) -> list[Row]:
         """Partitions, the most severe first."""
-        rows = (Row(fields) for fields in self.sidecar.rows)
+        rows = map(Row, self.sidecar.status.partitions)
         return sorted(rows, key=lambda row: row.order)
 
     @property
@@ -162,7 +169,7 @@ class StatusResult:
     @property
     def log_dir_problems(self) -> list[str]:
         """Unreadable log dirs and links that are not followed; empty for an older sidecar."""
-        return list(self.sidecar.answer.get("log_dir_problems", ()))
+        return list(self.sidecar.status.log_dir_problems)
 
     @property
     def exit_code(self) -> int:
@@ -172,11 +179,12 @@ class StatusResult:
     def as_json(self) -> object:
         """Return the sidecar's own fields, the most severe partition first."""
         return {
-            **self.sidecar.answer,
+            **status_json(self.sidecar.status),
+            "ready": self.sidecar.ready,
             "url": self.sidecar.url,
-            "conditions": list(self.sidecar.conditions),
+            "conditions": [asdict(one) for one in self.sidecar.status.conditions],
             "problems": self.problems,
-            "partitions": [dict(row.fields) for row in self.rows],
+            "partitions": [partition_row(row.status) for row in self.rows],
         }
 
     def as_tables(self) -> Sequence[Table]:
@@ -209,8 +217,8 @@ class StatusResult:
     def _summary(self, rows: Sequence[Row]) -> list[str]:
         counts = [(name, _count(rows, severity)) for name, severity in _WORDS]
         parts = [f"{count} {name}" for name, count in counts if count]
-        answer = self.sidecar.answer
-        line = f"broker {answer['broker_id']} of {answer['cluster']} leads "
+        answer = self.sidecar.status
+        line = f"broker {answer.broker_id} of {answer.cluster} leads "
         line += (
             f"{len(rows)} partitions: {', '.join(parts)}{_lag(rows)}"
             if rows
@@ -218,19 +226,19 @@ class StatusResult:
         )
         alone = _on_the_broker_alone(rows)
         held_errors = [
-            f"unexpected error, {error['failures']} times: {error['subject']}: {error['error']}"
-            for error in answer.get("held_errors", ())
+            f"unexpected error, {error.failures} times: {error.subject}: {error.error}"
+            for error in answer.held_errors
         ]
         ready = [] if self.sidecar.ready else [f"not ready: {self.sidecar.unmet_conditions}"]
         return [
             *most_lines(held_errors),
             *most_lines(self.log_dir_problems),
-            *most_lines(list(answer.get("warnings", ()))),
+            *most_lines(list(answer.warnings)),
             line,
             *alone,
-            *_of_cluster_snapshots(answer.get("cluster_snapshots", ())),
-            *_of_last_drill(answer.get("last_drill")),
-            *_of_local_retention(answer.get("local_retention", ())),
+            *_of_cluster_snapshots(answer.cluster_snapshots),
+            *_of_last_drill(answer.last_drill),
+            *_of_local_retention(answer.local_retention),
             *_of_trims(rows),
             *ready,
         ]
@@ -246,13 +254,13 @@ _WORDS: Final = (
 )
 
 
-def _sent(segment: Fields) -> str | None:
+def _sent(segment: SegmentStatus) -> str | None:
     """Return the progress of a segment's upload; None without one, and while it is verified."""
-    sent, rate = segment.get("sent_bytes"), segment.get("send_bytes_per_second")
+    sent, rate = segment.sent_bytes, segment.send_bytes_per_second
     if sent is None or rate is None:
         return None
-    left = age_text(segment["send_seconds_left"])
-    size = size_text(segment["size_bytes"])
+    left = age_text(segment.send_seconds_left)
+    size = size_text(segment.size_bytes)
     return f"{size_text(sent)} of {size}, {size_text(rate)}/s, {left} left"
 
 
@@ -261,12 +269,12 @@ def _count(rows: Sequence[Row], severity: Severity) -> int:
 
 
 def _on_the_broker_alone(rows: Sequence[Row]) -> list[str]:
-    behind = [row.fields for row in rows if row.fields.get("unarchived_records")]
+    behind = [row.status for row in rows if row.status.unarchived_records]
     if not behind:
         return []
-    records = sum(fields["unarchived_records"] for fields in behind)
-    size = size_text(sum(fields["unarchived_bytes"] for fields in behind))
-    ages = [fields["unarchived_age_seconds"] or 0.0 for fields in behind]
+    records = sum(status.unarchived_records or 0 for status in behind)
+    size = size_text(sum(status.unarchived_bytes or 0 for status in behind))
+    ages = [status.unarchived_age_seconds or 0.0 for status in behind]
     return [
         (
             f"not archived: {records:,} records ({size} of segments) are only on the brokers, "
@@ -275,28 +283,28 @@ def _on_the_broker_alone(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _of_cluster_snapshots(snapshots: Sequence[Fields]) -> list[str]:
+def _of_cluster_snapshots(snapshots: Sequence[ClusterSnapshotStatus]) -> list[str]:
     """Return the ages of the newest snapshots, and the problems with any of them."""
     if not snapshots:
         return []
-    stored = [snapshot for snapshot in snapshots if snapshot["stored"]]
-    ages = [f"{snapshot['kind']} {age_text(snapshot['age_seconds'])}" for snapshot in stored]
-    ages += [f"{one['kind']} pending" for one in snapshots if stored and not one["stored"]]
+    stored = [snapshot for snapshot in snapshots if snapshot.stored]
+    ages = [f"{snapshot.kind} {age_text(snapshot.age_seconds)}" for snapshot in stored]
+    ages += [f"{one.kind} pending" for one in snapshots if stored and not one.stored]
     wrong = [
-        f"cluster snapshot of {snapshot['kind']}: {snapshot['problem']}"
+        f"cluster snapshot of {snapshot.kind}: {snapshot.problem}"
         for snapshot in snapshots
-        if snapshot["problem"] is not None
+        if snapshot.problem is not None
     ]
     first = f"cluster snapshots, by age: {', '.join(ages)}"
     return [first if stored else "cluster snapshots: the first one is pending", *wrong]
 
 
-def _of_local_retention(excess: Sequence[Fields]) -> list[str]:
+def _of_local_retention(excess: Sequence[LocalRetentionStatus]) -> list[str]:
     """Return what stays beyond local retention, and why; nothing if it is all gone."""
     return most_lines(
         [
-            f"beyond local retention: {size_text(row['size_bytes'])} of {row['topic']} "
-            f"({row['reason']}); `sidetier trim --dry-run` shows the partitions"
+            f"beyond local retention: {size_text(row.size_bytes)} of {row.topic} "
+            f"({row.reason}); `sidetier trim --dry-run` shows the partitions"
             for row in excess
         ]
     )
@@ -304,7 +312,7 @@ def _of_local_retention(excess: Sequence[Fields]) -> list[str]:
 
 def _of_trims(rows: Sequence[Row]) -> list[str]:
     """Return how many partitions have segments below their log start; nothing if none has."""
-    count = sum(row.fields.get("trimmed_to") is not None for row in rows)
+    count = sum(row.status.trimmed_to is not None for row in rows)
     if not count:
         return []
     line = (
@@ -314,15 +322,15 @@ def _of_trims(rows: Sequence[Row]) -> list[str]:
     return [line]
 
 
-def _of_last_drill(drill: Fields | None) -> list[str]:
+def _of_last_drill(drill: DrillStatus | None) -> list[str]:
     """Return the time and outcome of the last restore drill; nothing without one."""
     if drill is None:
         return []
-    if drill["succeeded"]:
-        return [f"last drill: succeeded at {_moment(drill['finished_ms'])}"]
-    success = drill["last_successful_ms"]
+    if drill.succeeded:
+        return [f"last drill: succeeded at {_moment(drill.finished_ms)}"]
+    success = drill.last_successful_ms
     before = "none has succeeded yet" if success is None else f"last success {_moment(success)}"
-    return [f"last drill: FAILED at {_moment(drill['finished_ms'])}: {drill['problem']}; {before}"]
+    return [f"last drill: FAILED at {_moment(drill.finished_ms)}: {drill.problem}; {before}"]
 
 
 def _moment(milliseconds: int) -> str:
@@ -330,11 +338,11 @@ def _moment(milliseconds: int) -> str:
 
 
 def _lag(rows: Sequence[Row]) -> str:
-    segments = sum(row.fields["unstored_segments"] for row in rows)
+    segments = sum(row.status.unstored_segments for row in rows)
     if not segments:
         return ""
-    size = size_text(sum(row.fields["unstored_bytes"] for row in rows))
-    ages = [row.fields["oldest_unstored_age_seconds"] or 0.0 for row in rows]
+    size = size_text(sum(row.status.unstored_bytes for row in rows))
+    ages = [row.status.oldest_unstored_age_seconds or 0.0 for row in rows]
     return f"; {segments} segments, {size} to upload, the oldest since {age_text(max(ages))}"
 
 
@@ -394,11 +402,12 @@ def ask(
         ConfigurationError: The sidecar's broker leads no partition of the topic.
     """
     sidecar = ask_sidecar(url, topic, bearer_token=bearer_token)
-    if topic is not None and not sidecar.rows:
-        rows = ask_sidecar(url, bearer_token=bearer_token).rows
+    if topic is not None and not sidecar.status.partitions:
+        rows = ask_sidecar(url, bearer_token=bearer_token).status.partitions
         raise ConfigurationError(
             f"the sidecar at {url} has no partition of topic {topic}: its broker "
-            f"({sidecar.broker_id}) leads none{suggestion(topic, {row['topic'] for row in rows})}"
+            f"({sidecar.status.broker_id}) leads none"
+            f"{suggestion(topic, {row.topic for row in rows})}"
         )
     return StatusResult(with_conditions(sidecar, bearer_token), show_all)
 

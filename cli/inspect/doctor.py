@@ -1,11 +1,11 @@
 """Check settings, host, stores and sidecar for causes of lost records. Pure functions."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sidetier.archive.objects.layout import check_note, second_archive
 from sidetier.cli.arguments import age_text, size_text
@@ -20,6 +20,7 @@ from sidetier.config.problems import dotted, first_of
 from sidetier.config.topic_patterns import selections
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import ConfigurationError
+from sidetier.telemetry.status import PartitionState, PartitionStatus
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.trim.decision import topic_hindrance, topic_id_hindrance
 
@@ -467,17 +468,17 @@ def check_sidecar(facts: DoctorFacts) -> Iterator[Finding]:
 
 def _readiness(sidecar: SidecarState) -> Finding:
     if sidecar.ready:
-        return ok("sidecar", f"ready, {len(sidecar.rows)} partitions")
+        return ok("sidecar", f"ready, {len(sidecar.status.partitions)} partitions")
     return problem("sidecar", f"not ready: {sidecar.unmet_conditions}", "read its log")
 
 
 def _partitions(sidecar: SidecarState) -> Iterator[Finding]:
-    halted = [_name(row) for row in sidecar.rows if row["state"] == "halted"]
+    halted = [_name(row) for row in sidecar.status.partitions if row.state is PartitionState.HALTED]
     if halted:
         yield problem(
             "halted", f"partitions: {first_names(halted)}", "see the reason in `sidetier status`"
         )
-    late = [_name(row) for row in sidecar.rows if _overdue(row)]
+    late = [_name(row) for row in sidecar.status.partitions if _overdue(row)]
     if late:
         yield problem(
             "deletion",
@@ -486,13 +487,13 @@ def _partitions(sidecar: SidecarState) -> Iterator[Finding]:
         )
 
 
-def _overdue(row: Mapping[str, Any]) -> bool:
-    left = row["seconds_until_local_deletion"]
+def _overdue(row: PartitionStatus) -> bool:
+    left = row.seconds_until_local_deletion
     return left is not None and left <= 0
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    return f"{row['topic']}-{row['partition']}"
+def _name(row: PartitionStatus) -> str:
+    return str(row.topic_partition)
 
 
 _SHORT_DELAY_MS: Final = 300_000
@@ -684,7 +685,7 @@ def retention_by_time(facts: DoctorFacts) -> Iterator[Finding]:
         retention = topic_config(topic.settings).retention
         if retention is None:
             continue
-        lag = _worst(facts, topic.name, "oldest_unstored_age_seconds")
+        lag = _worst(facts, topic.name, lambda row: row.oldest_unstored_age_seconds)
         if lag >= retention:
             late.append(topic.name)
         elif retention < max(_SHORT_RETENTION, _MARGIN * lag):
@@ -698,9 +699,11 @@ def retention_by_time(facts: DoctorFacts) -> Iterator[Finding]:
     )
 
 
-def _worst(facts: DoctorFacts, topic: str, field: str) -> float:
-    rows = facts.sidecar.rows if facts.sidecar is not None else ()
-    return max((float(row[field] or 0) for row in rows if row["topic"] == topic), default=0.0)
+def _worst(
+    facts: DoctorFacts, topic: str, value: Callable[[PartitionStatus], float | None]
+) -> float:
+    rows = facts.sidecar.status.partitions if facts.sidecar is not None else ()
+    return max((value(row) or 0.0 for row in rows if row.topic == topic), default=0.0)
 
 
 def _retention(
@@ -735,7 +738,7 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
         if limit is None or limit < 0:
             continue
         segment = roll_rules(topic.settings).segment_bytes or 0
-        if _worst(facts, topic.name, "unstored_bytes") >= limit:
+        if _worst(facts, topic.name, lambda row: row.unstored_bytes) >= limit:
             late.append(topic.name)
         elif limit < _FEW_SEGMENTS * segment:
             near.append(topic.name)

@@ -10,8 +10,8 @@ from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, size_text
 from sidetier.cli.inspect.facts import RecordFacts
 from sidetier.cli.inspect.local_log import LocalSegment, Place
-from sidetier.cli.inspect.sidecar import Fields
 from sidetier.cli.output import range_text
+from sidetier.telemetry.status import PartitionState, PartitionStatus, SegmentStatus
 
 
 class Gate(StrEnum):
@@ -73,17 +73,17 @@ def _ids(facts: RecordFacts) -> str:
 
 def _halted(facts: RecordFacts) -> Waiting | None:
     row = _row(facts)
-    if row is None or row["state"] != "halted":
+    if row is None or row.state is not PartitionState.HALTED:
         return None
-    reason = row["waiting_for"] or row["last_error"]
+    reason = row.waiting_for or row.last_error
     return Waiting(Gate.HALTED, f"the partition is halted until an operator acts: {reason}")
 
 
 def _moving(facts: RecordFacts) -> Waiting | None:
     row = _row(facts)
-    if row is None or row["state"] != "quarantining":
+    if row is None or row.state is not PartitionState.QUARANTINING:
         return None
-    text = f"the sidecar moves a part of the archive to quarantine first: {row['waiting_for']}"
+    text = f"the sidecar moves a part of the archive to quarantine first: {row.waiting_for}"
     return Waiting(Gate.QUARANTINING, text)
 
 
@@ -132,18 +132,20 @@ def _not_followed(facts: RecordFacts) -> Waiting | None:
 
 def _partition_held(facts: RecordFacts) -> Waiting | None:
     row = _row(facts)
-    if row is None or row.get("retry_at_ms") is None:
+    if row is None or row.retry_at_ms is None:
         return None
-    return _held("the partition", row["last_error"] or row["waiting_for"], row, facts)
+    return _held("the partition", row.last_error or row.waiting_for, row, facts)
 
 
-def _held(what: str, error: str, fields: Fields, facts: RecordFacts) -> Waiting:
-    text = f"{what} waits after an error, {_next_try(fields, facts.now_ms)}: {error}"
+def _held(
+    what: str, error: str | None, waiting: PartitionStatus | SegmentStatus, facts: RecordFacts
+) -> Waiting:
+    text = f"{what} waits after an error, {_next_try(waiting, facts.now_ms)}: {error}"
     return Waiting(Gate.HELD, text)
 
 
-def _next_try(fields: Fields, now_ms: int) -> str:
-    left = (fields["retry_at_ms"] - now_ms) / 1000
+def _next_try(waiting: PartitionStatus | SegmentStatus, now_ms: int) -> str:
+    left = ((waiting.retry_at_ms or 0) - now_ms) / 1000
     return f"next attempt in {age_text(left)}" if left > 0 else "next attempt now"
 
 
@@ -152,52 +154,50 @@ def _segment(facts: RecordFacts) -> Waiting | None:
     segment = facts.sidecar.segment_of(facts.offset) if facts.sidecar is not None else None
     if segment is None:
         return None
-    base = segment["base_offset"]
-    if segment.get("error") is not None:
-        return _held(f"segment {base}", segment["error"], segment, facts)
-    if segment["stage"] == "uploading":
+    base = segment.base_offset
+    if segment.error is not None:
+        return _held(f"segment {base}", segment.error, segment, facts)
+    if segment.stage == "uploading":
         return Waiting(Gate.UPLOADING, f"segment {base} is being uploaded")
-    if segment["stage"] == "queued":
+    if segment.stage == "queued":
         return Waiting(Gate.QUEUED, f"segment {base} is queued for a free upload thread")
-    if segment["stage"] == "stored":
+    if segment.stage == "stored":
         return _uploaded(facts, segment)
     return _not_begun(facts, segment)
 
 
-def _uploaded(facts: RecordFacts, segment: Fields) -> Waiting:
-    base, before = segment["base_offset"], _first_open(facts, segment)
+def _uploaded(facts: RecordFacts, segment: SegmentStatus) -> Waiting:
+    base, before = segment.base_offset, _first_open(facts, segment)
     if before is None:
         return Waiting(Gate.WATERMARK, f"segment {base} is uploaded, and its commit is next")
     text = f"segment {base} is uploaded; its commit waits for {_state_of(before, facts)}"
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 
-def _not_begun(facts: RecordFacts, segment: Fields) -> Waiting | None:
-    end, mark = segment["next_offset"], facts.log_offsets.high_watermark
+def _not_begun(facts: RecordFacts, segment: SegmentStatus) -> Waiting | None:
+    end, mark = segment.next_offset, facts.log_offsets.high_watermark
     if end is not None and mark is not None and mark < end:
         text = (
-            f"segment {segment['base_offset']} is not committed yet: the high watermark is at "
+            f"segment {segment.base_offset} is not committed yet: the high watermark is at "
             f"{mark}, and must reach {end}"
         )
         return Waiting(Gate.HIGH_WATERMARK, text)
     return _behind(facts, segment)
 
 
-def _behind(facts: RecordFacts, segment: Fields) -> Waiting | None:
+def _behind(facts: RecordFacts, segment: SegmentStatus) -> Waiting | None:
     before = _first_open(facts, segment)
     if before is None:
         return None
-    text = f"segment {segment['base_offset']} waits for {_state_of(before, facts)}"
+    text = f"segment {segment.base_offset} waits for {_state_of(before, facts)}"
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 
-def _first_open(facts: RecordFacts, segment: Fields) -> Fields | None:
+def _first_open(facts: RecordFacts, segment: SegmentStatus) -> SegmentStatus | None:
     """Return the oldest segment before this one that is not uploaded."""
     segments = facts.sidecar.segments if facts.sidecar is not None else ()
-    earlier = (
-        candidate for candidate in segments if candidate["base_offset"] < segment["base_offset"]
-    )
-    return next((candidate for candidate in earlier if candidate["stage"] != "stored"), None)
+    earlier = (candidate for candidate in segments if candidate.base_offset < segment.base_offset)
+    return next((candidate for candidate in earlier if candidate.stage != "stored"), None)
 
 
 _STAGES: Final = {
@@ -208,18 +208,14 @@ _STAGES: Final = {
 }
 
 
-def _state_of(segment: Fields, facts: RecordFacts) -> str:
-    name = f"segment {segment['base_offset']}, which"
-    if segment.get("error") is not None:
-        return (
-            f"{name} waits after an error ({_next_try(segment, facts.now_ms)}): {segment['error']}"
-        )
-    state = f"{name} {_STAGES.get(segment['stage'], segment['stage'])}"
+def _state_of(segment: SegmentStatus, facts: RecordFacts) -> str:
+    name = f"segment {segment.base_offset}, which"
+    if segment.error is not None:
+        return f"{name} waits after an error ({_next_try(segment, facts.now_ms)}): {segment.error}"
+    state = f"{name} {_STAGES.get(segment.stage, segment.stage)}"
     row = _row(facts)
-    waiting_for = None if row is None else row["waiting_for"]
-    return (
-        state if segment["stage"] != "closed" or waiting_for is None else f"{state}: {waiting_for}"
-    )
+    waiting_for = None if row is None else row.waiting_for
+    return state if segment.stage != "closed" or waiting_for is None else f"{state}: {waiting_for}"
 
 
 def _too_far_behind(facts: RecordFacts) -> Waiting | None:
@@ -228,25 +224,25 @@ def _too_far_behind(facts: RecordFacts) -> Waiting | None:
     row, sidecar = _row(facts), facts.sidecar
     if row is None or sidecar is None or sidecar.segment_of(facts.offset) is not None:
         return None
-    if not segments or segments[-1]["base_offset"] > facts.offset:
+    if not segments or segments[-1].base_offset > facts.offset:
         return None
     text = (
         f"its segment waits for {_state_of(segments[0], facts)}; "
-        f"{row['unstored_segments']} closed segments are not archived"
+        f"{row.unstored_segments} closed segments are not archived"
     )
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 
 def _unclear(facts: RecordFacts) -> Waiting:
     row = _row(facts)
-    waiting_for = None if row is None else row["waiting_for"]
+    waiting_for = None if row is None else row.waiting_for
     if waiting_for is None:
         return Waiting(Gate.OTHER, "its upload is due: ask again in a few seconds")
     return Waiting(Gate.OTHER, f"the sidecar waits for {waiting_for}")
 
 
-def _row(facts: RecordFacts) -> Fields | None:
-    return None if facts.sidecar is None else facts.sidecar.row
+def _row(facts: RecordFacts) -> PartitionStatus | None:
+    return None if facts.sidecar is None else facts.sidecar.status
 
 
 _GATES: Final[tuple[Callable[[RecordFacts], Waiting | None], ...]] = (
@@ -317,8 +313,8 @@ def _archive_away(facts: RecordFacts) -> Answer | None:
     if facts.archive is not None:
         return None
     why = facts.problems.get("archive", "it was not asked")
-    row = facts.sidecar.row if facts.sidecar is not None else None
-    done = None if row is None else row["next_offset"]
+    row = facts.sidecar.status if facts.sidecar is not None else None
+    done = None if row is None else row.next_offset
     if done is None:
         more = f"; if it is not archived, {gate_of(facts).text}" if _bytes_here(facts) else ""
         text = f"unknown whether it is archived: {why}{more}"

@@ -55,6 +55,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.port import RemoteStorage
+from sidetier.telemetry.status import Role
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.led_partitions import topic_id_in
@@ -175,8 +176,8 @@ class RecordFacts(PartitionFacts):
     def leads_here(self) -> bool:
         """Whether this host's broker leads the partition, as far as is known."""
         if self.replicas is None:
-            row = self.sidecar.row if self.sidecar is not None else None
-            return row is not None and row.get("role", "leader") == "leader"
+            row = self.sidecar.status if self.sidecar is not None else None
+            return row is not None and row.role is Role.LEADER
         return self.replicas.leader is not None and self.replicas.leader == self.broker_id
 
 
@@ -553,9 +554,10 @@ def _with_sidecar(
     except NoSidecarError as error:
         return partitions, (str(error),)
     # Pins of another broker's sidecar would count as pins of this broker, and hide a loss.
-    if state.broker_id != broker_id:
+    other = state.status.broker_id
+    if other != broker_id:
         raise ConfigurationError(
-            f"--sidecar {url} is the sidecar of broker {state.broker_id}, not of broker {broker_id}"
+            f"--sidecar {url} is the sidecar of broker {other}, not of broker {broker_id}"
         )
     answers, nothing = state.by_partition(), SidecarPartition(broker_id)
     return [

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import click
@@ -17,8 +17,15 @@ from sidetier import __version__
 from sidetier.cli.inspect.time_limit import TimeLimit
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.json_text import parse_json
-from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.telemetry.status import PinnedRange
+from sidetier.segments.offsets import TopicPartition
+from sidetier.telemetry.status import (
+    Condition,
+    PartitionStatus,
+    PinnedRange,
+    SegmentStatus,
+    StatusSnapshot,
+)
+from sidetier.telemetry.status_json import parsed
 
 if TYPE_CHECKING:
     from sidetier.config.model import HttpConfig
@@ -30,6 +37,7 @@ _MOST_PAGE_BYTES: Final = 16 << 20
 """Largest page. 1,000 partitions take about 1 MB; the errors of others are on each page, too."""
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
+T = TypeVar("T")
 Fields = Mapping[str, Any]
 """JSON object that the sidecar returns."""
 
@@ -44,27 +52,26 @@ class SidecarPartition:
 
     Attributes:
         broker_id: Broker of the sidecar.
-        row: The partition in `/api/partitions`. None if the broker does not lead the partition, and
-            none of its segments is at risk.
+        status: None if the broker does not lead the partition, and none of its segments is at risk.
         pins: Offsets of the partition that the sidecar holds open.
     """
 
     broker_id: int | None = None
-    row: Fields | None = None
+    status: PartitionStatus | None = None
     pins: tuple[PinnedRange, ...] = ()
 
     @property
-    def segments(self) -> tuple[Fields, ...]:
+    def segments(self) -> tuple[SegmentStatus, ...]:
         """Oldest closed segments that are not stored."""
-        return () if self.row is None else tuple(self.row.get("segments", ()))
+        return () if self.status is None else self.status.segments
 
-    def segment_of(self, offset: int) -> Fields | None:
+    def segment_of(self, offset: int) -> SegmentStatus | None:
         """Return the unstored segment that has the offset; None if the answer does not list it."""
         return next(
             (
                 segment
                 for segment in self.segments
-                if _contains(segment["base_offset"], segment.get("next_offset"), offset)
+                if _contains(segment.base_offset, segment.next_offset, offset)
             ),
             None,
         )
@@ -87,56 +94,33 @@ class SidecarState:
 
     Attributes:
         url: Address of the sidecar.
-        answer: `/api/partitions`, as it was received.
-        conditions: Conditions of `/readyz`; empty if that was not asked.
+        status: `/api/partitions`, and the conditions of `/readyz` if that was asked.
+        ready: Whether the sidecar reports that it is ready.
     """
 
     url: str
-    answer: Fields
-    conditions: tuple[Fields, ...] = ()
-
-    @property
-    def ready(self) -> bool:
-        """Whether the sidecar reports that it is ready."""
-        return bool(self.answer.get("ready"))
+    status: StatusSnapshot
+    ready: bool
 
     @property
     def unmet_conditions(self) -> str:
         """Conditions that do not hold, with their reasons; "starting" if it reports none."""
-        unmet = [f"{c['name']}: {c['reason']}" for c in self.conditions if not c["holds"]]
+        unmet = [f"{c.name}: {c.reason}" for c in self.status.conditions if not c.holds]
         return "; ".join(unmet) or "starting"
-
-    @property
-    def broker_id(self) -> int | None:
-        """Broker of the sidecar; None if the sidecar does not know it yet."""
-        broker_id: int | None = self.answer.get("broker_id")
-        return broker_id
-
-    @property
-    def rows(self) -> tuple[Fields, ...]:
-        """The partitions that it reports."""
-        return tuple(self.answer["partitions"])
 
     def partition(self, tp: TopicPartition) -> SidecarPartition:
         """Return its answer about one partition."""
-        return self.by_partition().get(tp, SidecarPartition(self.broker_id))
+        return self.by_partition().get(tp, SidecarPartition(self.status.broker_id))
 
     def by_partition(self) -> Mapping[TopicPartition, SidecarPartition]:
         """Return its answer about each partition that it reports or pins."""
-        rows = {TopicPartition(row["topic"], row["partition"]): row for row in self.rows}
+        status = self.status
+        rows = {row.topic_partition: row for row in status.partitions}
         pins: dict[TopicPartition, list[PinnedRange]] = {}
-        for fields in self.answer.get("pins", ()):
-            tp, end = TopicPartition(fields["topic"], fields["partition"]), fields["end_offset"]
-            pin = PinnedRange(
-                tp.topic,
-                tp.partition,
-                Offset(fields["start_offset"]),
-                None if end is None else Offset(end),
-                fields["size_bytes"],
-            )
-            pins.setdefault(tp, []).append(pin)
+        for pin in status.pins:
+            pins.setdefault(TopicPartition(pin.topic, pin.partition), []).append(pin)
         return {
-            tp: SidecarPartition(self.broker_id, rows.get(tp), tuple(pins.get(tp, ())))
+            tp: SidecarPartition(status.broker_id, rows.get(tp), tuple(pins.get(tp, ())))
             for tp in rows.keys() | pins.keys()
         }
 
@@ -156,7 +140,16 @@ def ask_sidecar(
     answer = _get(url, "/api/partitions" + query, timeout, bearer_token)
     if not isinstance(answer.get("partitions"), list):
         raise NoSidecarError(f"the server at {url} is not a sidecar")
-    return SidecarState(url, answer)
+    return SidecarState(url, _read(StatusSnapshot, answer, url), bool(answer.get("ready")))
+
+
+def _read(kind: type[T], value: object, url: str) -> T:
+    try:
+        return parsed(kind, value)
+    except ValueError as error:
+        raise NoSidecarError(
+            f"the answer of the server at {url} is not the status of a sidecar: {error}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +198,8 @@ def with_conditions(state: SidecarState, bearer_token: str | None = None) -> Sid
         NoSidecarError: As `ask_sidecar`.
     """
     answer = _get(state.url, "/readyz", _TIMEOUT_SECONDS, bearer_token)
-    return replace(state, conditions=tuple(answer.get("conditions", ())))
+    conditions = tuple(_read(Condition, one, state.url) for one in answer.get("conditions", ()))
+    return replace(state, status=replace(state.status, conditions=conditions))
 
 
 def checked_url(url: str) -> str:

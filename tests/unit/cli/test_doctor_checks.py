@@ -35,6 +35,8 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Body, Checksum, Condition, IfMatch, StoredObject
 from sidetier.storage.retrying import RetryingStorage
+from sidetier.telemetry import status
+from sidetier.telemetry.status import PartitionState, PartitionStatus, StatusSnapshot
 
 GIB = 1024**3
 SOUND_TOPIC = {
@@ -66,14 +68,12 @@ def topic(name: str = "orders", replicas: int = 3, **settings: str) -> TopicFact
     return TopicFacts(name, {**SOUND_TOPIC, **changed}, replicas)
 
 
-def row(**fields: object) -> dict[str, object]:
-    known = {"topic": "orders", "partition": 0, "state": "archived", "unstored_bytes": 0}
-    ages = {"oldest_unstored_age_seconds": None, "seconds_until_local_deletion": None}
-    return {**known, **ages, **fields}
+def row(**fields: Any) -> PartitionStatus:  # noqa: ANN401 -- fields
+    return replace(PartitionStatus("orders", 0, PartitionState.ARCHIVED), **fields)
 
 
-def sidecar(*rows: dict[str, object]) -> SidecarState:
-    return SidecarState("http://here", {"ready": True, "partitions": list(rows)})
+def sidecar(*rows: PartitionStatus) -> SidecarState:
+    return SidecarState("http://here", StatusSnapshot("prod-a", partitions=rows), ready=True)
 
 
 SOUND = DoctorFacts(
@@ -98,7 +98,7 @@ def faults(facts: DoctorFacts) -> list[tuple[str, str]]:
     return [(one.level.value, one.check) for one in findings(facts) if one.level is not Level.OK]
 
 
-def with_topic(*topics: TopicFacts, **row_fields: object) -> DoctorFacts:
+def with_topic(*topics: TopicFacts, **row_fields: Any) -> DoctorFacts:  # noqa: ANN401 -- fields
     return replace(SOUND, topics=topics, sidecar=sidecar(row(**row_fields)))
 
 
@@ -423,15 +423,17 @@ def test_correct_setup_has_no_findings() -> None:
                 SOUND,
                 sidecar=SidecarState(
                     "u",
-                    {"ready": False, "partitions": []},
-                    ({"name": "a", "holds": False, "reason": "b"},),
+                    StatusSnapshot(
+                        "c", conditions=(status.Condition("a", holds=False, reason="b"),)
+                    ),
+                    ready=False,
                 ),
             ),
             "problem",
             "sidecar",
             "not ready: a: b",
         ),
-        (with_topic(topic(), state="halted"), "problem", "halted", "orders-0"),
+        (with_topic(topic(), state=PartitionState.HALTED), "problem", "halted", "orders-0"),
         (
             with_topic(topic(), seconds_until_local_deletion=-3.0),
             "problem",

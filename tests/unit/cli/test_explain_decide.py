@@ -17,7 +17,12 @@ from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
 from sidetier.cli.inspect.local_retention import PartitionRetention
 from sidetier.cli.inspect.sidecar import SidecarPartition
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.telemetry.status import PinnedRange
+from sidetier.telemetry.status import (
+    PartitionState,
+    PartitionStatus,
+    PinnedRange,
+    SegmentStatus,
+)
 from sidetier.uploader.trim.decision import LocalSegment as KeptSegment
 from sidetier.uploader.trim.decision import Trim, bounded_by_archive
 
@@ -54,22 +59,23 @@ def holder(base: int, end: int) -> StoredHolder:
     return StoredHolder(f"orders-3/{base:020d}.log", BaseOffset(base), Offset(end), 1000)
 
 
-def segment(base: int, end: int, stage: str = "closed", **more: Any) -> dict[str, object]:  # noqa: ANN401 -- fields
-    known = {"error": None, "retry_at_ms": None, "pinned": True, "staged": False}
-    return {"base_offset": base, "next_offset": end, "stage": stage, **known, **more}
+def segment(base: int, end: int, stage: str = "closed", **more: Any) -> SegmentStatus:  # noqa: ANN401 -- fields
+    known = SegmentStatus(
+        BaseOffset(base), Offset(end), 100, stage, pinned=True, marked_for_deletion=False
+    )
+    return replace(known, **more)
 
 
-def sidecar(*segments: dict[str, object], **more: object) -> SidecarPartition:
-    row = {
-        "state": "waiting",
-        "next_offset": 100,
-        "waiting_for": None,
-        "last_error": None,
-        "unstored_segments": len(segments),
-        "segments": list(segments),
-        "retry_at_ms": None,
-    }
-    return SidecarPartition(1, {**row, **more})
+def sidecar(*segments: SegmentStatus, **more: Any) -> SidecarPartition:  # noqa: ANN401 -- fields
+    status = PartitionStatus(
+        "orders",
+        0,
+        PartitionState.WAITING,
+        next_offset=Offset(100),
+        unstored_segments=len(segments),
+        segments=segments,
+    )
+    return SidecarPartition(1, replace(status, **more))
 
 
 FACTS = RecordFacts(
@@ -247,7 +253,11 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
         (120, {"replicas": ReplicaSet(None, (1, 2), (1,))}, Gate.NO_LEADER, "on brokers 1, 2"),
         (
             120,
-            {"sidecar": sidecar(state="halted", waiting_for="offsets [1, 6) are gone")},
+            {
+                "sidecar": sidecar(
+                    state=PartitionState.HALTED, waiting_for="offsets [1, 6) are gone"
+                )
+            },
             Gate.HALTED,
             "halted until an operator acts: offsets [1, 6) are gone",
         ),

@@ -315,7 +315,7 @@ def test_fleet_page_is_served_to_browsers(sidecars: Sidecars) -> None:
         assert len(page["fleet"]["sidecars"]) == 2
         assert page["runbook_url"] == ""
         # Without parameters, too, the fleet answers with a page.
-        assert len(ask_sidecar(url).rows) == 4
+        assert len(ask_sidecar(url).status.partitions) == 4
         with pytest.raises(NoSidecarError, match="400"):
             ask_page(url, "offset=1000")
 

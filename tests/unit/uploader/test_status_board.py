@@ -9,8 +9,8 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.telemetry.pages import partition_row
 from sidetier.telemetry.status import PinnedRange, SegmentStatus
+from sidetier.telemetry.status_json import partition_row
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.pinning.pins import SegmentTimes, pin
 from sidetier.uploader.state.partition import Partition
