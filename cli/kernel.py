@@ -10,6 +10,7 @@ from sidetier.cli.options import filled, parameters
 from sidetier.cli.output import OutputFormat, Result, emit
 
 Options = TypeVar("Options")
+Made = TypeVar("Made", bound=click.Command)
 Outcome = Result | int | None
 
 
@@ -17,7 +18,6 @@ def command(
     name: str,
     *,
     parent: click.Group | None = None,
-    cls: type[click.Command] = click.Command,
     **attributes: Any,  # noqa: ANN401 -- click's
 ) -> Callable[[Callable[[Options], Outcome]], click.Command]:
     """Make a function with one parameter, an options class, a command of this name.
@@ -28,33 +28,41 @@ def command(
     Args:
         name: Name of the command.
         parent: Group of a subcommand.
-        cls: A group calls the function if no subcommand is given.
-        attributes: Further arguments of `cls`, such as `short_help`.
+        attributes: Further arguments of `click.Command`, such as `short_help`.
     """
 
     def decorate(function: Callable[[Options], Outcome]) -> click.Command:
-        kind = next(iter(function.__annotations__.values()))
-
-        def callback(**_given: object) -> int:
-            context = click.get_current_context()
-            if context.invoked_subcommand is not None:
-                return exits.OK
-            given = filled(kind, context)
-            output = getattr(given, "output", OutputFormat.TABLE)
-            return finish(function(given), output)
-
-        made = cls(
-            name,
-            callback=callback,
-            params=[*parameters(kind)],
-            help=function.__doc__,
-            **attributes,
-        )
+        made = _made(click.Command, name, function, **attributes)
         if parent is not None:
             parent.add_command(made)
         return made
 
     return decorate
+
+
+def group(name: str) -> Callable[[Callable[[Options], Outcome]], click.Group]:
+    """Make a function a command, as `command` does, that also has subcommands."""
+    return lambda function: _made(click.Group, name, function, invoke_without_command=True)
+
+
+def _made(
+    cls: Callable[..., Made],
+    name: str,
+    function: Callable[[Options], Outcome],
+    **attributes: Any,  # noqa: ANN401 -- click's
+) -> Made:
+    kind = next(iter(function.__annotations__.values()))
+
+    def callback(**_given: object) -> int:
+        context = click.get_current_context()
+        if context.invoked_subcommand is not None:
+            return exits.OK
+        given = filled(kind, context)
+        return finish(function(given), getattr(given, "output", OutputFormat.TABLE))
+
+    return cls(
+        name, callback=callback, params=[*parameters(kind)], help=function.__doc__, **attributes
+    )
 
 
 def finish(outcome: Outcome, output: OutputFormat) -> int:

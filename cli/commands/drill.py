@@ -1,6 +1,5 @@
 """`sidetier drill`: prove that a sample of the archive can be restored."""
 
-import importlib
 import random
 import tempfile
 from dataclasses import dataclass, replace
@@ -9,19 +8,21 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sidetier.cli import exits
-from sidetier.cli.arguments import PARTITION, checked_duration, size_text
-from sidetier.cli.extras import from_extra, quiet_logs
-from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.mirror.options import LIBRARIES, target_options
-from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_text
+from sidetier.cli import exits, kernel
+from sidetier.cli.arguments import PARTITION, size_text
+from sidetier.cli.extras import needs_extra, quiet_logs
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.mirror.options import LIBRARIES, ClusterOptions
+from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
+from sidetier.cli.output import OutputFormat, Result, Table, range_text
 from sidetier.cli.signals import ended_by_signals
-from sidetier.segments.errors import ConfigurationError
+from sidetier.config.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sidetier.archive.access import ArchiveAccess
+    from sidetier.config.model import Config
     from sidetier.mirror.drill.run import DrilledPartition
     from sidetier.mirror.hydrate.plan import PlannedPartition
 
@@ -30,7 +31,7 @@ _MOST_SEED: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class SampleResult:
+class SampleResult(Result):
     """The sample that `--dry-run` selects."""
 
     sample: "Sequence[PlannedPartition]"
@@ -81,6 +82,11 @@ class DrillResult:
     def problems(self) -> tuple[str, ...]:
         """All differences."""
         return tuple(problem for partition in self.partitions for problem in partition.problems)
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if something could not be restored or differs."""
+        return exits.FINDINGS if self.problems else exits.OK
 
     @property
     def records(self) -> int:
@@ -147,119 +153,105 @@ class DrillResult:
         return (Table(columns, rows, footer=footer),)
 
 
-@click.command(name="drill")
-@click.option(
-    "-t",
-    "--topic",
-    "patterns",
-    multiple=True,
-    metavar="PATTERN",
-    help="Regular expression; topics whose whole name matches are sampled; repeatable.  [default: "
-    "every archived topic but Kafka's internal ones]",
-)
-@click.option(
-    "-p",
-    "--partition",
-    "numbers",
-    multiple=True,
-    type=PARTITION,
-    help="Sample only these partitions of the topics; repeatable.  [default: all]",
-)
-@click.option(
-    "--segments",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="Number of consecutive segments of each partition, at a random place.",
-)
-@click.option(
-    "--newest", is_flag=True, help="Sample the newest segments, not segments at a random place."
-)
-@click.option(
-    "--max-partitions",
-    type=click.IntRange(1, 1000),
-    default=20,
-    show_default=True,
-    help="Maximum number of partitions in the sample.",
-)
-@click.option(
-    "--max-bytes",
-    metavar="SIZE",
-    default="1GiB",
-    show_default=True,
-    help="Maximum size of all sampled segments together.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, _MOST_SEED),
-    help="Seed of the random sample: the same seed and the same archive give the same sample.  "
-    "[default: a new seed each time, shown in the output]",
-)
-@click.option(
-    "--live/--no-live",
-    default=True,
-    help="Also compare with the live brokers (broker.bootstrap_servers), where they still hold "
-    "the records.  [default: live]",
-)
-@click.option(
-    "--record/--no-record",
-    default=True,
-    help="Store the outcome as _sidetier/<cluster>/drill.json, from which sidecars export the "
-    "time of the last successful drill.  [default: record]",
-)
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Directory for the temporary broker's files, which are removed at the end.  [default: the "
-    "system's directory for temporary files]",
-)
-@click.option(
-    "--bootstrap-server",
-    "--bootstrap",
-    "bootstrap",
-    metavar="HOST:PORT",
-    help="Restore into topics of this cluster, which are deleted at the end.  [default: a "
-    "temporary broker on this machine]",
-)
-@target_options
-@click.option(
-    "--replication-factor",
-    type=click.IntRange(1),
-    help="Replication factor of the topics in the given cluster.  [default: the cluster's default]",
-)
-@click.option(
-    "--left-over-age",
-    metavar="DURATION",
-    default="24h",
-    show_default=True,
-    callback=checked_duration,
-    help="Age at which topics of a killed drill are deleted from the given cluster.",
-)
-@click.option("--dry-run", is_flag=True, help="Show the sample; start no broker, store nothing.")
-@configuration_options
-@output_option
-@click.pass_context
-def command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    *,
-    patterns: tuple[str, ...],
-    numbers: tuple[int, ...],
-    segments: int,
-    newest: bool,
-    max_partitions: int,
-    max_bytes: str,
-    seed: int | None,
-    live: bool,
-    record: bool,
-    directory: Path | None,
-    bootstrap: str | None,
-    target_properties: tuple[str, ...],
-    target_config: Path | None,
-    replication_factor: int | None,
-    left_over_age: float,
-    dry_run: bool,
-    output: OutputFormat,
-) -> None:
+@options
+class DrillOptions:
+    """Options of `sidetier drill`."""
+
+    patterns: tuple[str, ...] = option(
+        "-t",
+        "--topic",
+        metavar="PATTERN",
+        help="Regular expression; topics whose whole name matches are sampled; repeatable.  "
+        "[default: every archived topic but Kafka's internal ones]",
+    )
+    numbers: tuple[int, ...] = option(
+        "-p",
+        "--partition",
+        type=PARTITION,
+        help="Sample only these partitions of the topics; repeatable.  [default: all]",
+    )
+    segments: int = option(
+        "--segments",
+        type=click.IntRange(min=1),
+        default=2,
+        help="Number of consecutive segments of each partition, at a random place.",
+    )
+    newest: bool = option(
+        "--newest", help="Sample the newest segments, not segments at a random place."
+    )
+    max_partitions: int = option(
+        "--max-partitions",
+        type=click.IntRange(1, 1000),
+        default=20,
+        help="Maximum number of partitions in the sample.",
+    )
+    max_bytes: int = option(
+        "--max-bytes",
+        metavar="SIZE",
+        default="1GiB",
+        parse=parse_size,
+        help="Maximum size of all sampled segments together.",
+    )
+    seed: int | None = option(
+        "--seed",
+        type=click.IntRange(0, _MOST_SEED),
+        help="Seed of the random sample: the same seed and the same archive give the same sample.  "
+        "[default: a new seed each time, shown in the output]",
+    )
+    live: bool = option(
+        "--live/--no-live",
+        default=True,
+        show_default=False,
+        help="Also compare with the live brokers (broker.bootstrap_servers), where they still hold "
+        "the records.  [default: live]",
+    )
+    record: bool = option(
+        "--record/--no-record",
+        default=True,
+        show_default=False,
+        help="Store the outcome as _sidetier/<cluster>/drill.json, from which sidecars export the "
+        "time of the last successful drill.  [default: record]",
+    )
+    directory: Path | None = option(
+        "--directory",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        help="Directory for the temporary broker's files, which are removed at the end.  [default: "
+        "the system's directory for temporary files]",
+    )
+    bootstrap: str | None = option(
+        "--bootstrap-server",
+        "--bootstrap",
+        metavar="HOST:PORT",
+        help="Restore into topics of this cluster, which are deleted at the end.  [default: a "
+        "temporary broker on this machine]",
+    )
+    target: ClusterOptions = group("target")
+    replication_factor: int | None = option(
+        "--replication-factor",
+        type=click.IntRange(1),
+        help="Replication factor of the topics in the given cluster.  [default: the cluster's "
+        "default]",
+    )
+    left_over_age: float = option(
+        "--left-over-age",
+        metavar="DURATION",
+        default="24h",
+        parse=parse_duration,
+        help="Age at which topics of a killed drill are deleted from the given cluster.",
+    )
+    dry_run: bool = option("--dry-run", help="Show the sample; start no broker, store nothing.")
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+    @property
+    def names_cluster(self) -> bool:
+        """Whether the sample is restored into a given cluster."""
+        given = self.target
+        return self.bootstrap is not None or bool(given.properties) or given.config is not None
+
+
+@kernel.command("drill")
+def command(options: DrillOptions) -> SampleResult | DrillResult:
     """Restore a sample of the archive on a temporary broker, and compare it.
 
     Starts a Kafka broker on this machine and places the sampled segments with the steps of
@@ -280,70 +272,63 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 everything is equal; 1 the drill could not run (the store, a broker, Java); 2 a
     setting is wrong, or nothing is archived; 3 something could not be restored or differs.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    sampling = from_extra(
-        lambda: importlib.import_module("sidetier.mirror.drill.sample"),
-        "sidetier drill",
-        LIBRARIES,
-        "consumer,mirror",
-    )
+    with needs_extra("sidetier drill", LIBRARIES, "consumer,mirror"):
+        from sidetier.mirror.drill.sample import SampleRules, select_sample  # noqa: PLC0415 -- `--help` must not load it
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
 
-    loaded = invocation(context).load(needs_log_dirs=False)
+    loaded = options.call.load(needs_log_dirs=False)
     quiet_logs(loaded)
-    config = loaded.config
+    config, seed = loaded.config, options.seed
     if seed is None:
         seed = random.SystemRandom().randint(0, _MOST_SEED)
-    rules = sampling.SampleRules(seed, segments, newest, max_partitions, _size(max_bytes))
+    rules = SampleRules(
+        seed, options.segments, options.newest, options.max_partitions, options.max_bytes
+    )
+    with ended_by_signals(), open_archive(config, connections=_CONNECTIONS) as archive:
+        sample = select_sample(archive, rules, options.patterns, options.numbers)
+        if options.dry_run:
+            return SampleResult(sample, seed)
+        result = DrillResult(_drilled(config, archive, sample, options), seed)
+        return _recorded(archive, result) if options.record else result
+
+
+def _drilled(
+    config: "Config",
+    archive: "ArchiveAccess",
+    sample: "Sequence[PlannedPartition]",
+    options: DrillOptions,
+) -> "Sequence[DrilledPartition]":
+    """Restore the sample where the options say, and compare it."""
 
     def say(step: str) -> None:
-        if output is OutputFormat.TABLE:
+        if options.output is OutputFormat.TABLE:
             click.echo(f"sidetier: {step}", err=True)
 
-    with ended_by_signals(), open_archive(config, connections=_CONNECTIONS) as archive:
-        sample = sampling.select_sample(archive, rules, patterns, numbers)
-        if dry_run:
-            emit(SampleResult(sample, seed), output)
-            return
-        brokers = None
-        if live:
-            from sidetier.cli.drill.live import live_brokers  # noqa: PLC0415
+    brokers = None
+    if options.live:
+        from sidetier.cli.drill.live import live_brokers  # noqa: PLC0415
 
-            brokers = live_brokers(config, sample)
-        if bootstrap is not None or target_properties or target_config is not None:
-            from sidetier.cli.restore.session import target_properties as properties_of  # noqa: PLC0415
-            from sidetier.mirror.drill.copied import drill_on_cluster  # noqa: PLC0415
+        brokers = live_brokers(config, sample)
+    if options.names_cluster:
+        from sidetier.cli.restore.session import target_properties  # noqa: PLC0415
+        from sidetier.mirror.drill.copied import drill_on_cluster  # noqa: PLC0415
 
-            drilled = drill_on_cluster(
-                archive,
-                sample,
-                properties_of(config, context.params),
-                replication_factor or -1,
-                left_over_age,
-                brokers,
-                say,
-                lambda text: click.echo(f"sidetier: {text}", err=True),
-            )
-        else:
-            from sidetier.brokers.kafka import TemporaryBroker  # noqa: PLC0415
-            from sidetier.mirror.drill.run import drill_on_temporary_broker  # noqa: PLC0415
+        return drill_on_cluster(
+            archive,
+            sample,
+            target_properties(config, options.target, options.bootstrap),
+            options.replication_factor or -1,
+            options.left_over_age,
+            brokers,
+            say,
+            lambda text: click.echo(f"sidetier: {text}", err=True),
+        )
+    from sidetier.brokers.kafka import TemporaryBroker  # noqa: PLC0415
+    from sidetier.mirror.drill.run import drill_on_temporary_broker  # noqa: PLC0415
 
-            with tempfile.TemporaryDirectory(prefix="sidetier-drill-", dir=directory) as files:
-                temporary = TemporaryBroker(Path(files) / "kafka")
-                drilled = drill_on_temporary_broker(archive, sample, temporary, brokers, say)
-        result = DrillResult(drilled, seed)
-        if record:
-            result = _recorded(archive, result)
-    emit(result, output)
-    context.exit(exits.FINDINGS if result.problems else exits.OK)
-
-
-def _size(text: str) -> int:
-    from sidetier.config.units import parse_size  # noqa: PLC0415
-
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ConfigurationError(f"--max-bytes: {error}") from None
+    with tempfile.TemporaryDirectory(prefix="sidetier-drill-", dir=options.directory) as files:
+        temporary = TemporaryBroker(Path(files) / "kafka")
+        return drill_on_temporary_broker(archive, sample, temporary, brokers, say)
 
 
 def _recorded(archive: "ArchiveAccess", result: DrillResult) -> DrillResult:

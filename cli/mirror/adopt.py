@@ -3,14 +3,12 @@
 Needs the packages of the extra `mirror`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sidetier.cli import exits
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.mirror.options import client_properties, request_of
-from sidetier.cli.output import OutputFormat, Table, emit
+from sidetier.cli.mirror.options import AdoptOptions, client_properties, request_of
+from sidetier.cli.output import Table
 from sidetier.mirror.adopt import AdoptReport, AdoptRequest, CommittedAs, adopt_copy
 
 
@@ -79,16 +77,14 @@ class AdoptResult:
         )
 
 
-def adopt(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Continue the old mirror's copy with a new mirror; return the exit code."""
+def adopt(options: AdoptOptions) -> AdoptResult:
+    """Continue the old mirror's copy with a new mirror."""
+    call = options.call
     config = call.load(needs_log_dirs=False).config if call.is_configured() else None
-    request = request_of(AdoptRequest, given, committed=CommittedAs(given["committed"]))
-    result = AdoptResult(
+    return AdoptResult(
         adopt_copy(
-            request,
-            client_properties("source", given, config),
-            client_properties("target", given),
+            request_of(AdoptRequest, options, committed=CommittedAs(options.committed)),
+            client_properties("source", options.source, config),
+            client_properties("target", options.target),
         )
     )
-    emit(result, output)
-    return result.exit_code

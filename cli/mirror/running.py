@@ -3,15 +3,16 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import click
 from prometheus_client import CollectorRegistry, start_http_server
 
 from sidetier.cli.arguments import size_text
 from sidetier.cli.export.spark_session import SUBMITTED, spark_session
+from sidetier.cli.mirror.options import EngineOptions
 from sidetier.cli.signals import handled_signals
 from sidetier.mirror.copy.engine import Counts
 from sidetier.mirror.spark_driver import Remaining, SparkEngine
@@ -20,23 +21,21 @@ from sidetier.segments.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SPARK: Final = "spark"
 
-
-def spark_engine(given: Mapping[str, Any], stop: threading.Event) -> SparkEngine | None:
-    """Return Spark if the options of `options.engine_options` choose it; signals set `stop`.
+def spark_engine(options: EngineOptions, stop: threading.Event) -> SparkEngine | None:
+    """Return Spark if the options choose it; signals set `stop`.
 
     Raises:
         ConfigurationError: There is a master without Spark.
     """
-    if given["engine"] != SPARK:
-        if given["master"] is not None:
+    if options.engine != "spark":
+        if options.master is not None:
             raise ConfigurationError("--master is for --engine spark")
         return None
 
     @contextmanager
     def session(name: str) -> Iterator["SparkSession"]:
-        master = given["master"] or SUBMITTED
+        master = options.master or SUBMITTED
         with (
             spark_session(master, name, option="--engine spark") as spark,
             # After the session's start, in which PySpark installs its own handler of SIGINT.

@@ -17,6 +17,8 @@ class CopyResult:
     """View of the report of a copy."""
 
     report: CopyReport
+    is_stopped: bool = False
+    """Whether a signal has ended the copy before its end."""
 
     def as_json(self) -> dict[str, object]:
         """Return all counts and gaps."""
@@ -76,7 +78,11 @@ class CopyResult:
 
     @property
     def exit_code(self) -> int:
-        """FINDINGS if records are missing on the target, or groups are not set."""
+        """FINDINGS if records are missing on the target, or groups are not set; INTERRUPTED if the
+        copy was stopped.
+        """
+        if self.is_stopped:
+            return exits.INTERRUPTED
         return exits.OK if self.report.is_complete else exits.FINDINGS
 
 

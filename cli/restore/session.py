@@ -1,4 +1,4 @@
-"""Calls of `sidetier restore` and its subcommand, from the configuration to the exit code.
+"""Calls of `sidetier restore` and its subcommand, from the configuration to the result.
 
 Needs the packages of the extra `mirror`.
 """
@@ -7,13 +7,17 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import Any
 
 from sidetier.cli.consume.reading import say
-from sidetier.cli.mirror.options import ClusterOption, request_of, require_bootstrap
+from sidetier.cli.mirror.options import (
+    ClusterOptions,
+    RestoreOptions,
+    TranslateRestoredOptions,
+    request_of,
+    require_bootstrap,
+)
 from sidetier.cli.mirror.running import CountsLine, end_line, served_registry, spark_engine
 from sidetier.cli.mirror.view import TranslateResult
-from sidetier.cli.output import OutputFormat, emit
 from sidetier.cli.progress import Update, records_shown
 from sidetier.cli.restore.view import PlanResult, RestoreResult
 from sidetier.cli.signals import handled_signals
@@ -29,8 +33,8 @@ from sidetier.mirror.restore.translation import (
 )
 
 
-def restore(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Restore the selected partitions; return the exit code.
+def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResult:
+    """Restore the selected partitions.
 
     Raises:
         ConfigurationError: A setting or a target topic does not fit; nothing was restored.
@@ -38,28 +42,27 @@ def restore(config: Config, given: Mapping[str, Any], output: OutputFormat) -> i
     """
     request = request_of(
         RestoreRequest,
-        given,
-        on_gap=OnGap(given["on_gap"]),
-        abort_open=given["open_transactions"] == "abort",
+        options,
+        on_gap=OnGap(options.copy.on_gap),
+        abort_open=options.open_transactions == "abort",
     )
     stop = threading.Event()
-    spark = spark_engine(given, stop)
+    spark = spark_engine(options.engine, stop)
     with (
         ExitStack() as stack,
         open_restore(
             config,
             request,
-            target_references(config, given),
+            target_references(config, options.target, options.bootstrap),
             stop=stop,
             spark=spark,
-            registry=served_registry(None if given["dry_run"] else given["metrics_port"]),
+            registry=served_registry(options.copy.served_port),
             on_note=say,
         ) as opened,
     ):
         plan = opened.plan()
-        if given["dry_run"]:
-            emit(PlanResult(plan), output)
-            return PlanResult(plan).exit_code
+        if options.copy.dry_run:
+            return PlanResult(plan)
         bars: list[Update] = []
 
         def compared(done: int, total: int) -> None:
@@ -70,44 +73,43 @@ def restore(config: Config, given: Mapping[str, Any], output: OutputFormat) -> i
 
         with handled_signals(stop.set):
             report = opened.run(plan, on_counts=CountsLine().show, on_compared=compared)
-    result = RestoreResult(report)
-    emit(result, output)
-    return result.exit_code
+    return RestoreResult(report)
 
 
-def target_references(config: Config, given: Mapping[str, Any]) -> References:
+def target_references(config: Config, target: ClusterOptions, bootstrap: str | None) -> References:
     """Return the target's client properties: those of `--target`, or else of the configuration.
 
     Raises:
         ConfigurationError: The address of the target is missing.
     """
-    option = ClusterOption("target", given["target_properties"], given["target_config"])
-    properties: dict[str, PropertyValue | SecretRef] = {**option.references()}
+    properties: dict[str, PropertyValue | SecretRef] = {**target.references("target")}
     if not properties:
         properties = config.broker.client_references()
-    if given["bootstrap"] is not None:
-        properties["bootstrap.servers"] = given["bootstrap"]
+    if bootstrap is not None:
+        properties["bootstrap.servers"] = bootstrap
     return require_bootstrap(properties, "target")
 
 
-def target_properties(config: Config, given: Mapping[str, Any]) -> Mapping[str, str]:
+def target_properties(
+    config: Config, target: ClusterOptions, bootstrap: str | None
+) -> Mapping[str, str]:
     """Return the same properties with secrets resolved.
 
     Raises:
         ConfigurationError: The address of the target is missing, or a secret cannot be read.
     """
-    return as_texts(resolved(target_references(config, given)))
+    return as_texts(resolved(target_references(config, target, bootstrap)))
 
 
-def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Set a group on the target to its position in the archived cluster; return the exit code.
+def translate(config: Config, options: TranslateRestoredOptions) -> TranslateResult:
+    """Set a group on the target to its position in the archived cluster.
 
     Raises:
         ConfigurationError: No snapshot has the group, or there is no such restore.
         SidetierError: The store or the target cannot be read, or the target refuses the offsets.
     """
-    request = request_of(TranslateRestoredRequest, given)
-    target = target_properties(config, given)
+    request = request_of(TranslateRestoredRequest, options)
+    target = target_properties(config, options.target, options.bootstrap)
 
     def show(taken_ms: int) -> None:
         taken = datetime.fromtimestamp(taken_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -115,6 +117,4 @@ def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) ->
 
     with open_archive(config) as archive:
         groups = translate_restored_group(archive, request, target, show)
-    result = TranslateResult(groups, request.dry_run)
-    emit(result, output)
-    return result.exit_code
+    return TranslateResult(groups, request.dry_run)

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from sidetier.cli.invocation import Invocation
-from sidetier.cli.mirror.options import client_properties
+from sidetier.cli.mirror.options import ClusterOptions, client_properties
+from sidetier.cli.options import group, options
 from sidetier.config.model import Config
 from sidetier.segments.errors import ConfigurationError
+from tests.harness.command_line import options_of
 
 CONFIGURATION = """
 cluster: {name: c1}
@@ -29,8 +31,12 @@ def config(tmp_path: Path) -> Config:
     return Invocation(files=[file]).load().config
 
 
-def given(*source: str) -> dict[str, object]:
-    return {"source_properties": source, "source_config": None}
+def given(*source: str) -> ClusterOptions:
+    @options
+    class Source:
+        cluster: ClusterOptions = group("source")
+
+    return options_of(Source, *(f"--source={text}" for text in source)).cluster
 
 
 def test_configured_broker_is_the_source_with_properties_as_librdkafka_text(
