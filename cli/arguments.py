@@ -1,8 +1,8 @@
 """Arguments and options that several commands share, and number formats for people."""
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 
@@ -11,7 +11,7 @@ from sidetier.cli.options import option, options
 from sidetier.config import units
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
 from sidetier.config.times import is_before_now, parse_time
-from sidetier.config.units import parse_duration, parse_size
+from sidetier.config.units import parse_size
 from sidetier.segments.names import is_legal_topic
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.clock import SYSTEM_CLOCK
@@ -19,181 +19,13 @@ from sidetier.uploader.clock import SYSTEM_CLOCK
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 # Kafka's protocol has int32 for partitions.
 _MOST_PARTITIONS: Final = 2**31 - 1
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-Number = TypeVar("Number", int, float)
-
-
-def bootstrap_option(command: Decorated) -> Decorated:
-    """Add `--bootstrap-server`, named as in Kafka's own tools. The command gets `bootstrap`."""
-    return click.option(
-        "--bootstrap-server",
-        "--bootstrap",
-        "bootstrap",
-        metavar="HOST:PORT",
-        help="Kafka cluster to connect to.  [default: broker.bootstrap_servers]",
-    )(command)
-
-
-def sidecar_option(
-    *aliases: str, asked_for: str = "Sidecar to ask."
-) -> Callable[[Decorated], Decorated]:
-    """Add `--sidecar`, the HTTP address of a sidecar.
-
-    The command gets `sidecar`: the URL without a trailing slash, or None.
-
-    Args:
-        aliases: Earlier names of the option.
-        asked_for: The part of the help text that describes the command's request to the sidecar.
-    """
-    return click.option(
-        "--sidecar",
-        *aliases,
-        "sidecar",
-        metavar="URL",
-        callback=_checked_url,
-        help=f"{asked_for}  [default: http://<http.host>:<http.port>]",
-    )
-
-
-def _checked_url(
-    _context: click.Context, _option: click.Parameter, given: str | None
-) -> str | None:
-    from sidetier.cli.inspect.sidecar import checked_url  # noqa: PLC0415 -- `--help` must not load the HTTP client
-
-    return None if given is None else checked_url(given)
-
-
-def checked_place(
-    _context: click.Context, _option: click.Parameter, given: str | None
-) -> Position | None:
-    """Parse a position that applies to every partition, as `FORMS` lists them (click callback)."""
-    try:
-        return None if given is None else parse_position(given, _now_ms())
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def checked_fixed_place(
-    context: click.Context, option: click.Parameter, given: str | None
-) -> Position | None:
-    """Parse a position that is the same when the command is repeated (click callback)."""
-    if given is not None and is_before_now(given):
-        raise click.BadParameter(
-            f"{given!r} moves with now, and the same command continues an interrupted run: give a "
-            "date or time, such as 2026-11-21T08:00:00Z"
-        )
-    return checked_place(context, option, given)
-
-
-def checked_time(
-    _context: click.Context, _option: click.Parameter, given: str | None
-) -> int | None:
-    """Parse a time, and return it in ms since 1970 (click callback)."""
-    try:
-        return None if given is None else parse_time(given, _now_ms())
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 def _now_ms() -> int:
     return int(SYSTEM_CLOCK.wall() * 1000)
 
 
-def checked_topic(
-    _context: click.Context, _argument: click.Parameter, given: str | None
-) -> str | None:
-    """Check that Kafka accepts the topic name (click callback)."""
-    if given is not None and not is_legal_topic(given):
-        raise click.BadParameter(
-            f"{given!r} is no topic: letters, digits, '.', '_' and '-', 249 of them at most"
-        )
-    return given
-
-
-def checked_topics(
-    context: click.Context, option: click.Parameter, given: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Check every topic name of a repeated option (click callback)."""
-    for name in given:
-        checked_topic(context, option, name)
-    return given
-
-
-def checked_patterns(
-    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Check the regular expressions of a repeated option (click callback)."""
-    for pattern in given:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise click.BadParameter(f"{pattern!r} is no regular expression: {error}") from None
-    return given
-
-
-def checked_duration(
-    _context: click.Context, _option: click.Parameter, given: str | None
-) -> float | None:
-    """Parse a duration such as `30s` or `1h` into seconds (click callback)."""
-    return _parsed(parse_duration, given)
-
-
-def checked_size(
-    _context: click.Context, _option: click.Parameter, given: str | None
-) -> int | None:
-    """Parse a number of bytes such as `512MiB`; 0 is allowed (click callback)."""
-    return _parsed(parse_size, given)
-
-
-def checked_positive_size(
-    context: click.Context, option: click.Parameter, given: str | None
-) -> int | None:
-    """Parse a number of bytes above 0, such as `512MiB` (click callback)."""
-    size = checked_size(context, option, given)
-    if size is not None and size < 1:
-        raise click.BadParameter("must be above 0")
-    return size
-
-
-def _parsed(parse: Callable[[str], Number], given: str | None) -> Number | None:
-    try:
-        return None if given is None else parse(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 PARTITION: Final = click.IntRange(0, _MOST_PARTITIONS)
-
-
-def archived_partitions_options(verb: str) -> Callable[[Decorated], Decorated]:
-    """Add `--topic` (`topics`, patterns) and `--partition` (`partitions`).
-
-    Args:
-        verb: What the command does with them, for the help, such as `check`.
-    """
-
-    def add(command: Decorated) -> Decorated:
-        topics = click.option(
-            "-t",
-            "--topic",
-            "topics",
-            metavar="PATTERN",
-            multiple=True,
-            callback=checked_patterns,
-            help=f"Topics to {verb}: a regular expression that matches the whole name; repeatable."
-            "  [default: all archived topics]",
-        )
-        partitions = click.option(
-            "-p",
-            "--partition",
-            "partitions",
-            type=PARTITION,
-            multiple=True,
-            help=f"Partition to {verb}; repeatable.  [default: all]",
-        )
-        return topics(partitions(command))
-
-    return add
 
 
 def most_lines(lines: Sequence[str], most: int = 10) -> list[str]:
@@ -351,24 +183,3 @@ def age_text(seconds: float | None) -> str | None:
         return f"{hours} h {remainder // _MINUTE} min"
     days, remainder = divmod(int(seconds), _DAY)
     return f"{days} d {remainder // _HOUR} h"
-
-
-def _batch_bytes(_context: click.Context, _option: click.Parameter, given: str) -> int:
-    try:
-        size = parse_size(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    if not 0 < size <= LARGEST_MAX_BATCH_BYTES:
-        raise click.BadParameter(f"must be above 0 and at most {LARGEST_MAX_BATCH_BYTES} bytes")
-    return size
-
-
-MAX_BATCH_BYTES: Final = click.option(
-    "--max-batch-bytes",
-    metavar="SIZE",
-    default=f"{DEFAULT_MAX_BATCH_BYTES >> 20}MiB",
-    show_default=True,
-    callback=_batch_bytes,
-    help="Maximum decompressed size of one record batch. Protects memory against decompression "
-    "bombs: a larger batch is an error and is never skipped.",
-)

@@ -1,10 +1,10 @@
 """Options that every command accepts, before or after its name, and the resulting configuration."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -20,7 +20,6 @@ _FILES_HELP: Final = (
     "YAML or .properties file; repeatable, the last one wins.  [env var: SIDETIER_CONFIG; "
     f"default: {DEFAULT_CONFIG}, if it exists]"
 )
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 @dataclass(slots=True)
@@ -132,10 +131,3 @@ def configuration_parameters() -> tuple[click.Option, ...]:
             help="Show the traceback of an error.",
         ),
     )
-
-
-def configuration_options(command: Decorated) -> Decorated:
-    """Add `--config`, `--set` and `--debug`."""
-    for made in reversed(configuration_parameters()):
-        command = click.option(cls=lambda *_, made=made, **__: made)(command)  # type: ignore[arg-type]
-    return command

@@ -11,7 +11,7 @@ import click
 
 from sidetier import __version__
 from sidetier.cli import exits, signals
-from sidetier.cli.invocation import Invocation, configuration_options
+from sidetier.cli.invocation import Invocation, configuration_parameters
 from sidetier.cli.output import printable
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError, SidetierError
@@ -91,9 +91,11 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="sidetier")
-@configuration_options
 def sidetier() -> None:
     """Tiered storage for Apache Kafka, from beside the broker.
 
@@ -108,6 +110,9 @@ def sidetier() -> None:
     is wrong, such as a topic that does not exist, and nothing was changed; 3 done, but something is
     missing, damaged or left out.
     """  # noqa: D301 -- \b is click's marker and must be one character
+
+
+sidetier.params += configuration_parameters()  # after --version
 
 
 def run(arguments: Sequence[str] | None = None, command: click.Command = sidetier) -> int:

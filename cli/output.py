@@ -2,16 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol, TextIO, TypeVar
-
-import click
+from typing import Any, Final, Protocol, TextIO
 
 from sidetier.cli import exits
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _UNPRINTABLE: Final = dict.fromkeys(
     {*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000)} - {*b"\t\n"}, "?"
 )
@@ -74,21 +71,6 @@ class Result(Shown, Protocol):
     def exit_code(self) -> int:
         """Exit code of the command."""
         return exits.OK
-
-
-def output_option(command: Decorated) -> Decorated:
-    """Add `--output table|json`; the command gets `output: OutputFormat`."""
-    option = click.option(
-        "-o",
-        "--output",
-        type=click.Choice([form.value for form in OutputFormat]),
-        default=OutputFormat.TABLE.value,
-        show_default=True,
-        envvar="SIDETIER_OUTPUT",
-        callback=lambda _context, _option, value: OutputFormat(value),
-        help="Output format: a table for people, or JSON for scripts.",
-    )
-    return option(command)
 
 
 def emit(result: Shown, output: OutputFormat, stream: TextIO | None = None) -> None:

@@ -8,7 +8,7 @@ import click
 
 from sidetier.cli.export.options import TableOptions
 from sidetier.cli.extras import quiet_logs
-from sidetier.cli.invocation import configuration_options
+from sidetier.cli.invocation import configuration_parameters
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
@@ -45,8 +45,7 @@ class LazyKinds(click.Group):
             formatter.write_dl(list(KINDS.items()))
 
 
-@click.group(name="export", cls=LazyKinds)
-@configuration_options
+@click.group(name="export", cls=LazyKinds, params=[*configuration_parameters()])
 def command() -> None:
     """Write archived records to files and tables, each record exactly once.
 

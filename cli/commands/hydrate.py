@@ -9,7 +9,7 @@ import click
 from sidetier.cli import kernel
 from sidetier.cli.arguments import BOOTSTRAP, topic_name
 from sidetier.cli.extras import from_extra, quiet_logs
-from sidetier.cli.invocation import Invocation, configuration_options
+from sidetier.cli.invocation import Invocation, configuration_parameters
 from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
 from sidetier.cli.output import OutputFormat
 
@@ -21,8 +21,7 @@ _PLAN: Final[Any] = argument(metavar="PLAN")
 _DRY_RUN: Final[Any] = option("--dry-run", help="Show what would be done; change nothing.")
 
 
-@click.group(name="hydrate")
-@configuration_options
+@click.group(name="hydrate", params=[*configuration_parameters()])
 def command() -> None:
     """Restore archived topics on an empty cluster, with the same offsets.
 

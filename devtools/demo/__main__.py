@@ -14,9 +14,10 @@ import click
 from devtools.demo import run
 from devtools.demo.progress import Progress
 from devtools.demo.verify import PartitionProof
-from sidetier.cli import exits, main
+from sidetier.cli import exits, kernel, main
 from sidetier.cli.arguments import size_text
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.options import OUTPUT, option, options
+from sidetier.cli.output import Cell, OutputFormat, Table, emit
 from sidetier.cli.signals import ended_by_signals
 from sidetier.uploader.clock import SYSTEM_CLOCK
 
@@ -34,37 +35,33 @@ _COLUMNS = (
 )
 
 
-@click.command(name="python -m devtools.demo")
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path),
-    help="Directory of broker, sidecar and store; new or empty.  [default: a temporary one]",
-)
-@click.option("--keep", is_flag=True, help="Keep the files at the end.")
-@click.option("--megabytes", type=click.IntRange(4, 10_000), default=36, show_default=True)
-@click.option("--partitions", type=click.IntRange(1, 100), default=3, show_default=True)
-@click.option(
-    "--seed", type=int, default=4711, show_default=True, help="Seed of the random records."
-)
-@click.option(
-    "--picture",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw records and bytes on the broker and on the store over time here, as a PNG; below, "
-    "what Spark counts on the store, where it can run.",
-)
-@output_option
-@click.pass_context
-def command(  # noqa: PLR0913 -- one parameter for each option
-    context: click.Context,
-    *,
-    directory: Path | None,
-    keep: bool,
-    megabytes: int,
-    partitions: int,
-    seed: int,
-    picture: Path | None,
-    output: OutputFormat,
-) -> None:
+@options
+class DemoOptions:
+    """Options of the demo."""
+
+    directory: Path | None = option(
+        "--directory",
+        help="Directory of broker, sidecar and store; new or empty.  [default: a temporary one]",
+    )
+    keep: bool = option("--keep", help="Keep the files at the end.")
+    megabytes: int = option(
+        "--megabytes", type=click.IntRange(4, 10_000), default=36, help="Size of the records."
+    )
+    partitions: int = option(
+        "--partitions", type=click.IntRange(1, 100), default=3, help="Partitions of the topic."
+    )
+    seed: int = option("--seed", default=4711, help="Seed of the random records.")
+    picture: Path | None = option(
+        "--picture",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Draw records and bytes on the broker and on the store over time here, as a PNG; "
+        "below, what Spark counts on the store, where it can run.",
+    )
+    output: OutputFormat = OUTPUT
+
+
+@kernel.command("python -m devtools.demo")
+def command(options: DemoOptions) -> int:
     """Run a real broker and a sidecar on this machine, from start to end.
 
     The demo starts Kafka and `sidetier run`. It produces records to a topic with a retention of
@@ -80,17 +77,24 @@ def command(  # noqa: PLR0913 -- one parameter for each option
 
     Exit codes: 0 every record was found; 1 the demo failed; 3 a record is missing or different.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    progress = Progress(sys.stderr if output is OutputFormat.JSON else sys.stdout)
-    with ended_by_signals(), _work_directory(directory, keep=keep) as work:
+    progress = Progress(sys.stderr if options.output is OutputFormat.JSON else sys.stdout)
+    with ended_by_signals(), _work_directory(options.directory, keep=options.keep) as work:
         now_ms = int(SYSTEM_CLOCK.wall() * 1000)
-        settings = run.DemoSettings(work, megabytes * 10**6, partitions, seed, now_ms, picture)
+        settings = run.DemoSettings(
+            work,
+            options.megabytes * 10**6,
+            options.partitions,
+            options.seed,
+            now_ms,
+            options.picture,
+        )
         outcome = run.run_demo(settings, progress)
         progress.say()
-        emit(DemoResult(outcome), output)
-        if keep:
+        emit(DemoResult(outcome), options.output)
+        if options.keep:
             config = work / "sidecar" / "sidetier.yaml"
             progress.tell("Kept", f"{work}; look at it: .venv/bin/sidetier ls --config {config}")
-    context.exit(exits.OK if outcome.sound else exits.FINDINGS)
+    return exits.OK if outcome.sound else exits.FINDINGS
 
 
 @contextmanager
