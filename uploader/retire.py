@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sidetier.archive.access import ArchiveAccess, require_fencing
 from sidetier.archive.inventory.cluster import ListedPartition, list_partitions
@@ -29,8 +29,10 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.quarantine.mover import MoveContext
 from sidetier.uploader.archive.quarantine.retirement import is_there, plan_retirement, retire
-from sidetier.wire.cluster import Cluster
-from sidetier.wire.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from sidetier.wire.cluster import Cluster
+    from sidetier.wire.settings import ClientSettings
 
 CONNECTIONS: Final = 16
 """Maximum number of concurrent requests to the store."""
@@ -81,7 +83,7 @@ def retire_archive(
     archive: ArchiveAccess,
     storage: StorageConfig,
     request: RetireRequest,
-    brokers: ClientSettings | None,
+    brokers: "ClientSettings | None",
     on_progress: OnProgress = ignore_progress,
 ) -> list[RetiredPartition]:
     """Move the archive to `retired/`. The next call finishes an interrupted move.
@@ -107,6 +109,8 @@ def retire_archive(
     with ExitStack() as stack:
         identity = None
         if brokers is not None and not request.force:
+            from sidetier.wire.cluster import Cluster  # noqa: PLC0415 -- kio: not in the daemon
+
             cluster = stack.enter_context(Cluster(brokers))
             identity = partial(_identity, cluster, topic, note, layout)
             identity()  # brokers of another cluster are refused before anything is moved
@@ -120,7 +124,7 @@ def retire_archive(
 
 
 def _identity(
-    cluster: Cluster, topic: str, note: LayoutNote | None, layout: ArchiveLayout
+    cluster: "Cluster", topic: str, note: LayoutNote | None, layout: ArchiveLayout
 ) -> TopicIdentity:
     """Ask the brokers about the topic.
 

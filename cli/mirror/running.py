@@ -46,13 +46,20 @@ def spark_engine(options: EngineOptions, stop: threading.Event) -> SparkEngine |
     return SparkEngine(session, _show_remaining if sys.stderr.isatty() else None)
 
 
-def served_registry(port: int | None) -> CollectorRegistry | None:
-    """Return a registry whose metrics are served on a port; None without a port."""
+@contextmanager
+def served_registry(port: int | None) -> Iterator[CollectorRegistry | None]:
+    """Yield a registry whose metrics are served on a port meanwhile; None without a port."""
     if port is None:
-        return None
+        yield None
+        return
     registry = CollectorRegistry()
-    start_http_server(port, registry=registry)
-    return registry
+    server, thread = start_http_server(port, registry=registry)
+    try:
+        yield registry
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class CountsLine:

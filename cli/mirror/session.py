@@ -52,15 +52,18 @@ def mirror(options: MirrorOptions) -> CopyResult | PlanResult:
         config = loaded.config
     stop = threading.Event()
     spark = spark_engine(options.engine, stop)
-    with open_mirror(
-        request,
-        client_references("source", options.source, config),
-        client_references("target", options.target),
-        config=None if options.no_archive else config,
-        stop=stop,
-        spark=spark,
-        registry=served_registry(copy.served_port),
-    ) as opened:
+    with (
+        served_registry(copy.served_port) as registry,
+        open_mirror(
+            request,
+            client_references("source", options.source, config),
+            client_references("target", options.target),
+            config=None if options.no_archive else config,
+            stop=stop,
+            spark=spark,
+            registry=registry,
+        ) as opened,
+    ):
         if copy.dry_run:
             return PlanResult(opened.plan())
         with handled_signals(stop.set):

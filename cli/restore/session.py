@@ -50,13 +50,14 @@ def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResu
     spark = spark_engine(options.engine, stop)
     with (
         ExitStack() as stack,
+        served_registry(options.copy.served_port) as registry,
         open_restore(
             config,
             request,
             target_references(config, options.target, options.bootstrap),
             stop=stop,
             spark=spark,
-            registry=served_registry(options.copy.served_port),
+            registry=registry,
             on_note=say,
         ) as opened,
     ):
