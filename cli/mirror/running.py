@@ -46,16 +46,20 @@ def spark_engine(options: EngineOptions, stop: threading.Event) -> SparkEngine |
     return SparkEngine(session, _show_remaining if sys.stderr.isatty() else None)
 
 
+def registry_for(port: int | None) -> CollectorRegistry | None:
+    """Return the registry of a copy whose metrics are to be served; None without a port."""
+    return None if port is None else CollectorRegistry()
+
+
 @contextmanager
-def served_registry(port: int | None) -> Iterator[CollectorRegistry | None]:
-    """Yield a registry whose metrics are served on a port meanwhile; None without a port."""
-    if port is None:
-        yield None
+def served(registry: CollectorRegistry | None, port: int | None) -> Iterator[None]:
+    """Serve the metrics of a copy on a port meanwhile."""
+    if registry is None or port is None:
+        yield
         return
-    registry = CollectorRegistry()
     server, thread = start_http_server(port, registry=registry)
     try:
-        yield registry
+        yield
     finally:
         server.shutdown()
         server.server_close()

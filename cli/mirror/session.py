@@ -14,7 +14,7 @@ from sidetier.cli.mirror.options import (
     client_references,
     request_of,
 )
-from sidetier.cli.mirror.running import CountsLine, end_line, served_registry, spark_engine
+from sidetier.cli.mirror.running import CountsLine, end_line, registry_for, served, spark_engine
 from sidetier.cli.mirror.view import CopyResult, PlanResult, TranslateResult
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive
@@ -52,21 +52,19 @@ def mirror(options: MirrorOptions) -> CopyResult | PlanResult:
         config = loaded.config
     stop = threading.Event()
     spark = spark_engine(options.engine, stop)
-    with (
-        served_registry(copy.served_port) as registry,
-        open_mirror(
-            request,
-            client_references("source", options.source, config),
-            client_references("target", options.target),
-            config=None if options.no_archive else config,
-            stop=stop,
-            spark=spark,
-            registry=registry,
-        ) as opened,
-    ):
+    registry = registry_for(copy.served_port)
+    with open_mirror(
+        request,
+        client_references("source", options.source, config),
+        client_references("target", options.target),
+        config=None if options.no_archive else config,
+        stop=stop,
+        spark=spark,
+        registry=registry,
+    ) as opened:
         if copy.dry_run:
             return PlanResult(opened.plan())
-        with handled_signals(stop.set):
+        with handled_signals(stop.set), served(registry, copy.served_port):
             report = opened.run(CountsLine().show)
         end_line()
     is_left = report.counts.lag_records or report.groups_problem is not None

@@ -16,7 +16,7 @@ from sidetier.cli.mirror.options import (
     request_of,
     require_bootstrap,
 )
-from sidetier.cli.mirror.running import CountsLine, end_line, served_registry, spark_engine
+from sidetier.cli.mirror.running import CountsLine, end_line, registry_for, served, spark_engine
 from sidetier.cli.mirror.view import TranslateResult
 from sidetier.cli.progress import Update, records_shown
 from sidetier.cli.restore.view import PlanResult, RestoreResult
@@ -48,9 +48,9 @@ def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResu
     )
     stop = threading.Event()
     spark = spark_engine(options.engine, stop)
+    registry = registry_for(options.copy.served_port)
     with (
         ExitStack() as stack,
-        served_registry(options.copy.served_port) as registry,
         open_restore(
             config,
             request,
@@ -72,7 +72,7 @@ def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResu
                 bars.append(stack.enter_context(records_shown(total, wanted=True)))
             bars[0](done, done)
 
-        with handled_signals(stop.set):
+        with handled_signals(stop.set), served(registry, options.copy.served_port):
             report = opened.run(plan, on_counts=CountsLine().show, on_compared=compared)
     return RestoreResult(report)
 
