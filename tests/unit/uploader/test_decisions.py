@@ -349,6 +349,15 @@ def test_start_is_recorded_before_a_gap_behind_it() -> None:
     assert requests(partition.handle(CHANGED, ALL_COMMITTED)) == [Request.START]
 
 
+def test_gap_behind_segments_counts_once_they_are_stored() -> None:
+    partition = made(0, 20)
+    partition.handle(CHANGED, ALL_COMMITTED)
+    partition.log.listed_at = NOW + 2
+    assert partition.gap.gap is None
+    upload(partition, 0, at(NOW + 2))
+    assert partition.gap.gap is None
+
+
 # -- halts at a gap --------------------------------------------------------------------------------
 
 

@@ -196,6 +196,14 @@ def test_stored_segments_are_forgotten_and_released() -> None:
     assert sorted(made.log.tracked) == [10, 20]
 
 
+def test_upload_under_way_is_not_forgotten_below_the_watermark() -> None:
+    """Its thread reads from the descriptors."""
+    made = partition(0, 10)
+    made.log.tracked[BaseOffset(0)].stage = SegmentState.UPLOADING
+    assert made.log.forget_stored(Offset(10)) == []
+    assert sorted(made.log.tracked) == [0, 10]
+
+
 def test_stored_prefix_ends_before_the_first_segment_that_is_not_stored() -> None:
     made = partition(0, 10, 20, 30)
     store(made, 0, 10, 30)
