@@ -137,6 +137,8 @@ class Decoder:
         self.until = until
         self.offset = max(offset, self.offset)
         self.stuck = None
+        self._is_below_until = False
+        """Whether a batch below `until` was seen in this segment."""
         self._assembler = Assembler(
             segment_position.log.key, segment_position.log.size, segment_position.position
         )
@@ -199,7 +201,7 @@ class Decoder:
                 if self.offset >= self.until:
                     return self._unless_decided(FeedResult.NEXT_SEGMENT)
                 if int(scanned.headers.rows["base_offset"][-1]) >= self.until:
-                    # Another segment is valid from `until` on. Compaction has removed the batches
+                    # Another segment is valid from `until` on. Compaction has removed all batches
                     # before it, or these are the bytes of another segment: its notes decide.
                     return self.stop_here(None)
         except (DamagedSegmentError, UnsupportedFormatError) as error:
@@ -249,6 +251,7 @@ class Decoder:
         low = int(np.searchsorted(rows["last_offset"], self.offset, side="left"))
         high = int(np.searchsorted(rows["base_offset"], self.until, side="left"))
         batches = Batches(self.log, scanned, self.offset, self.until).rows(slice(low, high))
+        self._is_below_until = self._is_below_until or high > 0
         damaged = None
         if len(batches.headers):
             # The transactions first: `ReadCommitted.add` decides with the markers of these batches.
@@ -256,6 +259,10 @@ class Decoder:
             if damaged is not None:
                 batches = batches.rows(slice(0, damaged.row))
             self._decide(batches)
+        if damaged is None and self._is_below_until and high < len(rows):
+            # A batch below `until` and one above it follow each other in the file, so compaction
+            # has removed the offsets between them. Another segment is valid from `until` on.
+            self.offset = self.until
         return damaged
 
     def _decide(self, batches: Batches) -> None:

@@ -311,6 +311,27 @@ def test_truncated_last_segment_of_a_pinterest_archive_is_reported(
 # Changes during the read
 
 
+@pytest.mark.parametrize(
+    ("first", "missing"),
+    [
+        pytest.param(0, [], id="batches-on-both-sides-prove-it"),
+        pytest.param(15, [range(15)], id="may-be-another-segment"),
+    ],
+)
+def test_compaction_before_an_overlapping_segment_of_pinterest(
+    first: int, missing: list[range]
+) -> None:
+    archive = MadeArchive(is_pinterest=True)
+    archive.segment(0, [*batches(first, 10), *batches(15, 30)])
+    archive.segment(15, batches(15, 40))
+    archive.mark(15, 40)
+
+    taken = read_over(archive, 0)
+
+    assert offsets(taken) == [*range(first, 10), *range(15, 40)]
+    assert [range(*one.offsets) for one in taken if isinstance(one, Gap)] == missing
+
+
 def test_segment_stored_again_with_more_records_is_read_on() -> None:
     pinterest = MadeArchive(is_pinterest=True)
     pinterest.segment(0, batches(0, 100))
