@@ -32,7 +32,7 @@ _SMALL_LOG: Final = 64 * 1024
 """Bytes. The index of a log up to this size may be empty: the broker adds an entry only every
 `index.interval.bytes`.
 """
-_MOST_FOUND: Final = 64
+_MAX_FOUND: Final = 64
 
 log = logging.getLogger("sidetier.consumer")
 
@@ -194,7 +194,7 @@ class Locator:
         """Remember the byte position of the batch with this offset, so that it needs no index."""
         with self._guard:
             self._found[stored.version, offset] = position
-            while len(self._found) > _MOST_FOUND:
+            while len(self._found) > _MAX_FOUND:
                 self._found.popitem(last=False)
 
     def segment_position(self, read: ReadRange, stored: StoredLog, offset: int) -> SegmentPosition:

@@ -24,7 +24,7 @@ from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.port import RemoteStorage
 
-MOST_TAILS: Final = 64
+MAX_TAILS: Final = 64
 """Maximum number of segments above `offset.wm` whose ends one snapshot reads."""
 _PIECE: Final = 1 << 20
 
@@ -38,14 +38,14 @@ def readable_end(
         logs: The stored segments, by ascending base offset.
         named: Base offset in `offset.wm`.
         end_of: Returns a segment's next offset, and may make requests. Called for at most
-            `MOST_TAILS` + 1 segments.
+            `MAX_TAILS` + 1 segments.
     """
     below = [log for log in logs if log.base_offset <= named]
     end = end_of(below[-1]) if below else Offset(0)
     above = logs[len(below) :]
     if not below and above:
         end = Offset(above[0].base_offset)
-    for log in above[:MOST_TAILS]:
+    for log in above[:MAX_TAILS]:
         if log.base_offset > end:
             break
         end = max(end, end_of(log))

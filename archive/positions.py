@@ -129,7 +129,7 @@ class PartitionRange:
     end: int | None
 
 
-_MOST_LINES: Final = 10
+_MAX_LINES: Final = 10
 
 
 def plan_ranges(  # noqa: PLR0913 -- the range, and three that have a default
@@ -167,7 +167,7 @@ def plan_ranges(  # noqa: PLR0913 -- the range, and three that have a default
     ]
     problems = [problem for _, problem in planned if problem is not None]
     if planned and len(problems) == len(planned):
-        raise ConfigurationError("\n".join(problems[:_MOST_LINES]))
+        raise ConfigurationError("\n".join(problems[:_MAX_LINES]))
     for problem in problems:
         on_note(problem)
     return [range_ for range_, _ in planned]

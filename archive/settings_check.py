@@ -11,9 +11,9 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
 
-_MOST_BITS: Final = 16
+_MAX_BITS: Final = 16
 """Highest number of entropy bits that is tried. The first is 0."""
-_MOST_PARTITIONS: Final = 8
+_MAX_PARTITIONS: Final = 8
 """Maximum number of partitions without an archive that are checked. With wrong bits, every
 partition has none.
 """
@@ -57,10 +57,10 @@ class SettingsCheck:
         self._noted.add(url)
 
     def _try_others(self, tp: TopicPartition, store: RemoteStorage, url: str) -> None:
-        if tp in self._tried or len(self._tried) >= _MOST_PARTITIONS:
+        if tp in self._tried or len(self._tried) >= _MAX_PARTITIONS:
             return
         layout = self._archive.layout
-        for bits in range(_MOST_BITS + 1):
+        for bits in range(_MAX_BITS + 1):
             key = ArchiveLayout(layout.cluster, bits).watermark_key(tp)
             if bits == max(layout.bits, 0) or not _is_there(store, key):
                 continue

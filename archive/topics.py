@@ -32,14 +32,14 @@ ForEach = Callable[
 ]
 """`map`, or the `map` of an executor."""
 
-_MOST_LISTED_BITS: Final = 8
+_MAX_LISTED_BITS: Final = 8
 
 
 def cluster_prefixes(store: RemoteStorage, layout: ArchiveLayout) -> Iterable[str]:
     """Return the key prefixes of a cluster's partitions, up to its name: `01011/prod-a/`."""
     if layout.bits <= 0:
         return [f"{layout.cluster}/"]
-    if layout.bits <= _MOST_LISTED_BITS:
+    if layout.bits <= _MAX_LISTED_BITS:
         all_bits = (f"{number:0{layout.bits}b}" for number in range(2**layout.bits))
         return (f"{bits}/{layout.cluster}/" for bits in all_bits)
     return (f"{bits}/{layout.cluster}/" for bits in _existing_bits(store, layout.bits))

@@ -18,14 +18,14 @@ from sidetier.uploader.clock import SYSTEM_CLOCK
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 # Kafka's protocol has int32 for partitions.
-_MOST_PARTITIONS: Final = 2**31 - 1
+_MAX_PARTITIONS: Final = 2**31 - 1
 
 
 def _now_ms() -> int:
     return int(SYSTEM_CLOCK.wall() * 1000)
 
 
-PARTITION: Final = click.IntRange(0, _MOST_PARTITIONS)
+PARTITION: Final = click.IntRange(0, _MAX_PARTITIONS)
 
 
 def most_lines(lines: Sequence[str], most: int = 10) -> list[str]:

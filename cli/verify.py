@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _SHOWN_INFOS: Final = frozenset({FindingKind.ACKNOWLEDGED_GAP})
 """Kinds of severity info that the table shows without --all."""
-_MOST_ROWS: Final = 1000
+_MAX_ROWS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class VerifyResult:
                 finding.key,
                 finding.detail,
             )
-            for finding in rows[:_MOST_ROWS]
+            for finding in rows[:_MAX_ROWS]
         ]
-        notes = [f"and {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
+        notes = [f"and {len(rows) - _MAX_ROWS} more"] if len(rows) > _MAX_ROWS else []
         notes += [
             f"{kind.value}: {next(f.remedy for f in rows if f.kind is kind)}"
             for kind in dict.fromkeys(f.kind for f in rows)

@@ -19,7 +19,7 @@ SMALLEST_PART: Final = 5 * MIB
 """S3 refuses smaller parts, except the last one."""
 LARGEST_PUT: Final = 5 * 1024 * MIB
 """S3 refuses a larger single PUT or part."""
-MOST_TAGS: Final = 10
+MAX_TAGS: Final = 10
 
 
 def _without_credentials(url: str) -> str:
@@ -110,9 +110,9 @@ class S3Config(Part):
 
     @model_validator(mode="after")
     def _ten_tags(self) -> Self:
-        if self.class_tag and (len(self.tags) > MOST_TAGS - 1 or CLASS_TAG in self.tags):
+        if self.class_tag and (len(self.tags) > MAX_TAGS - 1 or CLASS_TAG in self.tags):
             raise ValueError(
-                f"class_tag adds the tag {CLASS_TAG}, and an object has at most {MOST_TAGS} tags"
+                f"class_tag adds the tag {CLASS_TAG}, and an object has at most {MAX_TAGS} tags"
             )
         return self
 

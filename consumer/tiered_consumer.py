@@ -28,7 +28,7 @@ from sidetier.segments import offsets as domain
 
 _SLICE_SECONDS: Final = 0.1
 """Longest time until a poll notices `close`, or lets another thread in, in seconds."""
-_MOST_MESSAGES: Final = 1_000_000
+_MAX_MESSAGES: Final = 1_000_000
 
 
 class TieredConsumer(GroupApi):
@@ -108,7 +108,7 @@ class TieredConsumer(GroupApi):
             ValueError: `num_messages` is below 0 or above a million.
             RuntimeError: the consumer is closed, or another thread closes it during the call.
         """
-        if not 0 <= num_messages <= _MOST_MESSAGES:
+        if not 0 <= num_messages <= _MAX_MESSAGES:
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
         if num_messages == 0:
             return []

@@ -24,8 +24,8 @@ from sidetier.storage.port import FileBackedStorage, IfMatch
 from sidetier.storage.ranges import FillRange
 from sidetier.storage.retrying import file_backed
 
-_MOST_BLOCK: Final = 8 << 20
-_LEAST_BLOCK: Final = 64 << 10
+_MAX_BLOCK: Final = 8 << 20
+_MIN_BLOCK: Final = 64 << 10
 _BLOCKS: Final = 32
 """Number of blocks that fit the budget, unless they would be larger than 8 MiB."""
 _AHEAD: Final = 2
@@ -36,7 +36,7 @@ _ERROR_SECONDS: Final = 5.0
 _ACTIVE_SECONDS: Final = 10.0
 _PATIENCE: Final = 10.0
 """Seconds that a reader waits for memory that other clients hold."""
-_MOST_OPEN_FILES: Final = 256
+_MAX_OPEN_FILES: Final = 256
 _RESERVE: Final = 4
 _RESERVE_SHARE: Final = 16
 """The last quarter of the budget is for clients that read while others take their answers slowly. A
@@ -119,7 +119,7 @@ class FileCache:
         opened = OpenFile(descriptor)
         with self._guard:
             self._files[log.version] = opened
-            while len(self._files) > _MOST_OPEN_FILES:
+            while len(self._files) > _MAX_OPEN_FILES:
                 self._files.popitem(last=False)
         return opened
 
@@ -176,7 +176,7 @@ class BlockCache:
         self, memory: int, block_bytes: int | None = None, clock: Clock = monotonic
     ) -> None:
         self.memory = memory
-        self._block_bytes = block_bytes or max(_LEAST_BLOCK, min(_MOST_BLOCK, memory // _BLOCKS))
+        self._block_bytes = block_bytes or max(_MIN_BLOCK, min(_MAX_BLOCK, memory // _BLOCKS))
         self._clock = clock
         self._changed = threading.Condition()
         self._blocks: OrderedDict[BlockKey, _Block] = OrderedDict()

@@ -24,7 +24,7 @@ from sidetier.endpoint.fetch import FetchAnswer, Fetcher, encode_fetch, wait_of
 from sidetier.endpoint.groups.none import Groups
 from sidetier.endpoint.groups.requests import without_repeats
 from sidetier.endpoint.handlers import RequestHandlers
-from sidetier.endpoint.idle_polls import MOST_FRAME, IdleAnswers, IdlePoll, IdlePolls
+from sidetier.endpoint.idle_polls import MAX_FRAME, IdleAnswers, IdlePoll, IdlePolls
 from sidetier.endpoint.logins import (
     BEFORE_LOGIN,
     SASL_REQUESTS,
@@ -76,11 +76,11 @@ _LARGE_FETCH_WAIT: Final = 0.5
 """Seconds that a Fetch may wait for records if its partitions need memory of the budget; the
 default of `fetch.max.wait.ms`.
 """
-_MOST_BEFORE_LOGIN: Final = 20
+_MAX_BEFORE_LOGIN: Final = 20
 """Requests before the login. Clients send four or five."""
-_MOST_TAGGED_FIELDS: Final = 100
+_MAX_TAGGED_FIELDS: Final = 100
 """Most tagged fields of ApiVersions, which is answered before the login."""
-LEAST_TIMEOUT: Final = 0.001
+MIN_TIMEOUT: Final = 0.001
 """A timeout of 0 would make a socket non-blocking."""
 _TLS_RECORD: Final = bytes((HANDSHAKE, 3))
 """First bytes of a TLS connection. As the size of a request they would be 369 MB."""
@@ -320,7 +320,7 @@ class Connection:
         """Monotonic second until which the client must take the answer that is being sent."""
         self._held = _Held(service, self)
         """The memory of the request that is being answered."""
-        self._left_before_login = _MOST_BEFORE_LOGIN
+        self._left_before_login = _MAX_BEFORE_LOGIN
         self._contended_by = math.inf
         """Monotonic second from which on the client is late if others wait for that memory."""
         self._is_ended = False
@@ -406,7 +406,7 @@ class Connection:
         version, response = api_versions_response(self._offered, header.version)
         if api is not None:
             # Only to refuse malformed bytes: the answer does not depend on the body.
-            decode_request(api, version, frame, position, most_entries=_MOST_TAGGED_FIELDS)
+            decode_request(api, version, frame, position, most_entries=_MAX_TAGGED_FIELDS)
         pieces = [
             # Always version 0 of the header: the client does not know our versions yet (KIP-511).
             encode_response_header(ApiKey.API_VERSIONS, 0, header.correlation_id),
@@ -416,7 +416,7 @@ class Connection:
         self._send(ApiKey.API_VERSIONS, pieces, began, error)
 
     def _answer_fetch(self, request: Request, prefix: bytes, began: float, held: "_Held") -> None:
-        is_small = len(request.frame) <= MOST_FRAME - _SIZE.size
+        is_small = len(request.frame) <= MAX_FRAME - _SIZE.size
         if is_small:
             request.budget = UNBOUNDED  # its partitions are few, and it may wait for long
         asked, version, access = self._decoded(request), request.version, self._session.access
@@ -584,7 +584,7 @@ class Connection:
         if self._clock() >= self._login_by:
             raise self._late_login()
         if not self._left_before_login:
-            raise DropError("login", f"sent more than {_MOST_BEFORE_LOGIN} requests before a login")
+            raise DropError("login", f"sent more than {_MAX_BEFORE_LOGIN} requests before a login")
         self._left_before_login -= 1
 
     def _late_login(self) -> DropError:
@@ -603,7 +603,7 @@ class Connection:
         return memoryview(self._receive_all(lacking, deadline, reason, held, first))
 
     def _left(self, deadline: float) -> float:
-        return max(deadline - self._clock(), LEAST_TIMEOUT)
+        return max(deadline - self._clock(), MIN_TIMEOUT)
 
     def _receive_all(
         self, size: int, deadline: float, reason: str, held: "_Held", first: bytes = b""

@@ -68,13 +68,13 @@ log = logger()
 
 _READ_COMMITTED: Final = 1
 _NONE: Final = Offset(-1)
-_MOST_LOWER_SEGMENTS: Final = 8
+_MAX_LOWER_SEGMENTS: Final = 8
 """Segments with lower base offsets that may reach beyond the end of a later one."""
-MOST_BYTES: Final = 64 << 20
+MAX_BYTES: Final = 64 << 20
 """Largest response, whatever a client asks for; one batch is sent even if it is larger."""
-MOST_WAIT: Final = 60.0
+MAX_WAIT: Final = 60.0
 _REPORTED_OFFSETS: Final = 1024
-_MOST_PREPARED: Final = 1024
+_MAX_PREPARED: Final = 1024
 
 
 @dataclass(slots=True)
@@ -347,7 +347,7 @@ class Fetcher:
         asked_bytes = sum(
             asked.partition_max_bytes for wanted in request.topics for asked in wanted.partitions
         )
-        most = (request.max_bytes, asked_bytes, MOST_BYTES, *(cap.burst for cap in caps))
+        most = (request.max_bytes, asked_bytes, MAX_BYTES, *(cap.burst for cap in caps))
         room = _Room(max(min(most), 1), caps)
         isolated = request.isolation_level == _READ_COMMITTED
         topics: list[FetchedTopic] = []
@@ -611,7 +611,7 @@ class Fetcher:
         """
         if log.version in self._prepared or isinstance(lease.pieces[0], FilePiece):
             return
-        if len(self._prepared) >= _MOST_PREPARED:
+        if len(self._prepared) >= _MAX_PREPARED:
             self._prepared.clear()
         self._prepared.add(log.version)
 
@@ -670,7 +670,7 @@ class Fetcher:
 def wait_of(request: Any) -> float:  # noqa: ANN401 - kio's
     """Return the seconds that a Fetch may wait for records."""
     asked: float = request.max_wait.total_seconds()
-    return min(max(asked, 0.0), MOST_WAIT)
+    return min(max(asked, 0.0), MAX_WAIT)
 
 
 class _MissingOffsetError(Exception):
@@ -731,4 +731,4 @@ def _candidates(view: ArchiveView, offset: Offset) -> Iterable[StoredLog]:
     holder = view.holder(offset)
     if holder is not None:
         yield holder
-        yield from view.below(holder.base_offset)[:_MOST_LOWER_SEGMENTS]
+        yield from view.below(holder.base_offset)[:_MAX_LOWER_SEGMENTS]

@@ -40,8 +40,8 @@ _NAME_BYTES: Final = 400
 """Memory for a name that was asked for, at most."""
 _PARTITION_BYTES: Final = 1 << 10
 """Memory for a partition of an answer to Metadata while it is built."""
-_MOST_LISTED: Final = 256
-_MOST_REPEATED: Final = 1024
+_MAX_LISTED: Final = 256
+_MAX_REPEATED: Final = 1024
 """Bytes of a ListOffsets request whose answer is remembered."""
 _FIRST_NULL_FOR_ALL: Final = 1
 _FIRST_WITHOUT_NAME: Final = 12
@@ -83,7 +83,7 @@ class RequestHandlers:
 
     def answer(self, request: Request, session: Session) -> Answer:
         """Answer one request."""
-        if request.api is ApiKey.LIST_OFFSETS and len(request.frame) <= _MOST_REPEATED:
+        if request.api is ApiKey.LIST_OFFSETS and len(request.frame) <= _MAX_REPEATED:
             return self._answer_repeated(request, session.access)
         if request.api is ApiKey.METADATA:
             return self._answer_metadata(request, session.access)
@@ -193,7 +193,7 @@ class RequestHandlers:
             with self._guard:
                 self._listed[key] = views, answer
                 self._listed.move_to_end(key)
-                if len(self._listed) > _MOST_LISTED:
+                if len(self._listed) > _MAX_LISTED:
                     self._listed.popitem(last=False)
         return answer
 

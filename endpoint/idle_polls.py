@@ -30,13 +30,13 @@ from sidetier.wire.protocol import ApiKey
 
 log = logger()
 
-MOST_FRAME: Final = 4 << 10
+MAX_FRAME: Final = 4 << 10
 """Largest request, with its size, that is repeated."""
-_MOST_BYTES: Final = 32 << 10
+_MAX_BYTES: Final = 32 << 10
 """Most bytes of remembered requests and answers for each connection. librdkafka begins each Fetch
 with another partition, so a client of 8 partitions has 8 requests in turn.
 """
-_MOST_SECONDS: Final = 10.0
+_MAX_SECONDS: Final = 10.0
 """Time after which the connection's thread answers again: it checks the login and the topic."""
 _SIZES = struct.Struct(">i4s")
 _BEFORE_ID: Final = 8
@@ -74,7 +74,7 @@ class IdleAnswers:
     def add(self, frame: bytes, answer: bytes, max_wait: float) -> IdleAnswer:
         """Remember the answer to a request; both with their sizes and correlation ids."""
         added = len(frame) + len(answer)
-        if self._size + added > _MOST_BYTES:
+        if self._size + added > _MAX_BYTES:
             self._known.clear()
             self._size = 0
         self._size += added
@@ -168,7 +168,7 @@ class IdlePolls:
 
     def new_answers(self, seen: Mapping[TopicPartition, State], access: Access) -> IdleAnswers:
         """Return an empty collection of answers."""
-        return IdleAnswers(seen, access, self._clock() + _MOST_SECONDS)
+        return IdleAnswers(seen, access, self._clock() + _MAX_SECONDS)
 
     def wait(self, poll: IdlePoll) -> bool:
         """Answer the requests of a connection as long as nothing changes.
@@ -264,7 +264,7 @@ class IdlePolls:
 
     def _receive(self, poll: IdlePoll) -> None:
         try:
-            data = poll.connection.recv(MOST_FRAME, socket.MSG_DONTWAIT)
+            data = poll.connection.recv(MAX_FRAME, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:

@@ -7,7 +7,7 @@ from typing import Final
 
 from sidetier.storage.attempt import Clock, monotonic
 
-_MOST_SUBJECTS: Final = 1000
+_MAX_SUBJECTS: Final = 1000
 _FEW: Final = 10
 _PERIOD: Final = 10.0
 
@@ -22,7 +22,7 @@ class Once:
     def is_new(self, subject: object) -> bool:
         """Return whether a subject is to be logged now; False from the second time on."""
         with self._guard:
-            if subject in self._subjects or len(self._subjects) >= _MOST_SUBJECTS:
+            if subject in self._subjects or len(self._subjects) >= _MAX_SUBJECTS:
                 return False
             self._subjects.add(subject)
             return True
@@ -83,7 +83,7 @@ class FewPerSubject:
             now = self._clock()
             if subject not in self._subjects:
                 self._make_room(now)
-                if len(self._subjects) >= _MOST_SUBJECTS:
+                if len(self._subjects) >= _MAX_SUBJECTS:
                     subject = None
             began, logged, left_out = self._subjects.get(subject, (now, 0, 0))
             if now - began >= _PERIOD:

@@ -35,8 +35,8 @@ BEFORE_LOGIN: Final = frozenset(
     {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
 )
 """The requests that are answered before a login."""
-_MOST_LOGGED: Final = 100
-_MOST_TOKEN: Final = 4096
+_MAX_LOGGED: Final = 100
+_MAX_TOKEN: Final = 4096
 """Largest token of a login, in bytes. SASLprep takes seconds for a user name of 64 KiB."""
 
 
@@ -230,8 +230,8 @@ class _Exchange:
         Raises:
             _RefusedError: The message is malformed, or the password is wrong.
         """
-        if len(token) > _MOST_TOKEN:
-            raise _RefusedError(f"Authentication failed: a token has at most {_MOST_TOKEN} bytes")
+        if len(token) > _MAX_TOKEN:
+            raise _RefusedError(f"Authentication failed: a token has at most {_MAX_TOKEN} bytes")
         if self._mechanism == PLAIN:
             self._plain(token, users)
             return b""
@@ -279,5 +279,5 @@ class _Exchange:
 def _shown(name: str) -> str:
     """Return a name that a client sent, for a log: short, and without control characters."""
     return "".join(
-        character if character.isprintable() else "?" for character in name[:_MOST_LOGGED]
+        character if character.isprintable() else "?" for character in name[:_MAX_LOGGED]
     )

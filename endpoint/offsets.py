@@ -47,7 +47,7 @@ _NEWEST_VERSION: Final = 10
 _READ_COMMITTED: Final = 1
 _UNKNOWN: Final = -1
 _INDEX_BYTES: Final = 16 << 20
-_MOST_ANSWERS: Final = 16_384
+_MAX_ANSWERS: Final = 16_384
 """More than the partitions of most requests: a client that has waited too long asks again."""
 _SEARCHES: Final = 4
 """Searches for a timestamp at the same time. Each one reads, decodes and holds up to some MiB of
@@ -205,7 +205,7 @@ class OffsetAnswers:
                 known = self._first_within(partition, view, timestamp)
         with self._guard:
             self._times[key] = known
-            if len(self._times) > _MOST_ANSWERS:
+            if len(self._times) > _MAX_ANSWERS:
                 self._times.popitem(last=False)
         return known
 

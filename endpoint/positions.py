@@ -29,8 +29,8 @@ from sidetier.segments.headers import (
 from sidetier.segments.offsets import Offset
 
 INDEX_BYTES: Final = 32 << 20
-_MOST_REMEMBERED: Final = 64
-_MOST_SEGMENTS: Final = 1024
+_MAX_REMEMBERED: Final = 64
+_MAX_SEGMENTS: Final = 1024
 _LARGE_BATCH: Final = 8 << 10
 """Twice the default of `log.index.interval.bytes`."""
 
@@ -222,7 +222,7 @@ class Positions:
             if log.version not in self._indexes:
                 self._indexes[log.version] = index
                 self._held += 0 if index is None else index.size
-            while len(self._indexes) > _MOST_SEGMENTS or self._held > self._index_bytes:
+            while len(self._indexes) > _MAX_SEGMENTS or self._held > self._index_bytes:
                 _, dropped = self._indexes.popitem(last=False)
                 self._held -= 0 if dropped is None else dropped.size
         return index
@@ -234,8 +234,8 @@ class Positions:
             seen: OrderedDict[int, int] = self._seen.setdefault(log.version, OrderedDict())
             seen[base] = position
             seen.move_to_end(base)
-            if len(seen) > _MOST_REMEMBERED:
+            if len(seen) > _MAX_REMEMBERED:
                 seen.popitem(last=False)
             self._seen.move_to_end(log.version)
-            if len(self._seen) > _MOST_SEGMENTS:
+            if len(self._seen) > _MAX_SEGMENTS:
                 self._seen.popitem(last=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from sidetier.endpoint.connection import (
-    LEAST_TIMEOUT,
+    MIN_TIMEOUT,
     SLOW_READER,
     Connection,
     DropError,
@@ -221,7 +221,7 @@ class Endpoint:
             if not begins_with_tls(client_socket, self._settings.login):
                 return
             client_socket = self._encrypted(client_socket, self._tls.current())
-            left = max(login_by - self._clock(), LEAST_TIMEOUT)
+            left = max(login_by - self._clock(), MIN_TIMEOUT)
             session.principal = shake_hands(client_socket, left) or ANONYMOUS
         connection = Connection(
             client_socket,

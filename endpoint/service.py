@@ -51,7 +51,7 @@ time and for buffers, so that the process does not grow beyond the memory and wh
 start.
 """
 _SEARCH_SHARE: Final = 8
-_LEAST_SEARCH: Final = 16 << 20
+_MIN_SEARCH: Final = 16 << 20
 """Least size of the batches, decompressed, in which searches for a timestamp look."""
 _GROUP_WRITERS: Final = 8
 """Groups whose offsets are read or written at the same time."""
@@ -183,7 +183,7 @@ def serving(
         blocks.close()
         raise
     idle_polls = IdlePolls(catalog, metrics)
-    search = max(settings.memory // _SEARCH_SHARE, _LEAST_SEARCH)
+    search = max(settings.memory // _SEARCH_SHARE, _MIN_SEARCH)
     server = Endpoint(
         Service(
             RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes, search), advertised),

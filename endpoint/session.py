@@ -18,7 +18,7 @@ from sidetier.wire.protocol import (
     request_body,
 )
 
-MOST_ENTRIES: Final = 100_000
+MAX_ENTRIES: Final = 100_000
 """Most entries of all arrays of a request together. A Fetch of 2 MiB has 72,000 partitions."""
 ANONYMOUS = "ANONYMOUS"
 """Name of a client without a login, as in Kafka's logs and ACLs."""
@@ -104,7 +104,7 @@ class Request:
                 self.version,
                 self.frame,
                 self.position,
-                most_entries=MOST_ENTRIES,
+                most_entries=MAX_ENTRIES,
                 reserve=self.budget.take_entries,
             )
         return self._decoded

@@ -17,7 +17,7 @@ from sidetier.archive.view import ArchiveView
 from sidetier.segments.offsets import Offset
 from sidetier.wire.record_requests import AbortedTransaction
 
-_MOST_SEGMENTS: Final = 4096
+_MAX_SEGMENTS: Final = 4096
 
 
 class SegmentNotes(NamedTuple):
@@ -98,7 +98,7 @@ class ServedTransactions:
     def _keep(self, log: StoredLog, notes: SegmentNotes) -> SegmentNotes:
         with self._guard:
             self._notes[log.version] = notes
-            if len(self._notes) > _MOST_SEGMENTS:
+            if len(self._notes) > _MAX_SEGMENTS:
                 self._notes.popitem(last=False)
         return notes
 

@@ -26,15 +26,15 @@ from sidetier.segments.errors import ConfigurationError
 
 _HASHES: Final[Mapping[str, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 SCRAM_MECHANISMS: Final = tuple(_HASHES)
-LEAST_ITERATIONS: Final = 4096
+MIN_ITERATIONS: Final = 4096
 """RFC 7677 and Kafka require at least this many."""
-MOST_ITERATIONS: Final = 100_000
+MAX_ITERATIONS: Final = 100_000
 """With PLAIN, the endpoint computes them for each login: about 0.1 s of a core."""
 _DERIVATIONS: Final = threading.BoundedSemaphore(max((os.cpu_count() or 1) // 2, 1))
 """Bounds the logins with PLAIN that are computed at the same time. Guesses of passwords then leave
 half of the cores to the clients that read.
 """
-_LEAST_SALT: Final = 12
+_MIN_SALT: Final = 12
 _SALT: Final = 20
 _SECRET: Final = secrets.token_bytes(32)
 """Takes part in the credentials of unknown users if no user has a credential."""
@@ -95,7 +95,7 @@ class Credential(NamedTuple):
 
 
 def derive(
-    mechanism: str, password: str, iterations: int = LEAST_ITERATIONS, salt: bytes | None = None
+    mechanism: str, password: str, iterations: int = MIN_ITERATIONS, salt: bytes | None = None
 ) -> Credential:
     """Derive a credential from a password, with a random salt unless one is given.
 
@@ -188,7 +188,7 @@ class Users:
     def _impossible(self, name: str, mechanism: str) -> Credential:
         typical = self._typical.get(mechanism)
         size = _SALT if typical is None else len(typical.salt)
-        iterations = LEAST_ITERATIONS if typical is None else typical.iterations
+        iterations = MIN_ITERATIONS if typical is None else typical.iterations
         digest = _HASHES[mechanism]
 
         def derived(purpose: str) -> bytes:
@@ -211,8 +211,8 @@ def _base64(value: object) -> bytes:
 
 
 def _salt(value: bytes) -> bytes:
-    if len(value) < _LEAST_SALT:
-        raise ValueError(f"must have at least {_LEAST_SALT} bytes")
+    if len(value) < _MIN_SALT:
+        raise ValueError(f"must have at least {_MIN_SALT} bytes")
     return value
 
 
@@ -240,7 +240,7 @@ class _CredentialEntry(BaseModel):
     salt: Annotated[_Key, AfterValidator(_salt)]
     stored_key: _Key
     server_key: _Key
-    iterations: Annotated[int, Field(ge=LEAST_ITERATIONS, le=MOST_ITERATIONS)]
+    iterations: Annotated[int, Field(ge=MIN_ITERATIONS, le=MAX_ITERATIONS)]
 
     def credential(self) -> Credential:
         return Credential(self.salt, self.stored_key, self.server_key, self.iterations)

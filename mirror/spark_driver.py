@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS: Final = 1.0
 _STABLE_SECONDS: Final = 10.0
-_MOST_SHOWN: Final = 20
+_MAX_SHOWN: Final = 20
 _CAUSE: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): .+$", re.MULTILINE)
 
 
@@ -228,9 +228,9 @@ def verdict(missing: list[str], failure: BaseException | None) -> str:
         failure: The error that ended the job, if any.
     """
     lines = [f"{len(missing)} partitions are incomplete; the same command continues the copy"]
-    lines += missing[:_MOST_SHOWN]
-    if len(missing) > _MOST_SHOWN:
-        lines.append(f"and {len(missing) - _MOST_SHOWN} more")
+    lines += missing[:_MAX_SHOWN]
+    if len(missing) > _MAX_SHOWN:
+        lines.append(f"and {len(missing) - _MAX_SHOWN} more")
     if failure is not None:
         lines.append(f"the job has failed: {_cause(failure)}")
     return "\n".join(lines)

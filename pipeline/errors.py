@@ -22,7 +22,7 @@ from sidetier.pipeline.reading.timestamps import reason
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
-_MOST_LISTED: Final = 5
+_MAX_LISTED: Final = 5
 
 
 class NoSuchTopicError(ConfigurationError):
@@ -39,8 +39,8 @@ class MissingRecordsError(ArchiveError):
     """
 
     def __init__(self, missing: Sequence[Missing]) -> None:
-        listed = "; ".join(describe_missing(gap) for gap in missing[:_MOST_LISTED])
-        more = len(missing) - _MOST_LISTED
+        listed = "; ".join(describe_missing(gap) for gap in missing[:_MAX_LISTED])
+        more = len(missing) - _MAX_LISTED
         rest = f"; and {more} more" if more > 0 else ""
         super().__init__(
             f"requested records are not stored: {listed}{rest}. To skip and count them, set "
@@ -123,8 +123,8 @@ class StreamTruncatedError(ArchiveError):
     """
 
     def __init__(self, truncated: Sequence[Truncated]) -> None:
-        text = "; ".join(str(divergence) for divergence in truncated[:_MOST_LISTED])
-        more = len(truncated) - _MOST_LISTED
+        text = "; ".join(str(divergence) for divergence in truncated[:_MAX_LISTED])
+        more = len(truncated) - _MAX_LISTED
         rest = f"; and {more} more" if more > 0 else ""
         super().__init__(
             "the brokers have discarded records that the stream has read (an unclean leader "

@@ -1,6 +1,6 @@
 """Pauses that grow with each failure."""
 
-_MOST_DOUBLINGS = 32
+_MAX_DOUBLINGS = 32
 """2 ** 32 s exceeds every longest pause. Without the bound, the float overflows after a day."""
 
 
@@ -12,4 +12,4 @@ def backoff(failures: int, first: float, longest: float) -> float:
     """
     if failures <= 0:
         return 0.0
-    return min(longest, first * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
+    return min(longest, first * 2.0 ** min(failures - 1, _MAX_DOUBLINGS))

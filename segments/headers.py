@@ -72,7 +72,7 @@ DELETE_HORIZON: Final = 0x40
 """Set by the log cleaner on compacted batches (KIP-534)."""
 
 _BEGINNING = header_struct("length", "magic")
-_LEAST_LEGACY_LENGTH = 14  # a message of format v0 with neither key nor value
+_MIN_LEGACY_LENGTH = 14  # a message of format v0 with neither key nor value
 _READ_AHEAD = 128 * 1024
 
 
@@ -187,7 +187,7 @@ def check_magic(magic: int, length: int) -> None:
         UnsupportedFormatError: A message of format v0 or v1.
         DamagedSegmentError: Neither a batch nor a message.
     """
-    if magic in {0, 1} and length >= _LEAST_LEGACY_LENGTH:
+    if magic in {0, 1} and length >= _MIN_LEGACY_LENGTH:
         raise UnsupportedFormatError(
             f"message format v{magic} (brokers before 0.11, or log.message.format.version); "
             "only v2 can be archived"

@@ -2,17 +2,14 @@
 compare existing indexes with the batches.
 """
 
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from sidetier.segments.errors import DamagedSegmentError
+from sidetier.segments.indexes import INDEX_ENTRY, TIMEINDEX_ENTRY
 from sidetier.segments.offsets import BaseOffset
 
-# The entries as in `segments.indexes`.
-_INDEX_ENTRY = struct.Struct(">II")
-_TIMEINDEX_ENTRY = struct.Struct(">qI")
 _INT_MAX = 2**31 - 1
 NEVER: Final = 1 << 62
 """A position that no segment reaches."""
@@ -59,7 +56,7 @@ class IndexBuilder:
         # As in the broker's index, the entry has the batch's last offset
         # and first byte: a lookup takes the last entry at or below an
         # offset, and so never starts behind the batch that has it.
-        self._index += _INDEX_ENTRY.pack(self._relative(last_offset), self._checked(position))
+        self._index += INDEX_ENTRY.pack(self._relative(last_offset), self._checked(position))
         self._add_time(timestamp, timestamp_offset)
         return position + self._interval
 
@@ -73,7 +70,7 @@ class IndexBuilder:
     def _add_time(self, timestamp: int, offset: int) -> None:
         # As `TimeIndex.maybeAppend`, which skips an entry that is not later than the last one.
         if timestamp > self._timestamp:
-            self._timeindex += _TIMEINDEX_ENTRY.pack(timestamp, self._relative(offset))
+            self._timeindex += TIMEINDEX_ENTRY.pack(timestamp, self._relative(offset))
             self._timestamp = timestamp
 
     def _relative(self, offset: int) -> int:
@@ -140,10 +137,10 @@ class IndexCheck:
 
     def _unpacked(self, pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
         for piece in pieces:
-            if len(piece) % _INDEX_ENTRY.size:
+            if len(piece) % INDEX_ENTRY.size:
                 self._fits = False
                 return
-            yield from _INDEX_ENTRY.iter_unpack(piece)
+            yield from INDEX_ENTRY.iter_unpack(piece)
 
 
 class TimeIndexCheck:
@@ -199,7 +196,7 @@ class TimeIndexCheck:
 
     def _unpacked(self, pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
         for piece in pieces:
-            if len(piece) % _TIMEINDEX_ENTRY.size:
+            if len(piece) % TIMEINDEX_ENTRY.size:
                 self._fits = False
                 return
-            yield from _TIMEINDEX_ENTRY.iter_unpack(piece)
+            yield from TIMEINDEX_ENTRY.iter_unpack(piece)

@@ -23,10 +23,10 @@ PREALLOCATED_TIMEINDEX_BYTES: Final = 10_485_756
 """Size of the active segment's time index with Kafka's default `segment.index.bytes`."""
 
 # Big-endian, as all of Kafka's file formats: relative offset u32, position u32.
-_INDEX_ENTRY = struct.Struct(">II")
+INDEX_ENTRY = struct.Struct(">II")
 # Timestamp i64, relative offset u32.
-_TIMEINDEX_ENTRY = struct.Struct(">qI")
-TIMEINDEX_ENTRY_BYTES: Final = _TIMEINDEX_ENTRY.size
+TIMEINDEX_ENTRY = struct.Struct(">qI")
+TIMEINDEX_ENTRY_BYTES: Final = TIMEINDEX_ENTRY.size
 
 WHOLE_ENTRIES_BYTES: Final = 96 * 1024
 """A piece of this size has a whole number of entries of either index."""
@@ -81,9 +81,9 @@ def parse_offset_index(data: bytes, base: BaseOffset, name: str = "index") -> Of
     Raises:
         DamagedSegmentError: The file ends within an entry, or offsets or positions do not ascend.
     """
-    used = _without_padding(data, _INDEX_ENTRY.size, name)
+    used = _without_padding(data, INDEX_ENTRY.size, name)
     entries = tuple(
-        (Offset(base + relative), position) for relative, position in _INDEX_ENTRY.iter_unpack(used)
+        (Offset(base + relative), position) for relative, position in INDEX_ENTRY.iter_unpack(used)
     )
     for number, (before, after) in enumerate(pairwise(entries), 1):
         if after[0] <= before[0] or after[1] <= before[1]:
@@ -97,10 +97,10 @@ def parse_time_index(data: bytes, base: BaseOffset, name: str = "timeindex") -> 
     Raises:
         DamagedSegmentError: The file ends within an entry, or timestamps or offsets do not ascend.
     """
-    used = _without_padding(data, _TIMEINDEX_ENTRY.size, name)
+    used = _without_padding(data, TIMEINDEX_ENTRY.size, name)
     entries = tuple(
         (timestamp, Offset(base + relative))
-        for timestamp, relative in _TIMEINDEX_ENTRY.iter_unpack(used)
+        for timestamp, relative in TIMEINDEX_ENTRY.iter_unpack(used)
     )
     for number, (before, after) in enumerate(pairwise(entries), 1):
         if after[0] <= before[0] or after[1] < before[1]:
@@ -118,7 +118,7 @@ def last_timestamp(last_entry: bytes, index_size: int) -> int | None:
     """
     if len(last_entry) != TIMEINDEX_ENTRY_BYTES or index_size % TIMEINDEX_ENTRY_BYTES:
         return None
-    timestamp, relative_offset = _TIMEINDEX_ENTRY.unpack(last_entry)
+    timestamp, relative_offset = TIMEINDEX_ENTRY.unpack(last_entry)
     # Only the first entry of an index can have relative offset 0.
     is_padding = relative_offset == 0 and index_size > TIMEINDEX_ENTRY_BYTES
     return None if timestamp < 0 or is_padding else int(timestamp)

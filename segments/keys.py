@@ -26,16 +26,16 @@ MAX_BITS: Final = 128
 OWN_ROOT: Final = "_sidetier"
 """Prefix of all objects that Pinterest's consumer must not see."""
 
-_MOST_NAME: Final = 255
+_MAX_NAME: Final = 255
 """Longest component of a key: file systems limit a name to this number of bytes."""
 
-_MOST_GROUP_NAME: Final = 200
+_MAX_GROUP_NAME: Final = 200
 """Longest encoded name of a group."""
 
 _MOVED_PARTS: Final = 4
 """Components up to the partition, in the key of a quarantined or retired object."""
 
-_MOST_PREFIXES: Final = 4096
+_MAX_PREFIXES: Final = 4096
 """Prefixes of partitions that are remembered."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
@@ -224,7 +224,7 @@ class ArchiveLayout:
         of a group can be any text.
         """
         name = quote(group, safe="").replace("~", "%7E")
-        return f"{self.groups_prefix()}{name}.json" if len(name) <= _MOST_GROUP_NAME else None
+        return f"{self.groups_prefix()}{name}.json" if len(name) <= _MAX_GROUP_NAME else None
 
 
 def _key_of_partition(prefix: str, tp: TopicPartition, name: str) -> str:
@@ -234,7 +234,7 @@ def _key_of_partition(prefix: str, tp: TopicPartition, name: str) -> str:
     this name: a file system would not take the name with `.json`.
     """
     file = _file_of_partition(tp)
-    return f"{prefix}{file}" if len(file) <= _MOST_NAME else f"{prefix}{tp}/{name}.json"
+    return f"{prefix}{file}" if len(file) <= _MAX_NAME else f"{prefix}{tp}/{name}.json"
 
 
 def _file_of_partition(tp: TopicPartition) -> str:
@@ -247,7 +247,7 @@ def _with_former(key: str, prefix: str, tp: TopicPartition) -> tuple[str, ...]:
 
 
 # A check or a commit of a partition makes several keys of it.
-@lru_cache(_MOST_PREFIXES)
+@lru_cache(_MAX_PREFIXES)
 def _partition_prefix(cluster: str, bits: int, tp: TopicPartition) -> str:
     prefix = f"{cluster}/{tp}/"
     if bits <= 0:

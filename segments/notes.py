@@ -21,7 +21,7 @@ TOPIC_ID_KEY: Final = "sidetier-topic-id"
 """Omitted if the topic id was not known."""
 EPOCHS_KEY: Final = "sidetier-epochs"
 """Each leader epoch in the segment with the offset of its first batch, `3@100,5@150`."""
-_MOST_EPOCHS_LENGTH: Final = 512
+_MAX_EPOCHS_LENGTH: Final = 512
 """Characters. Longer values are omitted: a store accepts 2 KiB of metadata in total."""
 RECORDS_KEY: Final = "sidetier-record-count"
 """Number of records; omitted if a batch belongs to a transaction."""
@@ -49,7 +49,7 @@ MISSING: Final = "missing"
 def epochs_note(runs: Iterable[Entry]) -> dict[str, str]:
     """Return the metadata entry for a segment's leader epochs; no entry if it is too long."""
     epochs = encode_runs(runs)
-    return {EPOCHS_KEY: epochs} if len(epochs) <= _MOST_EPOCHS_LENGTH else {}
+    return {EPOCHS_KEY: epochs} if len(epochs) <= _MAX_EPOCHS_LENGTH else {}
 
 
 def records_note(plain_records: int | None) -> dict[str, str]:

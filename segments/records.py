@@ -37,7 +37,7 @@ Header = tuple[str, bytes | None]
 
 # 16 tells zlib to expect gzip's header and trailer, and nothing else.
 _GZIP_ONLY: Final = 16 + zlib.MAX_WBITS
-MOST_BATCH_BYTES: Final = 256 << 20
+MAX_BATCH_BYTES: Final = 256 << 20
 """Default limit for the records of one compressed batch, decompressed, in bytes."""
 
 
@@ -62,7 +62,7 @@ def read_records(log: bytes, name: str) -> Iterator[Record]:
     Raises:
         DamagedSegmentError: The tail is cut, a CRC32C is wrong, or bytes are not records.
         UnsupportedFormatError: Message format v0 or v1, or an unknown codec.
-        BatchTooLargeError: A batch is larger, decompressed, than `MOST_BATCH_BYTES`.
+        BatchTooLargeError: A batch is larger, decompressed, than `MAX_BATCH_BYTES`.
     """
     try:
         for position, header in walk_headers(lambda at, size: log[at : at + size], len(log)):
@@ -74,7 +74,7 @@ def read_records(log: bytes, name: str) -> Iterator[Record]:
 
 
 def decode_records(
-    header: BatchHeader, payload: bytes, most_batch_bytes: int = MOST_BATCH_BYTES
+    header: BatchHeader, payload: bytes, most_batch_bytes: int = MAX_BATCH_BYTES
 ) -> tuple[Record, ...]:
     """Decode one batch from the bytes that follow its header. The CRC is not checked.
 

@@ -39,7 +39,7 @@ def _opaque(etag: str) -> str:
 
 LONGEST_KEY: Final = 1024
 """Maximum length of a key in bytes of UTF-8, as in S3."""
-MOST_METADATA: Final = 2048
+MAX_METADATA: Final = 2048
 """Maximum bytes of all names and values of an object's metadata, as in S3."""
 
 _METADATA_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -84,8 +84,8 @@ def check_metadata(key: str, metadata: Mapping[str, str] | None) -> dict[str, st
         # HTTP strips spaces around a header's value, so the stored value would differ.
         if not (value.isascii() and value.isprintable()) or value != value.strip():
             raise InvalidRequestError(f"{key}: metadata {name} is not printable ASCII: {value!r}")
-    if sum(len(name) + len(value) for name, value in checked.items()) > MOST_METADATA:
-        raise InvalidRequestError(f"{key}: metadata is larger than {MOST_METADATA} bytes")
+    if sum(len(name) + len(value) for name, value in checked.items()) > MAX_METADATA:
+        raise InvalidRequestError(f"{key}: metadata is larger than {MAX_METADATA} bytes")
     return checked
 
 

@@ -45,16 +45,16 @@ CHUNK_BYTES: Final = 64 * 1024
 TAG_BYTES: Final = 16
 SEALED_BYTES: Final = CHUNK_BYTES + TAG_BYTES
 SALT_BYTES: Final = 32
-_MOST_SIZE: Final = 1 << 40
+_MAX_SIZE: Final = 1 << 40
 """A larger size in a header is damage: Kafka's segments have less than 2 GiB."""
 
 # magic, version, plaintext size, salt, lengths of the key's name, wrapped data key and place
 _FIXED: Final = struct.Struct(f">8sBQ{SALT_BYTES}sBHH")
-MOST_NAME: Final = 64
+MAX_NAME: Final = 64
 """Longest name of a key."""
-_MOST_PLACE: Final = 249 + len("-2147483647/") + 20
+_MAX_PLACE: Final = 249 + len("-2147483647/") + 20
 """Longest place: topic, partition and base offset."""
-MOST_WRAPPED: Final = HEADER_BYTES - _FIXED.size - MOST_NAME - _MOST_PLACE
+MAX_WRAPPED: Final = HEADER_BYTES - _FIXED.size - MAX_NAME - _MAX_PLACE
 """Longest wrapped data key; one of AWS KMS has less than 300 bytes."""
 
 _LOG: Final = FileKind.LOG.value
@@ -120,7 +120,7 @@ def decode_header(data: bytes, key: str) -> EncryptedHeader | None:
         parts.append(data[at : at + length])
         at += length
     name, wrapped, place = parts
-    is_possible = name.isascii() and len(name) <= MOST_NAME and size <= _MOST_SIZE
+    is_possible = name.isascii() and len(name) <= MAX_NAME and size <= _MAX_SIZE
     header = EncryptedHeader(
         name.decode("ascii", "replace"), wrapped, salt, size, place.decode("ascii", "replace")
     )

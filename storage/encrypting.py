@@ -93,8 +93,8 @@ if TYPE_CHECKING:
 ENCRYPTION_KEY: Final = "sidetier-encryption"
 """Metadata of an encrypted object: version of the format, and checksum of the plaintext."""
 _ENCRYPTION_METADATA: Final = re.compile(r"1 (CRC64NVME|CRC32C) ([0-9a-f]{8}|[0-9a-f]{16})")
-_MOST_CIPHERS: Final = 1024
-_MOST_ENCRYPTED_VERSIONS: Final = 10_000
+_MAX_CIPHERS: Final = 1024
+_MAX_ENCRYPTED_VERSIONS: Final = 10_000
 _TRIES: Final = 3
 _Version = tuple[str, str]
 """Key and etag."""
@@ -478,7 +478,7 @@ class EncryptingStorage:
             self._check_may_be_plain(key)
         with self._guard:
             self._ciphers[name] = cipher
-            while len(self._ciphers) > _MOST_CIPHERS:
+            while len(self._ciphers) > _MAX_CIPHERS:
                 self._ciphers.popitem(last=False)
         return cipher
 
@@ -511,7 +511,7 @@ class EncryptingStorage:
         self._is_active = True
         with self._guard:
             self._encrypted_versions[key, etag] = None
-            while len(self._encrypted_versions) > _MOST_ENCRYPTED_VERSIONS:
+            while len(self._encrypted_versions) > _MAX_ENCRYPTED_VERSIONS:
                 self._encrypted_versions.popitem(last=False)
 
 

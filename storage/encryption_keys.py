@@ -26,7 +26,7 @@ from sidetier.segments.errors import (
     TransientStorageError,
 )
 from sidetier.storage.attempt import Clock, monotonic
-from sidetier.storage.encrypted_format import MOST_WRAPPED, missing_key
+from sidetier.storage.encrypted_format import MAX_WRAPPED, missing_key
 from sidetier.storage.settings import EncryptionSettings, KmsKeySettings, LocalKeySettings
 
 DATA_KEY_BYTES: Final = 32
@@ -41,7 +41,7 @@ derives its own key from the data key and a salt.
 """
 _PAUSE_SECONDS: Final = 1.0
 """KMS is not asked for another data key so soon after it has failed."""
-_MOST_UNWRAPPED: Final = 1000
+_MAX_UNWRAPPED: Final = 1000
 """Unwrapped data keys that a process keeps."""
 KMS_CONTEXT: Final[Mapping[str, str]] = {"sidetier": "segment"}
 """Encryption context: a policy can allow the key for it alone."""
@@ -119,7 +119,7 @@ _DENIED: Final = frozenset(
     }
 )
 _OTHER_KEY: Final = frozenset({"IncorrectKeyException", "InvalidCiphertextException"})
-_LEAST_STATUS_OF_OUTAGE: Final = 500
+_FIRST_STATUS_OF_OUTAGE: Final = 500
 _ARN_REGION: Final = 3
 
 
@@ -213,7 +213,7 @@ def _refusal(where: str, error: Any) -> StorageError:  # noqa: ANN401 - a Client
     text = f"{where}: {status} {code}: {answer.get('Error', {}).get('Message', '')}"
     if code in _THROTTLED:
         return StoreThrottledError(text)
-    if code in _UNAVAILABLE or status >= _LEAST_STATUS_OF_OUTAGE:
+    if code in _UNAVAILABLE or status >= _FIRST_STATUS_OF_OUTAGE:
         return StoreUnavailableError(text)
     if code in _DENIED:
         return AccessDeniedError(f"{text}: see the policy in docs/encryption.md")
@@ -322,7 +322,7 @@ class Keyring:
             raise EncryptionKeyError(f"{where}: its data key has {len(secret)} bytes, not 32")
         with self._guard:
             self._unwrapped[key_name, wrapped] = secret
-            while len(self._unwrapped) > _MOST_UNWRAPPED:
+            while len(self._unwrapped) > _MAX_UNWRAPPED:
                 self._unwrapped.popitem(last=False)
         return secret
 
@@ -344,10 +344,10 @@ class Keyring:
         if self._active is None:
             raise EncryptionError("storage.encryption.key is not set, so nothing can be encrypted")
         secret, wrapped = self._keys[self._active].generate()
-        if len(wrapped) > MOST_WRAPPED:
+        if len(wrapped) > MAX_WRAPPED:
             raise EncryptionError(
                 f"storage.encryption.key {self._active!r}: a wrapped data key has {len(wrapped)} "
-                f"bytes, and a header has room for {MOST_WRAPPED}"
+                f"bytes, and a header has room for {MAX_WRAPPED}"
             )
         return DataKey(self._active, wrapped, secret)
 

@@ -1,7 +1,7 @@
 """The S3 driver: small requests by obstore, large bodies by urllib3, and the rest by boto3.
 
 obstore needs a tenth of boto3's CPU time for a small request. `s3_requests` moves large bodies
-without a copy and waits for the store's consent before it sends them (`Expect: 100-continue`).
+without a copy, and waits for `100 Continue` before it sends them.
 boto3 is loaded only for multipart uploads, copies and deletions.
 """
 
@@ -216,18 +216,9 @@ class S3Storage(ObjectStorage):
         condition: Condition | None,
     ) -> str:
         """Store the body in one request, with its checksum in a header; return the etag."""
-        from sidetier.storage.s3_requests import (  # noqa: PLC0415
-            checksum_header,
-            condition_header,
-            new_object_headers,
-        )
+        from sidetier.storage.s3_requests import put_headers  # noqa: PLC0415
 
-        headers = {
-            **new_object_headers(self._settings, key),
-            **{f"x-amz-meta-{name}": value for name, value in metadata.items()},
-            **checksum_header(checksum),
-            **condition_header(condition),
-        }
+        headers = put_headers(self._settings, key, metadata, checksum, condition)
         with body.open() as stream:
             window = stream, 0, body.size
             etag = self._requests.put(self._root + key, window, headers, self._where("put", key))

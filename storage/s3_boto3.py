@@ -19,7 +19,6 @@ from sidetier.storage.checksums import (
     RunningChecksum,
     checksum_of_stream,
     expect_checksum,
-    to_base64,
 )
 from sidetier.storage.object_store import bare_etag, quoted_etag
 from sidetier.storage.port import (
@@ -28,14 +27,18 @@ from sidetier.storage.port import (
     Checksum,
     ChecksumAlgorithm,
     Condition,
-    IfAbsent,
     IfMatch,
     ObjectHead,
     ObjectSummary,
     UnfinishedUpload,
 )
-from sidetier.storage.s3_requests import S3Requests, checksum_header, new_object_headers
-from sidetier.storage.settings import GIB, LARGEST_PUT, MOST_PARTS, S3Settings
+from sidetier.storage.s3_requests import (
+    S3Requests,
+    checksum_header,
+    condition_header,
+    new_object_headers,
+)
+from sidetier.storage.settings import GIB, LARGEST_PUT, MAX_PARTS, S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -48,8 +51,12 @@ _PARAMS: Final = {
     "x-amz-server-side-encryption-aws-kms-key-id": "SSEKMSKeyId",
     "x-amz-storage-class": "StorageClass",
     "x-amz-tagging": "Tagging",
+    "x-amz-checksum-crc64nvme": "ChecksumCRC64NVME",
+    "x-amz-checksum-crc32c": "ChecksumCRC32C",
+    "If-None-Match": "IfNoneMatch",
+    "If-Match": "IfMatch",
 }
-"""boto3's names of the headers of a new object."""
+"""boto3's names of headers."""
 
 Params = dict[str, Any]
 """Keyword arguments of one boto3 call."""
@@ -143,7 +150,7 @@ class Boto3Requests:
         """Delete an object. S3-compatible stores may ignore the condition."""
         with self._translated("DeleteObject", key):
             self.client.delete_object(
-                Bucket=self._bucket, Key=self._root + key, **_conditional(condition)
+                Bucket=self._bucket, Key=self._root + key, **_params(condition_header(condition))
             )
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
@@ -219,9 +226,9 @@ class Boto3Requests:
         condition: Condition | None,
     ) -> str:
         """Make the object visible if the condition holds now; return its etag."""
-        params = _conditional(condition)
+        params = _params(condition_header(condition))
         if checksum is not None:
-            params |= {**_checksum_param(checksum), "ChecksumType": "FULL_OBJECT"}
+            params |= {**_params(checksum_header(checksum)), "ChecksumType": "FULL_OBJECT"}
         with self._translated("CompleteMultipartUpload", key):
             response: Any = self.client.complete_multipart_upload(
                 Bucket=self._bucket,
@@ -253,15 +260,16 @@ class Boto3Requests:
             stream.seek(start)
             # Each part is read twice: S3 takes the checksum in a header, before the bytes.
             checksum = checksum_of_stream(stream, algorithm, length)
+            header = checksum_header(checksum)
             number = len(parts) + 1
             etag = self._requests.put(
                 self._root + key,
                 (stream, start, length),
-                checksum_header(checksum),
+                header,
                 f"UploadPart s3://{self._bucket}/{self._root}{key}",
                 urlencode({"partNumber": number, "uploadId": upload_id}),
             )
-            parts.append({"PartNumber": number, "ETag": etag, **_checksum_param(checksum)})
+            parts.append({"PartNumber": number, "ETag": etag, **_params(header)})
             whole.append(checksum, length)
             start += length
         return parts, whole.result()
@@ -320,28 +328,19 @@ class Boto3Requests:
 
     def _creation(self, key: str, metadata: Mapping[str, str]) -> Params:
         """Return the parameters of a new object: encryption, storage class, tags, metadata."""
-        headers = new_object_headers(self._settings, key)
-        params = {_PARAMS[name]: value for name, value in headers.items()}
+        params = _params(new_object_headers(self._settings, key))
         return {**params, "Metadata": dict(metadata)} if metadata else params
 
 
 def part_sizes(size: int, wanted: int) -> list[int]:
     """Return the sizes of the parts of `size` bytes: equal except for the last, at most 10,000."""
-    each = max(wanted, -(-size // MOST_PARTS))
+    each = max(wanted, -(-size // MAX_PARTS))
     return [min(each, size - start) for start in range(0, size, each)]
 
 
-def _checksum_param(checksum: Checksum) -> Params:
-    return {f"Checksum{checksum.algorithm.value}": to_base64(checksum)}
-
-
-def _conditional(condition: Condition | None) -> Params:
-    """Return the If-None-Match or If-Match header; empty without a condition."""
-    if condition is None:
-        return {}
-    if isinstance(condition, IfAbsent):
-        return {"IfNoneMatch": "*"}
-    return {"IfMatch": quoted_etag(condition.etag)}
+def _params(headers: Mapping[str, str]) -> Params:
+    """Return headers of `s3_requests` as keyword arguments of boto3."""
+    return {_PARAMS[name]: value for name, value in headers.items()}
 
 
 def _summary_of(key: str, row: Mapping[str, Any]) -> ObjectSummary:

@@ -2,8 +2,8 @@
 
 urllib3 reads a body in pieces into new `bytes` objects and passes each to the socket. Here a body
 that is in a file is sent with sendfile(2) to a plain socket, and through one reused buffer over
-TLS. With `Expect: 100-continue` the body is sent once the store agrees (RFC 9110, 10.1.1), so that
-a refused body is not even read. All other behaviour of urllib3 stays.
+TLS. With `Expect: 100-continue` the body is sent after the store's `100 Continue` (RFC 9110,
+10.1.1), so that a refused body is not even read. All other behaviour of urllib3 stays.
 """
 
 import errno
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """errno values of a file system or kernel that does not support sendfile."""
 _CONTINUE_SECONDS: Final = 1.0
-"""Wait for a store's consent. A store that does not know `Expect` sends none."""
+"""Maximum wait for `100 Continue`. A store that does not know `Expect` does not send it."""
 _CONTINUE: Final = b"100"
 _STATUS: Final = slice(9, 12)
 """Place of the status in an answer: "HTTP/1.1 100 Continue"."""
@@ -108,8 +108,8 @@ def _milliseconds_left(end: float | None, clock: Clock) -> float | None:
     return left * 1000
 
 
-def await_consent(sock: socket.socket) -> bytes | None:
-    """Wait until the store agrees to receive the body, or for a second.
+def await_continue(sock: socket.socket) -> bytes | None:
+    """Wait for `100 Continue`, at most a second.
 
     Returns None to send the body, else the first bytes of the store's final answer.
 
@@ -131,7 +131,7 @@ def await_consent(sock: socket.socket) -> bytes | None:
             answer = answer[end + len(_END_OF_HEADERS) :]
             if not answer:
                 return None
-            continue  # some servers agree twice
+            continue  # some servers send it twice
         more = sock.recv(_MAX_HEADER_BYTES)
         if not more or len(answer) > _MAX_HEADER_BYTES:
             return answer  # http.client reports what it is
@@ -208,7 +208,7 @@ class _SendsBodies:
         if not isinstance(data, AttemptStream):
             super().send(data)  # type: ignore[misc]
             return
-        answer = await_consent(self.sock) if self._waits else None
+        answer = await_continue(self.sock) if self._waits else None
         if answer is not None:
             self.response_class = partial(_Refusal, answer)
             return

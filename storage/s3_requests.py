@@ -133,10 +133,7 @@ class S3Requests:
             response.drain_conn()
             response.release_conn()
             return io.BytesIO()
-        text = _text_of(response, where)
-        if response.status != _OK:
-            raise _refusal(where, response.status, text)
-        if text:
+        if _accepted(response, where):
             raise MalformedAnswerError(f"{where}: the store sends whole objects instead of ranges")
         return io.BytesIO()  # the object is empty, so it has no range
 
@@ -147,9 +144,7 @@ class S3Requests:
             StorageError: As `RemoteStorage.head_object`.
         """
         response = self._ask("HEAD", self._target(path), headers, where)
-        text = _text_of(response, where)
-        if response.status != _OK:
-            raise _refusal(where, response.status, text)
+        _accepted(response, where)
         return {name.lower(): value for name, value in response.headers.items()}
 
     def put(
@@ -195,9 +190,7 @@ class S3Requests:
                 text = f"{where}: not sent before the attempt's deadline"
                 raise StoreTimeoutError(text) from error
             raise stream.failure from error
-        text = _text_of(response, where)
-        if response.status != _OK:
-            raise _refusal(where, response.status, text)
+        _accepted(response, where)
         etag = response.headers.get("ETag")
         if etag is None:
             raise MalformedAnswerError(f"{where}: the store's answer has no ETag")
@@ -283,6 +276,22 @@ def new_object_headers(settings: S3Settings, key: str) -> dict[str, str]:
         "x-amz-tagging": urlencode(tags) if tags else None,
     }
     return {name: value for name, value in headers.items() if value is not None}
+
+
+def put_headers(
+    settings: S3Settings,
+    key: str,
+    metadata: Mapping[str, str],
+    checksum: Checksum,
+    condition: Condition | None,
+) -> dict[str, str]:
+    """Return the headers of a put of a whole object."""
+    return {
+        **new_object_headers(settings, key),
+        **{f"{_METADATA}{name}": value for name, value in metadata.items()},
+        **checksum_header(checksum),
+        **condition_header(condition),
+    }
 
 
 def checksum_header(checksum: Checksum) -> dict[str, str]:
@@ -463,21 +472,23 @@ class _Body(io.RawIOBase):
         super().close()
 
 
-def _text_of(response: urllib3.BaseHTTPResponse, where: str) -> str:
-    """Return the beginning of the body of a response that is not a range."""
+def _accepted(response: urllib3.BaseHTTPResponse, where: str) -> str:
+    """Return the beginning of the body of a whole answer.
+
+    Raises:
+        StorageError: The store has refused the request.
+    """
     with _translated(where):
         text = response.read(_MAX_ERROR_BYTES).decode(errors="replace")
     response.close()
-    return text
-
-
-def _refusal(where: str, status: int, text: str) -> StorageError:
-    """Return our error for an answer that is no success."""
+    status = response.status
+    if status == _OK:
+        return text
     if status in _REDIRECTS and status != _NOT_MODIFIED:
-        return InvalidRequestError(f"{where}: set the bucket's own region (storage.s3.region)")
+        raise InvalidRequestError(f"{where}: set the bucket's own region (storage.s3.region)")
     code = code_of(text)
     kind = BY_CODE.get(code) or by_status(status, code)
-    return kind(refusal_text(where, status, fields_of(text)))
+    raise kind(refusal_text(where, status, fields_of(text)))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 LARGEST_PUT: Final = 5 * GIB
 """Maximum size of a single PUT, of a part and of a copy in S3, in bytes."""
-MOST_PARTS: Final = 10_000
+MAX_PARTS: Final = 10_000
 """Maximum number of parts of one S3 upload."""
 
 SMALL_BODY: Final = 64 * 1024

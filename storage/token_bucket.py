@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 _BURST_SECONDS: Final = 0.25
-_MOST_DELAY: Final = 5.0
+_MAX_DELAY: Final = 5.0
 """Most seconds that `take` tells a caller to wait: shorter than the timeouts of Kafka's clients."""
 
 
@@ -59,7 +59,7 @@ class TokenBucket:
                 self._last_seconds = seconds or self._last_seconds
                 return 0.0
             turn = max(self._next_turn + self._last_seconds, self._paid_until)
-            self._next_turn = min(turn, now + _MOST_DELAY)
+            self._next_turn = min(turn, now + _MAX_DELAY)
             return self._next_turn - now
 
     def give_back(self, size: int) -> None:

@@ -15,7 +15,7 @@ from sidetier.telemetry.status import PartitionState, PartitionStatus, StatusSna
 NEAR_DELETION_SECONDS: Final = 600.0
 """As in the alert SidetierNearLocalDeletion."""
 DEFAULT_LIMIT: Final = 100
-MOST_ROWS: Final = 1000
+MAX_ROWS: Final = 1000
 """Maximum of `limit`. A page of 1,000 partitions has about 1 MB before compression."""
 _LONGEST_TOPIC: Final = 512
 _NEVER: Final = float("inf")
@@ -187,7 +187,7 @@ def parse_query(query_string: str) -> PartitionQuery | None:
         raise ValueError(f"state={','.join(names)}: expected some of {known}") from None
     return PartitionQuery(
         _number(given, "offset", 0, least=0, most=None),
-        _number(given, "limit", DEFAULT_LIMIT, least=1, most=MOST_ROWS),
+        _number(given, "limit", DEFAULT_LIMIT, least=1, most=MAX_ROWS),
         sort,
         topic,
         states,

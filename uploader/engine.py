@@ -76,13 +76,13 @@ if TYPE_CHECKING:
 _TOTALS_SECONDS: Final = 0.25
 _TAILS_SECONDS: Final = 5.0
 """The broker's default interval between two writes of its high watermarks."""
-_MOST_OF_THE_TIME: Final = 0.1
+_MAX_SHARE_OF_TIME: Final = 0.1
 """The share of the thread's time that each of them may take, however many partitions there are."""
 _HOUSEKEEPING_SECONDS: Final = 5.0
 _AT_ONCE: Final = float("-inf")
 _LED_AT_ONCE: Final = 100
 """Directories that are listed before the store is asked for these partitions' `offset.wm`."""
-_MOST_DIRECTORIES: Final = 100_000
+_MAX_DIRECTORIES: Final = 100_000
 """Maximum number of directories with a hint; with more of them, everything is listed again."""
 
 
@@ -208,7 +208,7 @@ class Engine:
         self._shared = {name: SharedPool(self._pools[name], now) for name in ("upload", "request")}
         self._timers = Timers(now)
         self._errors = errors = UnexpectedErrors(metrics, context.clock)
-        self._board = HintBoard(self.wake, now, _MOST_DIRECTORIES)
+        self._board = HintBoard(self.wake, now, _MAX_DIRECTORIES)
         self._watcher = Watcher(context.log_dirs.paths, self._board, config.watch, metrics)
         self._leads = LedPartitions(context.log_dirs, metrics, errors, self._dropped, now)
         self._pins = PinTable(allowed_files(config.pins.max_files))
@@ -768,4 +768,4 @@ class Engine:
 
     def _after(self, began: float, seconds: float) -> float:
         """Return the next time of a task that began at `began` and has just ended."""
-        return began + max(seconds, (self._now() - began) / _MOST_OF_THE_TIME)
+        return began + max(seconds, (self._now() - began) / _MAX_SHARE_OF_TIME)

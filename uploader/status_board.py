@@ -45,7 +45,7 @@ from sidetier.uploader.stores import StoresHealth
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 
-_MOST_SEGMENTS: Final = 16
+_MAX_SEGMENTS: Final = 16
 """Number of a partition's unstored segments that the status lists: those that may be under way, and
 a few behind them.
 """
@@ -462,7 +462,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
         for tracked in partition.log.tracked.values()
         if not (_is_committed(partition, tracked) or partition.is_empty(tracked))
     ]
-    first = heapq.nsmallest(_MOST_SEGMENTS, unstored, key=_base_of)
+    first = heapq.nsmallest(_MAX_SEGMENTS, unstored, key=_base_of)
     oldest = first[0] if first else None
     watermark = partition.archive.watermark if partition.archive else None
     status = PartitionStatus(

@@ -2,7 +2,6 @@
 metadata.
 """
 
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +15,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.index_builder import RebuiltIndexes
-from sidetier.segments.indexes import parse_offset_index, tail_of
+from sidetier.segments.indexes import INDEX_ENTRY, parse_offset_index, tail_of
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import REQUIRED_KINDS, FileKind
 from sidetier.segments.notes import LEADER_EPOCH_KEY
@@ -118,8 +117,6 @@ def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, 
     )
 
 
-# An entry of an `.index`: relative offset u32, position u32.
-_ENTRY = struct.Struct(">II")
 _WINDOW_BYTES: Final = 256 * 1024
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -182,13 +179,13 @@ def _last_entry(
     """Read offset and position of the last index entry; None if there is none, or if it is
     damaged.
     """
-    if index.size < _ENTRY.size or index.size % _ENTRY.size:
+    if index.size < INDEX_ENTRY.size or index.size % INDEX_ENTRY.size:
         return None
-    with store.get_object_input_stream(index.key, index.size - _ENTRY.size) as stream:
+    with store.get_object_input_stream(index.key, index.size - INDEX_ENTRY.size) as stream:
         last = stream.read()
-    if len(last) != _ENTRY.size:
+    if len(last) != INDEX_ENTRY.size:
         return None  # the object ends before its listed size
-    relative, position = _ENTRY.unpack(last)
+    relative, position = INDEX_ENTRY.unpack(last)
     if position:
         return base + relative, position
     try:  # zeros: the index was uploaded before the broker trimmed it

@@ -13,7 +13,7 @@ from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES, parse_batch_header
 
 _LENGTH_END: Final = LENGTH_PREFIX_BYTES
-_LEAST_MISSING: Final = HEADER_BYTES
+_MIN_MISSING: Final = HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Assembler:
     def missing(self) -> int:
         """Missing bytes of that batch: at least its header if its length is not known yet."""
         if len(self._carry) < _LENGTH_END:
-            return _LEAST_MISSING
+            return _MIN_MISSING
         return self._length() - len(self._carry)
 
     def feed(self, data: Buffer) -> Iterator[ScannedBatches]:

@@ -22,7 +22,7 @@ from sidetier.storage.attempt import monotonic
 _LONGEST_WAIT: Final = 1.0
 _SHORTEST_WAIT: Final = 0.01
 _JOIN_SECONDS: Final = 2.0
-_MOST_ROUNDS: Final = 8
+_MAX_ROUNDS: Final = 8
 """Number of actions per partition after which a partition that waited may exceed the memory budget.
 """
 
@@ -146,7 +146,7 @@ class FetchThreads:
 
         Only one partition at a time may: the budget must not be exceeded already.
         """
-        has_waited = self._turn - partition.served > _MOST_ROUNDS * partitions
+        has_waited = self._turn - partition.served > _MAX_ROUNDS * partitions
         return has_waited and not partition.goes_on() and self._budget.fits(0)
 
     def _until_due(self) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 
 from sidetier.segments.buffers import is_exported
 
-LEAST_BUFFER: Final = 1 << 20
+MIN_BUFFER: Final = 1 << 20
 """Bytes. Smaller buffers are not kept."""
 _HEAP_SLACK: Final = 8 << 20
 
@@ -73,7 +73,7 @@ class BufferPool:
             size: Size in bytes.
             spare: Maximum number of bytes of other free buffers that are kept for later.
         """
-        if size < LEAST_BUFFER:
+        if size < MIN_BUFFER:
             return memoryview(bytearray(size))
         with self._lock:
             buffer = self._free(size, spare)

@@ -26,7 +26,7 @@ from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.port import ObjectSummary
 from sidetier.storage.ranges import ReadRange
 
-_MOST_CANDIDATES: Final = 8
+_MAX_CANDIDATES: Final = 8
 """Maximum number of segments with lower bases that are checked: one of them may reach beyond the
 end of a later segment.
 """
@@ -189,7 +189,7 @@ class Opener:
             return AtEnd(snapshot, stuck.offset)
         # Late writers and Pinterest's uploader leave segments that overlap, so another one may have
         # the offset.
-        for log in islice(_candidates(view, stuck.offset), 1 + _MOST_CANDIDATES):
+        for log in islice(_candidates(view, stuck.offset), 1 + _MAX_CANDIDATES):
             if log.version not in stuck.tried and self._end_of(log) > stuck.offset:
                 return self._opened(snapshot, view, log, stuck.offset)
         # A segment that is no longer part of the archive is no damage of the archive.

@@ -58,8 +58,8 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 if TYPE_CHECKING:
     from sidetier.archive.view import ArchiveView
 
-LEAST_RANGE: Final = 64 * 1024
-MOST_UNDER_WAY: Final = 4
+MIN_RANGE: Final = 64 * 1024
+MAX_CONCURRENT_RANGES: Final = 4
 """Maximum number of concurrent range requests of one partition."""
 _FAILED_SNAPSHOT_AGE: Final = 1.0
 """Seconds. A snapshot that the store did not answer counts as taken, so that it is not asked for
@@ -645,7 +645,7 @@ class PartitionReader:
 
     def _next_fetch(self, *, may_exceed: bool) -> Fetch | None:
         # One probe at a time while the store fails. The others would fail as well, and hold memory.
-        most = 1 if self._failing else MOST_UNDER_WAY
+        most = 1 if self._failing else MAX_CONCURRENT_RANGES
         at = self._next_segment_position() if self._under_way < most else None
         if at is None or not self._is_wanted(at):
             return None
@@ -682,18 +682,18 @@ class PartitionReader:
         """Return the number of bytes to request; None while the budget has no room for them."""
         left = (at.log.size if self._overruns else self._limit(at.log)) - at.position
         if self._missing and not self._ranges:  # no batch can be decoded without them
-            wanted = min(max(self._missing, LEAST_RANGE), left)
+            wanted = min(max(self._missing, MIN_RANGE), left)
             if self._budget.fits(wanted):
                 return wanted
             least = min(self._missing, left)
             return least if may_exceed or self._budget.fits(least) else None
         share = self._budget.share
         # Half a share, so that the next range is fetched while this one is decoded.
-        size = min(self._range_size, max(share // 2, LEAST_RANGE), self._budget.total // 2, left)
+        size = min(self._range_size, max(share // 2, MIN_RANGE), self._budget.total // 2, left)
         held = self._decoder_bytes + sum(fetched.size for fetched in self._ranges)
         if (not held or held + size <= share) and self._budget.fits(size):
             return size
-        return min(size, LEAST_RANGE) if may_exceed and not self._ranges else None
+        return min(size, MIN_RANGE) if may_exceed and not self._ranges else None
 
     def _next_segment_position(self) -> SegmentPosition | None:
         """Return where the next range begins: in the same segment, or at the start of the
@@ -725,7 +725,7 @@ class PartitionReader:
         if is_above and (self._ranges or self._under_way or self._work is not None):
             return False
         if is_above and not self._overruns:
-            self._range_size = LEAST_RANGE
+            self._range_size = MIN_RANGE
         self._overruns = is_above
         return True
 

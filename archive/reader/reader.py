@@ -34,7 +34,7 @@ from sidetier.storage.settings import AttemptDeadline
 
 _INDEX_PART = 8
 """1/8 of the memory budget is for the cache of indexes."""
-_MOST_FOUND = 4
+_MAX_FOUND = 4
 """Number of ranges, of at most 4 MiB each, that are kept for reads that begin at a searched
 timestamp.
 """
@@ -179,7 +179,7 @@ class ArchiveReader:
             return None
         with self._lock:
             self._found[tp] = record
-            while len(self._found) > _MOST_FOUND:
+            while len(self._found) > _MAX_FOUND:
                 del self._found[next(iter(self._found))]
         return record.offset
 

@@ -10,7 +10,7 @@ from sidetier.segments.isolation import IsolationLevel
 __all__ = ["IsolationLevel", "ReaderSettings"]
 
 MIB: Final = 1024**2
-LEAST_MEMORY: Final = MIB
+MIN_MEMORY: Final = MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class ReaderSettings:
         return ("offset", *self.columns)
 
     def __post_init__(self) -> None:
-        if self.memory_budget < LEAST_MEMORY:
+        if self.memory_budget < MIN_MEMORY:
             raise ConfigurationError(
-                f"memory.budget {self.memory_budget}: at least {LEAST_MEMORY} bytes are needed"
+                f"memory.budget {self.memory_budget}: at least {MIN_MEMORY} bytes are needed"
             )
         if not 0 < self.max_batch_bytes <= LARGEST_MAX_BATCH_BYTES:
             raise ConfigurationError(

@@ -15,6 +15,7 @@ from sidetier.archive.objects.log_check import Mismatch
 from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.objects.watermark import Watermark, is_noted
 from sidetier.archive.verify.findings import Finding, FindingKind
+from sidetier.segments.indexes import INDEX_ENTRY, TIMEINDEX_ENTRY
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
@@ -25,7 +26,10 @@ above it are being uploaded.
 """
 _COMMIT_MS: Final = 600_000
 """The same for segments with an entry in `_metadata`, which is written right before `offset.wm`."""
-_ENTRY_BYTES: Final = {FileKind.INDEX: 8, FileKind.TIMEINDEX: 12}
+_ENTRY_BYTES: Final = {
+    FileKind.INDEX: INDEX_ENTRY.size,
+    FileKind.TIMEINDEX: TIMEINDEX_ENTRY.size,
+}
 _MISSING: Final = {
     FileKind.INDEX: FindingKind.MISSING_INDEX,
     FileKind.TIMEINDEX: FindingKind.MISSING_TIMEINDEX,

@@ -33,7 +33,7 @@ def resident_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmRSS")
 
 
-LEAST_PRIORITY = 19
+LOWEST_PRIORITY = 19
 """Niceness of processes that yield to everything else."""
 
 
@@ -45,7 +45,7 @@ def give_way(pid: int) -> None:
     """
     group = Path(f"/proc/{pid}/autogroup")
     if group.exists():
-        group.write_text(str(LEAST_PRIORITY))
+        group.write_text(str(LOWEST_PRIORITY))
 
 
 def machine() -> str:

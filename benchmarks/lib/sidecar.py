@@ -61,7 +61,7 @@ class Sidecar:
         line = [*program, "--config", str(path), "run"]
         self._gives_way = setup.gives_way
         if setup.gives_way:
-            line = ["nice", "-n", str(processes.LEAST_PRIORITY), *line]
+            line = ["nice", "-n", str(processes.LOWEST_PRIORITY), *line]
         self.process = ManagedProcess(
             Command("sidetier", line, self.log, {**BYTE_CODE, **setup.environment})
         )

@@ -23,7 +23,7 @@ from sidetier.cli.output import Cell, OutputFormat, Table, range_text
 from sidetier.config.problems import first_of
 from sidetier.segments.errors import LeadershipUnavailableError
 
-_MOST_ROWS: Final = 40
+_MAX_ROWS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ class LoseResult:
         rows = [self._row(partition, risk) for partition, risk in self.at_risk]
         tables = [Table((), footer=self.verdict())]
         if rows:
-            more = len(rows) - _MOST_ROWS
+            more = len(rows) - _MAX_ROWS
             footer = f"and {more} more: --output json has them all" if more > 0 else None
-            tables.append(Table(columns, rows[:_MOST_ROWS], footer=footer))
+            tables.append(Table(columns, rows[:_MAX_ROWS], footer=footer))
         notes = most_lines(list(self._notes()))
         return (*tables, *(Table((), footer=line) for line in notes))
 

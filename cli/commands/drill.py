@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sidetier.mirror.hydrate.plan import PlannedPartition
 
 _CONNECTIONS: Final = 32
-_MOST_SEED: Final = 2**31 - 1
+_MAX_SEED: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class DrillOptions:
     )
     seed: int | None = option(
         "--seed",
-        type=click.IntRange(0, _MOST_SEED),
+        type=click.IntRange(0, _MAX_SEED),
         help="Seed of the random sample: the same seed and the same archive give the same sample.  "
         "[default: a new seed each time, shown in the output]",
     )
@@ -280,7 +280,7 @@ def command(options: DrillOptions) -> SampleResult | DrillResult:
     quiet_logs(loaded)
     config, seed = loaded.config, options.seed
     if seed is None:
-        seed = random.SystemRandom().randint(0, _MOST_SEED)
+        seed = random.SystemRandom().randint(0, _MAX_SEED)
     rules = SampleRules(
         seed, options.segments, options.newest, options.max_partitions, options.max_bytes
     )

@@ -9,8 +9,8 @@ from sidetier.cli import kernel
 from sidetier.cli.options import argument, option, options
 
 _MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512")
-_LEAST_ITERATIONS: Final = 4096
-_MOST_ITERATIONS: Final = 100_000
+_MIN_ITERATIONS: Final = 4096
+_MAX_ITERATIONS: Final = 100_000
 
 
 def read_password() -> str:
@@ -44,8 +44,8 @@ class ScramOptions:
     )
     iterations: int = option(
         "--iterations",
-        type=click.IntRange(_LEAST_ITERATIONS, _MOST_ITERATIONS),
-        default=_LEAST_ITERATIONS,
+        type=click.IntRange(_MIN_ITERATIONS, _MAX_ITERATIONS),
+        default=_MIN_ITERATIONS,
         help="Iterations of the derivation. More of them slow down attempts to find the password "
         "from the file, and each login. Use the same number for all users.",
     )

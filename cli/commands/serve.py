@@ -20,8 +20,8 @@ Address = tuple[str, int]
 RELAY: Final = "relay="
 """Prefix of the value of --groups that names a live cluster."""
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
-_LEAST_MEMORY: Final = 16 << 20
-_MOST_PORT: Final = 65535
+_MIN_MEMORY: Final = 16 << 20
+_MAX_PORT: Final = 65535
 _FOR_EVER: Final = "forever"
 _DAY: Final = 86_400.0
 
@@ -38,8 +38,8 @@ def parse_address(text: str) -> Address:
     is_bracketed = host.startswith("[") and host.endswith("]")
     if ":" in host and not is_bracketed:
         raise ValueError(f"{text!r}: write an IPv6 address in brackets: [::1]:9092")
-    if int(port) > _MOST_PORT:
-        raise ValueError(f"{text!r}: the port is above {_MOST_PORT}")
+    if int(port) > _MAX_PORT:
+        raise ValueError(f"{text!r}: the port is above {_MAX_PORT}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -62,8 +62,8 @@ def _size(text: str) -> int:
 
 def _memory(text: str) -> int:
     size = _size(text)
-    if size < _LEAST_MEMORY:
-        raise ValueError(f"at least {_LEAST_MEMORY >> 20} MiB are needed")
+    if size < _MIN_MEMORY:
+        raise ValueError(f"at least {_MIN_MEMORY >> 20} MiB are needed")
     return size
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sidetier.config.model import HttpConfig
 
 
-MOST_ROWS: Final = 40
+MAX_ROWS: Final = 40
 """Up to this number of partitions, all are shown; beyond it, only those that are not FINE."""
 
 _SEGMENT: Final = re.compile("^segment [0-9]+ ")
@@ -191,7 +191,7 @@ class StatusResult:
         """Return one table, with a summary as its footer."""
         rows = self.rows
         visible = rows
-        if not self.show_all and len(rows) > MOST_ROWS:
+        if not self.show_all and len(rows) > MAX_ROWS:
             visible = [row for row in rows if row.severity is not Severity.FINE]
         hidden = len(rows) - len(visible)
         columns = (

@@ -25,7 +25,7 @@ from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Trim
 from sidetier.uploader.trim.trimmer import AT_ONCE, CHECK_THREADS, GroupBehind, Survey, Trimmer
 from sidetier.uploader.watching.disk import find_partitions
 
-_MOST_ROWS: Final = 40
+_MAX_ROWS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,9 @@ class TrimResult:
 
 
 def _limited(columns: tuple[str, ...], rows: Sequence[Sequence[Cell]]) -> Table:
-    more = len(rows) - _MOST_ROWS
+    more = len(rows) - _MAX_ROWS
     footer = f"and {more} more: --output json has them all" if more > 0 else None
-    return Table(columns, rows[:_MOST_ROWS], footer=footer)
+    return Table(columns, rows[:_MAX_ROWS], footer=footer)
 
 
 def _led_partitions(

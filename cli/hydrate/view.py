@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sidetier.mirror.hydrate.finish import OpenTransaction
     from sidetier.mirror.hydrate.steps import FinishReport, ReplicateReport, VerifyTopicsReport
 
-_MOST_IDS: Final = 10
+_MAX_IDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,9 @@ def _transaction_lines(report: TransactionReport) -> list[str]:
 
 
 def _ids(producers: Sequence[int]) -> str:
-    first_ids = ", ".join(map(str, producers[:_MOST_IDS]))
+    first_ids = ", ".join(map(str, producers[:_MAX_IDS]))
     return first_ids + (
-        f" and {len(producers) - _MOST_IDS} more" if len(producers) > _MOST_IDS else ""
+        f" and {len(producers) - _MAX_IDS} more" if len(producers) > _MAX_IDS else ""
     )
 
 

@@ -21,7 +21,7 @@ from sidetier.segments.names import FileKind, parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
-_MOST_SET_ASIDE: Final = 5
+_MAX_SET_ASIDE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class ArchivedPartition:
         store, layout, tp = self._place
         for prefix in (layout.quarantine_prefix(tp), layout.retired_prefix(tp)):
             keys = nearest_in_each_directory(store.list_objects(prefix), offset)
-            yield from sorted(keys)[:_MOST_SET_ASIDE]
+            yield from sorted(keys)[:_MAX_SET_ASIDE]
 
 
 def nearest_in_each_directory(rows: Iterable[ObjectSummary], offset: int) -> list[str]:

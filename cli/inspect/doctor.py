@@ -24,7 +24,7 @@ from sidetier.telemetry.status import PartitionState, PartitionStatus
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.trim.decision import topic_hindrance, topic_id_hindrance
 
-_MOST_NAMES: Final = 4
+_MAX_NAMES: Final = 4
 _MAY_DELETE: Final = frozenset({"DELETE", "ALL"})
 """Operations on a topic, one of which DeleteRecords needs."""
 
@@ -67,7 +67,7 @@ def problem(check: str, found: str, todo: str, setting: str | None = None) -> Fi
 
 def first_names(names: Iterable[str]) -> str:
     """Return a few names, and the number of the others."""
-    return first_of(sorted(names), _MOST_NAMES)
+    return first_of(sorted(names), _MAX_NAMES)
 
 
 _OTHER_FILES: Final = 512

@@ -27,7 +27,7 @@ from sidetier.storage.factory import check_encryption
 from sidetier.storage.settings import EncryptionSettings
 from sidetier.uploader.watching.disk import list_names
 
-_MOST_PARTITIONS: Final = 5
+_MAX_PARTITIONS: Final = 5
 """Partitions of which stored segments are read."""
 
 
@@ -114,7 +114,7 @@ def _undecryptable(
     stored yet are left out.
     """
     chosen = [tp for tp in sorted(directories) if matches_any(encryption.topics, tp.topic)]
-    for tp in chosen[:_MOST_PARTITIONS]:
+    for tp in chosen[:_MAX_PARTITIONS]:
         closed = read_listing(list_names(directories[tp])).closed
         for base in sorted({segment.base_offset for segment in (*closed[:1], *closed[-1:])}):
             key = layout.object_key(tp, base, FileKind.LOG)

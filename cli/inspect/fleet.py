@@ -14,7 +14,7 @@ from sidetier import __version__
 from sidetier.cli.inspect.sidecar import Fields, NoSidecarError, ask_page
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.telemetry.partition_page import (
-    MOST_ROWS,
+    MAX_ROWS,
     PartitionKey,
     PartitionQuery,
     PartitionTotals,
@@ -31,7 +31,7 @@ does not wait for it.
 _FIRST_ROWS: Final = 5
 _MORE_ROWS: Final = 4
 """Factor by which more rows are requested from a sidecar whose rows are all on the page."""
-_MOST_PROBLEMS: Final = 50
+_MAX_PROBLEMS: Final = 50
 _SUMS: Final = (
     "queued_segments",
     "queued_bytes",
@@ -283,9 +283,9 @@ class Fleet:
             ValueError: the page is too far down the list.
         """
         end = query.offset + query.limit
-        if end > MOST_ROWS:
+        if end > MAX_ROWS:
             raise ValueError(
-                f"offset + limit: at most {MOST_ROWS} over a fleet; select a topic or a state"
+                f"offset + limit: at most {MAX_ROWS} over a fleet; select a topic or a state"
             )
         problems: list[str] = []
         try:
@@ -302,7 +302,7 @@ class Fleet:
                 "offset": query.offset,
                 "limit": query.limit,
                 "matching": sum(sidecar.matching for sidecar in sidecars),
-                "reachable": MOST_ROWS,
+                "reachable": MAX_ROWS,
             },
             "partitions": [
                 {
@@ -435,17 +435,17 @@ def _merged(sidecars: Sequence[FleetSidecar]) -> dict[str, Any]:
             {**error, "subject": f"{address}: {error['subject']}"}
             for address, answer in answers
             for error in answer["held_errors"]
-        ][:_MOST_PROBLEMS],
+        ][:_MAX_PROBLEMS],
         "log_dir_problems": [
             f"{address}: {problem}"
             for address, answer in answers
             for problem in answer["log_dir_problems"]
-        ][:_MOST_PROBLEMS],
+        ][:_MAX_PROBLEMS],
         "warnings": [
             f"{address}: {warning}"
             for address, answer in answers
             for warning in answer.get("warnings", ())
-        ][:_MOST_PROBLEMS],
+        ][:_MAX_PROBLEMS],
         "cluster_snapshots": [],
         "last_drill": max(drills, key=lambda drill: drill["finished_ms"], default=None),
         **sums,

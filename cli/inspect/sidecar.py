@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from sidetier.config.model import HttpConfig
 
 _TIMEOUT_SECONDS: Final = 10.0
-_MOST_BYTES: Final = 64 << 20
+_MAX_BYTES: Final = 64 << 20
 """Largest answer, after decompression. 10,000 partitions take about 10 MB."""
-_MOST_PAGE_BYTES: Final = 16 << 20
+_MAX_PAGE_BYTES: Final = 16 << 20
 """Largest page. 1,000 partitions take about 1 MB; the errors of others are on each page, too."""
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
@@ -181,7 +181,7 @@ def ask_page(
             too large, or the sidecar is too old to have pages.
     """
     path = f"/api/partitions?{query}"
-    answer = _get(url, path, timeout, bearer_token, hint="", most_bytes=_MOST_PAGE_BYTES, tls=tls)
+    answer = _get(url, path, timeout, bearer_token, hint="", most_bytes=_MAX_PAGE_BYTES, tls=tls)
     if not isinstance(answer.get("partitions"), list):
         raise NoSidecarError(f"the server at {url} is not a sidecar")
     if "totals" not in answer:
@@ -262,7 +262,7 @@ def _get(  # noqa: PLR0913 - one request, and its limits
     bearer_token: str | None,
     *,
     hint: str = _HINT,
-    most_bytes: int = _MOST_BYTES,
+    most_bytes: int = _MAX_BYTES,
     tls: FleetTls | None = None,
 ) -> Fields:
     with TimeLimit(timeout, *_trust_of(tls)) as limit:

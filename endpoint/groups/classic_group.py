@@ -26,7 +26,7 @@ Protocols = tuple[tuple[str, bytes], ...]
 """Names and metadata of a member's protocols, the preferred one first."""
 
 NO_GENERATION: Final = -1
-_LEAST_TIMEOUT: Final = 1.0
+_MIN_TIMEOUT: Final = 1.0
 """Rebalance timeout in seconds if all members ask for 0, so that time passes between two ends."""
 _MEMBER_OVERHEAD: Final = 1024
 """Bytes of the Python objects of one member, besides its texts."""
@@ -634,7 +634,7 @@ class ClassicGroup:
 
     def _rebalance_timeout(self) -> float:
         timeouts = (member.rebalance_timeout for member in self.members.values())
-        return max(timeouts, default=0.0) or _LEAST_TIMEOUT
+        return max(timeouts, default=0.0) or _MIN_TIMEOUT
 
     def _common_protocols(self) -> set[str]:
         """Return the protocols that all members support."""

@@ -11,7 +11,7 @@ from sidetier.endpoint.groups.expiry import GroupExpiry
 from sidetier.endpoint.groups.requests import (
     FIRST_WITH_NULL_PROTOCOL,
     FIRST_WITH_SEVERAL_GROUPS,
-    MOST_ANSWER,
+    MAX_ANSWER,
     OFFERED_OF_GROUPS,
     Coordinator,
     Decoded,
@@ -239,14 +239,14 @@ class LocalGroups:
     def _fetch_offsets(self, request: Request, decoded: Decoded, _session: Session) -> Answer:
         several = request.version >= FIRST_WITH_SEVERAL_GROUPS
         asked = decoded.groups if several else (decoded,)
-        request.budget.take_answer(min(sum(map(_most_bytes, asked)), 2 * MOST_ANSWER))
+        request.budget.take_answer(min(sum(map(_most_bytes, asked)), 2 * MAX_ANSWER))
         if not several:
             topics = self._committed_topics(decoded.group_id, decoded.topics)
             return _answer(request, ErrorCode.none, topics=topics, error_code=ErrorCode.none)
         rows: list[dict[str, Any]] = []
         size = 0
         for each in asked:
-            row = self._fetched_row(each) if size < MOST_ANSWER else _left_out(each.group_id)
+            row = self._fetched_row(each) if size < MAX_ANSWER else _left_out(each.group_id)
             size += sum(
                 _row_bytes(partition)
                 for topic in row["topics"]
@@ -305,7 +305,7 @@ class LocalGroups:
         described: list[str] = []
         size = 0
         for name in decoded.groups:
-            if size < MOST_ANSWER:
+            if size < MAX_ANSWER:
                 described.append(name)
                 with self._coordinator.group(name) as machine:
                     size += 0 if machine is None else machine.memory

@@ -71,7 +71,7 @@ _REBALANCE_TIMEOUT: Final = 300.0
 _AWAY: Final = "the endpoint cannot reach the live cluster that keeps its groups"
 _REFUSED: Final = "the live cluster that keeps the groups names no coordinator: "
 _LATE: Final = f"not all keys of a FindCoordinator were found within {_REQUEST_TIMEOUT:.0f} s"
-_MOST_ANSWER: Final = 32 << 20
+_MAX_ANSWER: Final = 32 << 20
 """Largest answer of the live cluster, in bytes. Descriptions of 10,000 groups take half of it."""
 _DECODED: Final = 4
 """Memory of a decoded answer, in multiples of its bytes."""
@@ -127,7 +127,7 @@ class RelayClient:
             settings,
             connect_timeout=min(settings.connect_timeout, _CONNECT_TIMEOUT),
             request_timeout=min(settings.request_timeout, _REQUEST_TIMEOUT),
-            max_response_bytes=min(settings.max_response_bytes, _MOST_ANSWER),
+            max_response_bytes=min(settings.max_response_bytes, _MAX_ANSWER),
         )
         return cls(short, None if settings.tls is None else settings.tls.context())
 

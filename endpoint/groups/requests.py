@@ -48,7 +48,7 @@ FIELDS_OF_SEVERAL: Final[Mapping[ApiKey, tuple[str, str]]] = MappingProxyType(
 )
 """Fields of the request and of the response that have one entry for each group."""
 
-MOST_ANSWER: Final = 16 << 20
+MAX_ANSWER: Final = 16 << 20
 """Bytes of an answer beyond which it has no further group. Those that are left out get
 COORDINATOR_LOAD_IN_PROGRESS: Java's Admin asks again for these only."""
 

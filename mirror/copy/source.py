@@ -51,7 +51,7 @@ log = structlog.get_logger("sidetier.mirror")
 
 BUFFER_BYTES: Final = 128 << 20
 _FETCH_BYTES: Final = 32 << 20
-_LEAST_PARTITION_BYTES: Final = 1 << 20
+_MIN_PARTITION_BYTES: Final = 1 << 20
 _WAIT_SECONDS: Final = 0.25
 _CHECK_SECONDS: Final = 1.0
 _MAX_SNAPSHOT_AGE: Final = 1.0
@@ -581,7 +581,7 @@ class _Fetcher:
             # other partitions cannot fill the response again.
             starved = [tp for tp in led if wanted[tp][1]]
             to_fetch = starved[:1] or led
-            share = max(_FETCH_BYTES // len(to_fetch), _LEAST_PARTITION_BYTES)
+            share = max(_FETCH_BYTES // len(to_fetch), _MIN_PARTITION_BYTES)
             send_fetch(
                 self._connection(broker),
                 [FetchPosition(tp, wanted[tp][0], share) for tp in to_fetch],

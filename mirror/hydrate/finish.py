@@ -21,7 +21,7 @@ from sidetier.wire.requests import (
 from sidetier.wire.settings import ClientSettings
 
 _UNUSED_TIMEOUT_MS: Final = 60_000
-_MOST_PRODUCER_IDS: Final = 5_000_000
+_MAX_PRODUCER_IDS: Final = 5_000_000
 """Requests for a producer id, at about 5,000 a second."""
 
 
@@ -303,7 +303,7 @@ def pass_producer_ids(
             progress(int(response.producer_id))
             if response.producer_id > highest:
                 break
-            if highest - response.producer_id > _MOST_PRODUCER_IDS:
+            if highest - response.producer_id > _MAX_PRODUCER_IDS:
                 raise ConfigurationError(
                     f"archived records have producer ids up to {highest}, and the new cluster "
                     f"assigns {response.producer_id}: run this again once replicas have "

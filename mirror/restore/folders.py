@@ -21,7 +21,7 @@ _TAKEN_OVER: Final = "peer/"
 """Subfolder into which the takeover from Pinterest's uploader has moved segments that are not part
 of the log.
 """
-_MOST_SHOWN: Final = 20
+_MAX_SHOWN: Final = 20
 
 
 class FolderKind(StrEnum):
@@ -134,8 +134,8 @@ def _listed(every: Mapping[TopicPartition, Mapping[str, str]], choice: FolderCho
         if choice.name
         else f"{option}: name one of these folders, {option} NAME"
     )
-    more = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
-    return "\n".join([problem, *lines[:_MOST_SHOWN], *more])
+    more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
+    return "\n".join([problem, *lines[:_MAX_SHOWN], *more])
 
 
 def _folder(

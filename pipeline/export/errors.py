@@ -43,7 +43,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import Offset, TopicPartition
 
-_MOST_SHOWN: Final = 10
+_MAX_SHOWN: Final = 10
 
 
 class MisfitError(SidetierError):
@@ -108,8 +108,8 @@ class LogTruncatedError(ArchiveError):
     """
 
     def __init__(self, gone: Sequence[Truncated], remedy: str) -> None:
-        shown = "; ".join(str(discarded) for discarded in gone[:_MOST_SHOWN])
-        more = f"; and {len(gone) - _MOST_SHOWN} more" if len(gone) > _MOST_SHOWN else ""
+        shown = "; ".join(str(discarded) for discarded in gone[:_MAX_SHOWN])
+        more = f"; and {len(gone) - _MAX_SHOWN} more" if len(gone) > _MAX_SHOWN else ""
         super().__init__(
             "the brokers have discarded records that were exported (an unclean leader election), "
             f"and other records have their offsets now: {shown}{more}. Nothing was written. "

@@ -248,7 +248,7 @@ def require_same_topics(known: Mapping[str, str], present: Mapping[str, str], ou
         require_same_topic(topic, topic_id, present.get(topic), output)
 
 
-MOST_FAILURES: Final = 10
+MAX_FAILURES: Final = 10
 _CHANGED_ARCHIVE: Final = (
     MissingRecordsError,
     NotCommittedError,
@@ -282,7 +282,7 @@ def run_at_interval(
             failures = 0
         except SidetierError as error:
             failures += 1
-            if failures >= MOST_FAILURES or not can_pass(error):
+            if failures >= MAX_FAILURES or not can_pass(error):
                 raise
         stop.wait(max(0.0, began + interval - clock()))
 

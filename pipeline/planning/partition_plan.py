@@ -17,7 +17,7 @@ from sidetier.pipeline.planning.split import UNDECIDED, Missing, Origin, Piece, 
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.ranges import ReadRange
 
-_MOST_BELOW = 8
+_MAX_SEGMENTS_BELOW = 8
 """Maximum segments with a lower base offset that are checked for the range, as in the archive
 reader: after an election, a segment may reach beyond the base offset of later ones.
 """
@@ -25,7 +25,7 @@ reader: after an election, a segment may reach beyond the base offset of later o
 
 def logs_for(view: ArchiveView, wanted: OffsetRange) -> list[StoredLog]:
     """Return the segments that may have an offset of the range, by increasing base offset."""
-    below = list(view.below(wanted.start))[:_MOST_BELOW]
+    below = list(view.below(wanted.start))[:_MAX_SEGMENTS_BELOW]
     within = takewhile(
         lambda log: log.base_offset < wanted.end,
         (log for log in view.logs if log.base_offset >= wanted.start),

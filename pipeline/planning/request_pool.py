@@ -7,7 +7,7 @@ from time import perf_counter, thread_time
 from typing import Final, TypeVar
 
 _TASKS_PER_THREAD: Final = 4
-_MOST_ITEMS_PER_TASK: Final = 64
+_MAX_ITEMS_PER_TASK: Final = 64
 _PATIENCE: Final = 0.02
 """Seconds."""
 
@@ -66,7 +66,7 @@ class RequestPool(ThreadPoolExecutor):
         more than a fast response.
         """
         size = max(
-            1, min(_MOST_ITEMS_PER_TASK, len(items) // (_TASKS_PER_THREAD * self._thread_count))
+            1, min(_MAX_ITEMS_PER_TASK, len(items) // (_TASKS_PER_THREAD * self._thread_count))
         )
         chunks = [items[at : at + size] for at in range(0, len(items), size)]
         return chain.from_iterable(

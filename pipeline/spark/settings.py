@@ -25,7 +25,7 @@ from sidetier.pipeline.reading.split_reader import ReadOptions
 from sidetier.pipeline.spark.columns import all_columns, chosen_columns, decoded_columns
 from sidetier.segments.errors import ConfigurationError
 
-_MOST_OPEN: Final = 4
+_MAX_OPEN: Final = 4
 """Maximum archives that one process keeps open. Consecutive tasks mostly read the same one."""
 
 
@@ -70,7 +70,7 @@ def opened(place: ArchivePlace) -> ArchiveAccess:
         stack = ExitStack()
         access = stack.enter_context(open_archive(place.cluster, place.storage))
         _open.archives[key] = (access, stack)
-        while len(_open.archives) > _MOST_OPEN:
+        while len(_open.archives) > _MAX_OPEN:
             oldest = next(iter(_open.archives))
             _open.archives.pop(oldest)[1].close()
     return _open.archives[key][0]

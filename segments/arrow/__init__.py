@@ -22,13 +22,13 @@ from sidetier.segments.arrow.isolation import (
     read_markers,
 )
 from sidetier.segments.arrow.schema import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA, schema_of
-from sidetier.segments.records import MOST_BATCH_BYTES
+from sidetier.segments.records import MAX_BATCH_BYTES
 
 __all__ = [
     "COLUMNS",
     "HEADERS_TYPE",
     "HEADER_DTYPE",
-    "MOST_BATCH_BYTES",
+    "MAX_BATCH_BYTES",
     "PIECE_BYTES",
     "RECORD_SCHEMA",
     "Buffer",

@@ -12,7 +12,7 @@ from sidetier.segments.arrow.arrays import Bytes, Longs
 from sidetier.segments.arrow.fields import Spans
 from sidetier.segments.arrow.schema import HEADERS_TYPE
 
-MOST_COLUMN_BYTES: Final = (1 << 31) - 1
+MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 """Arrow's offsets into a column of type binary have 32 bits."""
 
 _NO_HEADERS: Final = pa.array([], HEADERS_TYPE.value_type)
@@ -39,12 +39,12 @@ def binary_column(data: Bytes, spans: Spans) -> pa.Array:
     if nulls == count:
         return pa.nulls(count, pa.binary())
     sizes = np.maximum(lengths, 0) if nulls else lengths
-    if int(sizes.sum()) > MOST_COLUMN_BYTES:
+    if int(sizes.sum()) > MAX_COLUMN_BYTES:
         raise ValueError("two GiB and more in one column: decode in pieces")
     # The bytes between two strings count as strings, too. Then every second string is taken.
     first, last = int(spans.begins[0]), int(spans.begins[-1] + sizes[-1])
     # The strings themselves fit, but the keys between two values count, too.
-    wide = last - first > MOST_COLUMN_BYTES
+    wide = last - first > MAX_COLUMN_BYTES
     cuts = np.empty(2 * count, dtype=np.int64 if wide else np.int32)
     np.subtract(spans.begins, first, out=cuts[0::2], casting="unsafe")
     np.add(cuts[0::2], sizes, out=cuts[1::2], casting="unsafe")
@@ -68,7 +68,7 @@ def headers_column(data: Bytes, counts: Longs, keys: Spans, values: Spans) -> pa
         ValueError: There are more than 2^31 - 1 headers, or two GiB or more of keys or of values.
     """
     ends = np.cumsum(counts)
-    if len(ends) and int(ends[-1]) > MOST_COLUMN_BYTES:
+    if len(ends) and int(ends[-1]) > MAX_COLUMN_BYTES:
         raise ValueError(f"{int(ends[-1])} headers in one column: decode in pieces")
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     offsets[1:] = ends

@@ -18,7 +18,7 @@ from sidetier.segments.arrow.header_table import HeaderTable, scan_headers
 from sidetier.segments.arrow.payloads import PayloadReader, counts_of, cuts
 from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset
-from sidetier.segments.records import MOST_BATCH_BYTES
+from sidetier.segments.records import MAX_BATCH_BYTES
 
 PIECE_BYTES: Final = 8 << 20
 _ROW_BYTES: Final = 64
@@ -69,7 +69,7 @@ def decode_batches(  # noqa: PLR0913 - all but two are named and have a default
     name: str = UNNAMED,
     position: int = 0,
     check_crc: bool = True,
-    most_batch_bytes: int = MOST_BATCH_BYTES,
+    most_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> pa.RecordBatch:
     """Decode the batches of `headers`, which `scan_headers` has found in `data`.
 
@@ -118,7 +118,7 @@ def decode_in_pieces(  # noqa: PLR0913 - see decode_batches
     name: str = UNNAMED,
     position: int = 0,
     check_crc: bool = True,
-    most_batch_bytes: int = MOST_BATCH_BYTES,
+    most_batch_bytes: int = MAX_BATCH_BYTES,
     piece_bytes: int = PIECE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """As `decode_batches`, in pieces of whole batches, each decoded when it is requested.

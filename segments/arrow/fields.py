@@ -15,9 +15,9 @@ import numpy.typing as npt
 from sidetier.segments.arrow.arrays import Bytes, Flags, Longs
 from sidetier.segments.arrow.varints import read_lengths, read_varints
 
-LEAST_RECORD_BYTES: Final = 7
+MIN_RECORD_BYTES: Final = 7
 """Size of a record with neither key, value nor headers: one byte per field."""
-LEAST_HEADER_BYTES: Final = 2
+MIN_HEADER_BYTES: Final = 2
 
 _BLOCK: Final = 8192
 """Records that are read at once. Their arrays fit into the processor's cache, which is twice as
@@ -102,7 +102,7 @@ def _read_whole(data: Bytes, starts: Longs, ends: Longs) -> tuple[npt.NDArray[An
     # Without headers the record ends here; each header has at least two bytes.
     if counts.any():
         room = ends - at
-        sound &= (counts >= 0) & (counts <= room // LEAST_HEADER_BYTES)
+        sound &= (counts >= 0) & (counts <= room // MIN_HEADER_BYTES)
         sound &= (counts > 0) | (room == 0)
     else:
         sound &= at == ends

@@ -36,7 +36,7 @@ Fates = npt.NDArray[np.int8]
 Markers = npt.NDArray[np.int8]
 """A value of `Marker` per batch."""
 
-_MOST_MARKER_BYTES: Final = 1 << 20
+_MAX_MARKER_BYTES: Final = 1 << 20
 """Maximum bytes of a control batch, decompressed. A broker writes one small record,
 uncompressed.
 """
@@ -66,12 +66,12 @@ def read_markers(
             keep=filled[rows],
             name=name,
             position=position,
-            most_batch_bytes=_MOST_MARKER_BYTES,
+            most_batch_bytes=_MAX_MARKER_BYTES,
         ).column(0)
     except BatchTooLargeError:
         raise DamagedSegmentError(
             f"{name}: a control batch at or after byte {position} is more than "
-            f"{_MOST_MARKER_BYTES} bytes, decompressed: no broker writes such a one"
+            f"{_MAX_MARKER_BYTES} bytes, decompressed: no broker writes such a one"
         ) from None
     counts = control.column("record_count").astype(np.int64)
     firsts = (np.cumsum(counts) - counts).tolist()

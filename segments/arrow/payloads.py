@@ -12,7 +12,7 @@ import numpy as np
 
 from sidetier.segments.arrow.arrays import Buffer, Bytes, Longs, Place, bytes_of
 from sidetier.segments.arrow.codecs import CodecError, NoRoomError, decompress_into
-from sidetier.segments.arrow.fields import LEAST_RECORD_BYTES
+from sidetier.segments.arrow.fields import MIN_RECORD_BYTES
 from sidetier.segments.arrow.header_table import HeaderTable
 from sidetier.segments.crc import crc32c
 from sidetier.segments.headers import CRC_START, HEADER_BYTES, Compression
@@ -98,7 +98,7 @@ class PayloadReader:
         """
         sizes = batches.column("length") - HEADER_BYTES
         most = np.where(batches.codecs > 0, self.most_batch_bytes, sizes)
-        return bool((counts_of(batches) * LEAST_RECORD_BYTES <= most).all())
+        return bool((counts_of(batches) * MIN_RECORD_BYTES <= most).all())
 
     def _in_place(self, batches: HeaderTable) -> Payload:
         self.check(batches)
@@ -155,7 +155,7 @@ class PayloadReader:
         """
         counts, sizes = payload.counts, payload.ends - payload.begins
         # A batch with bytes and without records is damage too: no broker writes one.
-        bad = (counts < 0) | (counts * LEAST_RECORD_BYTES > sizes) | ((counts == 0) & (sizes > 0))
+        bad = (counts < 0) | (counts * MIN_RECORD_BYTES > sizes) | ((counts == 0) & (sizes > 0))
         if bad.any():
             row = int(np.argmax(bad))
             reason = f"{sizes[row]} bytes cannot be {counts[row]} records"

@@ -15,7 +15,7 @@ from sidetier.segments.arrow.fields import Spans
 from sidetier.segments.arrow.varints import read_lengths
 
 FEW: Final = 24
-_MOST_SHIFT: Final = 63
+_MAX_SHIFT: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
         IndexError: There is no valid length.
     """
     raw, shift = 0, 0
-    while (byte := data[at]) > 0x7F and shift <= _MOST_SHIFT:  # noqa: PLR2004
+    while (byte := data[at]) > 0x7F and shift <= _MAX_SHIFT:  # noqa: PLR2004
         raw |= (byte & 0x7F) << shift
         shift += 7
         at += 1

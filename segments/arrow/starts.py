@@ -24,23 +24,23 @@ FEW: Final = 128
 
 _MANY: Final = 4
 """With this many times more batches than `few`, cutting them up gains nothing."""
-_MOST_SHIFT: Final = 63
+_MAX_SHIFT: Final = 63
 _BLOCK: Final = 1 << 16
 _LARGE: Final = 400
 
 _ANCHOR_RECORDS: Final = 128
 """Approximate number of records between two guesses."""
-_MOST_AVERAGE: Final = 512
+_MAX_AVERAGE: Final = 512
 """Average bytes per record above which guessing costs more than walking over the records."""
 _WINDOW_RECORDS: Final = 2
 """Size of the range that is searched for a beginning, in average records."""
 _PREFIX: Final = 4
 _CHAIN: Final = 3
-_MOST_APART: Final = 64
+_MAX_DISTANCE: Final = 64
 """Largest distance between the offsets of two neighbours. Nothing is guessed if compaction has left
 larger gaps.
 """
-_LEAST_LENGTH: Final = 12
+_MIN_LENGTH: Final = 12
 """The zigzag varint of 6, the length of the shortest record."""
 
 
@@ -238,7 +238,7 @@ def _walk_some(payload: bytes | memoryview, at: int, most: int) -> tuple[list[in
 def _behind_long(payload: bytes | memoryview, at: int) -> int:
     """Return where a record of 8 KiB or more ends. Raises IndexError if the bytes are no record."""
     raw, shift = 0, 0
-    while (byte := payload[at]) > 0x7F and shift <= _MOST_SHIFT:  # noqa: PLR2004
+    while (byte := payload[at]) > 0x7F and shift <= _MAX_SHIFT:  # noqa: PLR2004
         raw |= (byte & 0x7F) << shift
         shift += 7
         at += 1
@@ -259,7 +259,7 @@ def guess_anchors(data: Bytes, begins: Longs, ends: Longs, counts: Longs) -> Lon
     Returns:
         The positions, in order, without the batches' beginnings.
     """
-    large = (counts > 2 * _ANCHOR_RECORDS) & (ends - begins < _MOST_AVERAGE * counts)
+    large = (counts > 2 * _ANCHOR_RECORDS) & (ends - begins < _MAX_AVERAGE * counts)
     if not large.any():
         return np.empty(0, dtype=np.int64)
     average = int((ends - begins)[large].sum() // counts[large].sum()) + 1
@@ -283,7 +283,7 @@ def _could_begin(windows: npt.NDArray[np.uint8], window: int) -> Flags:
     """Flag where a length of one to three bytes is followed by attributes of 0."""
     first, second, third, fourth = (windows[:, at : at + window] for at in range(_PREFIX))
     long_, longer = first > 0x7F, second > 0x7F  # noqa: PLR2004 - the continuation bit
-    one_byte = ~long_ & (first >= _LEAST_LENGTH) & (second == 0)
+    one_byte = ~long_ & (first >= _MIN_LENGTH) & (second == 0)
     two_bytes = long_ & ~longer & (third == 0)
     three_bytes = long_ & longer & (third < 0x80) & (fourth == 0)  # noqa: PLR2004
     # Zigzag numbers that are not negative are even.
@@ -301,7 +301,7 @@ def _has_successors(data: Bytes, at: Longs, ends: Longs) -> Flags:
         offsets.append(_offset_delta(data, attributes))
         at = attributes + np.minimum(size, FAR)
     for before, following in pairwise(offsets):
-        good &= (following > before) & (following <= before + _MOST_APART)
+        good &= (following > before) & (following <= before + _MAX_DISTANCE)
     return good
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sidetier.segments.arrow.arrays import FAR, Bytes, Longs
 
 # The shift of the tenth byte, the last of a 64-bit varint.
-_MOST_SHIFT: Final = 63
+_MAX_SHIFT: Final = 63
 _SPARSE: Final = 4
 """If less than 1/4 of the varints continue, only these are read on."""
 
@@ -55,7 +55,7 @@ def _read_on(data: Bytes, raw: _Raw, behind: Longs, more: Bytes) -> _Raw:
     """Read from the third byte on. Advances `behind`, and completes `raw`."""
     shift, left = 14, int(np.count_nonzero(more))
     # While many varints continue, whole arrays are cheaper than indexing by rows.
-    while left * _SPARSE > len(raw) and shift <= _MOST_SHIFT:
+    while left * _SPARSE > len(raw) and shift <= _MAX_SHIFT:
         byte = data.take(behind, mode="clip") * more
         raw |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
         behind += more
@@ -65,7 +65,7 @@ def _read_on(data: Bytes, raw: _Raw, behind: Longs, more: Bytes) -> _Raw:
     rows = np.flatnonzero(more)
     while len(rows):
         # More than ten bytes. `FAR` cannot be within a record, so the record is refused.
-        if shift > _MOST_SHIFT:
+        if shift > _MAX_SHIFT:
             behind[rows] = FAR
             break
         byte = data.take(behind[rows], mode="clip")

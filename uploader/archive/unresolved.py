@@ -26,7 +26,7 @@ from sidetier.uploader.workers import WorkerPool
 
 _OF_TAKEOVERS: Final = "peer"
 """Folder of segments that a takeover has moved. They were never part of the archive."""
-_MOST_GAPS: Final = 32
+_MAX_GAPS: Final = 32
 """Number of a partition's gaps that the status lists."""
 
 
@@ -74,7 +74,7 @@ def read_unresolved(
         if tp is None or gap is None:
             continue
         known = gaps.get(tp, ())
-        gaps[tp] = (*known[1 - _MOST_GAPS :], (Offset(gap[0]), Offset(gap[1])))
+        gaps[tp] = (*known[1 - _MAX_GAPS :], (Offset(gap[0]), Offset(gap[1])))
         if covering(gap, accepted.get(tp, ())) is None:
             unacknowledged.setdefault(tp, []).append(gap)
     gap_records: dict[TopicPartition, int] = {}

@@ -82,7 +82,7 @@ from sidetier.uploader.trim.decision import (
 from sidetier.uploader.trim.local_log import first_header, stable_end
 
 _CHUNK_BYTES: Final = 1 << 20
-_MOST_SEGMENTS: Final = 1000
+_MAX_SEGMENTS: Final = 1000
 """Segments of a partition that one check covers; a longer trim continues in the next pass."""
 
 
@@ -233,7 +233,7 @@ class ArchiveCheck:
                     "deleted by `sidetier gc`), and stay until retention.ms"
                 )
             return trim.none(Held(Hindrance.ARCHIVE_BEHIND, text)), None
-        wanted = [base for base in bases[first : first + _MOST_SEGMENTS] if base < trim.end]
+        wanted = [base for base in bases[first : first + _MAX_SEGMENTS] if base < trim.end]
         position, held = trim.first_deleted, None
         checked: list[tuple[BaseOffset, VerifiedLog]] = []
         ends = dict(zip(bases, [*bases[1:], watermark.next_offset], strict=True))

@@ -61,7 +61,7 @@ about five requests. If each takes 30 ms, 2,000 partitions take 9 s.
 """
 _FRESH_SECONDS: Final = 60.0
 """Age of a check beyond which it is made once more before records are deleted."""
-_MOST_VERIFIED: Final = 100_000
+_MAX_VERIFIED: Final = 100_000
 """`.log` objects that are remembered. Those of a finished trim are not needed again."""
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9_-]|\\\.)+")
 """A pattern that matches one group only."""
@@ -119,7 +119,7 @@ class LastVerifiedLogs(MutableMapping[tuple[str, LeaderEpoch], VerifiedLog]):
     def __setitem__(self, key: tuple[str, LeaderEpoch], log: VerifiedLog) -> None:
         with self._lock:
             self._logs[key] = log
-            while len(self._logs) > _MOST_VERIFIED:
+            while len(self._logs) > _MAX_VERIFIED:
                 self._logs.popitem(last=False)
 
     def __delitem__(self, key: tuple[str, LeaderEpoch]) -> None:

@@ -52,7 +52,7 @@ _PROMOTED: Final = {
 }
 """Types as which values of a type can be read: "Schema Resolution" in Avro's specification."""
 _FEW_DIGITS: Final = 38
-_MOST_DIGITS: Final = 76
+_MAX_DIGITS: Final = 76
 """Most digits of a 256-bit decimal; `_FEW_DIGITS` is that of a 128-bit decimal."""
 _UNITS_PER_SECOND: Final = {"millis": 1_000, "micros": 1_000_000}
 _DAY_SECONDS: Final = 86_400
@@ -299,10 +299,10 @@ def _logical(kind: str, schema: Mapping[str, Any], path: str) -> tuple[pa.DataTy
 
 
 def _decimal_type(precision: int, scale: int, path: str) -> pa.DataType:
-    if scale > _MOST_DIGITS:
-        _refuse(path, f"a decimal of scale {scale} cannot be a column: {_MOST_DIGITS} at most")
+    if scale > _MAX_DIGITS:
+        _refuse(path, f"a decimal of scale {scale} cannot be a column: {_MAX_DIGITS} at most")
     kind = pa.decimal128 if precision <= _FEW_DIGITS else pa.decimal256
-    return kind(min(precision, _MOST_DIGITS), scale)
+    return kind(min(precision, _MAX_DIGITS), scale)
 
 
 def _refuse(path: str, reason: str) -> NoReturn:
@@ -493,7 +493,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
 def _meant(value: Marked, written: str) -> object:
     """Return the logical value of a marked number or marked bytes."""
     if written == "decimal":
-        return _decimal(0, _MOST_DIGITS)(value)
+        return _decimal(0, _MAX_DIGITS)(value)
     if written == "date":
         return pa.scalar(_date(value), pa.date32()).as_py()
     number = _clock(written)(value)

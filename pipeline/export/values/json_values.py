@@ -26,7 +26,7 @@ Column = tuple[pa.DataType, Coerce]
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _DEEPEST: Final = 50
-MOST_NESTED: Final = 500
+MAX_NESTED: Final = 500
 """Deepest nesting of a value, also in parts that become no column. Beyond it, Python's own
 recursion limit would decide, which depends on the thread.
 """
@@ -72,13 +72,13 @@ class JsonDecoder:
 
 def _require_shallow(text: str) -> None:
     # The usual case: so few brackets cannot be nested deeper.
-    if text.count("[") + text.count("{") <= MOST_NESTED:
+    if text.count("[") + text.count("{") <= MAX_NESTED:
         return
     depth = 0
     for token in _BRACKETS.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
-        if depth > MOST_NESTED:
-            raise ValueError(f"it is nested more than {MOST_NESTED} deep")
+        if depth > MAX_NESTED:
+            raise ValueError(f"it is nested more than {MAX_NESTED} deep")
 
 
 _KEYWORDS: Final = {"oneOf": list, "anyOf": list, "properties": dict, "required": list}

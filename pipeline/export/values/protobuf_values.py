@@ -164,8 +164,8 @@ Column = tuple[pa.DataType, Convert]
 
 _LARGEST: Final = 2**63 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST_INDEXES: Final = 100
-_MOST_BYTES: Final = 5
+_MAX_INDEXES: Final = 100
+_MAX_BYTES: Final = 5
 _MORE: Final = 0x80
 """Bit of a varint's byte: another byte follows."""
 _JSON_TEXT: Final = frozenset(
@@ -244,7 +244,7 @@ def _indexes(data: bytes) -> tuple[tuple[int, ...], bytes]:
     count, at = _varint(data, 0)
     if count == 0:
         return (0,), data[at:]
-    if not 0 < count <= _MOST_INDEXES:
+    if not 0 < count <= _MAX_INDEXES:
         raise ValueError("value is no Protobuf in Confluent's wire format")
     path = []
     for _ in range(count):
@@ -256,7 +256,7 @@ def _indexes(data: bytes) -> tuple[tuple[int, ...], bytes]:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Return a zigzag number, and the position after it."""
     number = 0
-    for size, byte in enumerate(data[at : at + _MOST_BYTES]):
+    for size, byte in enumerate(data[at : at + _MAX_BYTES]):
         number |= (byte & (_MORE - 1)) << 7 * size
         if byte < _MORE:
             return (number >> 1) ^ -(number & 1), at + size + 1

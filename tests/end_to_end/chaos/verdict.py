@@ -18,7 +18,7 @@ from tests.end_to_end.chaos.ledger import (
 )
 from tests.end_to_end.chaos.observer import KINDS
 
-_MOST_RANGES = 5
+_MAX_RANGES = 5
 _SKIPPED_MARKERS = re.compile(
     r"Couldn't find leader endpoint for partitions Set\((?P<partitions>[^)]*)\) "
     r"while trying to send transaction markers"
@@ -217,7 +217,7 @@ def out_of_order(archived: Archived) -> Iterator[str]:
     """Violations of: offsets increase strictly, and stored ranges have neither overlaps nor
     gaps.
     """
-    yield from archived.disorder[:_MOST_RANGES]
+    yield from archived.disorder[:_MAX_RANGES]
     expected = 0
     for base, (start, end) in sorted(
         [*archived.extents.items(), *((g[0], g) for g in archived.gaps)]
@@ -239,10 +239,10 @@ def incomplete(archived: Archived) -> Iterator[str]:
             yield f"{base} has only {sorted(archived.files.get(base, ()))}"
     listed = [base for base, _ in archived.listed]
     if missing := sorted(archived.extents.keys() - set(listed)):
-        yield f"_metadata leaves out {missing[:_MOST_RANGES]}"
+        yield f"_metadata leaves out {missing[:_MAX_RANGES]}"
     logs = {base for base, kinds in archived.files.items() if "log" in kinds}
     if invented := sorted(set(listed) - logs):
-        yield f"_metadata names {invented[:_MOST_RANGES]}, which are not stored"
+        yield f"_metadata names {invented[:_MAX_RANGES]}, which are not stored"
     times = [time for _, time in archived.listed]
     if listed != sorted(set(listed)) or times != sorted(times):
         yield "_metadata is not in order"
@@ -316,6 +316,6 @@ def ranges(offsets: Sequence[int]) -> str:
         [offset for _, offset in run]
         for _, run in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0])
     ]
-    shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MOST_RANGES]]
-    more = ", ..." if len(runs) > _MOST_RANGES else ""
+    shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MAX_RANGES]]
+    more = ", ..." if len(runs) > _MAX_RANGES else ""
     return f"{len(offsets)} records ({', '.join(shown)}{more})"

@@ -13,7 +13,7 @@ from tests.harness.intercepted_store import KilledError
 from tests.harness.simulation.network import Fate, Request, Run, decided
 from tests.harness.simulation.stepped_store import SteppedStore
 
-_MOST_REQUESTS: Final = 5000
+_MAX_REQUESTS: Final = 5000
 
 
 class Command:
@@ -65,7 +65,7 @@ class Command:
         if self._run.request is not None:
             self._run.go_on(*decided(self._run.request, fate))
 
-    def run(self, requests: int = _MOST_REQUESTS) -> None:
+    def run(self, requests: int = _MAX_REQUESTS) -> None:
         """Let up to a number of requests arrive."""
         for _ in range(requests):
             if self.request is None:

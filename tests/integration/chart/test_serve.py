@@ -15,7 +15,7 @@ from sidetier.endpoint.connection import (
     SMALL_REQUEST,
 )
 from sidetier.endpoint.groups.coordinator import CoordinatorSettings
-from sidetier.endpoint.idle_polls import _MOST_BYTES as IDLE_BYTES
+from sidetier.endpoint.idle_polls import _MAX_BYTES as IDLE_BYTES
 from sidetier.endpoint.service import DEFAULT_MEMORY
 from tests.harness.chart import CHART, Manifest, manifests, one, rendered, template
 from tests.harness.parsed import parse

@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SEED = 20_261_121
 HOURLY = ("--partitioner", "hourly", "--flush-size", "20", "--chunk", "400")
 MANIFEST = "_sidetier/manifest.json"
-MOST_BYTES = 12_000
+MAX_BYTES = 12_000
 OVERSHOOT = 1024 + 2851
 """The bytes between two index entries, and the largest batch."""
 
@@ -157,8 +157,8 @@ def test_export_works_on_either_spark_version(
 
 def _in_commits_of_so_many_bytes(lake: Lake, export: Callable[..., int]) -> None:
     """Each chunk makes one file of a topic, and its begin and end are recorded."""
-    most = MOST_BYTES + OVERSHOOT
-    by_bytes = ("--topics-dir", "by-bytes", "--chunk-bytes", str(MOST_BYTES))
+    most = MAX_BYTES + OVERSHOOT
+    by_bytes = ("--topics-dir", "by-bytes", "--chunk-bytes", str(MAX_BYTES))
     assert export(*by_bytes, "--flush-size", "1000000", "--partitioner", "default") == 0
     for topic in lake.archive.topics:
         objects = lake.objects()
@@ -170,7 +170,7 @@ def _in_commits_of_so_many_bytes(lake: Lake, export: Callable[..., int]) -> None
         taken = {one.first: one.last + 1 for one in files}
         assert max(size(lake, topic, *span) for span in taken.items()) <= most
         total = size(lake, topic, 0, manifest.next_offsets[0])
-        assert max(2, total / most) < len(files) < 2 * total / MOST_BYTES
+        assert max(2, total / most) < len(files) < 2 * total / MAX_BYTES
 
 
 def _does_not_fit(lake: Lake, export: Callable[..., int], log: Callable[[], str]) -> None:

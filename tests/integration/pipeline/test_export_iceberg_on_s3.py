@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600
 DIRECTORIES = ("tx-0", "comp-lz4-0")
 CATALOG = "cloud"
 METADATA = ".metadata.json"
-MOST_BYTES = 12_000
+MAX_BYTES = 12_000
 OVERSHOOT = 2 * (1024 + 2851)
 """For each partition the bytes between two index entries, and its largest batch."""
 
@@ -69,12 +69,12 @@ def test_second_export_is_refused_and_a_driver_killed_at_the_commit_loses_nothin
     export: Export, tmp_path: Path
 ) -> None:
     export.archive.end_at(0.4)
-    assert export.run("--chunk-bytes", str(MOST_BYTES)).code == 0
+    assert export.run("--chunk-bytes", str(MAX_BYTES)).code == 0
     export.assert_whole()
     sizes = export.sizes()
     total = export.archive.size({}, export.offsets())
-    assert max(sizes) <= MOST_BYTES + OVERSHOOT
-    assert total / MOST_BYTES - 1 < len(sizes) < 2 * total / MOST_BYTES
+    assert max(sizes) <= MAX_BYTES + OVERSHOOT
+    assert total / MAX_BYTES - 1 < len(sizes) < 2 * total / MAX_BYTES
     assert export.proxy.found("PUT", ".parquet"), "the table lies elsewhere"
 
     export.archive.end_at(0.6)

@@ -18,7 +18,7 @@ from tests.harness.archive_world import (
 )
 from tests.harness.made_archive import TP, MadeArchive, offsets, read_over
 
-SETTINGS = "sidetier.archive.reader.settings.LEAST_MEMORY"
+SETTINGS = "sidetier.archive.reader.settings.MIN_MEMORY"
 
 
 @settings(max_examples=60, deadline=None)

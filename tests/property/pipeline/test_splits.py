@@ -25,7 +25,7 @@ from tests.harness.archive_world import (
 )
 from tests.harness.made_archive import TP, MadeArchive, access_to
 
-LEAST_MEMORY = "sidetier.archive.reader.settings.LEAST_MEMORY"
+MIN_MEMORY = "sidetier.archive.reader.settings.MIN_MEMORY"
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ def _at(span: OffsetRange, part: float) -> Offset:
 def read(world: World, split: Split, isolation: IsolationLevel, memory: int) -> Read:
     result = Read()
     how = ReadOptions(("value", "offset"), isolation, fail_on_data_loss=False, memory_budget=memory)
-    with patch(LEAST_MEMORY, 1):
+    with patch(MIN_MEMORY, 1):
         try:
             for batch in read_split(access_to(world.archive.store), split, how, result.lose):
                 assert batch.schema.names == ["value", "offset"]

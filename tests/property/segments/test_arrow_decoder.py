@@ -34,7 +34,7 @@ from tests.harness.record_batches import Framing, MadeBatch, MadeRecord
 
 PURE_CODECS = (Compression.NONE, Compression.GZIP)
 LOGS = [path for folder in directories() for path in sorted(folder.glob("*.log"))]
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 def examples(ordinarily: int) -> settings:
@@ -118,7 +118,7 @@ def outcome(log: bytes, few: int = FEW) -> list[tuple[Any, ...]] | None:
         try:
             table = scan_headers(log)
             everything = np.ones(len(table), dtype=np.bool_)
-            found = rows(decode_batches(log, table, keep=everything, most_batch_bytes=MOST_BYTES))
+            found = rows(decode_batches(log, table, keep=everything, most_batch_bytes=MAX_BYTES))
         except SegmentError:
             return None
     if table.next_position != len(log):

@@ -56,7 +56,7 @@ BROKERS = st.integers(1, 3)
 PARTITIONS = st.integers(0, 1)
 _ROUNDS_TO_CATCH_UP = 60
 """Rounds in which nothing changes on the store, after which a partition counts as stuck."""
-_MOST_ROUNDS = 1000
+_MAX_ROUNDS = 1000
 """Rounds after which it counts as stuck although the store changes. A quarantine takes two rounds
 for each segment.
 """
@@ -577,7 +577,7 @@ class Protocol(RuleBasedStateMachine):
     def _catch_up(self) -> None:
         self._heal()
         idle_rounds = 0
-        for rounds in range(_MOST_ROUNDS):
+        for rounds in range(_MAX_ROUNDS):
             self.now += 65.0
             self._brokers_go_on()
             changes = self.store.changes

@@ -7,7 +7,7 @@ import pytest
 from sidetier.archive.missing_offsets import GapReason, first_missing
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.archive.pinterest import MOST_TAILS, readable_end
+from sidetier.archive.pinterest import MAX_TAILS, readable_end
 from sidetier.archive.view import (
     ArchiveView,
     compare,
@@ -204,8 +204,8 @@ def test_one_view_reads_a_bounded_number_of_ends() -> None:
         return Offset(log.base_offset + 10)
 
     logs = [stored(base) for base in range(0, 10_000, 10)]
-    assert readable_end(logs, BaseOffset(0), end_of) == (MOST_TAILS + 1) * 10
-    assert len(asked) == MOST_TAILS + 1
+    assert readable_end(logs, BaseOffset(0), end_of) == (MAX_TAILS + 1) * 10
+    assert len(asked) == MAX_TAILS + 1
 
 
 # Gaps

@@ -373,7 +373,7 @@ def test_answers_have_a_largest_size(
     monkeypatch: pytest.MonkeyPatch, *, is_compressed: bool
 ) -> None:
     """A hostile server could fill the memory, with few bytes if they are compressed."""
-    monkeypatch.setattr("sidetier.cli.inspect.sidecar._MOST_PAGE_BYTES", 1 << 20)
+    monkeypatch.setattr("sidetier.cli.inspect.sidecar._MAX_PAGE_BYTES", 1 << 20)
     page = partition_page(page_of(FINE, PartitionQuery()))
     fits = json.dumps(page).encode().ljust(1 << 20)
     for body, is_accepted in ((fits, True), (fits + b" ", False)):

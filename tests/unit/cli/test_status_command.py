@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sidetier.cli.commands.status import MOST_ROWS
+from sidetier.cli.commands.status import MAX_ROWS
 from sidetier.cli.main import run
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset
 from sidetier.telemetry.http import HttpServer
@@ -307,16 +307,16 @@ def test_trimmed_segments_that_are_still_on_the_disk_are_called_deleted(
 def test_idle_partitions_of_a_long_list_are_hidden(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status.show(BEHIND, *(replace(ARCHIVED, partition=n) for n in range(10, 10 + MOST_ROWS)))
+    status.show(BEHIND, *(replace(ARCHIVED, partition=n) for n in range(10, 10 + MAX_ROWS)))
     assert run(["status", "--url", url]) == 0
     shown = lines(capsys)
     assert [line.split()[0] for line in shown[:2]] == ["PARTITION", "orders-1"]
     assert (
         shown[2]
-        == f"{MOST_ROWS} more partitions have no unarchived closed segment (--all shows them)"
+        == f"{MAX_ROWS} more partitions have no unarchived closed segment (--all shows them)"
     )
     assert run(["status", "--url", url, "--all"]) == 0
-    assert len(lines(capsys)) == MOST_ROWS + 3
+    assert len(lines(capsys)) == MAX_ROWS + 3
 
 
 def test_long_list_of_problems_is_shortened(

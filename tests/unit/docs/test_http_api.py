@@ -17,7 +17,7 @@ from sidetier.telemetry.pages import Application, partition_page
 from sidetier.telemetry.partition_page import (
     _ORDERS,
     DEFAULT_LIMIT,
-    MOST_ROWS,
+    MAX_ROWS,
     ShownState,
     page_of,
     parse_query,
@@ -125,7 +125,7 @@ def test_parameters_are_those_of_the_parser() -> None:
     assert set(parameters) == {"offset", "limit", "sort", "topic", "state"}
     assert set(re.findall(r"`(\w+)`", parameters["sort"][1])) == set(_ORDERS)
     assert parameters["sort"][2] == "`severity`"
-    assert parameters["limit"][1].endswith(f"1 to {MOST_ROWS}")
+    assert parameters["limit"][1].endswith(f"1 to {MAX_ROWS}")
     assert parameters["limit"][2] == str(DEFAULT_LIMIT)
     default = parse_query("sort=")
     assert default is not None

@@ -278,7 +278,7 @@ def test_an_answer_is_bounded_in_bytes(
     groups: LocalGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The groups behind the bound get an error that clients retry for these groups only."""
-    monkeypatch.setattr(local, "MOST_ANSWER", 600)
+    monkeypatch.setattr(local, "MAX_ANSWER", 600)
     names = ["a", "b", "c"]
     for name in names:
         commit(groups, 5, group=name, metadata="m" * 200)

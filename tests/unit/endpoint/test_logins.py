@@ -203,7 +203,7 @@ def test_requests_before_a_login_do_not_extend_its_time(
     users: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Their number and their time are bounded, also if they arrive together."""
-    monkeypatch.setattr(connection, "_MOST_BEFORE_LOGIN", most)
+    monkeypatch.setattr(connection, "_MAX_BEFORE_LOGIN", most)
     registry = CollectorRegistry()
     answers = 0
     with (

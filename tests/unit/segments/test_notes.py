@@ -16,7 +16,7 @@ from sidetier.segments.notes import (
     records_note,
 )
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.storage.checks import MOST_METADATA, check_metadata
+from sidetier.storage.checks import MAX_METADATA, check_metadata
 from sidetier.storage.encrypting import ENCRYPTION_KEY
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 
@@ -46,4 +46,4 @@ def test_the_longest_metadata_of_a_log_is_accepted() -> None:
     }
     assert notes[PLACE_KEY] == f"{tp}/{LARGEST:020d}"
     assert check_metadata(key, notes) == notes
-    assert sum(len(name) + len(value) for name, value in notes.items()) < MOST_METADATA * 3 // 4
+    assert sum(len(name) + len(value) for name, value in notes.items()) < MAX_METADATA * 3 // 4

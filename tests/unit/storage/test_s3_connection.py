@@ -14,7 +14,7 @@ from sidetier.storage import s3_connection
 from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePassedError
 from sidetier.storage.bodies import BytesBody, Extent, FileBody
 from sidetier.storage.port import Body
-from sidetier.storage.s3_connection import await_consent, send_body
+from sidetier.storage.s3_connection import await_continue, send_body
 from sidetier.storage.settings import SEND_PIECE
 
 DATA = bytes(range(256)) * 6000
@@ -186,25 +186,25 @@ def test_deadline_of_an_attempt_applies(in_file: FileBody) -> None:
     assert isinstance(stream.failure, DeadlinePassedError)
 
 
-CONSENT = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 REFUSAL = b"HTTP/1.1 412\r\nContent-Length: 0\r\n\r\n"
 
 
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [
-        ([CONSENT], None),
-        ([CONSENT[:10], CONSENT[10:]], None),
+        ([CONTINUE], None),
+        ([CONTINUE[:10], CONTINUE[10:]], None),
         ([b"HTTP/1.1 100\r\nServer: x\r\n", b"\r\n"], None),
-        ([CONSENT, CONSENT], None),
-        ([CONSENT + CONSENT], None),
+        ([CONTINUE, CONTINUE], None),
+        ([CONTINUE + CONTINUE], None),
         ([REFUSAL], REFUSAL),
         ([REFUSAL[:11], REFUSAL[11:]], REFUSAL),
-        ([CONSENT + REFUSAL], REFUSAL),
+        ([CONTINUE + REFUSAL], REFUSAL),
         ([], None),
     ],
 )
-def test_body_is_sent_with_consent_or_without_an_answer(
+def test_body_is_sent_after_100_continue_or_without_an_answer(
     sent: list[bytes], answer: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_connection, "_CONTINUE_SECONDS", 0.2)
@@ -219,13 +219,13 @@ def test_body_is_sent_with_consent_or_without_an_answer(
         here.settimeout(20)
         thread = threading.Thread(target=respond)
         thread.start()
-        assert await_consent(here) == answer
+        assert await_continue(here) == answer
         thread.join()
         assert here.gettimeout() == 20
 
 
-def test_connection_that_ends_before_the_consent_is_reported_by_the_answer() -> None:
+def test_connection_that_ends_before_100_continue_is_an_empty_answer() -> None:
     here, there = socket.socketpair()
     there.close()
     with here:
-        assert await_consent(here) == b""
+        assert await_continue(here) == b""

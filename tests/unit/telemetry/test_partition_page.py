@@ -5,7 +5,7 @@ import pytest
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.partition_page import (
     DEFAULT_LIMIT,
-    MOST_ROWS,
+    MAX_ROWS,
     PartitionQuery,
     ShownState,
     page_of,
@@ -115,8 +115,8 @@ def test_query_is_parsed() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("limit=0", f"limit=0: expected a number from 1 to {MOST_ROWS}"),
-        ("limit=1001", f"limit=1001: expected a number from 1 to {MOST_ROWS}"),
+        ("limit=0", f"limit=0: expected a number from 1 to {MAX_ROWS}"),
+        ("limit=1001", f"limit=1001: expected a number from 1 to {MAX_ROWS}"),
         ("offset=-1", "offset=-1: expected a number from 0"),
         ("offset=" + "9" * 10_000, "offset=9"),
         ("offset=²", "offset=²: expected a number"),

@@ -32,7 +32,7 @@ from tests.harness.interleaving import ContentTagged, Writer, explore, finish
 
 TP = TopicPartition("t", 0)
 END = 20
-_MOST_ROUNDS = 6
+_MAX_ROUNDS = 6
 _BATCH = 5
 SWITCHES = 2
 """Maximum number of switches between the writers: one is paused before any request, another
@@ -55,7 +55,7 @@ class Sidecar:
         """Store the closed segments as the daemon does, one request after the other."""
         numbers = count()
         with patch("uuid.uuid4", lambda: self._nonce(next(numbers))):
-            for _ in range(_MOST_ROUNDS):
+            for _ in range(_MAX_ROUNDS):
                 try:
                     if self._work(store):
                         return

@@ -28,7 +28,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
 
 VERSION: Final = 1
-MOST_FILES: Final = 10_000
+MAX_FILES: Final = 10_000
 """Most files that a manifest names. Those of the newest runs are kept."""
 
 

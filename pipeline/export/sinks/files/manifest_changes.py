@@ -13,7 +13,7 @@ from sidetier.pipeline.export.epoch_history import (
 )
 from sidetier.pipeline.export.errors import OtherExportError
 from sidetier.pipeline.export.sinks.files.manifest import (
-    MOST_FILES,
+    MAX_FILES,
     FileEntry,
     Manifest,
     MissingEntry,
@@ -169,10 +169,10 @@ def _named(
     to name.
     """
     starts = {partition: span.first for partition, span in run.spans.items()}
-    if len(manifest.files) + len(new) <= MOST_FILES:
+    if len(manifest.files) + len(new) <= MAX_FILES:
         # An entry that exists stays: `files` has all files since then.
         return {"files": manifest.files + new, "named_from": {**starts, **manifest.named_from}}
-    if len(new) <= MOST_FILES:
+    if len(new) <= MAX_FILES:
         # The older files are no longer named: the names begin with this
         # run, and for other partitions with what they export next.
         return {"files": new, "named_from": {**manifest.next_offsets, **starts}}

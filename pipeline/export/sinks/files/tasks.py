@@ -123,7 +123,7 @@ def require_fencing(target: RemoteStorage, config: StorageConfig) -> None:
     )
 
 
-_MOST_RECORDS: Final = 1 << 16
+_MAX_RECORDS: Final = 1 << 16
 
 
 def carry_out(  # noqa: PLR0913, PLR0917 -- both engines pass the same set
@@ -156,7 +156,7 @@ def carry_out(  # noqa: PLR0913, PLR0917 -- both engines pass the same set
         columns=columns,
         isolation=isolation,
         fail_on_data_loss=task.options.fail_on_data_loss,
-        most_records=_MOST_RECORDS,
+        most_records=_MAX_RECORDS,
         max_batch_bytes=max_batch_bytes,
     )
 

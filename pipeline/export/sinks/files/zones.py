@@ -19,7 +19,7 @@ time zone.
 """
 LATEST_MS: Final = 253_402_300_799_999 - 2 * 86_400_000
 _MINUTE_MS: Final = 60_000
-_MOST_REMEMBERED: Final = 100_000
+_MAX_REMEMBERED: Final = 100_000
 
 
 def zone_named(name: str) -> ZoneInfo:
@@ -60,7 +60,7 @@ def local_time(timestamps: Longs, zone: ZoneInfo) -> Longs:
     return local
 
 
-@lru_cache(_MOST_REMEMBERED)
+@lru_cache(_MAX_REMEMBERED)
 def _offset(zone: ZoneInfo, minute: int) -> int:
     """Return the zone's offset from UTC in this minute, in ms."""
     offset = moment(minute * _MINUTE_MS).astimezone(zone).utcoffset()

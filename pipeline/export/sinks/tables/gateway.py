@@ -17,7 +17,7 @@ from sidetier.segments.errors import ConfigurationError
 
 SPARK_ERRORS = (PySparkException, Py4JError)
 """Errors that a failed write raises."""
-_MOST_TEXT = 2000
+_MAX_TEXT = 2000
 
 
 def jvm(spark: SparkSession) -> Any:  # noqa: ANN401 - Java classes, found by name
@@ -108,7 +108,7 @@ def _told(text: str) -> str:
         if not line.startswith(("\t", "  ")) and "stacktrace" not in line and line.strip()
     ]
     summary = " / ".join(dict.fromkeys(lines))
-    return summary if len(summary) <= _MOST_TEXT else f"... {summary[-_MOST_TEXT:]}"
+    return summary if len(summary) <= _MAX_TEXT else f"... {summary[-_MAX_TEXT:]}"
 
 
 def cause_class(error: Exception) -> str:

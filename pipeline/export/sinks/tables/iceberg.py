@@ -353,7 +353,7 @@ def require_one_step(catalog: str, setting: Setting, default_scheme: str) -> Non
     )
 
 
-_MOST_TRIES: Final = 20
+_MAX_TRIES: Final = 20
 _STAGE_AS: Final = "spark.wap.id"
 _ADDED_ROWS: Final = "added-records"
 """Property of a snapshot's summary."""
@@ -469,7 +469,7 @@ class IcebergTable:
                 self._spark.conf.set(_STAGE_AS, before)
 
     def _publish(self, progress: Progress, watch: Watch, rows: int) -> None:
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             if watch.reason:
                 raise CommitTimedOutError(f"{self.name}: not committed: {watch.reason}")
             seen = self._metadata.refresh()
@@ -487,7 +487,7 @@ class IcebergTable:
             elif self._metadata.publish(seen, staged):
                 return
         raise NotCommittedError(
-            f"{self.name}: others have changed the table {_MOST_TRIES} times in a row meanwhile"
+            f"{self.name}: others have changed the table {_MAX_TRIES} times in a row meanwhile"
         )
 
     def _require_since(self, progress: Progress) -> None:

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sidetier.archive.reader.memory import LEAST_BUFFER, BufferPool
+from sidetier.archive.reader.memory import MIN_BUFFER, BufferPool
 
-SIZE = 2 * LEAST_BUFFER
+SIZE = 2 * MIN_BUFFER
 
 
 def test_buffer_without_references_is_reused() -> None:

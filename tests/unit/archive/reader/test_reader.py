@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from sidetier.archive.reader import ReachedEnd, Records
-from sidetier.archive.reader.memory import LEAST_BUFFER, BufferPool
+from sidetier.archive.reader.memory import MIN_BUFFER, BufferPool
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.segments.offsets import Offset
@@ -57,9 +57,9 @@ def test_values_are_returned_as_produced(archive: MadeArchive) -> None:
 
 def test_consecutive_readers_use_the_same_memory() -> None:
     made, buffers = MadeArchive(), SeenRooms()
-    made.segment(0, [MadeBatch((MadeRecord(0, value=b"v" * LEAST_BUFFER),))])
+    made.segment(0, [MadeBatch((MadeRecord(0, value=b"v" * MIN_BUFFER),))])
     made.mark(0, 1)
-    settings = ReaderSettings(first_range=2 * LEAST_BUFFER)
+    settings = ReaderSettings(first_range=2 * MIN_BUFFER)
     for _ in range(2):
         with closing(ArchiveReader(access_to(made.store), settings, buffers=buffers)) as reader:
             reader.assign(TP, 0)

@@ -66,7 +66,7 @@ def test_every_seek_completes_with_any_memory_budget(
     threads: int, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also below the allowed minimum: one piece is always allowed beside the budget."""
-    monkeypatch.setattr(reader_settings, "LEAST_MEMORY", BUDGETS[0])
+    monkeypatch.setattr(reader_settings, "MIN_MEMORY", BUDGETS[0])
     dice = random.Random(f"{threads} {budget}")
     store = FakeStorage()
     tps = [TopicPartition("mixed", number) for number in range(len(SIZES))]

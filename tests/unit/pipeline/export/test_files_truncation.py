@@ -239,7 +239,7 @@ def test_files_of_a_former_manifest_are_replaced_too(
     target = FakeStorage()
     export(orders, target)
     elect_uncleanly(orders)
-    monkeypatch.setattr(manifest_changes, "MOST_FILES", 6)
+    monkeypatch.setattr(manifest_changes, "MAX_FILES", 6)
     threes = TENS.model_copy(update={"flush_size": 3})
     with files_job(orders.store, target, threes, reread=True) as job:
         done = new_run(job)

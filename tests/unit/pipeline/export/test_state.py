@@ -76,7 +76,7 @@ def test_run_is_planned_and_committed() -> None:
 
 
 def test_manifest_names_only_the_newest_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_changes, "MOST_FILES", 2)
+    monkeypatch.setattr(manifest_changes, "MAX_FILES", 2)
     one = committed(run_of(EMPTY, {0: (0, 2), 1: (0, 2)}), [entry(0, 1)], [], "a", swept=False)
     two = committed(run_of(one, {0: (2, 6)}), [entry(2, 3), entry(4, 5)], [], "b", swept=False)
     assert [file.first for file in two.files] == [2, 4]

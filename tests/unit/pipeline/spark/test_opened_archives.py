@@ -26,7 +26,7 @@ def test_archive_is_opened_once_per_process(
 
 def test_only_the_last_few_archives_stay_open(tmp_path: Path) -> None:
     first = opened(place(tmp_path / "0"))
-    for number in range(1, settings._MOST_OPEN + 1):
+    for number in range(1, settings._MAX_OPEN + 1):
         opened(place(tmp_path / str(number)))
     assert opened(place(tmp_path / "0")) is not first
     close_all()

@@ -26,14 +26,14 @@ def test_strings_may_lie_further_apart_than_a_column_can_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Arrow's own offsets end at 2 GiB, in this test at 1,000 bytes."""
-    monkeypatch.setattr(columns, "MOST_COLUMN_BYTES", 1000)
+    monkeypatch.setattr(columns, "MAX_COLUMN_BYTES", 1000)
     found = binary_column(DATA, PLACES)
     found.validate(full=True)
     assert (found.type, found.to_pylist()) == (pa.binary(), WANTED)
 
 
 def test_more_bytes_than_a_column_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MOST_COLUMN_BYTES", 9)
+    monkeypatch.setattr(columns, "MAX_COLUMN_BYTES", 9)
     with pytest.raises(ValueError, match="decode in pieces"):
         binary_column(DATA, PLACES)
     with pytest.raises(ValueError, match="10 headers in one column: decode in pieces"):

@@ -34,7 +34,7 @@ from sidetier.segments.errors import ConfigurationError
 _NULL, _OTHER = b"\x00", b"\x02"
 """Branches of a union of null and one type: null, and the other type."""
 _END: Final = constant(b"\x00")
-_MOST_BYTES: Final = 10
+_MAX_BYTES: Final = 10
 _PAYLOAD_BITS: Final = 7
 
 
@@ -69,7 +69,7 @@ def _longs(numbers: Longs) -> pa.Array:
     """Encode numbers as zigzag varints: seven bits per byte, the lowest first."""
     zigzag = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
     sizes = np.ones(len(zigzag), dtype=np.int64)
-    for more in range(1, _MOST_BYTES):
+    for more in range(1, _MAX_BYTES):
         sizes += zigzag >= np.uint64(1 << _PAYLOAD_BITS * more)
     ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     data = np.empty(ends[-1], dtype=np.uint8)

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from sidetier.pipeline.export.errors import LostProgressError, NotCommittedError
-from sidetier.pipeline.export.run import MOST_FAILURES, run_at_interval
+from sidetier.pipeline.export.run import MAX_FAILURES, run_at_interval
 from sidetier.pipeline.export.sinks.tables.run import Committed
 from sidetier.segments.errors import SidetierError
 
@@ -52,8 +52,8 @@ def test_permanent_failure_ends_the_loop() -> None:
 
 def test_tenth_failure_in_a_row_ends_the_loop() -> None:
     failure = NotCommittedError("timed out")
-    runs = Runs(*[failure] * (MOST_FAILURES - 1), None, *[failure] * (MOST_FAILURES + 1))
+    runs = Runs(*[failure] * (MAX_FAILURES - 1), None, *[failure] * (MAX_FAILURES + 1))
     with pytest.raises(NotCommittedError):
         loop(runs)
-    assert len(runs.told) == 2 * (MOST_FAILURES - 1)
+    assert len(runs.told) == 2 * (MAX_FAILURES - 1)
     assert len(runs.left) == 1
