@@ -12,7 +12,7 @@ import click
 from sidetier import __version__
 from sidetier.cli import exits, signals
 from sidetier.cli.invocation import Invocation, configuration_parameters
-from sidetier.cli.output import printable
+from sidetier.cli.output import say
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError, SidetierError
 
@@ -144,7 +144,7 @@ def _failure(error: Exception) -> int:
 
 def _say(lines: Sequence[str], code: int) -> int:
     for line in lines:
-        click.echo(f"sidetier: {printable(line)}", err=True)
+        say(line)
     return code
 
 

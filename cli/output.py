@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol, TextIO
 
+import click
+
 from sidetier.cli import exits
 
 _UNPRINTABLE: Final = dict.fromkeys(
@@ -26,6 +28,11 @@ _WIDE: Final = 4096
 def printable(text: str) -> str:
     """Return a text without what could change what a terminal shows."""
     return text.translate(_UNPRINTABLE)
+
+
+def say(text: str) -> None:
+    """Print a message to standard error."""
+    click.echo(f"sidetier: {printable(text)}", err=True)
 
 
 class OutputFormat(StrEnum):

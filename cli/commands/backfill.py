@@ -6,14 +6,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import click
-
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import most_lines, size_text, topic_name
 from sidetier.cli.extras import quiet_logs
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
-from sidetier.cli.output import Cell, OutputFormat, Table, range_text
+from sidetier.cli.output import Cell, OutputFormat, Table, range_text, say
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import told_waits
@@ -265,7 +263,7 @@ def command(options: BackfillOptions) -> PlanResult | OutcomeResult:
     )
     quiet_logs(loaded)
     for warning in loaded.warnings:
-        click.echo(f"sidetier: warning: {warning}", err=True)
+        say(f"warning: {warning}")
     with told_waits() as calls:
         adapters = partial(ConfiguredBackfill, origins=loaded.origins, calls=calls)
         backfill = Backfill(loaded.config, request, adapters)

@@ -18,12 +18,9 @@ from sidetier.cli.arguments import (
     topic_name,
 )
 from sidetier.cli.consume.request import (
-    ANY,
-    Filters,
     Formats,
-    HeaderFilter,
     RecordFormat,
-    Request,
+    RecordOutput,
     TextEncoding,
     unescaped,
 )
@@ -31,9 +28,22 @@ from sidetier.cli.extras import needs_extra, quiet_logs
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, argument, option, options
 from sidetier.cli.output import OutputFormat
+from sidetier.consumer.sources import Mode
+from sidetier.consumer.topic_reading.request import (
+    ANY,
+    COLUMNS,
+    Filters,
+    HeaderFilter,
+    TopicReadRequest,
+)
 
 _MODES: Final = ("TIERED_STORAGE_ONLY", "TIERED_STORAGE_PREFERRED", "KAFKA_PREFERRED", "KAFKA_ONLY")
 _OUTPUTS: Final = (RecordFormat.JSON.value, RecordFormat.RAW.value, OutputFormat.TABLE.value)
+_COLUMNS: Final = {
+    RecordFormat.COUNT: (),
+    RecordFormat.RAW: ("value",),
+    RecordFormat.JSON: COLUMNS,
+}
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 """Packages that the extra `consumer` installs."""
 
@@ -169,36 +179,32 @@ def command(options: ConsumeOptions) -> int:
     if begin is not None and end is not None and is_above(begin, end):
         raise click.UsageError("--from is above --to: no record is between them")
     form, output_format = _output_of(options.output, count=options.count)
-    request = Request(
+    request = TopicReadRequest(
         topic=options.topic,
         partitions=tuple(dict.fromkeys(options.partitions)),
         begin=begin or BEGINNING,
         end=end or END,
-        mode=options.mode,
+        mode=Mode(options.mode),
         bootstrap=options.bootstrap,
         isolation=options.isolation,
         skip_gaps=options.on_gap == "skip",
         follow=options.follow,
         limit=options.limit,
-        form=form,
-        encoding=options.encoding,
-        delimiter=options.delimiter,
+        columns=_COLUMNS[form],
         max_batch_bytes=options.max_batch_bytes,
         filters=Filters(options.keys, options.headers, options.contains),
-        formats=Formats(
-            options.key_format,
-            options.value_format,
-            options.schema_registry,
-            options.registry_options,
-        ),
     )
-    if request.formats != Formats() and form is not RecordFormat.JSON:
+    formats = Formats(
+        options.key_format, options.value_format, options.schema_registry, options.registry_options
+    )
+    written = RecordOutput(form, options.encoding, options.delimiter, formats)
+    if formats != Formats() and form is not RecordFormat.JSON:
         raise click.UsageError("--key-format and --value-format are for JSON lines")
     loaded = options.call.load(needs_log_dirs=False)
     quiet_logs(loaded)
     with needs_extra("sidetier consume", _EXTRA, "consumer"):
         from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` must not load the consumer's libraries
-    return consume(loaded.config, request, output_format)
+    return consume(loaded.config, request, written, output_format)
 
 
 def _output_of(given: str | None, *, count: bool) -> tuple[RecordFormat, OutputFormat]:

@@ -14,7 +14,7 @@ from sidetier.cli.extras import needs_extra, quiet_logs
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.mirror.options import LIBRARIES, ClusterOptions
 from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
-from sidetier.cli.output import OutputFormat, Result, Table, range_text
+from sidetier.cli.output import OutputFormat, Result, Table, range_text, say
 from sidetier.cli.signals import ended_by_signals
 from sidetier.config.units import parse_duration, parse_size
 
@@ -300,9 +300,9 @@ def _drilled(
 ) -> "Sequence[DrilledPartition]":
     """Restore the sample where the options say, and compare it."""
 
-    def say(step: str) -> None:
+    def show(step: str) -> None:
         if options.output is OutputFormat.TABLE:
-            click.echo(f"sidetier: {step}", err=True)
+            say(step)
 
     brokers = None
     if options.live:
@@ -320,15 +320,15 @@ def _drilled(
             options.replication_factor or -1,
             options.left_over_age,
             brokers,
+            show,
             say,
-            lambda text: click.echo(f"sidetier: {text}", err=True),
         )
     from sidetier.brokers.kafka import TemporaryBroker  # noqa: PLC0415
     from sidetier.mirror.drill.run import drill_on_temporary_broker  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="sidetier-drill-", dir=options.directory) as files:
         temporary = TemporaryBroker(Path(files) / "kafka")
-        return drill_on_temporary_broker(archive, sample, temporary, brokers, say)
+        return drill_on_temporary_broker(archive, sample, temporary, brokers, show)
 
 
 def _recorded(archive: "ArchiveAccess", result: DrillResult) -> DrillResult:

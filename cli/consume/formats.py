@@ -7,7 +7,8 @@ from typing import Any, BinaryIO, Final, Protocol
 
 import pyarrow as pa
 
-from sidetier.cli.consume.request import RecordFormat, Request, TextEncoding
+from sidetier.cli.consume.request import RecordFormat, RecordOutput, TextEncoding
+from sidetier.consumer.topic_reading.request import COLUMNS
 from sidetier.segments.offsets import TopicPartition
 
 _KINDS: Final = ("create", "log_append")
@@ -47,7 +48,7 @@ class JsonLines:
 
     def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
         """See `Writer`."""
-        columns = [self._column(name, records.column(name)) for name in _JSON_COLUMNS]
+        columns = [self._column(name, records.column(name)) for name in COLUMNS]
         lines = [
             json.dumps(self._row(tp, *row), ensure_ascii=False)
             for row in zip(*columns, strict=True)
@@ -90,9 +91,6 @@ class JsonLines:
         }
 
 
-_JSON_COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
-
-
 class RawValues:
     """Writes values as they are, each followed by the delimiter; a null is the delimiter alone."""
 
@@ -118,17 +116,17 @@ class Nothing:
 
 
 def writer_of(
-    request: Request,
+    output: RecordOutput,
     stream: BinaryIO,
     decode_key: Decode | None = None,
     decode_value: Decode | None = None,
 ) -> Writer:
     """Return the writer of the requested format."""
-    if request.form is RecordFormat.COUNT:
+    if output.form is RecordFormat.COUNT:
         return Nothing()
-    if request.form is RecordFormat.RAW:
-        return RawValues(stream, request.delimiter)
-    show = as_base64 if request.encoding is TextEncoding.BASE64 else as_text
+    if output.form is RecordFormat.RAW:
+        return RawValues(stream, output.delimiter)
+    show = as_base64 if output.encoding is TextEncoding.BASE64 else as_text
     return JsonLines(stream, show, decode_key, decode_value)
 
 

@@ -1,12 +1,9 @@
-"""The request of a call of `sidetier consume`: filters, formats and delimiters."""
+"""How `sidetier consume` writes records: output formats, encodings and delimiters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
-
-from sidetier.archive.positions import BEGINNING, END, Position
-from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _HEX_DIGITS: Final = 2
@@ -61,35 +58,6 @@ class TextEncoding(StrEnum):
     BASE64 = "base64"
 
 
-ANY: Final = None
-"""Value of a header that may have any value."""
-HeaderFilter = tuple[str, bytes | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """Conditions that a record must meet.
-
-    Attributes:
-        keys: The key is one of these; empty for any key.
-        headers: Each of these headers occurs, with this value or with `ANY`.
-        contains: The value contains each of these.
-    """
-
-    keys: tuple[bytes, ...] = ()
-    headers: tuple[HeaderFilter, ...] = ()
-    contains: tuple[bytes, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.columns)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns that the conditions need."""
-        used = {"key": self.keys, "headers": self.headers, "value": self.contains}
-        return tuple(name for name, wanted in used.items() if wanted)
-
-
 @dataclass(frozen=True, slots=True)
 class Formats:
     """How keys and values are decoded: as bytes, json, avro or protobuf.
@@ -106,28 +74,14 @@ class Formats:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One call of `sidetier consume`.
+class RecordOutput:
+    """How records are written.
 
     Attributes:
-        partitions: Empty for all partitions of the topic.
-        limit: Maximum number of records over all partitions; None for no limit.
-        follow: Continue to read without an end.
+        delimiter: Follows each raw value.
     """
 
-    topic: str
-    partitions: tuple[int, ...] = ()
-    begin: Position = BEGINNING
-    end: Position = END
-    mode: str = "TIERED_STORAGE_ONLY"
-    bootstrap: str | None = None
-    isolation: str = "read_committed"
-    skip_gaps: bool = False
-    follow: bool = False
-    limit: int | None = None
     form: RecordFormat = RecordFormat.JSON
     encoding: TextEncoding = TextEncoding.UTF_8
     delimiter: bytes = b"\n"
-    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
-    filters: Filters = field(default_factory=Filters)
     formats: Formats = field(default_factory=Formats)

@@ -4,68 +4,143 @@ Needs the packages of the extra `consumer`.
 """
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final
 
-from sidetier.archive.positions import plan_ranges
 from sidetier.cli import exits
-from sidetier.cli.consume.formats import Decode, writer_of
-from sidetier.cli.consume.reading import Reading, Source, say
-from sidetier.cli.consume.request import Formats, RecordFormat, Request
-from sidetier.cli.consume.store_source import open_store
+from sidetier.cli.consume.formats import Decode, Writer, writer_of
+from sidetier.cli.consume.request import Formats, RecordFormat, RecordOutput
 from sidetier.cli.extras import from_extra
-from sidetier.cli.output import OutputFormat, emit
-from sidetier.cli.progress import records_shown
+from sidetier.cli.output import OutputFormat, Table, emit, range_text, say
+from sidetier.cli.progress import Update, records_shown
+from sidetier.cli.stores import with_few_retries
 from sidetier.config.model import Config
-from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.consumer.topic_reading.reading import PartitionReading, TopicReading, open_reading
+from sidetier.consumer.topic_reading.request import TopicReadRequest
+from sidetier.pipeline.export.errors import RecordCountError
 
-STORE_ONLY: Final = "TIERED_STORAGE_ONLY"
 _DECODING: Final = ("babel", "fastavro", "google")
 """Packages that the extra `export` installs."""
 
 
-def consume(config: Config, request: Request, output: OutputFormat) -> int:
+@dataclass(frozen=True, slots=True)
+class PartitionCount:
+    """What was read of one partition.
+
+    Attributes:
+        from_offset: First offset that was read.
+        next_offset: End of the range that was read, exclusive.
+        records: Less than the number of offsets if some have no record: transaction markers,
+            aborted and compacted records.
+        missing_offsets: Offsets whose records are lost.
+    """
+
+    partition: int
+    from_offset: int
+    next_offset: int
+    records: int
+    missing_offsets: int
+
+
+@dataclass(frozen=True, slots=True)
+class CountResult:
+    """Counts of all partitions, in rising order."""
+
+    topic: str
+    partitions: Sequence[PartitionCount]
+
+    @property
+    def records(self) -> int:
+        """Number of records in all partitions."""
+        return sum(partition.records for partition in self.partitions)
+
+    def as_json(self) -> object:
+        """Return all counts."""
+        return {
+            "topic": self.topic,
+            "records": self.records,
+            "partitions": [asdict(partition) for partition in self.partitions],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return a row for each partition, with a last column if offsets are missing."""
+        columns = ("PARTITION", "OFFSETS", "RECORDS", "MISSING")
+        rows = [
+            (
+                partition.partition,
+                range_text(partition.from_offset, partition.next_offset),
+                partition.records,
+                partition.missing_offsets,
+            )
+            for partition in self.partitions
+        ]
+        width = len(columns) - (
+            0 if any(partition.missing_offsets for partition in self.partitions) else 1
+        )
+        footer = f"{self.records} records of {self.topic}"
+        return (Table(columns[:width], [row[:width] for row in rows], footer=footer),)
+
+
+def count_result(topic: str, partitions: Iterable[PartitionReading]) -> CountResult:
+    """Return what was read of each partition."""
+    rows = sorted(partitions, key=lambda read: read.tp)
+    return CountResult(
+        topic,
+        [PartitionCount(c.tp.partition, c.first, c.position, c.records, c.missing) for c in rows],
+    )
+
+
+def consume(
+    config: Config, request: TopicReadRequest, written: RecordOutput, output: OutputFormat
+) -> int:
     """Write the requested records to standard output, and return the exit code.
 
     Raises:
         SidetierError: Some or all of the records cannot be read.
         BrokenPipeError: The program that reads the output has closed it.
     """
-    with _open(config, request) as source:
-        reading = Reading(
-            source,
-            request,
-            plan_ranges(
-                source,
-                request.topic,
-                request.begin,
-                request.end,
-                int(SYSTEM_CLOCK.wall() * 1000),
-                partitions=request.partitions,
-                follow=request.follow,
-                on_note=say,
-            ),
-            writer_of(request, sys.stdout.buffer, *_decoders(request)),
-        )
+    patient = config if request.follow else with_few_retries(config)
+    with open_reading(patient, request, say) as reading:
+        writer = writer_of(written, sys.stdout.buffer, *_decoders(written.formats))
         code = exits.OK
         # On a terminal the records themselves show the progress; a bar would break their lines.
-        wanted = request.form is RecordFormat.COUNT or not sys.stdout.isatty()
+        wanted = written.form is RecordFormat.COUNT or not sys.stdout.isatty()
         try:
             with records_shown(reading.total, wanted=wanted) as update:
-                reading.run(update)
+                write_all(reading, writer, _flushing(update) if request.follow else update)
         except KeyboardInterrupt:
             if not request.follow:
                 raise
             code = exits.INTERRUPTED
         sys.stdout.flush()
-        if request.form is RecordFormat.COUNT:
-            emit(reading.result(request.topic), output)
+        if written.form is RecordFormat.COUNT:
+            emit(count_result(request.topic, reading.partitions.values()), output)
         return exits.FINDINGS if reading.has_gaps and code == exits.OK else code
 
 
-def _decoders(request: Request) -> tuple[Decode | None, Decode | None]:
-    formats = request.formats
+def write_all(reading: TopicReading, writer: Writer, on_progress: Update) -> None:
+    """Write all records that are read.
+
+    Raises:
+        RecordCountError: The writer wrote another number of records.
+    """
+    for tp, rows in reading.batches(on_progress):
+        written = writer.write(tp, rows)
+        if written != rows.num_rows:
+            fact = f"{rows.num_rows} records were read, and {written} were written"
+            raise RecordCountError(str(tp), fact)
+
+
+def _flushing(update: Update) -> Update:
+    def passed(done: int, records: int) -> None:
+        update(done, records)
+        sys.stdout.flush()
+
+    return passed
+
+
+def _decoders(formats: Formats) -> tuple[Decode | None, Decode | None]:
     if formats == Formats():
         return None, None
 
@@ -75,11 +150,3 @@ def _decoders(request: Request) -> tuple[Decode | None, Decode | None]:
         return decoders
 
     return from_extra(load, "--key-format and --value-format", _DECODING, "export")(formats, say)
-
-
-def _open(config: Config, request: Request) -> AbstractContextManager[Source]:
-    if request.mode == STORE_ONLY:
-        return open_store(config, request)
-    from sidetier.cli.consume.tiered_source import open_tiered  # noqa: PLC0415 -- needs librdkafka
-
-    return open_tiered(config, request)

@@ -21,7 +21,6 @@ from sidetier.cli.export.session import (
     exit_code,
     paused,
     read_by,
-    say,
     target_of,
     wait_for_archive,
     waits,
@@ -30,7 +29,7 @@ from sidetier.cli.export.session import (
 )
 from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.export.view import DryRun, ExportResult
-from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.output import OutputFormat, emit, say
 from sidetier.cli.progress import drawn
 from sidetier.cli.signals import stopping
 from sidetier.config.model import Config
@@ -380,7 +379,6 @@ class FilesSession:
             self.engine,
             None if request.requested is None else str(request.requested),
             request.accept_changes,
-            say,
             partial(self._committed, topic),
         )
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-import click
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from sidetier.cli import exits
 from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
 from sidetier.cli.metrics_file import write_metrics_file
+from sidetier.cli.output import say
 from sidetier.config.model import BrokerConfig
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.sources import read_config_text, yaml_layer
@@ -34,11 +34,6 @@ from sidetier.telemetry import export_catalogue
 from sidetier.telemetry.instruments import gauge
 
 _PAUSE: Final = 5.0
-
-
-def say(text: str) -> None:
-    """Print a message to standard error."""
-    click.echo(f"sidetier: {text}", err=True)
 
 
 def will_retry(

@@ -22,7 +22,6 @@ from sidetier.cli.export.session import (
     exit_code,
     paused,
     reached_at,
-    say,
     target_of,
     wait_for_archive,
     waits,
@@ -31,7 +30,7 @@ from sidetier.cli.export.session import (
 )
 from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.export.view import DryRun, TableResult
-from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.output import OutputFormat, emit, say
 from sidetier.cli.signals import stopping
 from sidetier.config.model import Config
 from sidetier.config.properties_file import read_properties

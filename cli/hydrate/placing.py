@@ -7,12 +7,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
 from sidetier.archive.progress import Amount, ProgressCounter
 from sidetier.cli import exits
 from sidetier.cli.hydrate.view import DestinationsResult, PlacedResult, PreparedResult
-from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.output import OutputFormat, emit, say
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive
@@ -113,7 +111,7 @@ def _place(  # noqa: PLR0913 -- the plan, both sides of it, and two options
         try:
             placed = place(plan, archive, destinations, journals, settings)
         except StoppedError:
-            click.echo("sidetier: stopped; run the same command again to continue", err=True)
+            say("stopped; run the same command again to continue")
             return exits.INTERRUPTED
     emit(PlacedResult(placed), output)
     return exits.FAILED if any(entry.problem for entry in placed) else exits.OK

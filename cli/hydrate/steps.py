@@ -8,12 +8,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import click
-
 from sidetier.cli import exits
 from sidetier.cli.hydrate.placing import CONNECTIONS, cluster_properties, topic_admin
 from sidetier.cli.hydrate.view import FinishedResult, PlanResult, ReplicatedResult, VerifiedResult
-from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.output import OutputFormat, emit, say
 from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config
 from sidetier.config.times import parse_time
@@ -74,7 +72,7 @@ def replicate_topics(
     plan = _with_factor(read_plan(plan_file), replication_factor)
 
     def show(missing: int) -> None:
-        click.echo(f"sidetier: {missing} partitions wait for replicas to catch up", err=True)
+        say(f"{missing} partitions wait for replicas to catch up")
 
     report = steps.replicate_topics(
         plan,

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
-from sidetier.cli.consume.reading import say
 from sidetier.cli.mirror.options import (
     ClusterOptions,
     RestoreOptions,
@@ -18,6 +17,7 @@ from sidetier.cli.mirror.options import (
 )
 from sidetier.cli.mirror.running import CountsLine, end_line, registry_for, served, spark_engine
 from sidetier.cli.mirror.view import TranslateResult
+from sidetier.cli.output import say
 from sidetier.cli.progress import Update, records_shown
 from sidetier.cli.restore.view import PlanResult, RestoreResult
 from sidetier.cli.signals import handled_signals

@@ -297,12 +297,13 @@ def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
             text = text.replace(name, address)
         variables: dict[str, Any] = {}
         exec(compile(text, "docs/python-api.md", "exec"), variables)  # noqa: S102 -- our own page
-        module = variables["report"].__class__.__name__
-        values[module] = variables
+        result = variables["report"] if "report" in variables else variables["reading"]
+        values[type(result).__name__] = variables
     assert list(values) == [
         "BackfillReport",
         "VerifyReport",
         "RetentionReport",
+        "TopicReading",
         "RestoreReport",
         "CopyReport",
     ]
@@ -311,6 +312,7 @@ def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
     assert values["VerifyReport"]["report"].totals.checked_segments >= 2
     assert values["VerifyReport"]["problems"] == []
     assert values["RetentionReport"]["report"].segments > 0
+    assert values["TopicReading"]["reading"].records > 0
     assert values["RestoreReport"]["report"].is_complete
     report = values["CopyReport"]["report"]
     assert (report.is_complete, report.counts.lag_records) == (True, 0)

@@ -3,6 +3,7 @@ import json
 import struct
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from sidetier.storage.settings import StorageEndpoint
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.command_line import CommandLine
 from tests.harness.made_archive import MadeArchive
+from tests.harness.markdown import blocks, text_of
 from tests.harness.record_batches import MadeBatch, MadeRecord
 from tests.harness.schema_registry import serving
 
@@ -285,6 +287,23 @@ def test_missing_pyarrow_error_names_the_extra_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert cli.run("consume", "orders") == 2
     assert "needs pyarrow, which is not installed: pip install 'sidetier[consumer]'" in cli.err
+
+
+def test_program_of_the_python_page_reads_what_the_command_counts(
+    cli: CommandLine, orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [counted] = cli.json("consume", orders.tp.topic, "--count")["partitions"]
+    monkeypatch.chdir(cli.root)
+    [text] = [
+        block.text
+        for block in blocks(text_of(Path("docs/python-api.md")), "python")
+        if "open_reading" in block.text
+    ]
+    variables: dict[str, Any] = {}
+    exec(text.replace('"2h"', '"beginning"'), variables)  # noqa: S102 -- our own page
+    [read] = variables["reading"].partitions.values()
+    assert (read.records, read.position) == (counted["records"], counted["next_offset"])
+    assert read.records > 0
 
 
 def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,10 +22,12 @@ from sidetier.archive.positions import (
 )
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import RawValues, as_text, writer_of
-from sidetier.cli.consume.reading import Reading, Source
-from sidetier.cli.consume.request import RecordFormat, Request, unescaped
-from sidetier.cli.consume.tiered_source import TieredSource, note_undecided
+from sidetier.cli.consume.request import RecordFormat, RecordOutput, unescaped
+from sidetier.cli.consume.session import CountResult, count_result, write_all
 from sidetier.cli.progress import records_shown
+from sidetier.consumer.topic_reading.reading import TopicReading, TopicSource
+from sidetier.consumer.topic_reading.request import TopicReadRequest
+from sidetier.consumer.topic_reading.tiered_source import TieredTopicSource, note_undecided
 from sidetier.pipeline.export.errors import RecordCountError
 from sidetier.segments.errors import (
     ArchiveError,
@@ -105,12 +107,12 @@ class FilledSource:
 class Ran:
     """One run of the loop: written records, printed messages, and the error that ended it."""
 
-    def __init__(self, source: Source, **asked: Any) -> None:  # noqa: ANN401 -- of a Request
-        request = Request("t", form=RecordFormat.RAW, delimiter=b" ", **asked)
+    def __init__(self, source: TopicSource, **asked: Any) -> None:  # noqa: ANN401 -- of a Request
+        request = TopicReadRequest("t", **asked)
         stream = io.BytesIO()
         self.told: list[str] = []
         self.steps: list[tuple[int, int]] = []
-        self.reading = Reading(
+        self.reading = TopicReading(
             source,
             request,
             plan_ranges(
@@ -123,15 +125,19 @@ class Ran:
                 follow=request.follow,
                 on_note=self.told.append,
             ),
-            writer_of(request, stream),
             self.told.append,
         )
+        writer = writer_of(RecordOutput(RecordFormat.RAW, delimiter=b" "), stream)
         self.error: BaseException | None = None
         try:
-            self.reading.run(lambda done, count: self.steps.append((done, count)))
+            write_all(self.reading, writer, lambda done, count: self.steps.append((done, count)))
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 -- looked at by the test
             self.error = error
         self.written = [int(word.removeprefix(b"value-")) for word in stream.getvalue().split()]
+
+
+def counted(ran: Ran) -> CountResult:
+    return count_result("t", ran.reading.partitions.values())
 
 
 def test_loop_ends_once_all_partitions_are_done() -> None:
@@ -146,7 +152,7 @@ def test_loop_ends_once_all_partitions_are_done() -> None:
 def test_records_beyond_the_end_are_cut_off() -> None:
     begin, end = parse_position("3", 0), parse_position("7", 0)
     assert Ran(FilledSource(records(3, 12, 30)), begin=begin, end=end).written == [3, 4, 5, 6]
-    [count] = Ran(FilledSource(records(0, 5, 20))).reading.result("t").partitions
+    [count] = counted(Ran(FilledSource(records(0, 5, 20)))).partitions
     assert (count.records, count.next_offset) == (5, 20)
 
 
@@ -154,7 +160,7 @@ def test_limit_applies_to_all_partitions_together() -> None:
     source = FilledSource(records(0, 5), records(0, 9, tp=OTHER), partitions=(0, 1))
     ran = Ran(source, limit=8)
     assert ran.written == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert [one.next_offset for one in ran.reading.result("t").partitions] == [5, 3]
+    assert [one.next_offset for one in counted(ran).partitions] == [5, 3]
     assert ran.error is None
 
 
@@ -201,7 +207,7 @@ def test_skipped_gaps_are_counted_and_a_gap_beyond_the_end_ends_the_loop() -> No
     assert ran.written == [0, 1, 2, 3, 4, 9, 10]
     assert source.done == ["t-0 from 0", "t-0 to 9", "t-0 is done"]
     assert ran.reading.has_gaps
-    [count] = ran.reading.result("t").partitions
+    [count] = counted(ran).partitions
     assert (count.missing_offsets, count.next_offset) == (4 + 9, 20)
 
 
@@ -285,7 +291,7 @@ def world() -> World:
 
 
 @pytest.fixture
-def source(world: World) -> Iterator[TieredSource]:
+def source(world: World) -> Iterator[TieredTopicSource]:
     undecided: list[str] = []
     config = {
         "enable.partition.eof": True,
@@ -294,10 +300,10 @@ def source(world: World) -> Iterator[TieredSource]:
     }
     it = tiered(world, "KAFKA_PREFERRED", config)
     with it.consumer:
-        yield TieredSource(it.consumer, "t", "nowhere:1", it.registry, undecided)
+        yield TieredTopicSource(it.consumer, "t", "nowhere:1", it.registry, undecided)
 
 
-def test_tiered_consumer_is_read_to_the_end_of_both_sources(source: TieredSource) -> None:
+def test_tiered_consumer_is_read_to_the_end_of_both_sources(source: TieredTopicSource) -> None:
     assert source.bounds(TP) == offsets(0, 100)
     ran = Ran(source, partitions=(0,))
     assert (ran.written, ran.error) == (list(range(100)), None)
@@ -305,7 +311,7 @@ def test_tiered_consumer_is_read_to_the_end_of_both_sources(source: TieredSource
 
 
 def test_gap_of_the_tiered_consumer_is_an_error_with_advice(
-    source: TieredSource, world: World
+    source: TieredTopicSource, world: World
 ) -> None:
     world.log(TopicPartition("t", 0)).gaps.append((40, 50))
     ran = Ran(source, partitions=(0,))
@@ -316,7 +322,7 @@ def test_gap_of_the_tiered_consumer_is_an_error_with_advice(
 
 
 def test_transaction_that_no_source_has_as_a_whole_is_an_error(
-    source: TieredSource, world: World
+    source: TieredTopicSource, world: World
 ) -> None:
     world.log(TopicPartition("t", 0)).undecided = 40
     ran = Ran(source, partitions=(0,))
@@ -326,7 +332,7 @@ def test_transaction_that_no_source_has_as_a_whole_is_an_error(
 
 
 def test_unavailable_cluster_is_reported(
-    source: TieredSource, monkeypatch: pytest.MonkeyPatch
+    source: TieredTopicSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object, **__: object) -> list[KafkaTopicPartition]:
         raise KafkaException("away")

@@ -1,4 +1,4 @@
-"""Filters of `sidetier consume` over keys, headers and values, as bytes."""
+"""Filters over keys, headers and values, as bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sidetier.cli.consume.request import ANY, Filters, HeaderFilter
+from sidetier.consumer.topic_reading.request import ANY, Filters, HeaderFilter
 
 
 def filtered(records: pa.RecordBatch, filters: Filters) -> pa.RecordBatch:

@@ -1,31 +1,25 @@
-"""Records from the store alone, without a broker."""
+"""Records of one topic from the archive alone, without a broker."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
-from sidetier.archive.access import ArchiveAccess, require_directory
+from sidetier.archive.access import ArchiveAccess, open_archive, require_directory
 from sidetier.archive.inventory.cluster import list_partitions
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.results import Taken
 from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.topics import cluster_prefixes, not_archived
-from sidetier.cli.consume.request import RecordFormat, Request
-from sidetier.cli.stores import open_archive, with_few_retries
 from sidetier.config.model import Config
+from sidetier.consumer.topic_reading.request import TopicReadRequest
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 _AT_ONCE: Final = 16
-_COLUMNS: Final = {
-    RecordFormat.COUNT: ("offset",),
-    RecordFormat.RAW: ("offset", "value"),
-    RecordFormat.JSON: ("offset", "timestamp", "timestamp_type", "key", "value", "headers"),
-}
 
 
-class StoreSource:
+class ArchiveTopicSource:
     """Reads one topic of an archive."""
 
     skipped = 0
@@ -37,7 +31,7 @@ class StoreSource:
         self._topic = topic
 
     def partitions(self) -> Sequence[int]:
-        """See `Source`. Sends a listing for each entropy prefix, in parallel."""
+        """See `TopicSource`. Sends a listing for each entropy prefix, in parallel."""
         store, layout = self._archive.store(self._topic), self._archive.layout
 
         def listed(prefix: str) -> list[int]:
@@ -55,31 +49,31 @@ class StoreSource:
         return sorted(partitions)
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
-        """See `Source`."""
+        """See `TopicSource`."""
         bounds = self._reader.bounds(tp)
         if bounds is None:
             self._refuse(tp.partition)
         return OffsetRange(bounds.start_offset, bounds.next_offset)
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
-        """See `Source`."""
+        """See `TopicSource`."""
         return self._reader.offset_for_time(tp, timestamp_ms)
 
     def assign(self, starts: dict[TopicPartition, int]) -> None:
-        """See `Source`."""
+        """See `TopicSource`."""
         for tp, offset in starts.items():
             self._reader.assign(tp, offset)
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """See `Source`."""
+        """See `TopicSource`."""
         self._reader.seek(tp, offset)
 
     def finish(self, tp: TopicPartition) -> None:
-        """See `Source`."""
+        """See `TopicSource`."""
         self._reader.unassign(tp)
 
     def take(self, most: int, timeout: float) -> list[Taken]:
-        """See `Source`."""
+        """See `TopicSource`."""
         return self._reader.take(most, timeout)
 
     def _refuse(self, partition: int | None = None) -> NoReturn:
@@ -94,13 +88,8 @@ class StoreSource:
         raise not_archived(store, layout, url, self._topic, partition)
 
 
-def _columns(request: Request) -> tuple[str, ...]:
-    written = _COLUMNS[request.form]
-    return (*written, *(name for name in request.filters.columns if name not in written))
-
-
 @contextmanager
-def open_store(config: Config, request: Request) -> Iterator[StoreSource]:
+def open_archive_source(config: Config, request: TopicReadRequest) -> Iterator[ArchiveTopicSource]:
     """Open the archive of a topic, and close it at the end.
 
     Raises:
@@ -110,12 +99,11 @@ def open_store(config: Config, request: Request) -> Iterator[StoreSource]:
     settings = ReaderSettings(
         isolation=IsolationLevel(request.isolation),
         max_batch_bytes=request.max_batch_bytes,
-        columns=_columns(request),
+        columns=tuple(dict.fromkeys(("offset", *request.columns, *request.filters.columns))),
     )
-    patient = config if request.follow else with_few_retries(config)
-    with open_archive(patient, connections=_AT_ONCE) as archive:
+    with open_archive(config.cluster.name, config.storage, connections=_AT_ONCE) as archive:
         reader = ArchiveReader(archive, settings)
         try:
-            yield StoreSource(archive, reader, request.topic)
+            yield ArchiveTopicSource(archive, reader, request.topic)
         finally:
             reader.close()

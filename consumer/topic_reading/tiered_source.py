@@ -1,4 +1,4 @@
-"""Records from Kafka, or from Kafka and the store as one log, through a `TieredConsumer`."""
+"""Records of one topic from Kafka, or from Kafka and the archive as one log."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,13 +10,12 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from prometheus_client import CollectorRegistry
 
 from sidetier.archive.reader.results import Failed, ReachedEnd, Records, Taken
-from sidetier.cli.consume.request import Request
-from sidetier.cli.stores import with_few_retries
 from sidetier.config.model import Config
 from sidetier.consumer.settings import read_settings
 from sidetier.consumer.sides import open_sides
 from sidetier.consumer.store_side import batches_of
 from sidetier.consumer.tiered_consumer import TieredConsumer
+from sidetier.consumer.topic_reading.request import TopicReadRequest
 from sidetier.segments.errors import (
     ArchiveError,
     ConfigurationError,
@@ -31,15 +30,15 @@ _ON_GAP: Final = "\n--on-gap skip skips every gap"
 _NO_SUCH_PARTITION: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- librdkafka's own codes
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- the same
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
     }
 )
-_MOST: Final = 500
+_MAX_MESSAGES: Final = 500
 """Maximum number of messages in one call of `consume`."""
 
 
-class TieredSource:
+class TieredTopicSource:
     """Reads one topic with a consumer whose partitions are assigned manually."""
 
     def __init__(
@@ -59,11 +58,11 @@ class TieredSource:
 
     @property
     def skipped(self) -> int:
-        """See `Source`."""
+        """See `TopicSource`."""
         return int(self._registry.get_sample_value(SKIPPED_OFFSETS.name) or 0)
 
     def partitions(self) -> Sequence[int]:
-        """See `Source`."""
+        """See `TopicSource`."""
         with _translated(f"{self._servers} returns no metadata"):
             metadata = self._consumer.list_topics(timeout=_ASK_SECONDS).topics.get(self._topic)
         if metadata is None or not metadata.partitions:
@@ -71,13 +70,13 @@ class TieredSource:
         return sorted(metadata.partitions)
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
-        """See `Source`."""
+        """See `TopicSource`."""
         with _translated(f"the offsets of {tp} are not known"):
             low, high = self._consumer.get_watermark_offsets(_named(tp), timeout=_ASK_SECONDS)
         return OffsetRange(Offset(low), Offset(high))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
-        """See `Source`."""
+        """See `TopicSource`."""
         queries = [_named(tp, timestamp_ms)]
         with _translated(f"the offsets of {tp} are not known"):
             [answer] = self._consumer.offsets_for_times(queries, timeout=_ASK_SECONDS)
@@ -86,24 +85,24 @@ class TieredSource:
         return None if answer.offset < 0 else int(answer.offset)
 
     def assign(self, starts: dict[TopicPartition, int]) -> None:
-        """See `Source`."""
+        """See `TopicSource`."""
         self._consumer.assign([_named(tp, offset) for tp, offset in starts.items()])
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """See `Source`."""
+        """See `TopicSource`."""
         self._consumer.seek(_named(tp, offset))
 
     def finish(self, tp: TopicPartition) -> None:
-        """See `Source`."""
+        """See `TopicSource`."""
         self._consumer.incremental_unassign([_named(tp)])
 
     def take(self, most: int, timeout: float) -> list[Taken]:
-        """See `Source`."""
+        """See `TopicSource`."""
         if self._undecided:
             raise LeadershipUnavailableError(self._undecided[0])
         taken: list[Taken] = []
         messages: list[Message] = []
-        for message in self._consumer.consume(min(most, _MOST), timeout):
+        for message in self._consumer.consume(min(most, _MAX_MESSAGES), timeout):
             error = message.error()
             if error is None:
                 messages.append(message)
@@ -125,14 +124,13 @@ def note_undecided(texts: list[str]) -> Callable[[KafkaError], None]:
 
 
 @contextmanager
-def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
+def open_tiered_source(config: Config, request: TopicReadRequest) -> Iterator[TieredTopicSource]:
     """Open a consumer in the requested mode, and close it at the end.
 
     Raises:
         ConfigurationError: No broker is configured or given, or a setting is wrong.
     """
-    patient = config if request.follow else with_few_retries(config)
-    client = dict(patient.broker.client_properties())
+    client = dict(config.broker.client_properties())
     servers = request.bootstrap or client.get("bootstrap.servers")
     if servers is None:
         raise ConfigurationError(
@@ -154,8 +152,8 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
             "auto.offset.reset": "error",
             "isolation.level": request.isolation,
             "tiered.storage.mode": request.mode,
-            "tiered.storage.url": patient.storage.url,
-            "tiered.storage.cluster.name": patient.cluster.name,
+            "tiered.storage.url": config.storage.url,
+            "tiered.storage.cluster.name": config.cluster.name,
             "tiered.storage.on.gap": "skip" if request.skip_gaps else "error",
             "tiered.storage.gap.patience": "60s" if request.follow else "0s",
             "tiered.storage.max.batch.bytes": request.max_batch_bytes,
@@ -166,13 +164,13 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
         # The keys above have only the default URL. The whole
         # configuration also has overrides and credentials.
         rules = replace(settings.rules, has_file=True)
-        settings = replace(settings, storage=patient.storage, rules=rules)
+        settings = replace(settings, storage=config.storage, rules=rules)
     try:
         consumer = TieredConsumer.over(settings, open_sides(settings))
     except (KafkaException, ValueError, TypeError) as error:
         raise ConfigurationError(f"the Kafka client's properties are refused: {error}") from error
     with consumer:
-        yield TieredSource(consumer, request.topic, str(servers), registry, undecided)
+        yield TieredTopicSource(consumer, request.topic, str(servers), registry, undecided)
 
 
 @contextmanager
@@ -208,7 +206,7 @@ def _records(run: Sequence[Message]) -> list[Taken]:
 def _event_of(message: Message, error: KafkaError) -> Taken:
     tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
     offset = Offset(int(message.offset() or 0))
-    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 -- librdkafka's own codes
+    if error.code() == KafkaError._PARTITION_EOF:
         return ReachedEnd(tp, offset)
     kind = LeadershipUnavailableError if error.retriable() else ArchiveError
     advice = _ON_GAP if error.code() == KafkaError.OFFSET_OUT_OF_RANGE else ""

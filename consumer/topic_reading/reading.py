@@ -1,32 +1,33 @@
-"""Read loop of `sidetier consume`, and the port for its sources of records.
+"""Read loop over one topic, and the port for its sources of records.
 
-One source reads the store alone (`store_source`), the other one reads Kafka with it
+One source reads the archive alone (`archive_source`), the other one reads Kafka with it
 (`tiered_source`).
 """
 
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Final, Protocol
 
-import click
 import numpy as np
 import pyarrow as pa
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.positions import Bounded, PartitionRange
+from sidetier.archive.positions import Bounded, PartitionRange, plan_ranges
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
-from sidetier.cli.consume.filters import filtered
-from sidetier.cli.consume.formats import Writer
-from sidetier.cli.consume.request import Request
-from sidetier.cli.output import Table, range_text
-from sidetier.cli.progress import Update
-from sidetier.pipeline.export.errors import RecordCountError
+from sidetier.config.model import Config
+from sidetier.consumer.sources import Mode
+from sidetier.consumer.topic_reading.archive_source import open_archive_source
+from sidetier.consumer.topic_reading.filters import filtered
+from sidetier.consumer.topic_reading.request import TopicReadRequest
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.offsets import TopicPartition
 
+TopicRecords = tuple[TopicPartition, pa.RecordBatch]
 
-class Source(Bounded, Protocol):
+
+class TopicSource(Bounded, Protocol):
     """Reads partitions of one topic."""
 
     def assign(self, starts: dict[TopicPartition, int]) -> None:
@@ -51,68 +52,10 @@ class Source(Bounded, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionCount:
-    """What was read of one partition.
-
-    Attributes:
-        from_offset: First offset that was read.
-        next_offset: End of the range that was read, exclusive.
-        records: Less than the number of offsets if some have no record: transaction markers,
-            aborted and compacted records.
-        missing_offsets: Offsets whose records are lost.
-    """
-
-    partition: int
-    from_offset: int
-    next_offset: int
-    records: int
-    missing_offsets: int
-
-
-@dataclass(frozen=True, slots=True)
-class CountResult:
-    """Counts of all partitions, in rising order."""
-
-    topic: str
-    partitions: Sequence[PartitionCount]
-
-    @property
-    def records(self) -> int:
-        """Number of records in all partitions."""
-        return sum(partition.records for partition in self.partitions)
-
-    def as_json(self) -> object:
-        """Return all counts."""
-        return {
-            "topic": self.topic,
-            "records": self.records,
-            "partitions": [asdict(partition) for partition in self.partitions],
-        }
-
-    def as_tables(self) -> Sequence[Table]:
-        """Return a row for each partition, with a last column if offsets are missing."""
-        columns = ("PARTITION", "OFFSETS", "RECORDS", "MISSING")
-        rows = [
-            (
-                partition.partition,
-                range_text(partition.from_offset, partition.next_offset),
-                partition.records,
-                partition.missing_offsets,
-            )
-            for partition in self.partitions
-        ]
-        width = len(columns) - (
-            0 if any(partition.missing_offsets for partition in self.partitions) else 1
-        )
-        footer = f"{self.records} records of {self.topic}"
-        return (Table(columns[:width], [row[:width] for row in rows], footer=footer),)
-
-
 _AT_ONCE: Final = 10_000
 _WAIT_SECONDS: Final = 1.0
 
-Tell = Callable[[str], None]
+Note = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -123,7 +66,7 @@ class PartitionReading:
         first: First offset to read.
         end: End offset, exclusive; None to read without an end.
         position: Next offset to read.
-        records: Records that were written.
+        records: Records that were returned.
         missing: Offsets that were skipped because their records are lost.
     """
 
@@ -140,21 +83,15 @@ class PartitionReading:
         return self.end is not None and self.position >= self.end
 
 
-def say(text: str) -> None:
-    """Print a message to standard error."""
-    click.echo(f"sidetier: {text}", err=True)
-
-
-class Reading:
-    """Reads all ranges to their ends; `tell` receives warnings."""
+class TopicReading:
+    """Reads all ranges to their ends; `on_note` receives warnings."""
 
     def __init__(
         self,
-        source: Source,
-        request: Request,
+        source: TopicSource,
+        request: TopicReadRequest,
         ranges: Sequence[PartitionRange],
-        writer: Writer,
-        tell: Tell = say,
+        on_note: Note,
     ) -> None:
         self.partitions = {
             planned.tp: PartitionReading(planned.tp, planned.start, planned.end, planned.start)
@@ -162,8 +99,7 @@ class Reading:
         }
         self._source = source
         self._request = request
-        self._writer = writer
-        self._tell = tell
+        self._on_note = on_note
         self._left = request.limit
         self._open: set[TopicPartition] = set()
 
@@ -176,7 +112,7 @@ class Reading:
 
     @property
     def records(self) -> int:
-        """Number of records that were written."""
+        """Number of records that were returned."""
         return sum(partition.records for partition in self.partitions.values())
 
     @property
@@ -187,25 +123,17 @@ class Reading:
             or self._source.skipped > 0
         )
 
-    def result(self, topic: str) -> CountResult:
-        """Return the counts of each partition."""
-        rows = sorted(self.partitions.values(), key=lambda partition: partition.tp)
-        return CountResult(
-            topic,
-            [
-                PartitionCount(c.tp.partition, c.first, c.position, c.records, c.missing)
-                for c in rows
-            ],
-        )
+    def batches(
+        self, on_progress: Callable[[int, int], None] = lambda _done, _records: None
+    ) -> Iterator[TopicRecords]:
+        """Yield records until every partition is at its end, or the record limit is reached.
 
-    def run(self, update: Update) -> None:
-        """Read until every partition is at its end, or the record limit is reached.
-
-        `update` is called with the progress after each batch.
+        The records of each partition are in order. A position moves when the next records are asked
+        for. `on_progress` is called often, with the number of offsets that were passed and of
+        records that were returned.
 
         Raises:
             SidetierError: Reading cannot continue; for a gap, the text says how to continue.
-            BrokenPipeError: The program that reads the output has closed it.
         """
         starts = {c.tp: c.first for c in self.partitions.values() if not c.is_done}
         if not starts or self._left == 0:
@@ -216,17 +144,15 @@ class Reading:
             is_filtered = self._left is None or bool(self._request.filters)
             most = _AT_ONCE if is_filtered else min(_AT_ONCE, self._left or 0)
             for taken in self._source.take(most, _WAIT_SECONDS):
-                self._taken(taken)
-            update(sum(c.position - c.first for c in self.partitions.values()), self.records)
-            if self._request.follow:
-                sys.stdout.flush()
+                yield from self._taken(taken)
+            on_progress(sum(c.position - c.first for c in self.partitions.values()), self.records)
 
-    def _taken(self, taken: Taken) -> None:
+    def _taken(self, taken: Taken) -> Iterator[TopicRecords]:
         if taken.tp not in self._open:
             return
         read = self.partitions[taken.tp]
         if isinstance(taken, Records):
-            self._records(read, taken)
+            yield from self._records(read, taken)
         elif isinstance(taken, ReachedEnd):
             self._ended(read, taken.next_offset)
         elif isinstance(taken, Gap):
@@ -234,7 +160,7 @@ class Reading:
         else:
             self._failed(read, taken)
 
-    def _records(self, read: PartitionReading, taken: Records) -> None:
+    def _records(self, read: PartitionReading, taken: Records) -> Iterator[TopicRecords]:
         rows, next_offset = taken.records, int(taken.next_offset)
         if read.end is not None and next_offset > read.end:
             offsets = rows.column("offset").to_numpy()
@@ -246,25 +172,19 @@ class Reading:
             rows = rows.slice(0, self._left)
             next_offset = rows.column("offset")[-1].as_py() + 1 if self._left else read.position
         if rows.num_rows:
-            self._write(read, rows)
+            yield read.tp, rows
         read.records += rows.num_rows
         read.position = next_offset
         if self._left is not None:
             self._left -= rows.num_rows
         self._close_if_done(read)
 
-    def _write(self, read: PartitionReading, rows: pa.RecordBatch) -> None:
-        written = self._writer.write(read.tp, rows)
-        if written != rows.num_rows:
-            fact = f"{rows.num_rows} records were read, and {written} were written"
-            raise RecordCountError(str(read.tp), fact)
-
     def _ended(self, read: PartitionReading, next_offset: int) -> None:
         if self._request.follow:
             read.position = max(read.position, next_offset)
             return
         if read.end is not None and next_offset < read.end:
-            self._tell(
+            self._on_note(
                 f"{read.tp}: offsets [{next_offset}, {read.end}) are left out: a transaction "
                 f"that begins at {next_offset} is not decided yet; --isolation read_uncommitted "
                 "shows them"
@@ -278,7 +198,7 @@ class Reading:
             raise ArchiveError(
                 f"{detail}\n--from {end} continues after them, --on-gap skip skips every gap"
             )
-        self._tell(f"skipped: {detail}")
+        self._on_note(f"skipped: {detail}")
         read.missing += max(last - max(first, read.position), 0)
         read.position = last
         if not self._close_if_done(read):
@@ -289,7 +209,7 @@ class Reading:
         if isinstance(error, DamagedArchiveError):
             self._gap(read, *error.offsets, str(error))
         elif error.retry and self._request.follow:
-            self._tell(f"{error}; tried again")
+            self._on_note(f"{error}; tried again")
         else:
             raise error
 
@@ -301,3 +221,40 @@ class Reading:
     def _finish(self, read: PartitionReading) -> None:
         self._open.discard(read.tp)
         self._source.finish(read.tp)
+
+
+@contextmanager
+def open_reading(
+    config: Config, request: TopicReadRequest, on_note: Note = lambda _: None
+) -> Iterator[TopicReading]:
+    """Open what the request reads, and plan the range of each partition; closed on exit.
+
+    Args:
+        config: Its `storage`, and for modes with Kafka its `broker`.
+        request: What to read.
+        on_note: Receives what a reader should know, such as a skipped gap.
+
+    Raises:
+        ConfigurationError: The topic or a partition does not exist, or the range is empty.
+        SidetierError: The archive or Kafka cannot be read.
+    """
+    with _open(config, request) as source:
+        ranges = plan_ranges(
+            source,
+            request.topic,
+            request.begin,
+            request.end,
+            time.time_ns() // 1_000_000,
+            partitions=request.partitions,
+            follow=request.follow,
+            on_note=on_note,
+        )
+        yield TopicReading(source, request, ranges, on_note)
+
+
+def _open(config: Config, request: TopicReadRequest) -> AbstractContextManager[TopicSource]:
+    if request.mode is Mode.TIERED_STORAGE_ONLY:
+        return open_archive_source(config, request)
+    from sidetier.consumer.topic_reading.tiered_source import open_tiered_source  # noqa: PLC0415 -- needs librdkafka
+
+    return open_tiered_source(config, request)
