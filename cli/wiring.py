@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from sidetier.archive.access import ArchiveAccess, require_fencing
 from sidetier.archive.objects.key_fingerprints import (
@@ -64,6 +64,10 @@ from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.status_board import StatusBoard
 from sidetier.uploader.stores import Place
 from sidetier.uploader.watching.log_dirs import LogDirs
+
+if TYPE_CHECKING:
+    from sidetier.uploader.trim.single_pass import ArchiveAt, TrimReport, TrimRequest
+    from sidetier.uploader.trim.trimmer import Trimmer
 
 _METADATA_CACHE_BYTES = 4 << 20
 _NO_ORIGINS: Origins = MappingProxyType({})
@@ -579,3 +583,52 @@ class ConfiguredBackfill:
         return daemon(
             self.config, metrics, self.origins, leadership=leads, high_watermarks=high_watermarks
         )
+
+
+def trimmer_maker(
+    config: Config, identity: MetaProperties, *, all_groups: bool = False
+) -> "Callable[[Callable[[str], ArchiveAt]], Trimmer]":
+    """Return a function that builds the trimmer of this host's broker over the places of topics."""
+    from sidetier.uploader.trim.trimmer import Trimmer  # noqa: PLC0415 - only where it is used
+
+    deleter, configs = record_deleter(config, identity), topic_config_source(config)
+    if deleter is None or configs is None:  # the configuration's check has refused this
+        raise ConfigurationError("broker.bootstrap_servers is not set")
+    return lambda places: Trimmer(
+        config.retention.local, deleter, configs, places, SYSTEM_CLOCK.wall, all_groups=all_groups
+    )
+
+
+def trim_once(
+    config: Config, request: "TrimRequest", calls: StoreCalls | None = None
+) -> "TrimReport":
+    """Make one pass of local retention with the configured adapters.
+
+    Args:
+        config: The configuration of this host's sidecar.
+        request: What is trimmed.
+        calls: Collects the requests to the store that are in progress.
+
+    Raises:
+        ConfigurationError: A setting is wrong, local retention is off, or the brokers belong to
+            another cluster than the log dirs. Nothing was deleted.
+        SidetierError: The broker or the store does not answer.
+    """
+    from sidetier.cli.inspect.cluster import need_cluster  # noqa: PLC0415 - loads the cluster client
+    from sidetier.uploader.trim.single_pass import check_request, trim  # noqa: PLC0415 - as above
+    from sidetier.uploader.trim.trimmer import CHECK_THREADS  # noqa: PLC0415 - as above
+
+    check_request(config, request)
+    identity = identify(config)
+    new_trimmer = trimmer_maker(config, identity, all_groups=True)
+    cluster = need_cluster(config).map()
+    if cluster.cluster_id != identity.cluster_id:
+        raise ConfigurationError(
+            f"broker.bootstrap_servers belong to Kafka cluster {cluster.cluster_id}, and the log "
+            f"dirs to {identity.cluster_id}: check broker.bootstrap_servers and log_dirs"
+        )
+    leaders = {tp: replicas.leader for tp, replicas in cluster.partitions.items()}
+    with open_archive(config, connections=CHECK_THREADS, calls=calls) as archive:
+        # A key with the right name and other bytes would show only when a record is read back.
+        check_archive(config, archive, identity)
+        return trim(config, request, identity.broker_id, leaders, archive, new_trimmer)

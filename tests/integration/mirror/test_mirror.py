@@ -284,7 +284,8 @@ def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
     store = s3_store(s3_bucket)
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
-    retention = {"retention": {"store": [{"topics": [topic], "bytes": "10KiB"}]}}
+    kept = {"topics": [topic], "bytes": "10KiB"}
+    retention = {"retention": {"store": [kept], "local": kept | {"bytes": 0}}}
     Path(tmp_path / "sidetier.yaml").write_text(
         yaml.safe_dump(merged(beside(kraft43, store), retention))
     )
@@ -303,6 +304,7 @@ def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
         "BackfillReport",
         "VerifyReport",
         "RetentionReport",
+        "TrimReport",
         "TopicReading",
         "RestoreReport",
         "CopyReport",
@@ -312,6 +314,7 @@ def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
     assert values["VerifyReport"]["report"].totals.checked_segments >= 2
     assert values["VerifyReport"]["problems"] == []
     assert values["RetentionReport"]["report"].segments > 0
+    assert values["TrimReport"]["report"].trims
     assert values["TopicReading"]["reading"].records > 0
     assert values["RestoreReport"]["report"].is_complete
     report = values["CopyReport"]["report"]
