@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry
 
@@ -39,7 +39,7 @@ from sidetier.mirror.topics.rules import (
     decode_lineage,
     was_added,
 )
-from sidetier.segments.errors import ConfigurationError, MirrorError
+from sidetier.segments.errors import ConfigurationError, KafkaApiError, MirrorError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
@@ -52,6 +52,9 @@ from sidetier.wire.requests import (
     list_offsets,
 )
 from sidetier.wire.settings import ClientSettings
+
+_LEADER_SECONDS: Final = 10.0
+"""Longest wait for the leaders of the source's partitions."""
 
 
 class Delivery(StrEnum):
@@ -140,19 +143,20 @@ class Mirror:
     spark: SparkEngine | None
     registry: CollectorRegistry | None
 
-    def copies(self, until: Mapping[TopicPartition, Offset] | None) -> dict[TopicPartition, Copy]:
-        """Return the partitions of all workers; with `until`, only those in it."""
+    def copies(self, among: Container[TopicPartition] | None) -> dict[TopicPartition, Copy]:
+        """Return the partitions of all workers; with `among`, only those in it."""
         copies = self.catalog.copies()
-        return {tp: copy for tp, copy in copies.items() if until is None or tp in until}
+        return {tp: copy for tp, copy in copies.items() if among is None or tp in among}
 
     def first_offsets(
         self, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, Offset]:
-        """Return the first offsets of partitions without progress.
+        """Return the first offsets of partitions without progress, if they have a leader.
 
         With `--from end`, a partition that was added to a topic that is already copied still begins
         at its beginning.
         """
+        partitions = self._with_leader(partitions)
         at = dict.fromkeys(partitions, EARLIEST)
         if self.request.begin == "end":
             done = committed_offsets(self.target, self.names.group, require_stable=False)
@@ -175,12 +179,32 @@ class Mirror:
                 first_offsets[tp] = min(first_offsets[tp], view.start)
         return first_offsets
 
-    def ends(self, copies: Mapping[TopicPartition, Copy]) -> dict[TopicPartition, Offset]:
-        """Return the current last stable offsets: the exclusive ends of the committed records."""
+    def ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Offset]:
+        """Return the current last stable offsets: the exclusive ends of the committed records.
+
+        Partitions without a leader are missing.
+        """
         listed = list_offsets(
-            self.source, dict.fromkeys(copies, LATEST), isolation=IsolationLevel.READ_COMMITTED
+            self.source,
+            dict.fromkeys(self._with_leader(partitions), LATEST),
+            isolation=IsolationLevel.READ_COMMITTED,
         )
         return {tp: listed_offset.offset for tp, listed_offset in listed.items()}
+
+    def _with_leader(self, partitions: Collection[TopicPartition]) -> Collection[TopicPartition]:
+        """Wait until the partitions have leaders, for a while; return those that have one.
+
+        Raises:
+            SidetierError: None has, or the brokers cannot be asked.
+        """
+        try:
+            self.source.retrying(lambda: self.source.leaders(partitions), timeout=_LEADER_SECONDS)
+        except KafkaApiError as error:
+            without = self.source.leaders_or_errors(partitions)[1]
+            if not error.retry or len(without) == len(partitions):
+                raise
+            return [tp for tp in partitions if tp not in without]
+        return partitions
 
     def wait_until_visible(self, copies: Mapping[TopicPartition, Copy]) -> None:
         """Wait until no other worker's open transaction hides copied records, or for a signal."""
@@ -198,13 +222,13 @@ class Mirror:
         records_left: dict[str, int] = {}
         for topic in planned:
             sources = [TopicPartition(topic.source, number) for number in range(topic.partitions)]
-            first, ends = self.first_offsets(sources), self.ends(dict.fromkeys(sources, None))  # type: ignore[arg-type]
+            first, ends = self.first_offsets(sources), self.ends(sources)
             records_left[topic.source] = sum(
                 max(
                     ends[tp] - _start(done, TopicPartition(topic.target, tp.partition), first[tp]),
                     0,
                 )
-                for tp in sources
+                for tp in first.keys() & ends.keys()
             )
         return MirrorPlan(planned, records_left)
 
@@ -233,7 +257,8 @@ class Mirror:
             workers.close()
 
     def _copy_here(self, workers: KafkaWorkerGroup, on_counts: OnCounts) -> CopyReport:
-        until = self.ends(self.catalog.copies()) if self.request.until_caught_up else None
+        begun = self.catalog.copies() if self.request.until_caught_up else None
+        until = None if begun is None else self.ends(begun)
         source = KafkaSource(
             self.source_client, self.archive, until=until, on_gap=self.request.on_gap
         )
@@ -250,7 +275,7 @@ class Mirror:
         engine = Engine(
             source,
             target,
-            lambda: self.copies(until),
+            lambda: self.copies(begun),
             self.first_offsets,
             offsets_topic=self.names.offsets_topic,
             workers=workers,
@@ -295,20 +320,19 @@ class Mirror:
             self.names.transactional_id(self.request.worker),
             transaction_timeout=self.request.transaction_timeout,
         )
-        copies = self.catalog.copies()
-        ends = self.ends(copies)
+        begun = self.catalog.copies()
+        ends = self.ends(begun)
         # A killed task may have left a transaction open, and a read of stable offsets would wait
         # for it. The partition's next task aborts it, and reads the progress again.
         done = committed_offsets(
             self.target,
             self.names.group,
-            [copy.target for copy in copies.values()],
+            [copy.target for copy in begun.values()],
             require_stable=False,
         )
-        starts = {
-            tp: done[copy.target].offset for tp, copy in copies.items() if copy.target in done
-        }
-        starts |= self.first_offsets([tp for tp in copies if tp not in starts])
+        starts = {tp: done[copy.target].offset for tp, copy in begun.items() if copy.target in done}
+        starts |= self.first_offsets([tp for tp in begun if tp not in starts])
+        copies = {tp: copy for tp, copy in begun.items() if tp in starts and tp in ends}
         planned = [
             PartitionTask(entry, starts[tp], ends[tp], is_begun=entry.target in done)
             for tp, entry in copies.items()
@@ -341,6 +365,9 @@ class Mirror:
         ended.set()
         with self._offset_sync(lambda: copies) as offset_sync:
             offset_sync.run(ended, self.stop)
+        result.counts.left_out |= {
+            tp: f"{tp} had no leader at the start" for tp in begun.keys() - copies.keys()
+        }
         # The target topic of a copy may have been deleted and recreated while its tasks ran.
         topics = {tp.topic for tp in copies}
         return replace(

@@ -4,6 +4,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, Final, Self, TypeVar
@@ -217,6 +218,27 @@ class Cluster:
         for tp in partitions:
             led.setdefault(self._leader(tp), []).append(tp)
         return led
+
+    def leaders_or_errors(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[dict[BrokerId, list[TopicPartition]], dict[TopicPartition, KafkaApiError]]:
+        """Return the partitions that have a leader, as `leaders`, and the errors of the others.
+
+        Raises:
+            BrokerError: No broker responded.
+        """
+        with suppress(KafkaApiError):  # of at least one; the leaders of the others are kept
+            self.leaders(partitions)
+        led: dict[BrokerId, list[TopicPartition]] = {}
+        errors: dict[TopicPartition, KafkaApiError] = {}
+        for tp in partitions:
+            try:
+                (broker,) = self.leaders([tp])
+            except KafkaApiError as error:
+                errors[tp] = error
+            else:
+                led.setdefault(broker, []).append(tp)
+        return led, errors
 
     def partition_metadata(self, partition: TopicPartition) -> PartitionMetadata:
         """Return leader and replicas of a partition, from the cache if known; see `leaders`."""

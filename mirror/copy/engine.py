@@ -36,6 +36,7 @@ from sidetier.segments.errors import (
     MirrorError,
     SegmentError,
     SidetierError,
+    SourceUnavailableError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
@@ -223,7 +224,8 @@ class Engine:
         source: The source of batches.
         target: The target of batches.
         copies: Returns the partitions that all workers copy now; called every `refresh_seconds`.
-        first_offsets: Returns where reading begins for partitions without progress.
+        first_offsets: Returns where reading begins for partitions without progress; those without a
+            leader may be missing.
         offsets_topic: The target's topic for the offset map; None keeps no map.
         workers: Divides the partitions between workers; None if there is one worker.
         limits: Limits of the engine's work.
@@ -453,14 +455,16 @@ class Engine:
         """
         if not partitions:
             return {}
+        found: dict[TopicPartition, Offset | SidetierError]
         try:
-            return dict(self._first_offsets(partitions))
+            first = self._first_offsets(partitions)
+            found = {tp: first[tp] if tp in first else _without_leader(tp) for tp in partitions}
         except SidetierError as error:
             if not (self._may_leave_out and _is_of_one_partition(error)):
                 raise
-        found = {tp: self._find_first_offset(tp) for tp in partitions}
+            found = {tp: self._find_first_offset(tp) for tp in partitions}
         failures = {tp: error for tp, error in found.items() if isinstance(error, SidetierError)}
-        if len(failures) == len(self._copies):
+        if failures and (not self._may_leave_out or len(failures) == len(self._copies)):
             raise failures.popitem()[1]
         for tp, failure in failures.items():
             self._leave_out(tp, _Failure(Offset(0), failure))
@@ -736,6 +740,10 @@ def _is_of_one_partition(error: SidetierError) -> bool:
     if isinstance(error, KafkaApiError):
         return not error.retry
     return not (error.retry or isinstance(error, BrokerError | MirrorError))
+
+
+def _without_leader(tp: TopicPartition) -> SourceUnavailableError:
+    return SourceUnavailableError(f"partition {tp} of the source has no leader")
 
 
 def _too_large(copy: Copy, batch: OutgoingBatch) -> MirrorError:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -307,7 +306,8 @@ class KafkaSource:
         cluster: Makes a client of the source's brokers for the thread that fetches; None to read
             only the archive.
         archive: The archive, if there is one; only one thread uses it.
-        until: The end of reading of each partition, exclusive. Without it, reading does not end.
+        until: The end of reading of each partition, exclusive; a partition that is not in it cannot
+            be read. None to read without an end.
         on_gap: Whether a gap ends reading.
     """
 
@@ -323,7 +323,7 @@ class KafkaSource:
     ) -> None:
         self._make_cluster = cluster
         self._archive = archive
-        self._until = until or {}
+        self._until = until
         self._clock = clock
         self._state = _State(on_gap, buffer_bytes)
         self._threads: list[threading.Thread] = []
@@ -342,15 +342,16 @@ class KafkaSource:
                 self._archive.expect(topic_ids)
             state.queue.clear()
             state.buffered = 0
+            ends = dict.fromkeys(positions, MAX_OFFSET) if self._until is None else self._until
             state.partitions = {
-                tp: _Partition(
-                    tp,
-                    offset,
-                    self._until.get(tp, MAX_OFFSET),
-                    from_archive=self._make_cluster is None,
-                )
+                tp: _Partition(tp, offset, ends[tp], from_archive=self._make_cluster is None)
                 for tp, offset in positions.items()
+                if tp in ends
             }
+            state.queue += [
+                PartitionFailed(tp, SourceUnavailableError(f"{tp} had no leader at the start"))
+                for tp in positions.keys() - ends.keys()
+            ]
             state.changed.notify_all()
         if not self._threads:
             self._start()
@@ -604,17 +605,12 @@ class _Fetcher:
         now = self._clock()
         if now < self._leaders_asked + _CHECK_SECONDS:
             partitions = [tp for tp in partitions if tp not in self._leaderless_since]
-        with suppress(KafkaApiError):  # of at least one of them; the leaders of the others are kept
-            self._cluster.leaders(partitions)
-        led: dict[BrokerId, list[TopicPartition]] = {}
+        led, errors = self._cluster.leaders_or_errors(partitions)
+        for tp, error in errors.items():
+            self._wait_for_leader(tp, error, now, generation)
         for tp in partitions:
-            try:
-                (broker,) = self._cluster.leaders([tp])
-            except KafkaApiError as error:
-                self._wait_for_leader(tp, error, now, generation)
-            else:
+            if tp not in errors:
                 self._leaderless_since.pop(tp, None)
-                led.setdefault(broker, []).append(tp)
         return led
 
     def _wait_for_leader(

@@ -91,6 +91,14 @@ def _reader(servers: str) -> Consumer:
     )
 
 
+def write(servers: str, topic: str, *values: bytes, partition: int = 0) -> None:
+    """Write records into one partition, and wait until they are acknowledged."""
+    producer = Producer({"bootstrap.servers": servers})
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(WAIT) == 0
+
+
 def write_until(
     stop: threading.Event,
     servers: str,

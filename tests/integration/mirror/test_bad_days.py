@@ -20,7 +20,7 @@ from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import Transaction, committed_offsets, describe_transaction
 from sidetier.wire.settings import ClientSettings
 from tests.harness.disks import make_disk
-from tests.harness.mirror_runs import WAIT, command, consumed, mirror, write_until
+from tests.harness.mirror_runs import WAIT, command, consumed, mirror, write, write_until
 from tests.harness.topics import create_topic, leader_of, move_leader
 from tests.harness.waiting import wait_until
 
@@ -201,6 +201,42 @@ def test_workers_share_partitions_and_survive_pauses_broker_deaths_and_kills(
     code, _, errors = mirror(line, "--until-caught-up")
     assert code == 0, errors
     assert consumed(target.bootstrap_servers, topic) == consumed(source, topic)
+
+
+def test_partition_without_a_leader_is_left_out_and_copied_later(
+    kraft43: KraftCluster, target: KraftCluster, topic: str
+) -> None:
+    """The cluster with three brokers is the source. Only one of both partitions has progress."""
+    source, copy = target.bootstrap_servers, kraft43.bootstrap_servers
+    lost = f"{topic}.lost"
+    configs = {"retention.ms": -1, "min.insync.replicas": 1}
+    create_topic(source, topic, assignment=[[1], [2], [3]], configs=configs)
+    for partition in range(3):
+        write(source, topic, b"first", partition=partition)
+    line = command(topic, f"{topic}.*", source, copy)
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 0, errors
+    create_topic(source, lost, assignment=[[3]], configs=configs)
+    write(source, lost, b"first")
+    for partition in range(3):
+        write(source, topic, b"later", partition=partition)
+
+    target.kill_broker(3)
+    wait_until(lambda: leader_of(source, topic, 2) is None, WAIT, "a partition without a leader")
+    wait_until(lambda: leader_of(source, lost, 0) is None, WAIT, "a topic without a leader")
+    try:
+        code, copied, errors = mirror(line, "--until-caught-up")
+    finally:
+        target.start_broker(3)
+    assert code == 3, errors
+    assert copied["left_out_partitions"].keys() == {f"{topic}-2", f"{lost}-0"}
+    assert all("leader" in reason for reason in copied["left_out_partitions"].values())
+    assert [len(rows) for _, rows in sorted(consumed(copy, topic).items())] == [2, 2, 1]
+
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 0, errors
+    for name in (topic, lost):
+        assert consumed(copy, name) == consumed(source, name)
 
 
 def test_full_disk_of_the_target_only_delays_the_copy(

@@ -20,19 +20,12 @@ from sidetier.segments.errors import KafkaApiError
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
 from sidetier.wire.topics import check_new_topic, topic_settings
-from tests.harness.mirror_runs import WAIT, command, consumed, mirror
+from tests.harness.mirror_runs import WAIT, command, consumed, mirror, write
 from tests.harness.topics import add_partitions, admin_of, create_topic, delete_topic
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 KEPT = {"retention.ms": -1}
-
-
-def write(servers: str, topic: str, *values: bytes, partition: int = 0) -> None:
-    producer = Producer({"bootstrap.servers": servers})
-    for value in values:
-        producer.produce(topic, value, partition=partition)
-    assert producer.flush(WAIT) == 0
 
 
 def values_of(servers: str, topic: str, partition: int = 0) -> list[bytes]:

@@ -436,6 +436,15 @@ def test_partition_whose_beginning_is_unknown_does_not_stop_others(error: Sideti
     assert str(error) in copying.counts.left_out[SOURCE]
 
 
+def test_partition_without_a_leader_at_the_start_does_not_stop_others() -> None:
+    target = FakeTarget()
+    copying = leaving_out(TwoPartitions(BATCHES), target)
+    copying._first_offsets = lambda tps: {tp: Offset(0) for tp in tps if tp != SOURCE}
+    copying.run()
+    assert {tp: at.offset for tp, at in target.committed.items()} == {OTHER.target: 50}
+    assert "has no leader" in copying.counts.left_out[SOURCE]
+
+
 def test_damaged_batch_stops_only_its_own_partition() -> None:
     @dataclass
     class Damaged(TwoPartitions):

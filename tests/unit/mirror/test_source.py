@@ -155,6 +155,20 @@ def test_partition_without_a_leader_does_not_stop_the_others(broker: Recreated) 
     source.close()
 
 
+def test_partition_without_an_end_of_reading_is_not_read(broker: Recreated) -> None:
+    """Its end was not known when the copy began."""
+    broker.topic_id = OLD
+    settings = ClientSettings((broker.broker.address,))
+    source = KafkaSource(lambda: Cluster(settings), None, until={})
+    source.assign({TP: Offset(0)})
+    (event,) = polled(source)
+    assert isinstance(event, PartitionFailed)
+    assert "orders-0 had no leader at the start" in str(event.error)
+    assert source.finished()
+    assert broker.fetches() == []
+    source.close()
+
+
 def test_partition_without_a_leader_ends_after_a_minute(broker: Recreated) -> None:
     broker.leader = -1
     settings = ClientSettings((broker.broker.address,))
