@@ -121,7 +121,8 @@ def relatives_of(entries: Entries, timestamp: int) -> tuple[int, int | None]:
 
 def _entries(data: bytes, kind: np.dtype[np.void], name: str) -> Entries:
     if len(data) % kind.itemsize:
-        raise DamagedSegmentError(f"{name}: {len(data)} bytes are no multiple of {kind.itemsize}")
+        text = f"{name}: {len(data)} bytes are not a multiple of {kind.itemsize}"
+        raise DamagedSegmentError(text)
     # As in `segments.indexes`: `rstrip` also removes zeros at the end of the last entry.
     used = -(-len(data.rstrip(b"\0")) // kind.itemsize)
     return np.frombuffer(data, kind, used)

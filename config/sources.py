@@ -190,7 +190,7 @@ class _Reader:
         return self._value(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: SettingPath) -> dict[str, Any]:
-        # Before the merge keys (`<<`) are resolved: a key that overrides a merged one is no repeat.
+        # Before the merge keys (`<<`) are resolved: a key may override a merged one.
         self._refuse_repeats(node, path)
         self._loader.flatten_mapping(node)
         values: dict[str, Any] = {}
@@ -240,7 +240,7 @@ _SERVICE_LINK: Final = re.compile(
     r"|PORT=(tcp|udp|sctp)://.*)"
 )
 """Variables that Kubernetes sets in every container when a Service's name begins with `sidetier`.
-They are no settings. The value must match, too: otherwise `SIDETIER_HTTP_PORT=80`, with one
+They are not settings. The value must match, too: otherwise `SIDETIER_HTTP_PORT=80`, with one
 underscore too few, would be ignored without an error.
 """
 

@@ -185,7 +185,7 @@ class RecordDeleter(Protocol):
 
         Args:
             names: Groups that must be known even if the brokers do not list them.
-            wanted: Returns whether a group that the brokers list is to be read.
+            wanted: Returns whether a group that the brokers list should be read.
 
         Raises:
             BrokerError: The offsets of a group cannot be read.

@@ -42,7 +42,7 @@ def ask_identity(
     """Ask the brokers about a topic.
 
     Raises:
-        BrokerError: No broker answers, or it refuses. A missing topic is no error.
+        BrokerError: No broker answers, or it refuses. A missing topic is not an error.
     """
     metadata = cluster.metadata((topic,), timeout=timeout)
     refusal = metadata.refused.get(topic)

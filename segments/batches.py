@@ -131,7 +131,7 @@ def set_producer(
     Raises:
         DamagedSegmentError: The CRC does not match.
     """
-    # Before any change: afterwards, a damaged batch could not be told from a sound one.
+    # Before any change: afterwards, a damaged batch could not be distinguished from a sound one.
     crc = _checked_crc(batch)
     # A view: `crc32c(covered_header)` differs after the fields below are written.
     covered_header = batch[CRC_START:HEADER_BYTES]

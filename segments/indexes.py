@@ -126,7 +126,7 @@ def last_timestamp(last_entry: bytes, index_size: int) -> int | None:
 
 def _without_padding(data: bytes, entry_size: int, name: str) -> bytes:
     if len(data) % entry_size:
-        raise DamagedSegmentError(f"{name}: {len(data)} bytes are no multiple of {entry_size}")
+        raise DamagedSegmentError(f"{name}: {len(data)} bytes are not a multiple of {entry_size}")
     # `rstrip` also removes zeros at the end of the last entry: rounding up restores them.
     used = -(-len(data.rstrip(b"\0")) // entry_size) * entry_size
     return data[:used]
@@ -150,7 +150,7 @@ def tail_of(
     """
     try:
         return _indexed_tail(read_log, log_size, index_bytes, timeindex_bytes, base)
-    # A damaged index is no damage of the segment: the broker rebuilds it at its next start.
+    # A damaged index does not damage the segment: the broker rebuilds it at its next start.
     except (DamagedSegmentError, UnsupportedFormatError):
         return _walked_tail(read_log, log_size, base)
 

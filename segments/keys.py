@@ -266,7 +266,7 @@ def parse_object_key(key: str, partition_prefix: str) -> tuple[BaseOffset, FileK
         return None
     parsed = parse_segment_file_name(key.removeprefix(partition_prefix))
     # The sidecar stores files under their live names,
-    # so a `.deleted` key is no segment of an archive.
+    # so a `.deleted` key is not a segment of an archive.
     if parsed is None or parsed.deleted:
         return None
     return parsed.base_offset, parsed.kind

@@ -82,7 +82,7 @@ def read_marker(header: BatchHeader, payload: bytes) -> Marker:
     marker = marker_of_key(records[0].key)
     if marker is None:
         raise DamagedSegmentError(
-            f"the control batch at offset {header.base_offset} is no transaction marker"
+            f"the control batch at offset {header.base_offset} is not a transaction marker"
         )
     return marker
 

@@ -77,7 +77,7 @@ def read_txn_index(
     for piece in pieces:
         if len(piece) % ABORTED_TXN_BYTES:
             raise DamagedSegmentError(
-                f"{len(piece)} bytes are no multiple of {ABORTED_TXN_BYTES}: an entry is cut"
+                f"{len(piece)} bytes are not a multiple of {ABORTED_TXN_BYTES}: an entry is cut"
             )
         for fields in _ENTRY.iter_unpack(piece):
             entry = _checked(*fields)

@@ -106,7 +106,7 @@ class EncryptingStorage:
     Args:
         inner: Store that makes the requests.
         keys: The keys; None to refuse encrypted objects.
-        selects: Whether the `.log` of this key is to be encrypted. Needs keys.
+        selects: Whether the `.log` of this key gets encrypted. Needs keys.
         refuses_plain: Whether a `.log` of this key that is not encrypted is neither stored nor
             read. Needs keys.
     """

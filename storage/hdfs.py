@@ -225,7 +225,7 @@ class Versions:
         raise StoreUnavailableError(f"put {key}: other writers were faster {_MAX_TRIES} times")
 
     def remove(self, key: str, condition: Condition | None) -> None:
-        """Delete the object if the condition holds. Idempotent: a missing object is no error."""
+        """Delete the object if the condition holds; a missing object is not an error."""
         for _ in range(_MAX_TRIES):
             present = self.identity(key)
             if present is None:

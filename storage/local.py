@@ -207,7 +207,7 @@ class Tree:
         path = self.path(key)
         with self.locked(key):
             # A key that is a directory of other keys is no
-            # object: deleting a missing key is no error.
+            # object: deleting a missing key is not an error.
             if path.is_dir():
                 return
             if condition is not None and (present := self.version(key)) is not None:
@@ -293,7 +293,7 @@ class Tree:
 def _identity(path: str, handle: int) -> Identity:
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
-        raise FileNotFoundError(f"{path} is no regular file")
+        raise FileNotFoundError(f"{path} is not a regular file")
     return Identity.of(status)
 
 

@@ -538,7 +538,7 @@ class ObjectStorage:
                 except (BodyFailedError, DeadlinePassedError):
                     self._raise_failure(key, stream)
             expect_checksum(key, checksum, running.result())
-        # obstore has given up reading. That is no failure of the body.
+        # obstore has given up reading. That is not a failure of the body.
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - the caller of obstore.put raises it

@@ -30,11 +30,11 @@ class AllowedHosts:
         self._own_names = own_names or _own_names
 
     def __contains__(self, header: object) -> bool:
-        """Return whether a header Host is allowed. Only clients that are no browsers send none."""
+        """Return whether a header Host is allowed. Only clients that are not browsers send none."""
         if not isinstance(header, str):
             return False
         name = host_of(header)
-        # An address, or a name without a dot, is no name of a site.
+        # An address, or a name without a dot, is not the name of a site.
         if not name or _is_address(name) or "." not in name or name.endswith(_PRIVATE):
             return True
         return any(_fits(name, allowed) for allowed in self._names) or name in self._own_names()

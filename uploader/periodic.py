@@ -19,7 +19,7 @@ class PeriodicTask(Generic[E]):
         now: Monotonic seconds.
         metrics: Counts failures.
         errors: Delays the next run after an unexpected error.
-        expected: The errors of a run that are no defect.
+        expected: The errors of a run that are not defects.
         first: Seconds from now to the first run.
         interval: Seconds from the begin of a run to the next one.
         pause: Seconds from an error to the next run.

@@ -292,7 +292,7 @@ def _array_step(name: str, shape: _Shape, *, is_flexible: bool, is_nullable: boo
     def step(walk: _Walk, position: int) -> int:
         count, position = read_count(walk.data, position)
         if count < lowest:
-            raise ValueError(f"{name}: {'null' if count == -1 else count}, which is no array")
+            raise ValueError(f"{name}: {'null' if count == -1 else count}, which is not an array")
         if count <= 0:
             return position
         end = position + count * least

@@ -79,7 +79,7 @@ def decode_share(data: bytes) -> Share:
             raise MalformedResponseError(f"version {value['version']} of a share is not known")
         return Share(int(value["worker"]), int(value["workers"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise MalformedResponseError(f"{data[:200]!r} is no worker's share: {error}") from None
+        raise MalformedResponseError(f"{data[:200]!r} is not a worker's share: {error}") from None
 
 
 def group_kind(options: object) -> GroupKind:

@@ -75,7 +75,7 @@ def make_plan(
 
     Args:
         archive: The archive.
-        wanted: Returns whether a topic is to be restored.
+        wanted: Returns whether to restore a topic.
         cut: The end of the plan.
         definitions: The topics of the lost cluster, from its snapshot; empty if there is none. A
             topic without a definition gets as many partitions as the archive shows.

@@ -105,7 +105,7 @@ class OffsetSync:
 
     @property
     def groups_problem(self) -> str | None:
-        """Why the last turn did not set the groups; None if it did, or if no group is to be set."""
+        """Why the last turn did not set the groups; None if it did, or had no group to set."""
         return None if self._has_set_groups or not self._patterns else self._failure
 
     def run(self, ended: threading.Event, abandon: threading.Event | None = None) -> None:

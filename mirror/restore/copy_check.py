@@ -75,7 +75,7 @@ class ArchivedRecords:
     """Reads the archived records that were to be copied. Not thread-safe.
 
     The stored segments are compared with what was noted when they were archived: the copy was made
-    from the same objects, so it is no witness for them.
+    from the same objects, so it cannot be a witness for them.
 
     Args:
         archive: The archive.

@@ -382,7 +382,7 @@ class Catalog:
 
     def _require_forgotten(self, planned: PlannedCopy) -> None:
         left = self._stable_progress(planned.former)
-        # Progress with other metadata is no obstacle: another worker may have begun the new copy.
+        # Progress with other metadata is allowed: another worker may have begun the new copy.
         if any(left[tp].metadata == planned.former[tp].metadata for tp in left):
             raise BrokerUnavailableError(
                 "the brokers have not yet deleted the progress of the former topic "

@@ -166,7 +166,7 @@ class ExportRun(ABC, Generic[RemainingT, PlanT]):
         An error, or a kill at any moment, leaves the whole commit or nothing that readers see.
 
         Returns:
-            What is left after the commit; None if the state is to be read again.
+            What is left after the commit; None if the state must be read again.
         """
 
     def commit_all(self, stop: Callable[[], bool] = lambda: False) -> RemainingT | None:

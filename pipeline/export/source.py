@@ -552,7 +552,7 @@ def ranges_left(
     left = {}
     for tp, span in sorted(wanted.items()):
         first = next_offsets.get(tp, span.start)
-        # Records that came from the brokers may not be archived yet: that is no loss.
+        # Records that came from the brokers may not be archived yet: that is not a loss.
         if tp in next_offsets and first > ends[tp] and tail.get(tp) != first:
             error = BehindError(
                 tp,

@@ -160,7 +160,7 @@ def _read(payload: Payload, place: Place, *, contents: bool) -> _Records:
     offsets = np.repeat(batches.column("base_offset"), counts) + fields.offset_deltas
     records = _Records(batches, counts, offsets, payload, place, firsts, starts, ends, fields)
     # First the form of the records, then their offsets: an offset
-    # delta that was read from bytes that are no record means nothing.
+    # delta that was read from bytes that are not a record means nothing.
     records.refuse_unless(fields.sound, "is none")
     rising = np.ones(len(offsets), dtype=np.bool_)
     np.greater(offsets[1:], offsets[:-1], out=rising[1:])

@@ -236,7 +236,7 @@ def _walk_some(payload: bytes | memoryview, at: int, most: int) -> tuple[list[in
 
 
 def _behind_long(payload: bytes | memoryview, at: int) -> int:
-    """Return where a record of 8 KiB or more ends. Raises IndexError if the bytes are no record."""
+    """Return where a record of 8 KiB or more ends. Raises IndexError for other bytes."""
     raw, shift = 0, 0
     while (byte := payload[at]) > 0x7F and shift <= _MAX_SHIFT:  # noqa: PLR2004
         raw |= (byte & 0x7F) << shift

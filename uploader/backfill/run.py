@@ -172,7 +172,7 @@ class Backfill:
         self._topic_configs = _topic_configs(self._adapters.topic_configs(), topics)
 
     def plan(self, *, read_only: bool = False) -> BackfillPlan:
-        """Return what is to be stored; nothing is written.
+        """Return what a run would store; nothing is written.
 
         Args:
             read_only: Do not even create a store's directory, and give up after seconds on a store

@@ -221,7 +221,7 @@ class Uploader:
         Args:
             to: Where the segment is stored.
             pinned: The open files of the segment.
-            planned: The segment, and the offset from which it is to be stored.
+            planned: The segment, and the offset from which to store it.
             present: Keys above `offset.wm` that existed when the archive was listed.
             committed: Whether the segment is known to be committed (`TrackedSegment.committed`).
             progress: Counts the bytes of the `.log` while it is sent.

@@ -139,7 +139,7 @@ class Facts:
 
     Attributes:
         topic_partition: The partition.
-        situation: The time, the configuration, and what the brokers have told.
+        situation: The time, the configuration, and the brokers' answers.
         log: Its closed segments. Decisions only read it.
         archive: The archive's last known state.
         plan: The segments to store next, and the gap behind them.

@@ -277,8 +277,8 @@ class ReportOutdated:
 
 @dataclass(frozen=True, slots=True)
 class ReportRescueInterrupted:
-    """A follower stops a rescue, which is no error: the leader's sidecar has written the archive,
-    or has to resolve a divergence first.
+    """A follower stops a rescue. That is not an error: the leader's sidecar has written the
+    archive, or has to resolve a divergence first.
     """
 
     error: ArchiveConflictError

@@ -163,7 +163,7 @@ class TrackedLog:
                 tracked.due_since = wall
             behind += tracked.size
 
-    # -- what is to be stored ---------------------------------------------------------------------
+    # -- what to store -----------------------------------------------------------------------------
 
     @property
     def unstored_start(self) -> Offset | None:

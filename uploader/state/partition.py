@@ -260,7 +260,7 @@ class Partition:
         return self.log.observe(listing, now, track, self.directory, self.stored_below())
 
     def is_empty(self, tracked: TrackedSegment) -> bool:
-        """Whether compaction has left no record in a segment, so that nothing is to be stored."""
+        """Whether compaction has left no record in a segment, so that there is nothing to store."""
         return tracked.size == 0 and self.is_sparse
 
     def stored_below(self) -> Offset | None:
@@ -399,7 +399,7 @@ class Partition:
         """Take over the topic's configuration (None: not known) and why it must not be archived.
 
         Returns:
-            Whether the directory is to be listed again: the topic may be archived from now on, or
+            Whether to list the directory again: the topic may be archived from now on, or
             `retention.bytes` was changed, and what is due by size follows from sizes on the disk.
         """
         known, self.config = self.config or TopicConfig(), config

@@ -106,12 +106,12 @@ def plan(
             copy in the new log dir has not rolled yet.
         conflicts: By base offset of the segment. The gap before such a segment ends with the batch
             of the conflict.
-        empty: Base offsets of segments in which compaction has left no record. They are no gap:
+        empty: Base offsets of segments in which compaction has left no record. They are not a gap:
             their offsets are stored with the next segment.
     """
     chosen: list[PlannedSegment] = []
     # `expected` is where the next stored segment must begin. `accounted` is higher if compaction
-    # has emptied segments: their offsets are no gap, but are stored only with the next segment.
+    # has emptied segments: their offsets are not a gap, but are stored only with the next segment.
     expected = accounted = next_offset
     following = None if active is None else Offset(active)
     for segment in segments:

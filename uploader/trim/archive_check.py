@@ -177,7 +177,7 @@ class ArchiveCheck:
     ) -> tuple[Trim, bool]:
         """Return what a version of `offset.wm` allows, and whether it is still the stored one.
 
-        False also where nothing is to be trimmed before the store was asked for it.
+        False also where there is nothing to trim before the store was asked for it.
         """
         key = self.layout.watermark_key(led.topic_partition)
         held = watermark_hindrance(key, watermark, etag, led)

@@ -239,7 +239,7 @@ def decide(
     local: LocalRetentionConfig,
     now: float,
 ) -> Trim | None:
-    """Decide how far a log is to be trimmed, as far as the sidecar knows without a request.
+    """Decide how far to trim a log, as far as the sidecar knows without a request.
 
     Args:
         topic_partition: The partition.

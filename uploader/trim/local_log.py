@@ -37,7 +37,7 @@ def log_start_offsets(log_dirs: Iterable[str]) -> dict[TopicPartition, Offset]:
 def local_segments(directory: str) -> tuple[LocalSegment, ...]:
     """Return the segments of a log by ascending base offset, the active one last.
 
-    Segments that are marked for deletion are no part of the log.
+    Segments that are marked for deletion are not part of the log.
 
     Raises:
         OSError: A file cannot be read, for example because the broker has just deleted it.

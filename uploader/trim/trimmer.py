@@ -98,7 +98,7 @@ class Survey:
         trims: One for each partition with records beyond local retention.
         groups_behind: The consumer groups that would fall behind the new log starts.
         groups_problem: Why the committed offsets could not be read; None if they could, or if
-            nothing is to be deleted.
+            nothing should be deleted.
     """
 
     trims: tuple[Trim, ...] = ()
@@ -163,7 +163,7 @@ class Trimmer:
     before_read: Callable[[int], None] = lambda _: None
 
     def survey(self, led: Sequence[LedPartition]) -> Survey:
-        """Decide how far each log is to be trimmed, as far as no request to the store is needed.
+        """Decide how far to trim each log, as far as no request to the store is needed.
 
         Args:
             led: The partitions with local retention that the broker leads.

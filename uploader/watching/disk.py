@@ -75,7 +75,7 @@ def read_log_dir(
 
     Args:
         log_dir: Its path.
-        wanted: Returns whether a topic is to be archived.
+        wanted: Returns whether to archive a topic.
         identity: The broker that the log dir must belong to; None skips the check.
 
     Raises:

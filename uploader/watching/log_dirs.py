@@ -31,7 +31,7 @@ class LogDirs:
 
     Args:
         log_dirs: Paths of the log dirs.
-        wanted: Returns whether a topic is to be archived.
+        wanted: Returns whether to archive a topic.
         identity: The broker that each log dir must belong to; None skips the check.
     """
 
@@ -138,7 +138,7 @@ class LogDirs:
 
 
 def _examine(directory: str) -> tuple[bool, str | None]:
-    """Return whether the partition's directory is to be read, and why not if it is a symbolic link
+    """Return whether to read the partition's directory, and why not if it is a symbolic link
     that is not followed.
 
     Raises:

@@ -186,7 +186,7 @@ class _Reader:
                 return _COLUMN_TYPES[schema], _bytes if schema == "bytes" else _bare
             return self._reference(schema, path, space)[:2]
         if not isinstance(schema, Mapping) or "type" not in schema:
-            _refuse(path, f"{schema!r} is no schema")
+            _refuse(path, f"{schema!r} is not a schema")
         kind = schema["type"]
         if not isinstance(kind, str):
             return self.column(kind, path, space)
@@ -445,7 +445,7 @@ def _written(value: Any) -> str | None:  # noqa: ANN401
 def _date(value: Any) -> int:  # noqa: ANN401
     days = int(_bare(value))
     if not _FIRST_DAY <= days <= _LAST_DAY:
-        raise UnfitError(f"is {days} days since 1970, which is no date of the years 1 to 9999")
+        raise UnfitError(f"is {days} days since 1970, which is not a date of the years 1 to 9999")
     return days
 
 

@@ -57,7 +57,7 @@ class Framing:
         """Return the result of `parse` for a schema's text. It is cached for all values.
 
         Raises:
-            ValueError: there is no schema with this id, or values cannot be read with it.
+            ValueError: there is not a schema with this id, or values cannot be read with it.
             StoreUnavailableError, ConfigurationError: the registry does not answer, or refuses the
                 request.
         """

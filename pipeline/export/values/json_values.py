@@ -125,7 +125,7 @@ class _SchemaReader:
             if alternatives is None:
                 return schema, nullable or schema.get("nullable") is True
             if not all(isinstance(alternative, Mapping) for alternative in alternatives):
-                _refuse(path, "an alternative that is no object cannot be a column")
+                _refuse(path, "an alternative that is not an object cannot be a column")
             others = [
                 alternative for alternative in alternatives if alternative.get("type") != "null"
             ]
@@ -143,7 +143,7 @@ class _SchemaReader:
             if not text.startswith("#") or not isinstance(target, Mapping) or step not in target:
                 _refuse(path, f"{text} is not in this schema")
             target = target[step]
-        return target if isinstance(target, Mapping) else _refuse(path, f"{text} is no schema")
+        return target if isinstance(target, Mapping) else _refuse(path, f"{text} is not a schema")
 
     def _typed(self, schema: Mapping[str, Any], path: str, depth: int) -> Column:
         kinds = schema.get("type", "object" if "properties" in schema else None)
@@ -192,7 +192,7 @@ def _refuse(path: str, reason: str) -> NoReturn:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)

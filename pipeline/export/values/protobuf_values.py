@@ -61,7 +61,7 @@ def file_set(schema: Registered, needed: Mapping[Reference, Registered]) -> str:
             file.ParseFromString(base64.b64decode(text, validate=True))
         except Exception as error:  # noqa: BLE001 -- errors of base64 and of Protobuf's library
             raise UnusableSchemaError(
-                f"{name} is no descriptor of a Protobuf file: {error}; a registry has to know "
+                f"{name} is not a descriptor of a Protobuf file: {error}; a registry has to know "
                 "format=serialized"
             ) from None
         file.name = name
@@ -354,7 +354,7 @@ def _timestamp(message: Any) -> datetime:  # noqa: ANN401
         return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
     except OverflowError:
         raise UnfitError(
-            f"is {message.seconds} s since 1970, which is no time of the years 1 to 9999"
+            f"is {message.seconds} s since 1970, which is not a time of the years 1 to 9999"
         ) from None
 
 

@@ -115,7 +115,7 @@ def _number(name: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise ConfigurationError(f"schema registry: {name}: {text!r} is no number") from None
+        raise ConfigurationError(f"schema registry: {name}: {text!r} is not a number") from None
     return int(number) if number.is_integer() else number
 
 

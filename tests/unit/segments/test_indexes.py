@@ -264,11 +264,12 @@ def test_time_index_fits_if_its_entries_are_maxima(
 
 
 def test_error_for_a_malformed_index_names_the_file() -> None:
-    with pytest.raises(DamagedSegmentError, match=r"^a\.index: 7 bytes are no multiple of 8"):
+    with pytest.raises(DamagedSegmentError, match=r"^a\.index: 7 bytes are not a multiple of 8"):
         parse_offset_index(bytes(7), BASE, "a.index")
     with pytest.raises(DamagedSegmentError, match=r"^a\.index: entry 1 \(1008, 2\) does not rise"):
         parse_offset_index(_index((9, 1), (8, 2)), BASE, "a.index")
-    with pytest.raises(DamagedSegmentError, match=r"^a\.timeindex: 13 bytes are no multiple of 12"):
+    message = r"^a\.timeindex: 13 bytes are not a multiple of 12"
+    with pytest.raises(DamagedSegmentError, match=message):
         parse_time_index(bytes(13), BASE, "a.timeindex")
 
 

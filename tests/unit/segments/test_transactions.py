@@ -199,7 +199,7 @@ def test_marker_of_a_control_batch(log: bytes, marker: Marker, feed: Feed) -> No
 @pytest.mark.parametrize("key", [None, b"", b"\0\0\0"])
 def test_control_record_without_its_key_is_damage(key: bytes | None) -> None:
     log = control(key)
-    with pytest.raises(DamagedSegmentError, match="offset 0 is no transaction marker"):
+    with pytest.raises(DamagedSegmentError, match="offset 0 is not a transaction marker"):
         read_marker(parse_batch_header(log), log[HEADER_BYTES:])
     with pytest.raises(DamagedSegmentError, match=r"t: byte 9: batch with base offset 0: .*key"):
         read_markers(log, scan_headers(log), name="t", position=9)

@@ -208,7 +208,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         place = ".".join(str(step) for step in first["loc"])
         raise MalformedObjectError(f"{where}: {place}: {first['msg']}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise MalformedObjectError(f"{where}: is no manifest: {error}") from None
+        raise MalformedObjectError(f"{where}: is not a manifest: {error}") from None
 
 
 MANIFEST_NAME: Final = "manifest.json"

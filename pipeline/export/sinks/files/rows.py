@@ -91,7 +91,7 @@ def _parsed(text: str | None) -> int | None:
 def _reason(source: str, milliseconds: int) -> str:
     if milliseconds < EARLIEST_MS or (source == "timestamp" and milliseconds == -1):
         return f"{source} is missing or not a time, which the partitioner or rotation needs"
-    return f"{source} {milliseconds} ms is no time that has a date"
+    return f"{source} {milliseconds} ms is not a time that has a date"
 
 
 @dataclass(frozen=True, slots=True)

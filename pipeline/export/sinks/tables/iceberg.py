@@ -347,7 +347,7 @@ def require_one_step(catalog: str, setting: Setting, default_scheme: str) -> Non
         return
     raise ConfigurationError(
         f"the catalog {catalog} is of the type hadoop, which commits by renaming a file: on "
-        f"{scheme}:// that is no single step, and of two commits at once one is lost. Use a "
+        f"{scheme}:// that is not a single step, and of two commits at once one is lost. Use a "
         "catalog that commits in one step (rest, jdbc, glue, hive), or name a lock that all "
         f"writers share as {prefix}.lock-impl"
     )
@@ -506,7 +506,7 @@ def _require_one_step(spark: SparkSession, table: str) -> None:
         return spark.conf.get(name, None)
 
     named = catalog_of(table)
-    # If the first part of a name is no catalog, it is a namespace of the current catalog.
+    # If the first part of a name is not a catalog, it is a namespace of the current catalog.
     is_catalog = setting(catalog_settings(named)) is not None
     catalog = named if is_catalog else spark.catalog.currentCatalog()
     require_one_step(catalog, setting, default_scheme(spark))

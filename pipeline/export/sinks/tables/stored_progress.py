@@ -58,7 +58,7 @@ def hudi_progress(store: RemoteStorage, cluster: str) -> Exported:
         cluster: name of the cluster that must have been exported.
 
     Raises:
-        LostProgressError: the offsets cannot be told. Says why.
+        LostProgressError: The offsets are unknown; the text gives the reason.
         BrokenProgressError: the last commits do not follow each other.
         MalformedObjectError, StorageError: a file cannot be read.
     """

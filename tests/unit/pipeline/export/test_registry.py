@@ -305,7 +305,7 @@ def test_invalid_urls_and_secrets_are_refused(url: str, client: Settings, reason
     ("client", "reason"),
     [
         ({"ssl.truststore.location": "/x"}, "Unrecognized properties: ssl.truststore.location"),
-        ({"max.retries": "many"}, "max.retries: 'many' is no number"),
+        ({"max.retries": "many"}, "max.retries: 'many' is not a number"),
         ({"ssl.ca.location": "/nowhere.pem"}, "FileNotFoundError"),
         (
             {"basic.auth.user.info": SecretRef(env="REGISTRY_LOGIN")},

@@ -108,7 +108,7 @@ def test_json_null_is_a_column_without_values(kind: dict[str, Any]) -> None:
     [
         (b"{", "value is no JSON"),
         (b"\xff", "value is no JSON"),
-        (b'{"id": NaN}', "NaN is no number"),
+        (b'{"id": NaN}', "NaN is not a number"),
         (b"[" * 100_000, "value is no JSON: it is nested more than 500 deep"),
         *(
             (b'{"id": ' + b"[" * n + b"]" * n + b"}", "more than 500 deep")
