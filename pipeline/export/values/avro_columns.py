@@ -520,4 +520,4 @@ def parsed_json(text: str) -> Any:  # noqa: ANN401
     try:
         return parse_json(text)
     except ValueError as error:
-        raise ConfigurationError(f"the Avro schema is no JSON: {error}") from None
+        raise ConfigurationError(f"the Avro schema is not JSON: {error}") from None

@@ -171,5 +171,5 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, UnfitError):
         return f"value{error.path} {error.said}"
     if isinstance(error, UnicodeDecodeError):
-        return f"value is no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}"
+        return f"value is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -45,7 +45,7 @@ class JsonDecoder:
         try:
             schema = parse_json(schema_text)
         except ValueError as error:
-            raise ConfigurationError(f"the schema of values is no JSON: {error}") from None
+            raise ConfigurationError(f"the schema of values is not JSON: {error}") from None
         reader = _SchemaReader(schema)
         self.type, self._coerce = reader.column(schema, "value", 0)
         self.required: Final[frozenset[str]] = reader.required
@@ -66,7 +66,7 @@ class JsonDecoder:
             _require_shallow(text)
             parsed = _DECODER.decode(text)
         except ValueError as error:
-            raise ValueError(f"value is no JSON: {error}") from None
+            raise ValueError(f"value is not JSON: {error}") from None
         return self._coerce(parsed)
 
 

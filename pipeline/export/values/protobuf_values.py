@@ -245,7 +245,7 @@ def _indexes(data: bytes) -> tuple[tuple[int, ...], bytes]:
     if count == 0:
         return (0,), data[at:]
     if not 0 < count <= _MAX_INDEXES:
-        raise ValueError("value is no Protobuf in Confluent's wire format")
+        raise ValueError("value is not Protobuf in Confluent's wire format")
     path = []
     for _ in range(count):
         index, at = _varint(data, at)
@@ -260,7 +260,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         number |= (byte & (_MORE - 1)) << 7 * size
         if byte < _MORE:
             return (number >> 1) ^ -(number & 1), at + size + 1
-    raise ValueError("value is no Protobuf in Confluent's wire format")
+    raise ValueError("value is not Protobuf in Confluent's wire format")
 
 
 def _message(descriptor: "Descriptor", around: tuple[str, ...]) -> Column:

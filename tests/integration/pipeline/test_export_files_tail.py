@@ -218,7 +218,7 @@ def _a_header_that_is_no_text(
     batch = MadeBatch((MadeRecord(0, value=b"odd", headers=headers), MadeRecord(1)))
     produce_raw(tailed.servers, tailed.topic, 0, batch)
     said = export(*tailed.tail, code=1)
-    assert f"{tailed.topic}-0 offset {offset}: a header's key is no UTF-8 text" in said
+    assert f"{tailed.topic}-0 offset {offset}: a header's key is not UTF-8 text" in said
     tailed.archive_to(1 << 40)
     export(*tailed.tail)
     [row] = [one for one in rows_in(data_files(objects())) if one["offset"] == offset]

@@ -362,7 +362,7 @@ def test_filters_select_records(cli: CommandLine, options: list[str], found: lis
 def test_each_value_of_a_json_topic_gives_a_valid_line(
     cli: CommandLine, store: RemoteStorage
 ) -> None:
-    """Also a value that UTF-8 cannot encode, and numbers that are no JSON (RFC 8259)."""
+    """Also a value that UTF-8 cannot encode, and numbers that are not JSON (RFC 8259)."""
     values = [b'{"a": 1}', rb'"\ud800x"', b'{"a": 1e400}', b"NaN", b'"\xc3\xbc"']
     archive = MadeArchive(store, LAYOUT)
     archive.segment(0, [MadeBatch(tuple(MadeRecord(at, value=v) for at, v in enumerate(values)))])

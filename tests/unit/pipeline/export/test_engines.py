@@ -88,7 +88,7 @@ def test_watcher_sees_every_offset_including_those_without_a_record() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        MisfitError(TP, Offset(7), "value is no UTF-8 text"),
+        MisfitError(TP, Offset(7), "value is not UTF-8 text"),
         MissingRecordsError([Missing(TP, OffsetRange(Offset(1), Offset(3)), "gone")]),
         ArchiveReplacedError("set aside", Offset(24)),
         DamagedArchiveError("cut short", "key", 5, OffsetRange(Offset(1), Offset(3))),

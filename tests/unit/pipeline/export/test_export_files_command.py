@@ -204,7 +204,7 @@ def test_record_that_does_not_fit_is_an_error_or_a_dead_letter(
     orders.mark(40, 41)
     options = ("--value-format", "json", "--value-schema", str(schema), "--format", "json")
     export(cli, *options, code=1)
-    assert "orders-0 offset 0: value is no JSON" in cli.err or "orders-3 offset 100" in cli.err
+    assert "orders-0 offset 0: value is not JSON" in cli.err or "orders-3 offset 100" in cli.err
     export(cli, *options, "--dead-letters", "dead", code=3)
     [(key, data)] = data_files(objects(cli)).items()
     assert key == "topics/orders/partition=0/orders+0+0000000040.json"
@@ -406,7 +406,7 @@ def test_pattern_that_matches_nothing_is_a_usage_error(cli: CommandLine) -> None
         assert "ordrs.*: matches the whole name of no archived topic of the cluster" in cli.err
         assert objects(cli) == {}
     assert export_all(cli, "orders[") == 2
-    assert "'orders[' is no regular expression" in cli.err
+    assert "'orders[' is not a regular expression" in cli.err
     registry = ("--schema-registry", "http://127.0.0.1:1", "--value-format", "json")
     assert cli.run("export", "files", "orders.*", "--into", lake(cli), *registry) == 2
     assert "each topic has a schema of its own" in cli.err

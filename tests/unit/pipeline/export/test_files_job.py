@@ -230,7 +230,7 @@ def test_record_that_does_not_fit_is_named_and_the_run_leaves_no_file(
     unfit: MadeArchive,
 ) -> None:
     target = FakeStorage()
-    with pytest.raises(MisfitError, match=r"orders-0 offset 13: value is no UTF-8"):
+    with pytest.raises(MisfitError, match=r"orders-0 offset 13: value is not UTF-8"):
         export(unfit, target, STRICT)
     manifest = manifest_in(target.contents())
     assert (manifest.pending, manifest.next_offsets, manifest.sweeps) == (None, {}, 2)
@@ -250,7 +250,7 @@ def test_record_that_does_not_fit_is_named_and_the_run_leaves_no_file(
             "offset": 13,
             "timestamp": 13,
             "timestamp_type": 0,
-            "reason": "value is no UTF-8 text: byte 0 is 0xFF",
+            "reason": "value is not UTF-8 text: byte 0 is 0xFF",
             "key": "aw==",
             "value": "/w==",
             "headers": [],

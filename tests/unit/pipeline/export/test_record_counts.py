@@ -27,7 +27,7 @@ Spoil = Callable[[Patch], None]
 
 @pytest.fixture
 def orders() -> MadeArchive:
-    """Records with and without a value, one of which is no UTF-8 text."""
+    """Records with and without a value, one of which is not UTF-8 text."""
     values = [b"a", None, b"b", b"\xff", b"c", None, b"d"]
     archive = MadeArchive()
     records = tuple(MadeRecord(at, 7, value=value) for at, value in enumerate(values))

@@ -363,7 +363,7 @@ def test_keys_are_decoded_like_values(
     [(name, data)] = data_files(target.contents(), "dead/").items()
     [letter] = rows_of(name, data)
     assert (letter["offset"], letter["key"]) == (3, "dGV4dA==")
-    assert letter["reason"].startswith("key: value is no Avro in Confluent's wire format")
+    assert letter["reason"].startswith("key: value is not Avro in Confluent's wire format")
 
 
 @pytest.fixture

@@ -98,9 +98,9 @@ def test_abandoned_run_makes_the_next_runs_sweep() -> None:
     ("data", "error", "reason"),
     [
         (b'{"version": 2, "cluster": 5}', NewerStateError, "version 2 of a manifest, 1 is known"),
-        (b"{", MalformedObjectError, "is no manifest"),
-        (b'{"cluster": "a"}', MalformedObjectError, "is no manifest"),
-        (b"[]", MalformedObjectError, "is no manifest"),
+        (b"{", MalformedObjectError, "is not a manifest"),
+        (b'{"cluster": "a"}', MalformedObjectError, "is not a manifest"),
+        (b"[]", MalformedObjectError, "is not a manifest"),
         (b'{"version": 1, "cluster": "a", "topic": "t"}', MalformedObjectError, "nonce"),
         (
             b'{"version": 1, "cluster": "a", "topic": "t", "nonce": "n", "new": 1}',

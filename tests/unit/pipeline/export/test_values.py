@@ -53,7 +53,7 @@ def reasons(decoded: DecodedValues) -> dict[int, str]:
 def test_text_must_be_utf_8() -> None:
     decoded = StringDecoder().decode(binary("grüß".encode(), None, b"a\xff", b""))
     assert decoded.values.to_pylist() == ["grüß", None, None, ""]
-    assert reasons(decoded) == {2: "value is no UTF-8 text: byte 1 is 0xFF"}
+    assert reasons(decoded) == {2: "value is not UTF-8 text: byte 1 is 0xFF"}
 
 
 def test_json_values_fit_their_schema() -> None:
@@ -106,10 +106,10 @@ def test_json_null_is_a_column_without_values(kind: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"{", "value is no JSON"),
-        (b"\xff", "value is no JSON"),
+        (b"{", "value is not JSON"),
+        (b"\xff", "value is not JSON"),
         (b'{"id": NaN}', "NaN is not a number"),
-        (b"[" * 100_000, "value is no JSON: it is nested more than 500 deep"),
+        (b"[" * 100_000, "value is not JSON: it is nested more than 500 deep"),
         *(
             (b'{"id": ' + b"[" * n + b"]" * n + b"}", "more than 500 deep")
             for n in range(500, 1000)

@@ -240,5 +240,5 @@ def test_keys_become_a_column() -> None:
     [found] = how(iter([given]))
     assert found.schema.equals(how.decoded_schema())
     assert found.column("key").to_pylist() == ["k"]
-    with pytest.raises(MisfitError, match="orders-3 offset 7: key: value is no JSON"):
+    with pytest.raises(MisfitError, match="orders-3 offset 7: key: value is not JSON"):
         list(how(iter([batch(b"a")])))

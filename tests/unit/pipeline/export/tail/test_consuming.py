@@ -193,7 +193,7 @@ def test_unreadable_headers_are_a_transient_error() -> None:
     """Once the record is archived, it is read from the archive."""
     client = FakeClient([[record(10), cast("Message", Unreadable(11))]])
     reader = BrokerReader(BrokerConfig(), IsolationLevel.READ_COMMITTED, COLUMNS)
-    said = "orders-0 offset 11: a header's key is no UTF-8 text.* once it is archived"
+    said = "orders-0 offset 11: a header's key is not UTF-8 text.* once it is archived"
     with pytest.raises(BrokerReadError, match=said) as raised:
         list(reader.take(client, WANTED))
     assert raised.value.retry
