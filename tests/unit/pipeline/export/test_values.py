@@ -147,7 +147,7 @@ def test_invalid_json_does_not_fit(value: bytes, reason: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ('{"type": "thing"}', "no type 'thing'"),
         ('{"type": ["string", "integer"]}', "one type, and null"),
         ('{"oneOf": [{"type": "string"}, {"type": "integer"}]}', "alternatives"),
@@ -256,7 +256,7 @@ def test_avro_and_arrow_have_the_same_types() -> None:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ('["string", "unheard"]', "unheard|cannot be used"),
         ('"unheard"', "unheard|cannot be used"),
         (
