@@ -5,7 +5,7 @@ from threading import Event
 from time import monotonic
 from typing import TypeVar
 
-from tests.harness.ci import STALL_SECONDS
+from tests.harness.ci import EXPIRED, STALL_SECONDS
 
 POLL_SECONDS = 0.02
 
@@ -35,7 +35,7 @@ def wait_for(
     deadline = monotonic() + timeout
     while (value := probe()) is None:
         if monotonic() >= deadline:
-            message = f"timed out after {timeout:g} s waiting for {what}"
+            message = f"{EXPIRED} {timeout:g} s waiting for {what}"
             raise AssertionError(message)
         _never.wait(every)
     return value

@@ -199,6 +199,22 @@ class Group:
         with self._lock:
             return [tp for tp, row in wanted.items() if row not in self.seen.get(tp, set())]
 
+    def last_seen(self) -> list[tuple[str, Partition, int, int, Sequence[Sign]]]:
+        """Return member, partition, number of records, last offset and last signs of the last
+        assignments.
+        """
+        with self._lock:
+            return [
+                (
+                    one.member,
+                    one.tp,
+                    len(one.rows),
+                    one.rows[-1][0] if one.rows else -1,
+                    one.signs[-3:],
+                )
+                for one in self.assignments[-4:]
+            ]
+
     def from_source(self, source: str) -> float:
         """Number of records that its first member received from `kafka` or `store`."""
         name = "sidetier_consumer_records_total"
@@ -307,6 +323,19 @@ class Member:
                     assignment.show("commit", one.offset)
         except KafkaException:  # no offset, a rebalance or a moved coordinator: retry
             self._group.failed_commits += 1
+
+
+@contextmanager
+def lines_of_readers(path: Path) -> Iterator[None]:
+    """Write what all readers log to a file, each line with the name of its member."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(threadName)s %(message)s"))
+    _LOGGER.addHandler(handler)
+    try:
+        yield
+    finally:
+        _LOGGER.removeHandler(handler)
+        handler.close()
 
 
 @contextmanager

@@ -82,7 +82,9 @@ class RecreatedReaders:
         try:
             wait_until(lambda: not missing(), CATCH_UP_SECONDS, "the readers to end", ASK_SECONDS)
         except AssertionError as error:
-            yield f"{error}: {missing()}"
+            late = missing()
+            seen = {group.name: group.last_seen() for group in self._groups if group.name in late}
+            yield f"{error}: {late}; the last records of each assignment: {seen}"
         self._stack.close()
         for group in self._groups:
             yield from group.problems

@@ -17,7 +17,7 @@ from tests.end_to_end.chaos.archive import read_archive, read_set_aside
 from tests.end_to_end.chaos.disasters import Stage
 from tests.end_to_end.chaos.ending import Ending
 from tests.end_to_end.chaos.group_verdict import truth_of
-from tests.end_to_end.chaos.groups import consumer_config
+from tests.end_to_end.chaos.groups import consumer_config, lines_of_readers
 from tests.end_to_end.chaos.ledger import Ledger
 from tests.end_to_end.chaos.load import (
     CarelessLoad,
@@ -45,7 +45,7 @@ from tests.end_to_end.chaos.schedule import FEW_PARTITIONS, draw
 from tests.end_to_end.chaos.served import LogStarts, Served, read_tails
 from tests.end_to_end.chaos.store import ChaosStore
 from tests.end_to_end.chaos.verdict import Evidence, found_in, violations
-from tests.harness.ci import TooLittleHappenedError
+from tests.harness.ci import EXPIRED, ExpiredWaitsError, TooLittleHappenedError
 from tests.harness.damaged_logs import Damage
 from tests.harness.disks import Disk
 
@@ -143,10 +143,13 @@ class Report:
             ]
         )
 
-    def check_that_it_was_chaos(self) -> None:
-        """Raise if hardly anything happened, or if some kind of action never happened in a long
-        run.
+    def check(self) -> None:
+        """Raise if there are violations, if hardly anything happened, or if some kind of action
+        never happened in a long run.
         """
+        if self.violations:
+            expired = all(one.startswith(EXPIRED) for one in self.violations)
+            raise (ExpiredWaitsError if expired else AssertionError)(self.text)
         enough = {
             "events": sum(self.counts.values()) >= _events(self.seconds),
             "records": self.stored >= 1000,
@@ -195,6 +198,7 @@ class Chaos:
         bootstrap, seed = cluster.bootstrap_servers, self._schedule.seed
         with ExitStack() as stack:
             enter = stack.enter_context
+            enter(lines_of_readers(self._directory / "readers.log"))
             scene = enter(set_up(cluster, store, self._directory, self.retention, disks))
             partitions = list(ALL_PARTITIONS)
             observer = enter(Observer(store.eye, scene.layout, partitions, self.tell))
