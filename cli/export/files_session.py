@@ -379,6 +379,7 @@ class FilesSession:
             self.engine,
             None if request.requested is None else str(request.requested),
             request.accept_changes,
+            say,
             partial(self._committed, topic),
         )
 
