@@ -160,6 +160,7 @@ class Site:
     local_retention: LocalRetentionConfig = field(default_factory=LocalRetentionConfig)
     record_deleter: RecordDeleter | None = None
     store_calls: StoreCalls = field(default_factory=StoreCalls)
+    abandoned: threading.Event = field(default_factory=threading.Event)
     places: PlaceOf | None = None
     """None puts all topics on `store`."""
     make_log_dirs: Callable[[list[str], Callable[[str], bool]], LogDirs] = LogDirs
@@ -200,6 +201,7 @@ class Site:
                 local_retention=self.local_retention,
                 record_deleter=self.record_deleter,
                 store_calls=self.store_calls,
+                abandoned=self.abandoned,
             ),
         )
 

@@ -2,8 +2,6 @@
 leadership.
 """
 
-from collections import Counter
-
 import pytest
 
 from sidetier.archive.objects.acknowledgements import Acknowledgement, accept_loss
@@ -17,7 +15,6 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.telemetry.status import DrillStatus, PartitionState
-from sidetier.uploader.archive.unresolved import read_unresolved
 from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.batches import make_batch
@@ -94,15 +91,6 @@ def test_restart_uploads_nothing_again(
     assert len(store.requests) == requests + 1, "one look at the watermark is all it takes"
 
 
-def test_partition_without_a_closed_segment_sends_no_request(
-    site: Site, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.append(50)
-    site.log_dirs[0].checkpoint_high_watermarks()
-    site.settle()
-    assert store.requests == []
-
-
 def test_segment_of_three_files_takes_at_most_six_requests(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
@@ -111,17 +99,6 @@ def test_segment_of_three_files_takes_at_most_six_requests(
     log_dir.checkpoint_high_watermarks()
     site.settle(threads=1, request_threads=1)
     assert len(store.requests) <= 6 * 4 * 5
-
-
-def test_segments_that_close_while_the_daemon_runs_are_stored(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    with site.running() as running:
-        for _ in range(3):
-            log.closed_segment()
-            log_dir.checkpoint_high_watermarks()
-            wait_for_next(running, store, log)
-    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
 
 
 @pytest.mark.parametrize("mode", ["inotify", "polling"])
@@ -138,44 +115,7 @@ def test_partition_created_while_the_daemon_runs_is_found(
         wait_for_next(running, store, log)
 
 
-def test_partition_without_the_lead_is_not_uploaded(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    other = log_dir.create("other")
-    for each in (log, other):
-        each.closed_segments(2)
-    log_dir.checkpoint_high_watermarks()
-    site.leadership = LeadershipByHand({log.tp: 0})
-    site.settle()
-    assert stored_logs(store, other.tp) == {}
-    assert stored_next(store, log.tp) == 20
-
-
 # -- the high watermark gate ----------------------------------------------------------------------
-
-
-def test_closed_segment_waits_for_the_high_watermark(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """The high watermark is 15: of [0, 10), [10, 20) and [20, 30) only the first may be
-    uploaded.
-    """
-    log.closed_segments(3)
-    log_dir.checkpoint_high_watermarks({log.tp: 15})
-    with site.running() as running:
-        running.wait(lambda: stored_next(store, log.tp) == 10, "the committed segment")
-        log_dir.checkpoint_high_watermarks({log.tp: 19})
-        running.wait(
-            lambda: (
-                (s := running.status(log.tp)) is not None
-                and s.waiting_for == "segment 10 waits for the high watermark"
-            ),
-            "the status to tell what it waits for",
-        )
-        assert stored_logs(store, log.tp).keys() == {0}
-        log_dir.checkpoint_high_watermarks({log.tp: 20})
-        running.wait(lambda: stored_next(store, log.tp) == 20, "the next segment")
-    assert stored_logs(store, log.tp).keys() == {0, 10}
 
 
 def test_segments_truncated_above_the_high_watermark_are_never_uploaded(
@@ -203,19 +143,6 @@ def test_segments_truncated_above_the_high_watermark_are_never_uploaded(
     assert recorded_gaps(store, log.tp) == []
 
 
-def test_broker_is_asked_for_the_high_watermark_when_the_checkpoint_is_old(
-    site: Site, log: PartitionLog, store: FakeStorage
-) -> None:
-    site.log_dirs[0].checkpoint_high_watermarks({log.tp: 0})
-    log.closed_segments(2)
-    asked = HighWatermarksByHand({log.tp: HighWatermark(Offset(20), LeaderEpoch(0))})
-    site.high_watermarks = asked
-    site.settle()
-    assert stored_next(store, log.tp) == 20
-    assert asked.asked
-    assert asked.closed
-
-
 def test_high_watermark_of_another_leader_epoch_is_ignored(
     site: Site, log: PartitionLog, store: FakeStorage
 ) -> None:
@@ -227,96 +154,10 @@ def test_high_watermark_of_another_leader_epoch_is_ignored(
         assert stored_logs(store, log.tp) == {}
         asked.answers[log.tp] = HighWatermark(Offset(20), LeaderEpoch(0))
         wait_for_next(running, store, log)
-
-
-def test_no_broker_is_asked_while_no_segment_waits(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(1)
-    log_dir.checkpoint_high_watermarks()
-    asked = site.high_watermarks = HighWatermarksByHand()
-    with site.running() as running:
-        wait_for_next(running, store, log)
-        log.append(100)
-    assert asked.asked == []
+    assert asked.closed
 
 
 # -- leadership -----------------------------------------------------------------------------------
-
-
-def test_nothing_is_committed_after_the_lead_is_lost(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(2)
-    log_dir.checkpoint_high_watermarks()
-    leadership = site.leadership = LeadershipByHand({log.tp: 0})
-    with site.running() as running:
-        with store.hold("put", key_of(log.tp, 10)):
-            running.wait(lambda: store.count("put", key_of(log.tp, 10)), "an upload under way")
-            running.wait(lambda: stored_next(store, log.tp) == 10, "the first segment")
-            leadership.lose(log.tp)
-            running.wait(lambda: running.status(log.tp) is None, "the lead to be dropped")
-        running.wait(lambda: 10 in stored_logs(store, log.tp), "the upload to end")
-        running.wait(
-            lambda: running.daemon.status.snapshot().uploading_segments == 0, "its outcome"
-        )
-    assert stored_next(store, log.tp) == 10
-
-
-def test_partition_continues_when_its_lead_returns_in_a_new_epoch(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(2)
-    log_dir.checkpoint_high_watermarks()
-    leadership = site.leadership = LeadershipByHand({log.tp: 0})
-    with site.running() as running:
-        wait_for_next(running, store, log)
-        leadership.lose(log.tp)
-        log.lead(2)
-        log.closed_segments(1)
-        log_dir.checkpoint_high_watermarks()
-        leadership.lead(log.tp, 2)
-        wait_for_next(running, store, log)
-    watermark = watermark_of(store, log.tp)
-    assert watermark is not None
-    assert (watermark.next_offset, watermark.leader_epoch) == (30, 2)
-    sent = Counter(request.key for request in store.requests if request.operation == "put")
-    assert all(sent[key_of(log.tp, base)] == 1 for base in (0, 10, 20))
-
-
-def test_daemon_stands_down_for_a_later_leader(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    theirs = Watermark(log.active, Offset(5), leader_epoch=LeaderEpoch(9), nonce="theirs")
-    store.put_object(LAYOUT.watermark_key(log.tp), BytesBody(encode_watermark(theirs)))
-    log.closed_segments(2)
-    log_dir.checkpoint_high_watermarks()
-    with site.running() as running:
-        running.wait(
-            lambda: (
-                (s := running.status(log.tp)) is not None
-                and "leader epoch 9" in (s.last_error or "")
-            ),
-            "the status to say who leads",
-        )
-    assert stored_logs(store, log.tp) == {}
-    assert watermark_of(store, log.tp) == theirs
-
-
-@pytest.mark.parametrize("text", [b"", b"12\n", b"not a watermark", b"0" * 20 + b"\n{}\n"])
-def test_malformed_watermark_is_an_error_and_stays_unchanged(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, text: bytes
-) -> None:
-    key = LAYOUT.watermark_key(log.tp)
-    store.put_object(key, BytesBody(text))
-    log.closed_segments(2)
-    log_dir.checkpoint_high_watermarks()
-    with site.running() as running:
-        running.wait(
-            lambda: (s := running.status(log.tp)) is not None and key in (s.last_error or ""),
-            "the status to name the object",
-        )
-    assert store.contents() == {key: text}
 
 
 def test_watermark_beyond_the_log_end_stops_uploads_and_gap_records(
@@ -335,21 +176,6 @@ def test_watermark_beyond_the_log_end_stops_uploads_and_gap_records(
     assert watermark_of(store, log.tp) == ahead
 
 
-def test_daemon_continues_from_a_pinterest_watermark(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """One line, objects without metadata: the next offset is read from the segment itself."""
-    log.closed_segments(3)
-    log_dir.checkpoint_high_watermarks()
-    for path in (log.file(0), log.file(0).with_suffix(".index")):
-        store.put_object(f"c/t-0/{path.name}", BytesBody(path.read_bytes()))
-    store.put_object(LAYOUT.watermark_key(log.tp), BytesBody(b"%020d" % 0))
-    site.settle()
-    assert stored_next(store, log.tp) == 30
-    assert stored_logs(store, log.tp).keys() == {0, 10, 20}
-    assert store.count("put", key_of(log.tp, 0)) == 1
-
-
 def test_two_daemons_that_both_believe_they_lead_can_share_a_store(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
@@ -362,26 +188,6 @@ def test_two_daemons_that_both_believe_they_lead_can_share_a_store(
             wait_for_next(running, store, log)
     check_archive(store, log.tp)
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in range(0, 200, 10)}
-
-
-def test_status_reports_the_upload_progress(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(2)
-    log_dir.checkpoint_high_watermarks()
-    with site.running() as running:
-        running.wait(lambda: running.daemon.status.snapshot().ready, "readiness")
-        wait_for_next(running, store, log)
-        running.wait(
-            lambda: (
-                (s := running.status(log.tp)) is not None
-                and s.state is PartitionState.ARCHIVED
-                and s.next_offset == 20
-                and s.unstored_segments == 0
-                and s.watermark_base == 10
-            ),
-            "an idle partition",
-        )
 
 
 def test_segment_beyond_retention_bytes_is_due_at_once(
@@ -492,43 +298,6 @@ def test_last_drill_is_reported_as_recorded_in_the_store(
         ahead += 600
         expected = DrillStatus(9000, succeeded=False, last_successful_ms=7000, problem="t-0: x")
         running.wait(lambda: told() == expected, "a drill that failed")
-
-
-@pytest.mark.parametrize("on_gap", ["step_over", "halt"])
-def test_old_message_format_holds_a_partition_until_its_loss_is_accepted(
-    site: Site, log_dir: LogDir, store: FakeStorage, on_gap: str
-) -> None:
-    log = log_dir.create("t")
-    log.closed_segments(5)
-    for base in (10, 20):
-        log.file(base).write_bytes(make_batch(base, 10, magic=1))
-    log_dir.checkpoint_high_watermarks()
-    ahead = 0.0
-    site.clock = Clock(lambda: SYSTEM_CLOCK.monotonic() + ahead, SYSTEM_CLOCK.wall)
-    with site.running(on_gap=on_gap) as running:
-        command = "sidetier ack-gap t 0 10 30 --unarchivable"
-
-        def waits() -> str:
-            status = running.status(log.tp)
-            return "" if status is None else str(status.waiting_for)
-
-        running.wait(lambda: command in waits(), "the partition to name the offsets")
-        running.wait(lambda: len(stored_logs(store, log.tp)) == 3, "the segments behind them")
-        status = running.status(log.tp)
-        assert status is not None
-        assert "message format v1" in (status.last_error or "")
-        # The same bytes cannot become archivable: no retry with the usual backoff of up to 60 s.
-        assert (status.segments[0].retry_at_ms or 0) / 1000 > SYSTEM_CLOCK.wall() + 120
-        assert stored_next(store, log.tp) == 10
-        assert recorded_gaps(store, log.tp) == []
-
-        lost = OffsetRange(Offset(10), Offset(30))
-        assert accept_loss(store, LAYOUT, log.tp, lost, Acknowledgement("copied to t-v2"))
-        ahead += 400
-        wait_for_next(running, store, log)
-    assert recorded_gaps(store, log.tp) == [(10, 30)]
-    assert sorted(stored_logs(store, log.tp)) == [0, 30, 40]
-    assert read_unresolved(store, LAYOUT, [log.tp]).gap_records == {}
 
 
 def test_archive_of_an_upgraded_topic_begins_behind_the_old_message_format(

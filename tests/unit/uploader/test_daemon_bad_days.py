@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import shutil
 import threading
 from pathlib import Path
 
@@ -14,13 +13,12 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import StoreTimeoutError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader import engine, scheduler
+from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import table as pin_table
-from sidetier.uploader.state import decisions
 from sidetier.uploader.state import segment as segment_state
 from sidetier.uploader.watching import disk
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -53,29 +51,6 @@ def wait_for_next(running: RunningDaemon, store: FakeStorage, log: PartitionLog)
 
 
 # -- the store ------------------------------------------------------------------------------------
-
-
-def test_one_refused_object_blocks_only_the_watermark(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """All other segments are uploaded, more of them than fit into the queue at once."""
-    other = log_dir.create("other")
-    log.closed_segments(12)
-    other.closed_segments(3)
-    log_dir.checkpoint_high_watermarks()
-    store.refuse(key_of(log.tp, 10))
-    with site.running(max_queued_segments_per_partition=2) as running:
-        wait_for_next(running, store, other)
-        rest = set(range(0, 120, 10)) - {10}
-        running.wait(lambda: stored_logs(store, log.tp).keys() == rest, "all but the refused one")
-        assert stored_next(store, log.tp) == 10
-        status = running.status(log.tp)
-        assert status is not None
-        assert "403" in (status.last_error or "")
-        assert status.oldest_unstored_age_seconds is not None
-        store.heal()
-        wait_for_next(running, store, log)
-    check_archive(store, log.tp)
 
 
 def test_daemon_catches_up_after_a_store_outage(
@@ -127,22 +102,6 @@ def test_lost_answer_to_a_successful_write_is_harmless(
     check_archive(store, log.tp)
 
 
-def test_metadata_changed_by_another_writer_is_repaired(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(2)
-    log_dir.checkpoint_high_watermarks()
-    with site.running() as running:
-        wait_for_next(running, store, log)
-        key = LAYOUT.metadata_key(log.tp)
-        copy = store.get_object(key)
-        store.put_object(key, BytesBody(copy.data))  # The etag changes, as after a manual repair.
-        log.closed_segments(2)
-        log_dir.checkpoint_high_watermarks()
-        wait_for_next(running, store, log)
-    check_archive(store, log.tp)
-
-
 def test_deleted_watermark_is_written_again_by_a_running_sidecar(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
@@ -189,49 +148,6 @@ def test_active_segment_that_expires_as_a_whole_is_stored(
             wait_for_next(running, store, log)
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
     assert recorded_gaps(store, log.tp) == []
-
-
-@pytest.mark.usefixtures("quick_gaps")
-def test_segments_deleted_before_their_upload_become_a_recorded_gap(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(2)
-    log_dir.checkpoint_high_watermarks()
-    site.settle()
-    log.closed_segments(3)
-    log_dir.checkpoint_high_watermarks()
-    for base in (0, 10, 20, 30):
-        log.unlink(base)
-    daemon = site.settle()
-    assert recorded_gaps(store, log.tp) == [(20, 40)]
-    assert stored_logs(store, log.tp).keys() == {0, 10, 40}
-    assert stored_next(store, log.tp) == 50
-    (status,) = daemon.status.snapshot().partitions
-    assert status.gap_records == 20
-    check_archive(store, log.tp)
-    requests = len(store.requests)
-    site.settle()
-    assert len(store.requests) == requests + 1, "a gap is recorded once"
-
-
-@pytest.mark.usefixtures("quick_gaps")
-def test_on_gap_halt_halts_the_partition(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(1)
-    log_dir.checkpoint_high_watermarks()
-    site.settle()
-    log.closed_segments(3)
-    log_dir.checkpoint_high_watermarks()
-    for base in (0, 10):
-        log.unlink(base)
-    daemon = site.settle(on_gap="halt")
-    assert recorded_gaps(store, log.tp) == []
-    assert stored_next(store, log.tp) == 10
-    assert stored_logs(store, log.tp).keys() == {0}
-    (status,) = daemon.status.snapshot().partitions
-    assert status.state is PartitionState.HALTED
-    assert "offsets [10, 20)" in (status.last_error or "")
 
 
 @pytest.mark.parametrize("on_gap", ["halt", "step_over"])
@@ -322,70 +238,6 @@ def test_log_dir_move_with_other_segment_boundaries_does_not_wait_for_the_old_di
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_halt_ends_when_another_sidecar_stores_the_missing_segments(
-    site: Site,
-    log_dir: LogDir,
-    log: PartitionLog,
-    store: FakeStorage,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A replica that still has the records stores them instead of the leader."""
-    monkeypatch.setattr(decisions, "READ_PAST_HALT_SECONDS", 0.01)
-    log.closed_segments(1)
-    log_dir.checkpoint_high_watermarks()
-    site.settle()
-    log.closed_segments(3)
-    log_dir.checkpoint_high_watermarks()
-    shutil.copytree(log_dir.path, tmp_path / "replica")
-    for base in (0, 10):
-        log.unlink(base)
-
-    def state() -> PartitionState | None:
-        status = running.status(log.tp)
-        return None if status is None else status.state
-
-    with site.running(on_gap="halt") as running:
-        running.wait(lambda: state() is PartitionState.HALTED, "the halt")
-        replica = LogDir(tmp_path / "replica", broker_id=2)
-        Site([replica], store, LeadershipByHand({log.tp: 0}), broker_id=2).settle()
-        running.wait(lambda: state() not in {None, PartitionState.HALTED}, "the end of the halt")
-        log.closed_segments(1)
-        log_dir.checkpoint_high_watermarks()
-        wait_for_next(running, store, log)
-    assert recorded_gaps(store, log.tp) == []
-    check_archive(store, log.tp)
-
-
-def test_gap_is_recorded_only_after_a_second_listing(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
-) -> None:
-    """A listing that misses a file for a moment does not record a gap."""
-    log.closed_segments(1)
-    log_dir.checkpoint_high_watermarks()
-    site.settle()
-    log.unlink(0)
-    hidden = log.closed_segment()
-    log.closed_segment()
-    log_dir.checkpoint_high_watermarks()
-    for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
-        log.file(hidden, kind).rename(tmp_path / f"hidden{kind}")
-    with site.running() as running:
-        running.wait(
-            lambda: (
-                (s := running.status(log.tp)) is not None
-                and s.waiting_for == "a second check of the gap [10, 20)"
-            ),
-            "the gap to be noticed",
-        )
-        for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
-            (tmp_path / f"hidden{kind}").rename(log.file(hidden, kind))
-        wait_for_next(running, store, log)
-    assert recorded_gaps(store, log.tp) == []
-    assert stored_logs(store, log.tp).keys() == {0, 10, 20}
-
-
-@pytest.mark.usefixtures("quick_gaps")
 def test_segment_stored_above_the_watermark_and_then_deleted_locally_is_no_gap(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
@@ -428,29 +280,6 @@ def test_closed_segment_that_waits_stays_open_when_the_broker_deletes_it(
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in bases}
 
 
-def test_new_leader_epoch_keeps_segments_that_only_a_pin_holds(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log_dir.checkpoint_high_watermarks()
-    bases = log.closed_segments(2)
-    leadership = site.leadership = LeadershipByHand({log.tp: 0})
-    with site.running() as running:
-        running.wait(
-            lambda: running.daemon.status.snapshot().pinned_files == 6, "six files to be open"
-        )
-        for base in bases:
-            log.unlink(base)
-        leadership.lose(log.tp)
-        log.lead(2)
-        leadership.lead(log.tp, 2)
-        log.lead(3)
-        leadership.lead(log.tp, 3)
-        log_dir.checkpoint_high_watermarks()
-        wait_for_next(running, store, log)
-    assert stored_logs(store, log.tp) == {base: log.written[base] for base in bases}
-    assert recorded_gaps(store, log.tp) == []
-
-
 # -- where a partition without a watermark begins ------------------------------------------------
 
 
@@ -472,22 +301,22 @@ def test_latest_skips_existing_segments_and_stores_those_that_close_later(
     assert stored_logs(store, log.tp).keys() == {30, 40, 50}
 
 
-def test_latest_stores_the_first_segment_that_closes_while_the_daemon_runs(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """A new partition has no closed segment when the daemon starts."""
-    log.append(7)
-    log_dir.checkpoint_high_watermarks()
-    with site.running(offset_reset="latest") as running:
-        running.wait(lambda: running.status(log.tp), "the partition to be looked at")
-        log.append(3)
-        log.roll()
-        log_dir.checkpoint_high_watermarks()
-        running.wait(lambda: stored_logs(store, log.tp).keys() == {0}, "the first segment")
-        wait_for_next(running, store, log)
-
-
 # -- bounds ---------------------------------------------------------------------------------------
+
+
+class _Pauses(threading.Event):
+    """The pauses of a daemon with one upload thread: its clock moves on, and no time passes."""
+
+    seconds = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds += timeout or 0.0
+        return self.is_set()
+
+    def settle(self, site: Site, max_bytes_per_second: int) -> None:
+        site.abandoned = self
+        site.clock = Clock(lambda: SYSTEM_CLOCK.monotonic() + self.seconds, SYSTEM_CLOCK.wall)
+        site.settle(threads=1, max_bytes_per_second=max_bytes_per_second)
 
 
 def test_bandwidth_limit_applies_to_uploads(
@@ -497,12 +326,10 @@ def test_bandwidth_limit_applies_to_uploads(
         log.closed_segment(50, batch=10, size=1000)
     log_dir.checkpoint_high_watermarks()
     size = sum(len(data) for data in log.written.values())
-    rate = size  # takes one second, apart from the initial burst
-    now = site.clock.monotonic
-    begun = now()
-    site.settle(max_bytes_per_second=rate)
+    pauses = _Pauses()
+    pauses.settle(site, size)  # takes one second, apart from the initial burst
     assert stored_next(store, log.tp) == log.active
-    assert now() - begun > 0.6
+    assert pauses.seconds > 0.6
 
 
 def test_bandwidth_limit_applies_to_verification(
@@ -511,11 +338,10 @@ def test_bandwidth_limit_applies_to_verification(
     log.closed_segment(200, batch=10, size=1000)
     log_dir.checkpoint_high_watermarks()
     rate = sum(len(data) for data in log.written.values())
-    now = site.clock.monotonic
-    begun = now()
-    site.settle(max_bytes_per_second=rate)
+    pauses = _Pauses()
+    pauses.settle(site, rate)
     assert stored_next(store, log.tp) == log.active
-    assert now() - begun > 1.1, "three quarters of a second to verify, and as much to send"
+    assert pauses.seconds > 1.1, "three quarters of a second to verify, and as much to send"
 
 
 def test_open_files_stay_within_max_files(site: Site, log_dir: LogDir, store: FakeStorage) -> None:
@@ -539,20 +365,6 @@ def test_open_files_stay_within_max_files(site: Site, log_dir: LogDir, store: Fa
 
         running.wait(done, "everything to be stored")
     assert 3 <= max(seen) <= 30 + 2 * 3  # two uploads finish after their place was given away
-
-
-def test_blocked_segments_do_not_keep_others_from_being_opened(
-    site: Site, log_dir: LogDir, store: FakeStorage
-) -> None:
-    """The oldest segments belong to a partition that waits, and they hold every pin."""
-    stuck, other = log_dir.create("stuck"), log_dir.create("other")
-    for base in stuck.closed_segments(5):
-        stuck.set_age(base, 1000)
-    other.closed_segments(3)
-    log_dir.checkpoint_high_watermarks()
-    store.refuse(key_of(stuck.tp, 0))
-    with site.running(pins={"max_files": 6, "min_free_disk": "0"}) as running:
-        wait_for_next(running, store, other)
 
 
 def test_file_written_while_it_waits_for_a_thread_returns_to_the_gate(
@@ -790,32 +602,6 @@ def test_follower_keeps_its_pins_while_the_log_dir_is_unreadable(
         (tmp_path / "away").rename(second.path.parent)
         running.wait(lambda: not seen().log_dir_problems, "the log dir to be back")
         holds_for(lambda: seen().pinned_files == 6 and names() == 2, 0.3, "all of its pins")
-
-
-def test_damaged_segment_blocks_the_watermark_and_is_named_in_the_status(
-    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(3)
-    path = log.file(10)
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
-    log_dir.checkpoint_high_watermarks()
-    with site.running() as running:
-        running.wait(
-            lambda: (
-                (s := running.status(log.tp)) is not None
-                and str(path) in (s.last_error or "")
-                and s.next_offset == 10
-            ),
-            "the status to name the file",
-        )
-        running.wait(lambda: 20 in stored_logs(store, log.tp), "the one behind it")
-        assert 10 not in stored_logs(store, log.tp)
-        data[100] ^= 1
-        path.write_bytes(data)
-        log_dir.checkpoint_high_watermarks()
-        wait_for_next(running, store, log)
 
 
 def test_deleted_topic_ends_without_an_error(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sidetier.leadership.port import TopicConfig
-from sidetier.segments.errors import StoreUnavailableError
+from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
 from sidetier.segments.offsets import (
     BaseOffset,
     BrokerId,
@@ -15,13 +15,15 @@ from sidetier.segments.offsets import (
     OffsetRange,
 )
 from sidetier.uploader.archive.archive_state import ArchiveState
-from sidetier.uploader.errors import OperatorNeededError
+from sidetier.uploader.errors import OperatorNeededError, StandDownError, UnarchivableError
+from sidetier.uploader.pinning.pins import SegmentTimes
 from sidetier.uploader.state.decisions import (
     PARK_SECONDS,
     READ_PAST_HALT_SECONDS,
     RESCUES_TAKE,
     HighWatermarks,
     Rules,
+    Situation,
 )
 from sidetier.uploader.state.events import (
     Action,
@@ -40,6 +42,8 @@ from sidetier.uploader.state.events import (
     ScanAt,
     StoreSilent,
     Upload,
+    UploadFailed,
+    UploadSucceeded,
 )
 from sidetier.uploader.state.gap import Halt
 from sidetier.uploader.state.partition import Partition
@@ -54,6 +58,7 @@ from tests.harness.partitions import (
     NOW,
     PATIENCE,
     RULES,
+    WALL,
     archive,
     as_follower,
     at,
@@ -158,6 +163,31 @@ def test_only_committed_segments_are_uploaded(
     assert AskBroker() in actions, "for the others"
 
 
+def test_no_broker_is_asked_for_committed_segments() -> None:
+    assert AskBroker() not in made(0, 10).handle(CHANGED, ALL_COMMITTED)
+
+
+@pytest.mark.parametrize("error", [MalformedObjectError("no watermark"), StandDownError("epoch 9")])
+def test_archive_that_cannot_be_read_is_not_written(error: Exception) -> None:
+    partition = made(0, 10)
+    partition.archive = None
+    partition.handle(RequestFailed(begin(partition, Request.LOAD), error), ALL_COMMITTED)
+    actions = partition.handle(CHANGED, at(partition.hold.until))
+    assert (requests(actions), uploads(actions)) == ([Request.LOAD], [])
+
+
+def test_segment_that_fails_blocks_only_the_watermark() -> None:
+    """The segments behind it are uploaded, more of them than the window has room for."""
+    partition = made(0, 10, 20, 30)
+    situation = replace(ALL_COMMITTED, rules=replace(RULES, window=2))
+    segment, error = partition.log.tracked[BaseOffset(0)], StoreUnavailableError("503")
+    partition.handle(UploadFailed(segment, error, unlinked=False), situation)
+    assert [uploads(upload(partition, base, situation)) for base in (10, 20)] == [[20], [30]]
+    actions = upload(partition, 30, situation)
+    assert (requests(actions), uploads(actions)) == ([], [])
+    assert Request.COMMIT in requests(upload(partition, 0, situation))
+
+
 def test_at_most_a_window_of_segments_is_queued() -> None:
     partition = made(0, 10, 20, 30)
     situation = replace(ALL_COMMITTED, rules=replace(RULES, window=2))
@@ -242,6 +272,15 @@ def test_operator_error_of_an_earlier_lead_does_not_halt_a_new_lead() -> None:
     assert partition.halt is None
 
 
+def test_new_lead_stores_only_what_follows_the_archive() -> None:
+    partition = made(0, 10, 20)
+    partition.resume(LeaderEpoch(4))
+    begun = begin(partition, Request.LOAD)
+    actions = partition.handle(RequestSucceeded(begun, archive(20, base=10)), ALL_COMMITTED)
+    assert kinds(actions) == [Release, Release, Upload]
+    assert uploads(actions) == [20]
+
+
 def test_new_lead_ends_a_halt_and_a_backoff() -> None:
     partition = made(0)
     partition.halt = Halt("for an operator")
@@ -256,6 +295,60 @@ def test_lost_partition_only_frees_what_it_had_begun() -> None:
     partition.lose()
     assert partition.handle(RequestSucceeded(begun, archive(0)), ALL_COMMITTED) == []
     assert partition.requesting is None
+
+
+def test_upload_that_ends_after_the_lead_is_lost_is_not_committed() -> None:
+    partition = made(0)
+    segment, generation = partition.log.tracked[BaseOffset(0)], partition.generation
+    segment.stage = SegmentState.UPLOADING
+    partition.lose()
+    event = UploadSucceeded(segment, generation, stored(0))
+    assert partition.handle(event, ALL_COMMITTED) == []
+    assert segment.stage is SegmentState.CLOSED
+
+
+def test_another_topic_id_in_the_directory_begins_anew() -> None:
+    """The topic was deleted and created again, and the leadership view does not show it."""
+    partition = made(0, 10)
+    partition.topic_id = "A"
+    segments, generation = list(partition.log.tracked.values()), partition.generation
+    assert partition.identify("A", is_new=True) == []
+    assert partition.identify("B", is_new=True) == segments, "their files are released"
+    assert (partition.topic_id, partition.archive) == ("B", None)
+    assert not partition.log.tracked
+    assert partition.generation > generation
+
+
+# -- segments whose format cannot be archived ------------------------------------------------------
+
+
+def look_at(partition: Partition, situation: Situation, *bases: int, accepted: bool) -> None:
+    """Let uploads fail because the segments have an old message format."""
+    for base in bases:
+        segment = partition.log.tracked[BaseOffset(base)]
+        error = UnarchivableError("message format v1", accepted=accepted)
+        partition.handle(UploadFailed(segment, error, unlinked=False), situation)
+
+
+@pytest.mark.parametrize("rules", [RULES, HALTING], ids=["step over", "halt"])
+def test_old_message_format_holds_a_partition_until_its_loss_is_accepted(rules: Rules) -> None:
+    partition = made(10, 20, 30, next_offset=10)
+    look_at(partition, ALL_COMMITTED, 10, 20, accepted=False)
+    lost = OffsetRange(Offset(10), Offset(30))
+    assert partition.log.unarchivable(Offset(10), sparse=False) == lost
+    partition.log.listed_at = NOW + 299
+    actions = partition.handle(CHANGED, replace(at(NOW + 299), rules=rules))
+    assert uploads(actions) == [30], "the same bytes stay unarchivable"
+    assert (requests(actions), partition.gap.gap) == ([], None)
+
+    again = replace(at(NOW + 300), rules=rules)
+    assert uploads(partition.handle(CHANGED, again)) == [10, 20, 30]
+    look_at(partition, again, 20, 10, accepted=True)
+    assert partition.gap.gap == lost
+    partition.log.listed_at = NOW + 302
+    actions = partition.handle(CHANGED, replace(at(NOW + 302), rules=rules))
+    assert requests(actions) == [Request.GAP]
+    assert partition.halt is None
 
 
 # -- gaps ------------------------------------------------------------------------------------------
@@ -601,3 +694,14 @@ def test_upload_under_way_keeps_the_archive_of_a_follower() -> None:
     steps_of(partition, NOW + PATIENCE, AT_RISK_IN_30_SECONDS)
     assert partition.archive is not None, "its commit needs it"
     assert stored(0).base_offset in partition.log.tracked
+
+
+def test_segment_with_old_records_is_at_risk() -> None:
+    """Kafka counts retention.ms from the largest timestamp, not from the last append."""
+    partition = followed()
+    for segment in partition.log.tracked.values():
+        segment.modified_ns = int(WALL * 1e9)
+    rule = RiskRule(before=0.0, retention=60.0)
+    assert requests(partition.handle(CHANGED, as_follower(NOW, rule))) == []
+    partition.log.tracked[BaseOffset(0)].times = SegmentTimes(WALL - 60, WALL)
+    assert requests(partition.handle(CHANGED, as_follower(NOW, rule))) == [Request.LOAD]

@@ -54,6 +54,14 @@ class Follower:
         return partitions
 
 
+def test_only_partitions_of_the_view_are_led(log_dir: LogDir, log: PartitionLog) -> None:
+    other = log_dir.create("other")
+    at = Follower(log_dir)
+    (partition,) = at.follow(view({log.tp: 1}))
+    assert partition.topic_partition == log.tp
+    assert at.leads.get(other.tp) is None
+
+
 def test_partition_returns_from_parking_with_its_lead(log_dir: LogDir, log: PartitionLog) -> None:
     at = Follower(log_dir)
     (first,) = at.follow(view({log.tp: 1}))

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.leadership.port import HighWatermark, TopicConfig
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import Role
 from sidetier.uploader.state import segment as segment_state
-from sidetier.uploader.state.decisions import RESCUES_TAKE
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
-    HighWatermarksByHand,
     LeadershipByHand,
     RunningDaemon,
     Site,
@@ -30,7 +28,7 @@ from tests.harness.daemons import (
     watermark_of,
 )
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
-from tests.harness.replicas import catch_up, replica
+from tests.harness.replicas import replica
 from tests.harness.waiting import holds_for, wait_until
 
 PATIENCE = 0.3
@@ -113,11 +111,6 @@ def wait_for_pins(running: RunningDaemon, count: int) -> None:
     running.wait(lambda: held(running) == count, f"{count} pinned segments")
 
 
-def waits_for(running: RunningDaemon, log: PartitionLog) -> str:
-    status = running.status(log.tp)
-    return str(status.waiting_for) if status else ""
-
-
 def archive_two(leader: Site, log: PartitionLog) -> None:
     """Let the leader store the first two segments."""
     log.closed_segments(2)
@@ -126,103 +119,6 @@ def archive_two(leader: Site, log: PartitionLog) -> None:
 
 
 # -- when a follower does nothing -----------------------------------------------------------------
-
-
-def test_segment_far_from_its_deletion_sends_no_request(
-    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(3)
-    copy = replica(copy_dir, log, (10, 20, 30))
-    for base in (0, 10, 20):
-        copy.set_age(base, 0)
-    copy_dir.checkpoint_high_watermarks()
-    with follower.running(local_retention=86400) as running:
-        wait_for_pins(running, 1)  # the oldest: the broker deletes it next
-        holds_for(lambda: store.count() == 0, QUIET, "no request")
-        assert running.status(log.tp) is None
-        assert running.daemon.status.snapshot().followed_partitions == 1
-
-
-def test_watermark_is_read_once_for_segments_the_leader_has_stored(
-    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    archive_two(leader, log)
-    copy = replica(copy_dir, log, (10, 20))
-    copy_dir.checkpoint_high_watermarks()
-    with follower.running() as running:
-        wait_for_pins(running, 1)
-        before = store.count()
-        expire(running, copy, 0, 10, stored=20)
-        wait_for_pins(running, 0)
-        holds_for(lambda: store.count() == before + 1, QUIET, "one request")
-    watermark = watermark_of(store, log.tp)
-    assert watermark is not None
-    assert watermark.broker_id == 1
-
-
-def test_follower_does_not_interfere_with_a_leader_that_makes_progress(
-    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """The leader's watermark moves between two reads, although segments at risk wait on the
-    follower.
-    """
-    archive_two(leader, log)
-    log.closed_segments(5)
-    copy = replica(copy_dir, log, tuple(range(10, 80, 10)))
-    copy_dir.checkpoint_high_watermarks()
-    log_dir, key = leader.log_dirs[0], LAYOUT.watermark_key(log.tp)
-    log_dir.checkpoint_high_watermarks({log.tp: 20})
-    with leader.running() as leading, follower.running() as following:
-        wait_for_pins(following, 1)
-        expire(following, copy, *range(0, 70, 10), stored=20)
-        for stored in (30, 40, 50, 60, 70):
-            log_dir.checkpoint_high_watermarks({log.tp: stored})
-            leading.wait(lambda n=stored: stored_next(store, log.tp) == n, f"{stored}")  # type: ignore[misc]
-            reads = store.count("get", key)
-            following.wait(lambda n=reads: store.count("get", key) > n, "a reading")  # type: ignore[misc]
-        wait_for_pins(following, 0)
-    watermark = watermark_of(store, log.tp)
-    assert watermark is not None
-    assert watermark.broker_id == 1
-
-
-def test_watermark_is_read_at_most_once_per_patience(
-    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    archive_two(leader, log)
-    log.closed_segments(1)
-    copy = replica(copy_dir, log, (10, 20, 30))
-    copy_dir.checkpoint_high_watermarks({log.tp: 0})  # nothing may be uploaded
-    key = LAYOUT.watermark_key(log.tp)
-    before = store.count("get", key)
-    with follower.running(rescue={**RESCUE, "patience": 30.0}) as running:
-        wait_for_pins(running, 1)
-        expire(running, copy, 0, 10, 20, stored=20)
-        running.wait(lambda: store.count("get", key) == before + 1, "the first reading")
-        for _ in range(5):
-            catch_up_one(copy, log)
-        holds_for(lambda: store.count("get", key) == before + 1, QUIET, "no second reading")
-
-
-def catch_up_one(copy: PartitionLog, log: PartitionLog) -> None:
-    log.closed_segment()
-    catch_up(copy, log, (log.log_end,))
-
-
-def test_topic_that_must_not_be_archived_is_not_pinned(
-    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    log.closed_segments(3)
-    copy = replica(copy_dir, log, (10, 20, 30))
-    copy_dir.checkpoint_high_watermarks()
-    follower.topic_configs = Topics(TopicConfig(compacted=True, retention=1.0))
-    with follower.running() as running:
-        running.wait(
-            lambda: running.daemon.status.snapshot().followed_partitions == 1, "the partition"
-        )
-        delete(copy, 0)
-        holds_for(lambda: store.count() == 0, QUIET, "no request")
-        wait_for_pins(running, 0)
 
 
 def test_no_partition_is_followed_with_rescue_disabled(
@@ -235,25 +131,6 @@ def test_no_partition_is_followed_with_rescue_disabled(
         running.wait(lambda: running.daemon.status.snapshot().ready, "readiness")
         delete(copy, 0)
         holds_for(lambda: store.count() == 0 and held(running) == 0, QUIET, "nothing")
-
-
-def test_uncommitted_segments_are_not_stored(
-    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """The high watermark comes from the follower's own checkpoint or from a leader that answers."""
-    archive_two(leader, log)
-    log.closed_segments(1)
-    copy = replica(copy_dir, log, (10, 20, 30))
-    copy_dir.checkpoint_high_watermarks({log.tp: 29})
-    asked = HighWatermarksByHand({log.tp: HighWatermark(Offset(29), LeaderEpoch(0))})
-    follower.high_watermarks = asked
-    with follower.running() as running:
-        wait_for_pins(running, 1)
-        expire(running, copy, 0, 10, 20, stored=20)
-        running.wait(lambda: asked.asked, "the question")
-        holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "nothing new")
-        asked.answers[log.tp] = HighWatermark(Offset(30), LeaderEpoch(0))
-        running.wait(lambda: stored_next(store, log.tp) == 30, "what is committed now")
 
 
 def test_replica_of_another_history_is_not_stored(
@@ -276,34 +153,6 @@ def test_replica_of_another_history_is_not_stored(
         status = running.status(log.tp)
         assert status is not None
         assert "has diverged from the archive at offset 15" in (status.last_error or "")
-
-
-@pytest.mark.usefixtures("quick_divergences")
-def test_watermark_read_before_an_unclean_election_is_discarded(
-    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """The quarantine moves the watermark back; new segments after it are pinned and stored."""
-    log.closed_segments(4)
-    leader.log_dirs[0].checkpoint_high_watermarks()
-    leader.settle()
-    copy = replica(copy_dir, log, (10, 20, 30, 40))
-    with follower.running() as running:
-        wait_for_pins(running, 1)
-        copy.stage(0)
-        running.wait(lambda: store.count("get") > 0 and held(running) == 0, "the watermark, 40")
-        for one in (log, copy):
-            one.truncate(10)
-            one.lead(1)
-            one.append(5)
-        leader.settle()
-        assert stored_next(store, log.tp) == 10, "the new leader's sidecar has set the rest aside"
-        copy.append(5)
-        copy.roll()
-        copy_dir.checkpoint_high_watermarks()
-        wait_for_pins(running, 1)
-        copy.stage(10)
-        running.wait(lambda: stored_next(store, log.tp) == 20, "the rescue")
-    check_archive(store, log.tp)
 
 
 # -- when a follower stores segments --------------------------------------------------------------
@@ -331,23 +180,6 @@ def test_follower_stores_segments_the_broker_deletes(
     watermark = watermark_of(store, log.tp)
     assert watermark is not None
     assert (watermark.broker_id, watermark.leader_epoch) == (2, 0)
-
-
-def test_segments_near_their_deletion_by_time_are_stored_before_it(
-    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """Also when the leader's sidecar has never written a watermark."""
-    log.closed_segments(3)
-    copy = replica(copy_dir, log, (10, 20, 30))
-    copy.set_age(0, 3500)
-    copy.set_age(10, 3100)
-    copy.set_age(20, 2900)
-    copy_dir.checkpoint_high_watermarks()
-    follower.topic_configs = Topics(TopicConfig(retention=3600.0))
-    with follower.running() as running:
-        running.wait(lambda: stored_next(store, log.tp) == 20, "the rescue")
-        holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "no more than is at risk")
-    check_archive(store, log.tp)
 
 
 def test_follower_does_not_start_the_archive_above_records_the_leader_has(
@@ -401,22 +233,6 @@ def test_follower_with_earlier_records_lowers_the_recorded_start(
             lowered = json.loads(store.contents()[LAYOUT.start_key(log.tp)])
             assert lowered["start_offset"] == 0
         running.wait(lambda: stored_next(store, log.tp) == 10, "the rescue")
-    check_archive(store, log.tp)
-
-
-def test_records_with_old_timestamps_are_stored_before_their_deletion(
-    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """Kafka counts retention.ms from the largest timestamp, not from the last append."""
-    log.closed_segments(3)
-    copy = replica(copy_dir, log, (10, 20, 30))
-    for base, age in ((0, 3500), (10, 3400), (20, 0)):
-        copy.set_record_age(base, age)
-    copy_dir.checkpoint_high_watermarks()
-    follower.topic_configs = Topics(TopicConfig(retention=3600.0))
-    with follower.running() as running:
-        running.wait(lambda: stored_next(store, log.tp) == 20, "the rescue")
-        holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "no more than is at risk")
     check_archive(store, log.tp)
 
 
@@ -485,76 +301,6 @@ def test_follower_that_becomes_leader_has_pinned_the_deleted_segments(
         running.wait(lambda: stored_next(store, log.tp) == 40, "all of it")
     check_archive(store, log.tp)
     assert recorded_gaps(store, log.tp) == []
-
-
-@pytest.mark.usefixtures("quick_gaps")
-def test_leader_delays_a_gap_that_a_follower_can_fill(
-    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """The leader's sidecar was down while its broker deleted; a follower still holds the
-    records.
-    """
-    archive_two(leader, log)
-    log.closed_segments(3)
-    copy = replica(copy_dir, log, (10, 20, 30, 40, 50))
-    copy_dir.checkpoint_high_watermarks()
-    leader.log_dirs[0].checkpoint_high_watermarks()
-    with ExitStack() as stack:
-        following = stack.enter_context(follower.running())
-        wait_for_pins(following, 1)
-        expire(following, copy, 0, 10, 20, 30, stored=20)
-        following.wait(lambda: following.status(log.tp) is not None, "what is at risk")
-        delete(log, 0, 10, 20, 30)
-        leading = stack.enter_context(leader.running(rescue={**RESCUE, "patience": 1.0}))
-        leading.wait(lambda: stored_next(store, log.tp) == 50, "both")
-    check_archive(store, log.tp)
-    assert recorded_gaps(store, log.tp) == []
-
-
-@pytest.mark.usefixtures("quick_gaps")
-def test_wait_before_a_gap_restarts_after_a_store_outage(
-    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    """The follower cannot store its segments during the outage either."""
-    archive_two(leader, log)
-    log.closed_segments(3)
-    copy = replica(copy_dir, log, (10, 20, 30, 40, 50))
-    copy_dir.checkpoint_high_watermarks()
-    leader.log_dirs[0].checkpoint_high_watermarks()
-    with ExitStack() as stack:
-        following = stack.enter_context(follower.running(rescue={**RESCUE, "patience": 1.0}))
-        wait_for_pins(following, 1)
-        expire(following, copy, 0, 10, 20, 30, stored=20)
-        following.wait(lambda: following.status(log.tp) is not None, "what is at risk")
-        delete(log, 0, 10, 20, 30)
-        leading = stack.enter_context(leader.running(rescue={**RESCUE, "patience": 0.5}))
-        leading.wait(lambda: "of the gap" in waits_for(leading, log), "the gap to be seen")
-        with store.hold("put", key_of(log.tp, 20, FileKind.INDEX)):
-            with store.away():
-                holds_for(lambda: stored_next(store, log.tp) == 20, RESCUES_TAKE * 0.5, "no gap")
-            holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "no gap")
-        leading.wait(lambda: stored_next(store, log.tp) == 50, "both")
-    check_archive(store, log.tp)
-    assert recorded_gaps(store, log.tp) == []
-
-
-def test_follower_never_records_a_gap(
-    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
-) -> None:
-    archive_two(leader, log)
-    log.closed_segments(2)
-    copy = replica(copy_dir, log, (10, 20, 30, 40))
-    delete(copy, 0, 10, 20)
-    copy_dir.checkpoint_high_watermarks()
-    reads = store.count("get", LAYOUT.watermark_key(log.tp))
-    with follower.running() as running:
-        wait_for_pins(running, 1)
-        expire(running, copy, 30)
-        running.wait(
-            lambda: store.count("get", LAYOUT.watermark_key(log.tp)) >= reads + 3, "three readings"
-        )
-    assert recorded_gaps(store, log.tp) == []
-    assert stored_next(store, log.tp) == 20
 
 
 # -- leader and follower at once ------------------------------------------------------------------
@@ -643,20 +389,6 @@ def test_two_rescuing_followers_do_not_conflict(
             expire(running, copy, *copy.bases()[:-1], stored=20)
         wait_until(lambda: stored_next(store, log.tp) == 60, 20, "the rescue")
     check_archive(store, log.tp)
-
-
-def test_pins_are_released_when_a_partition_leaves_the_broker(
-    follower: Site, copy_dir: LogDir, log: PartitionLog
-) -> None:
-    log.closed_segments(2)
-    copy = replica(copy_dir, log, (10, 20))
-    with follower.running() as running:
-        wait_for_pins(running, 1)
-        copy.delete_topic()
-        running.wait(
-            lambda: running.daemon.status.snapshot().followed_partitions == 0, "the end", 40
-        )
-        wait_for_pins(running, 0)
 
 
 def test_partition_that_arrives_on_the_broker_is_followed(

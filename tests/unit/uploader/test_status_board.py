@@ -9,7 +9,7 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.telemetry.status import PinnedRange, SegmentStatus
+from sidetier.telemetry.status import PartitionState, PinnedRange, SegmentStatus
 from sidetier.telemetry.status_json import partition_row
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.pinning.pins import SegmentTimes, pin
@@ -23,6 +23,7 @@ from sidetier.uploader.state.segment import (
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, pinned_ranges
 from tests.harness.daemons import LeadershipByHand, Site
 from tests.harness.log_dir import LogDir
+from tests.harness.partitions import archive, made
 
 TP = TopicPartition("t", 0)
 NOW, STARTED = 1_700_000_000.0, 50.0
@@ -75,6 +76,30 @@ def test_oldest_unstored_segments_are_listed_individually() -> None:
     ]
     assert status.retry_at_ms == int(NOW * 1000) + 1000
     assert partition_row(status)["segments"][1]["stage"] == "uploading"
+
+
+def test_archived_partition_waits_for_nothing() -> None:
+    partition = made(next_offset=20)
+    partition.archive = archive(20, base=10)
+    told = board()
+    told.update(partition, DeletionEstimate(60, None))
+    [status] = told.snapshot().partitions
+    assert (status.state, status.waiting_for) == (PartitionState.ARCHIVED, None)
+    assert (status.watermark_base, status.next_offset, status.unstored_segments) == (10, 20, 0)
+
+
+def test_old_message_format_is_reported_with_the_command_that_accepts_its_loss() -> None:
+    partition = made(10, 20, 30, next_offset=10)
+    for base in (10, 20):
+        partition.log.tracked[BaseOffset(base)].cannot_be_archived(
+            "message format v1", STARTED, accepted=False
+        )
+    told = board()
+    told.update(partition, DeletionEstimate(60, None))
+    [status] = told.snapshot().partitions
+    assert "sidetier ack-gap orders 0 10 30 --unarchivable" in (status.waiting_for or "")
+    assert status.last_error == "message format v1"
+    assert status.segments[0].retry_at_ms == int(NOW + 300) * 1000
 
 
 def test_only_the_start_of_a_long_backlog_is_listed() -> None:

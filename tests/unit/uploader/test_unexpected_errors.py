@@ -70,18 +70,11 @@ def store_all(running: RunningDaemon, site: Site, log: PartitionLog) -> None:
 # -- requests and uploads -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("operation", "key"),
-    [
-        pytest.param("get", LAYOUT.watermark_key(TopicPartition("t", 0)), id="request"),
-        pytest.param("put", key_of(TopicPartition("t", 0), 0), id="upload"),
-        pytest.param("put", LAYOUT.watermark_key(TopicPartition("t", 0)), id="commit"),
-    ],
-)
 def test_unexpected_answer_of_the_store_delays_one_partition(
-    site: Site, store: FakeStorage, log: PartitionLog, good: PartitionLog, operation: str, key: str
+    site: Site, store: FakeStorage, log: PartitionLog, good: PartitionLog
 ) -> None:
-    store.fail(operation, KeyError("LastModified"), key=key, times=None)
+    """The answer to its commit."""
+    store.fail("put", KeyError("LastModified"), key=LAYOUT.watermark_key(log.tp), times=None)
     log.closed_segments(1)
     with capture_logs() as logs, site.running() as running:
         store_all(running, site, good)

@@ -2,16 +2,18 @@
 
 import pytest
 
+from sidetier.archive.objects.acknowledgements import Acknowledgement, accept_loss
 from sidetier.segments.errors import SegmentChangedError
 from sidetier.segments.listing import ClosedSegment
-from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, OffsetRange
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import ChecksumAlgorithm, StorageCapabilities
-from sidetier.uploader.errors import StoredOtherwiseError
+from sidetier.uploader.errors import StoredOtherwiseError, UnarchivableError
 from sidetier.uploader.pinning.pins import pin
 from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment
+from tests.harness.batches import make_batch
 from tests.harness.daemons import LAYOUT, stored_logs
 from tests.harness.log_dir import PartitionLog
 
@@ -53,6 +55,29 @@ def test_segment_that_changes_during_its_upload_is_not_stored(log: PartitionLog)
     finally:
         pinned.close()
     assert stored_logs(store, log.tp) == {0: rewritten}, "the store could not tell"
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_old_message_format_is_refused_until_its_loss_is_accepted(
+    store: FakeStorage, log: PartitionLog, *, accepts: bool
+) -> None:
+    log.closed_segments(2)
+    log.file(10).write_bytes(make_batch(10, 10, magic=1))
+    if accepts:
+        lost = OffsetRange(Offset(10), Offset(30))
+        assert accept_loss(store, LAYOUT, log.tp, lost, Acknowledgement("copied to t-v2"))
+    pinned = pin(
+        str(log.path), ClosedSegment(BaseOffset(10), BaseOffset(20), marked_for_deletion=False)
+    )
+    planned = PlannedSegment(pinned.segment, Offset(10))
+    uploader = Uploader(ReadingRules(lambda _: None, give_back_cold=False))
+    try:
+        with pytest.raises(UnarchivableError, match="message format v1") as refused:
+            uploader.upload(destination(store, log), pinned, planned, frozenset())
+    finally:
+        pinned.close()
+    assert refused.value.accepted is accepts
+    assert stored_logs(store, log.tp) == {}
 
 
 def upload_from_within_a_batch(
