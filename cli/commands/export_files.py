@@ -52,6 +52,5 @@ def command(options: FilesCommandOptions) -> int:
     loaded = options.call.load(needs_log_dirs=False)
     quiet_logs(loaded)
     with needs_extra("sidetier export", _EXTRA, "export"):
-        from sidetier.cli.export.files_session import export_files  # noqa: PLC0415
-        from sidetier.cli.export.request import request_of  # noqa: PLC0415 -- `--help` needs none
-    return export_files(loaded.config, request_of(options), options.output)
+        from sidetier.cli.export.files_session import export_files  # noqa: PLC0415 -- `--help` needs none
+    return export_files(loaded.config, options)

@@ -1,17 +1,17 @@
 """Requests of the export commands, built from the options of the command line."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
 from sidetier.archive.positions import PositionKind, parse_position
-from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties, kafka_properties
+from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties
 from sidetier.cli.export.options import FilesCommandOptions, RecordOptions, TableOptions
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.times import is_before_now
+from sidetier.pipeline.export.request import FilesRequest, TableRequest
 from sidetier.pipeline.export.run import Terms
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.tables.run import TableTerms
@@ -35,89 +35,6 @@ from sidetier.pipeline.planning.request import (
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import is_legal_topic
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportRequest:
-    """The request of one call of any export command.
-
-    Attributes:
-        terms: Size of a commit, and other settings of a run.
-        follow: Seconds between runs; None to end when everything is exported.
-        tail: What to do about records that only the brokers have.
-        bootstrap: Addresses of the brokers, in place of those of the configuration.
-        kafka: Properties of the client that reads the tail: librdkafka's for files, with secrets as
-            references; those of Kafka's Java client for tables.
-        registry: How to reach the schema registry.
-        patience: Maximum wait for the tail, in seconds.
-        max_batch_bytes: Maximum decompressed size of one stored batch.
-        metrics_file: File that gets the metrics after each run.
-    """
-
-    topics: tuple[str, ...]
-    terms: Terms
-    follow: float | None
-    tail: str
-    bootstrap: str | None
-    kafka: Mapping[str, str] = field(repr=False)
-    registry: RegistryConfig | None
-    patience: float
-    dry_run: bool
-    max_batch_bytes: int
-    metrics_file: Path | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilesRequest(ExportRequest):
-    """One call of `sidetier export files`.
-
-    Attributes:
-        into: URL of the output; None if `into_config` has it.
-        requested: Range to export; None to continue where the last run ended.
-        master: Spark master; None for threads of this process.
-        workers: Number of topics to export in parallel, and without Spark of Kafka partitions.
-        abandon_plan: Whether to discard the plans of earlier runs first.
-        patterns: Regular expressions that match the whole names of more topics.
-    """
-
-    into: str | None
-    into_config: Path | None
-    options: FilesOptions
-    requested: RequestedRange | None
-    accept_changes: bool
-    master: str | None
-    workers: int
-    abandon_plan: bool
-    patterns: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRequest(ExportRequest):
-    """One call of `sidetier export hudi` or `iceberg`.
-
-    Attributes:
-        read: Records to read of the exported partitions.
-        values, flat, null_values: How values become columns.
-        keys: How keys become a column.
-        dead_letters: URL for records whose value does not fit the schema.
-        spark_conf: Settings of the Spark session.
-    """
-
-    terms: TableTerms
-    read: ReadRequest
-    values: ValueOptions
-    keys: ValueOptions
-    flat: bool
-    null_values: Literal["keep", "skip"]
-    dead_letters: str | None
-    master: str
-    spark_conf: Mapping[str, str]
-
-    @property
-    def follows_registry(self) -> bool:
-        """Whether keys or values have the newest schema of a registry's subject."""
-        return any(options.subject is not None for options in (self.values, self.keys))
-
 
 _EDGES: Final = {PositionKind.BEGINNING: Edge.EARLIEST, PositionKind.END: Edge.LATEST}
 _LARGEST_SCHEMA: Final = 1024**2
@@ -148,13 +65,10 @@ def request_of(options: FilesCommandOptions) -> FilesRequest:
         )
     return FilesRequest(
         **_common(topics, options),
-        into=options.into,
-        into_config=options.into_config,
         options=_options(options),
         terms=Terms(**_terms(options)),
         requested=given_range,
         follow=options.interval if options.follow else None,
-        kafka=kafka_properties(options.tail),
         accept_changes=options.accept_changes,
         master=options.master,
         workers=options.workers,
@@ -168,14 +82,12 @@ def _common(topics: tuple[str, ...], options: FilesCommandOptions | TableOptions
     return {
         "topics": tuple(dict.fromkeys(topics)),
         "tail": options.tail.action,
-        "bootstrap": options.tail.bootstrap,
         "registry": registry_config(
             options.records.schema_registry, options.records.registry_options
         ),
         "patience": options.tail.timeout,
         "dry_run": options.dry_run,
         "max_batch_bytes": options.read.max_batch_bytes,
-        "metrics_file": options.metrics_file,
     }
 
 
@@ -409,7 +321,6 @@ def table_request(
         keys=schema_options("key", topics[0], options.records),
         flat=options.flat,
         null_values=options.records.null_values,
-        dead_letters=options.dead_letters,
         follow=(options.interval or interval) if options.follow else None,
         kafka=java_kafka_properties(options.tail),
         master=options.master,

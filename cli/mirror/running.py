@@ -11,11 +11,11 @@ import click
 from prometheus_client import CollectorRegistry, start_http_server
 
 from sidetier.cli.arguments import size_text
-from sidetier.cli.export.spark_session import SUBMITTED, spark_session
 from sidetier.cli.mirror.options import EngineOptions
 from sidetier.cli.signals import handled_signals
 from sidetier.mirror.copy.engine import Counts
 from sidetier.mirror.spark_driver import Remaining, SparkEngine
+from sidetier.pipeline.spark.session import SUBMITTED, spark_session
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from devtools.sandbox.spark import SPARK_4
 from sidetier.brokers.jars import Distribution
-from sidetier.cli.export.table_session import ICEBERG_SESSION
+from sidetier.pipeline.export.table_export import ICEBERG_SESSION
 from tests.harness import table_jobs
 from tests.harness.s3 import S3Bucket
 from tests.harness.spark import SparkDriver

@@ -14,8 +14,8 @@ from unittest.mock import patch
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from sidetier.cli.export import table_session
 from sidetier.cli.main import run
+from sidetier.pipeline.export import table_export
 from sidetier.pipeline.export.epoch_history import epoch_history_of
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, following
 from sidetier.pipeline.export.sinks.tables.frames import (
@@ -72,10 +72,10 @@ def export(
 
     errors = StringIO()
     with ExitStack() as stack:
-        stack.enter_context(patch.object(table_session, "spark_session", kept))
+        stack.enter_context(patch.object(table_export, "spark_session", kept))
         if fail_once:
             failing = _failing(table_frames)
-            stack.enter_context(patch.object(table_session, "table_frames", failing))
+            stack.enter_context(patch.object(table_export, "table_frames", failing))
         if hold is not None:
             stack.enter_context(_held(Path(hold)))
         if die is not None:

@@ -306,6 +306,7 @@ def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
         "RetentionReport",
         "TrimReport",
         "TopicReading",
+        "FilesReport",
         "RestoreReport",
         "CopyReport",
     ]
@@ -316,6 +317,7 @@ def test_programs_of_the_python_page_archive_check_and_copy_a_topic(
     assert values["RetentionReport"]["report"].segments > 0
     assert values["TrimReport"]["report"].trims
     assert values["TopicReading"]["reading"].records > 0
+    assert not values["FilesReport"]["report"].has_findings
     assert values["RestoreReport"]["report"].is_complete
     report = values["CopyReport"]["report"]
     assert (report.is_complete, report.counts.lag_records) == (True, 0)

@@ -10,8 +10,8 @@ from devtools.sandbox.s3server import S3Server
 from devtools.sandbox.spark import SPARK_4, SPARK_35, Version
 from devtools.sandbox.spark_jars import HUDI_3_5, ICEBERG_3_5, ICEBERG_4_0, ICEBERG_ON_S3, S3A_3_3
 from sidetier.brokers.java import Java
-from sidetier.cli.export.table_session import HUDI_SESSION as HUDI
-from sidetier.cli.export.table_session import ICEBERG_SESSION as ICEBERG
+from sidetier.pipeline.export.table_export import HUDI_SESSION as HUDI
+from sidetier.pipeline.export.table_export import ICEBERG_SESSION as ICEBERG
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage

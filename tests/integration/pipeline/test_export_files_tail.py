@@ -9,9 +9,9 @@ from confluent_kafka import Producer
 
 from devtools.sandbox.kafka import KraftCluster
 from devtools.sandbox.s3server import S3Server
-from sidetier.cli.export.session import broker_ends
 from sidetier.cli.main import run
 from sidetier.config.model import BrokerConfig
+from sidetier.pipeline.export.exporting import broker_ends
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
@@ -48,9 +48,9 @@ def test_export_waits_for_records_that_only_the_broker_has(
     writer.produce(topic, b"open", partition=1)
     assert writer.flush(120) == 0
     broker = BrokerConfig(bootstrap_servers=servers)
-    assert broker_ends(broker, None, topic, "read_committed") == {0: 0, 1: 5}
-    assert broker_ends(broker, None, topic, "read_uncommitted") == {0: 0, 1: 6}
-    assert broker_ends(broker, None, f"{topic}-none", "read_committed") == {}
+    assert broker_ends(broker, topic, "read_committed") == {0: 0, 1: 5}
+    assert broker_ends(broker, topic, "read_uncommitted") == {0: 0, 1: 6}
+    assert broker_ends(broker, f"{topic}-none", "read_committed") == {}
 
     cli = CommandLine(tmp_path, capsys)
     store = open_plain(StorageEndpoint(f"file://{cli.store}"))
@@ -77,7 +77,7 @@ def test_export_waits_for_records_that_only_the_broker_has(
 
 def test_unavailable_broker_is_an_error() -> None:
     with pytest.raises(LeadershipUnavailableError, match="returns no offsets of orders"):
-        broker_ends(BrokerConfig(), "127.0.0.1:1", "orders", "read_committed")
+        broker_ends(BrokerConfig(bootstrap_servers="127.0.0.1:1"), "orders", "read_committed")
 
 
 FEW = ("--flush-size", "3", "--max-open-files", "2", "--partitioner", "hourly")

@@ -11,9 +11,9 @@ import pytest
 
 from devtools.sandbox.spark import SPARK_35
 from devtools.sandbox.spark_jars import HUDI_3_5
-from sidetier.cli.export.table_session import HUDI_SESSION
 from sidetier.pipeline.export.sinks.tables.lease import Lease
 from sidetier.pipeline.export.sinks.tables.stored_progress import hudi_progress
+from sidetier.pipeline.export.table_export import HUDI_SESSION
 from sidetier.storage.local import LocalStorage
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness import table_jobs

@@ -12,8 +12,8 @@ from devtools.sandbox.s3server import S3Server
 from devtools.sandbox.spark import SPARK_35
 from devtools.sandbox.spark_jars import HUDI_3_5, S3A_3_3
 from sidetier.brokers.processes import ManagedProcess
-from sidetier.cli.export.table_session import HUDI_SESSION
 from sidetier.pipeline.export.sinks.tables.lease import Lease
+from sidetier.pipeline.export.table_export import HUDI_SESSION
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import Credentials, S3Settings, StorageEndpoint
 from tests.harness import table_jobs

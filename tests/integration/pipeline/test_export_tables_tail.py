@@ -10,7 +10,7 @@ import pytest
 from devtools.sandbox.kafka import KraftCluster
 from devtools.sandbox.spark import SPARK_4
 from devtools.sandbox.spark_jars import ICEBERG_4_0
-from sidetier.cli.export.table_session import ICEBERG_SESSION
+from sidetier.pipeline.export.table_export import ICEBERG_SESSION
 from tests.harness import table_jobs
 from tests.harness.broker_tail import TailedTopic
 from tests.harness.spark import SparkDriver

@@ -15,8 +15,8 @@ from devtools.sandbox.s3server import S3Server
 from devtools.sandbox.spark import SPARK_4, SPARK_35, Version
 from devtools.sandbox.spark_jars import HUDI_3_5, ICEBERG_4_0
 from sidetier.brokers.jars import Distribution
-from sidetier.cli.export.table_session import HUDI_SESSION as HUDI
-from sidetier.cli.export.table_session import ICEBERG_SESSION as ICEBERG
+from sidetier.pipeline.export.table_export import HUDI_SESSION as HUDI
+from sidetier.pipeline.export.table_export import ICEBERG_SESSION as ICEBERG
 from sidetier.segments.isolation import IsolationLevel
 from tests.harness import spark_jobs, table_jobs
 from tests.harness.lake import Lake

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from sidetier.archive.objects.cluster_snapshots import content_json, encode_snapshot
-from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.restore.view import PlanResult, RestoreResult, notes
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.copy.engine import Counts
@@ -20,6 +19,7 @@ from sidetier.mirror.restore.run import RestorePlan, RestoreReport
 from sidetier.mirror.restore.translation import group_offsets
 from sidetier.mirror.spark_driver import verdict
 from sidetier.mirror.topics.rules import Lineage
+from sidetier.pipeline.spark.session import spark_session
 from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from sidetier.cli.export.files_session import shown
+from sidetier.cli.export.session import shown
 from tests.harness.terminal import Terminal
 
 

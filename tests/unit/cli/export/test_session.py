@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.export.spark_session import check_directory, use_this_python
+from sidetier.pipeline.spark.session import check_directory, use_this_python
 from sidetier.segments.errors import ConfigurationError
 
 

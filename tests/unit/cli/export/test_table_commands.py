@@ -1,6 +1,7 @@
 """Arguments of the table export commands, up to the start of Spark."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,23 +10,21 @@ import pyspark
 import pytest
 
 from sidetier.cli.export.options import TableOptions
-from sidetier.cli.export.request import TableRequest, table_request
-from sidetier.cli.export.table_session import (
-    TableSession,
-    TableWriter,
-    lock_url,
-    read_options,
-    with_jars,
-)
+from sidetier.cli.export.request import table_request
+from sidetier.cli.export.session import finish
+from sidetier.cli.export.table_session import lock_url, read_options
 from sidetier.cli.export.view import TableResult
 from sidetier.cli.main import run
 from sidetier.cli.output import OutputFormat
 from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.errors import BehindError
+from sidetier.pipeline.export.report import TableReport
+from sidetier.pipeline.export.request import TableRequest
 from sidetier.pipeline.export.run import Chunk
 from sidetier.pipeline.export.sinks.tables.run import Committed, TableTerms
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar, jar_of
 from sidetier.pipeline.export.source import ArchiveSource, TailedSource
+from sidetier.pipeline.export.table_export import TableExport, TableWriter, with_jars
 from sidetier.pipeline.export.tail.logs import Log
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.request import AtOffsets, Edge
@@ -123,13 +122,14 @@ def test_configured_jar_replaces_the_default_one() -> None:
 
 
 def test_result_counts_records_and_commits() -> None:
-    result = TableResult("lake.db.orders")
+    report = TableReport("lake.db.orders")
+    result = TableResult(report)
     assert result.as_tables()[0].footer == "nothing is new"
     for first, until in ((3, 5), (5, 9)):
         span = OffsetRange(Offset(first), Offset(until))
-        result.add_chunk(Chunk({A: span}, {}))
-    result.add_run(Committed((), {}, 6, 2))
-    result.missing, result.dead_letters = 4, 5
+        report.add_chunk(Chunk({A: span}, {}))
+    report.add_run(Committed((), {}, 6, 2))
+    report.missing, report.dead_letters = 4, 5
     assert result.as_json() == {
         "table": "lake.db.orders",
         "commits": 2,
@@ -199,8 +199,12 @@ def test_exit_code_3_reports_offsets_that_wait_for_the_archive(loss: str, code: 
     read: Any = SimpleNamespace(missing_offsets=0)
     table = FakeTable()
     writer = TableWriter(table, lambda _plan: rows, read)
-    call = TableSession(nothing, asked, planner, source, writer)
-    assert call.dry_run(OutputFormat.JSON) == 3
+    export = TableExport(nothing, asked, planner, source, writer)
+
+    def code_of(asked: TableRequest) -> int:
+        return finish(export, asked, TableResult, OutputFormat.JSON, None)
+
+    assert code_of(replace(asked, dry_run=True)) == 3
     assert table.commits == []
-    assert call.run(OutputFormat.JSON) == code
+    assert code_of(asked) == code
     assert [one.offsets for one in table.commits] == [{A: 90}]

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from sidetier.cli.export import table_session
-from sidetier.cli.export.request import TableRequest
-from sidetier.cli.export.table_session import TableSession, TableWriter
-from sidetier.cli.output import OutputFormat
+from sidetier.cli.export import session
+from sidetier.cli.export.view import TableResult
+from sidetier.cli.output import OutputFormat, say
 from sidetier.pipeline.export.errors import LogTruncatedError, NotCommittedError
+from sidetier.pipeline.export.request import TableRequest
 from sidetier.pipeline.export.source import ArchiveSource
+from sidetier.pipeline.export.table_export import TableExport, TableWriter
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.split import Plan
 from tests.harness.diverged_archive import (
@@ -44,11 +45,12 @@ def rows(plan: Plan) -> Any:  # noqa: ANN401
     return fake_rows([(tp, offset) for tp, span in spans for offset in span])
 
 
-def session(planner: Planner, table: FakeTable, asked: TableRequest) -> TableSession:
+def exported(planner: Planner, table: FakeTable, asked: TableRequest) -> int:
     source = ArchiveSource("prod-a", planner, asked.read)
     nothing: Any = None
     read: Any = SimpleNamespace(missing_offsets=0)
-    return TableSession(nothing, asked, planner, source, TableWriter(table, rows, read))
+    export = TableExport(nothing, asked, planner, source, TableWriter(table, rows, read), say)
+    return session.finish(export, asked, TableResult, OutputFormat.JSON, None)
 
 
 @pytest.fixture
@@ -61,9 +63,9 @@ def following(
             table: FakeTable, *steps: Callable[[], object], words: Sequence[str] = ()
         ) -> Between:
             stop = Between(*steps)
-            monkeypatch.setattr(table_session, "stopping", lambda **_: nullcontext(stop))
+            monkeypatch.setattr(session, "stopping", lambda **_: nullcontext(stop))
             asked = request("--follow", *words)
-            session(planner, table, asked).run(OutputFormat.JSON)
+            exported(planner, table, asked)
             return stop
 
         yield follow
@@ -128,7 +130,6 @@ def test_quarantine_without_follow_exits_with_3(
     following(table)
     set_aside(orders, ID)
     with Planner(access_to(orders.store), threads=1) as planner:
-        later = session(planner, table, request())
-        assert later.run(OutputFormat.JSON) == 3
-        assert later.dry_run(OutputFormat.JSON) == 3
+        assert exported(planner, table, request()) == 3
+        assert exported(planner, table, request("--dry-run")) == 3
     assert table.commits[-1].offsets == {TP: 40}

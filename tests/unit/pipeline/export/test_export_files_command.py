@@ -9,14 +9,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from sidetier.cli.export import files_session, submit
-from sidetier.cli.export.session import wait_for, wait_for_archive
+from sidetier.cli.export import session, submit
 from sidetier.cli.main import main
+from sidetier.cli.output import say
 from sidetier.config.storage import StorageConfig
+from sidetier.pipeline.export import files_export
+from sidetier.pipeline.export.exporting import wait_for, wait_for_archive
 from sidetier.pipeline.export.sinks.files.manifest import Run, Span, encode_manifest, manifest_key
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.files.tasks import require_fencing
@@ -41,6 +44,7 @@ from tests.harness.diverged_archive import (
 )
 from tests.harness.exported_files import data_files, manifest_in, offsets_in, rows_of
 from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.markdown import blocks, text_of
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
 LAYOUT = ArchiveLayout("prod-a", 3)
@@ -276,7 +280,7 @@ def test_follow_exports_new_records_until_it_is_stopped(
             orders.mark(base, base + 10)
             return len(waits) == 3
 
-    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(Stop()))
+    monkeypatch.setattr(session, "stopping", lambda **_: nullcontext(Stop()))
     row = export(cli, "--follow", "--interval", "5s")[1].split()
     assert row[:4] == ["orders-0", "0", "60", "60"]
     assert waits == [5.0] * 3
@@ -290,11 +294,28 @@ def test_wait_ends_once_the_brokers_records_are_archived() -> None:
 
 
 def test_offsets_on_the_broker_only_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert wait_for_archive("orders", {1: 4}, lambda: {1: 2}, lambda: False)
+    assert wait_for_archive("orders", {1: 4}, lambda: {1: 2}, lambda: False, say)
     said = "sidetier: orders-1: offsets [2, 4) are still only on the broker\n"
     assert capsys.readouterr().err == said
-    assert not wait_for_archive("orders", {}, lambda: {1: 2}, lambda: False)
+    assert not wait_for_archive("orders", {}, lambda: {1: 2}, lambda: False, say)
     assert "the brokers have no topic of this name" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("orders")
+def test_program_of_the_python_page_exports_what_the_command_would(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(cli, "--dry-run")
+    monkeypatch.chdir(cli.root)
+    [text] = [
+        block.text
+        for block in blocks(text_of(Path("docs/python-api.md")), "python")
+        if "open_files_export" in block.text
+    ]
+    variables: dict[str, Any] = {}
+    exec(text, variables)  # noqa: S102 -- our own page
+    assert sum(row.records for row in variables["report"].rows.values()) > 0
+    assert export(cli) == ["nothing is new"]
 
 
 def test_spark_submit_script_runs_the_command_line() -> None:
@@ -314,7 +335,7 @@ def test_exit_code_3_reports_offsets_that_wait_for_the_archive(
     orders.mark(40, 50)
     live = {0: BrokerLog(Offset(50), Offset(70), Offset(70))}
     asked = partial(TopicLogs, ask=lambda *_: BrokerTopic(None, live))
-    monkeypatch.setattr(files_session, "TopicLogs", asked)
+    monkeypatch.setattr(files_export, "TopicLogs", asked)
     tail = ("--tail", "kafka", "--bootstrap", "broker-1:9092")
     export(cli, *tail, "--dry-run", code=3)
     export(cli, *tail, code=1)
@@ -379,7 +400,7 @@ def test_follow_continues_with_the_other_topics(
     topic_of(cli, "a", b"poison")
     good = topic_of(cli, "b", b'{"id":1}')
     stop = Between(lambda: add_records(good, 1, b'{"id":2}'), nothing)
-    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+    monkeypatch.setattr(session, "stopping", lambda **_: nullcontext(stop))
     assert export_all(cli, "a", "b", "--follow") == 1
     assert not stop.left
     assert cli.err.count("a: failed, and is left out") == 1
@@ -420,7 +441,7 @@ def test_topics_that_are_archived_later_join_a_pattern(
 
     topic_of(cli, "other", b'{"id":1}')
     stop = Between(later("eu.a"), later("eu.b"), nothing)
-    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+    monkeypatch.setattr(session, "stopping", lambda **_: nullcontext(stop))
     assert export_all(cli, r"eu\..*", "--follow") == 0, cli.err
     assert cli.err.count(r"eu\..*: matches the whole name of no archived topic") == 1
     assert exported_topics(cli) == ["eu.a", "eu.b"]
@@ -432,7 +453,7 @@ def test_follow_ends_once_every_topic_has_failed(
     for topic in ("a", "b"):
         topic_of(cli, topic, b"poison")
     stop = Between(nothing, nothing)
-    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+    monkeypatch.setattr(session, "stopping", lambda **_: nullcontext(stop))
     assert export_all(cli, "a", "b", "--follow") == 1
     assert len(stop.left) == 1
 
@@ -466,7 +487,7 @@ def test_quarantined_idle_partition_does_not_block_its_topic(
         other.mark(60, 70, topic_id=ID)
 
     stop = Between(nothing, grow, lambda: go_on(diverged, topic_id=ID), nothing)
-    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+    monkeypatch.setattr(session, "stopping", lambda **_: nullcontext(stop))
     export(cli, "--follow", "--on-truncation", "reread")
     assert cli.err.count(said) == 1, "once, and not in every round"
     assert manifest_in(objects(cli)).next_offsets == {0: 50, 1: 70}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.export import files_session
+from sidetier.cli.export import session
+from sidetier.pipeline.export import files_export
 from sidetier.pipeline.export.sinks.files.engines import LocalEngine
 from sidetier.pipeline.export.sinks.files.tasks import Done, Task
 from sidetier.segments.keys import ArchiveLayout
@@ -66,7 +67,7 @@ def once_planned(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
 def between(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Between]:
     def stop_after(*steps: Step) -> Between:
         stop = Between(*steps)
-        monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+        monkeypatch.setattr(session, "stopping", lambda **_: nullcontext(stop))
         return stop
 
     return stop_after
@@ -262,7 +263,7 @@ def test_quarantine_while_the_tail_is_waited_for_is_planned_again(
     between: Callable[..., Between],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(files_session, "broker_ends", lambda *_: {0: END})
+    monkeypatch.setattr(files_export, "broker_ends", lambda *_: {0: END})
     stop = between(lambda: elect_uncleanly(orders, topic_id=ID), nothing)
     export(cli, "--follow", "--tail", "wait")
     assert not stop.left

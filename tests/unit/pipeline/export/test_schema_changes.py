@@ -12,7 +12,7 @@ from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from sidetier.cli.export import files_session
+from sidetier.cli.export import session
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.values.registry import (
@@ -386,7 +386,7 @@ def test_command_follows_a_schema_change_and_keeps_secrets(
     def change() -> None:
         stored([avro(V2, {"a": 1, "b": "kept"})], first=1, into=archive)
 
-    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(Between(change)))
+    monkeypatch.setattr(session, "stopping", lambda **_: nullcontext(Between(change)))
     monkeypatch.setenv("REGISTRY_LOGIN", "me:hidden-word")
     server.headers.clear()
     code = cli.run(
