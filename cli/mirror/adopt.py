@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sidetier.cli import exits
-from sidetier.cli.mirror.options import AdoptOptions, client_properties, request_of
+from sidetier.cli.mirror.options import AdoptOptions, client_properties
 from sidetier.cli.output import Table
 from sidetier.mirror.adopt import AdoptReport, AdoptRequest, CommittedAs, adopt_copy
 
@@ -81,9 +81,21 @@ def adopt(options: AdoptOptions) -> AdoptResult:
     """Continue the old mirror's copy with a new mirror."""
     call = options.call
     config = call.load(needs_log_dirs=False).config if call.is_configured() else None
+    request = AdoptRequest(
+        options.name,
+        options.group,
+        committed=CommittedAs(options.committed),
+        topics=options.topics,
+        exclude=options.exclude,
+        rename=options.rename,
+        accept_log_append_time=options.accept_log_append_time,
+        compare=options.compare,
+        search=options.search,
+        dry_run=options.dry_run,
+    )
     return AdoptResult(
         adopt_copy(
-            request_of(AdoptRequest, options, committed=CommittedAs(options.committed)),
+            request,
             client_properties("source", options.source, config),
             client_properties("target", options.target),
         )

@@ -1,8 +1,7 @@
 """Options of `mirror` and `restore`: the clusters, the topics, and how to copy them."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -418,7 +417,6 @@ class TranslateRestoredOptions:
 
 
 Value = TypeVar("Value")
-Request = TypeVar("Request")
 
 
 def client_references(
@@ -462,19 +460,3 @@ def require_bootstrap(properties: Mapping[str, Value], name: str) -> Mapping[str
             f"--{name} bootstrap.servers=HOST:PORT is missing (or in --{name}-config)"
         )
     return properties
-
-
-def request_of(kind: Callable[..., Request], given: object, **changes: Any) -> Request:  # noqa: ANN401 -- values of several types
-    """Return the request of an engine, whose fields have the names of the command's options."""
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    values = {name: value for name, value in _values(given) if name in names}
-    return kind(**{**values, **changes})
-
-
-def _values(given: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 -- an options class
-    for field in fields(given):
-        value = getattr(given, field.name)
-        if isinstance(value, CopyOptions):
-            yield from _values(value)
-        else:
-            yield field.name, value

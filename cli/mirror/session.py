@@ -12,7 +12,6 @@ from sidetier.cli.mirror.options import (
     TranslateOptions,
     client_properties,
     client_references,
-    request_of,
 )
 from sidetier.cli.mirror.running import CountsLine, end_line, registry_for, served, spark_engine
 from sidetier.cli.mirror.view import CopyResult, PlanResult, TranslateResult
@@ -36,12 +35,32 @@ def mirror(options: MirrorOptions) -> CopyResult | PlanResult:
     if options.name is None:
         raise ConfigurationError("--name is missing: the mirror's progress is kept under it")
     copy, call = options.copy, options.call
-    request = request_of(
-        MirrorRequest,
-        options,
+    request = MirrorRequest(
+        name=options.name,
+        topics=copy.topics,
+        exclude=copy.exclude,
+        rename=copy.rename,
+        replication_factor=copy.replication_factor,
+        accept_log_append_time=copy.accept_log_append_time,
         on_gap=OnGap(copy.on_gap),
+        max_rate=copy.max_rate,
+        transaction_bytes=copy.transaction_bytes,
+        transaction_interval=copy.transaction_interval,
+        max_batch_bytes=copy.max_batch_bytes,
         delivery=Delivery(options.delivery),
+        begin=options.begin,
+        accept_target_records=options.accept_target_records,
+        on_new_partitions=options.on_new_partitions,
+        on_recreate=options.on_recreate,
         copy_settings=CopySettings(options.copy_settings),
+        copy_acls=options.copy_acls,
+        until_caught_up=options.until_caught_up,
+        worker=options.worker,
+        session_timeout=options.session_timeout,
+        transaction_timeout=options.transaction_timeout,
+        group_patterns=options.group_patterns,
+        translate_interval=options.translate_interval,
+        offset_map_runs=options.offset_map_runs,
     )
     _ = request.rules  # refused before the configuration is read
     config = None
@@ -78,7 +97,9 @@ def translate(options: TranslateOptions) -> TranslateResult:
         ConfigurationError: A setting does not fit, or nothing was mirrored under this name.
         SidetierError: A cluster or the archive cannot be read, or the target refuses the offsets.
     """
-    request = request_of(TranslateRequest, options)
+    request = TranslateRequest(
+        options.name, options.groups, options.patterns, options.allow_rewind, options.dry_run
+    )
     target = client_properties("target", options.target)
     call = options.call
     config = call.load(needs_log_dirs=False).config if call.is_configured() else None

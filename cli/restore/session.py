@@ -12,7 +12,6 @@ from sidetier.cli.mirror.options import (
     ClusterOptions,
     RestoreOptions,
     TranslateRestoredOptions,
-    request_of,
     require_bootstrap,
 )
 from sidetier.cli.mirror.running import CountsLine, end_line, registry_for, served, spark_engine
@@ -40,15 +39,31 @@ def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResu
         ConfigurationError: A setting or a target topic does not fit; nothing was restored.
         SidetierError: The archive or the target cannot be read or written.
     """
-    request = request_of(
-        RestoreRequest,
-        options,
-        on_gap=OnGap(options.copy.on_gap),
+    copy = options.copy
+    request = RestoreRequest(
+        name=options.name,
+        topics=copy.topics,
+        exclude=copy.exclude,
+        rename=copy.rename,
+        replication_factor=copy.replication_factor,
+        accept_log_append_time=copy.accept_log_append_time,
+        on_gap=OnGap(copy.on_gap),
+        max_rate=copy.max_rate,
+        transaction_bytes=copy.transaction_bytes,
+        transaction_interval=copy.transaction_interval,
+        max_batch_bytes=copy.max_batch_bytes,
+        partitions=options.partitions,
+        begin=options.begin,
+        end=options.end,
+        from_quarantine=options.from_quarantine,
+        from_retired=options.from_retired,
         abort_open=options.open_transactions == "abort",
+        accept_cleanup=options.accept_cleanup,
+        verify=options.verify,
     )
     stop = threading.Event()
     spark = spark_engine(options.engine, stop)
-    registry = registry_for(options.copy.served_port)
+    registry = registry_for(copy.served_port)
     with (
         ExitStack() as stack,
         open_restore(
@@ -62,7 +77,7 @@ def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResu
         ) as opened,
     ):
         plan = opened.plan()
-        if options.copy.dry_run:
+        if copy.dry_run:
             return PlanResult(plan)
         bars: list[Update] = []
 
@@ -72,7 +87,7 @@ def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResu
                 bars.append(stack.enter_context(records_shown(total, wanted=True)))
             bars[0](done, done)
 
-        with handled_signals(stop.set), served(registry, options.copy.served_port):
+        with handled_signals(stop.set), served(registry, copy.served_port):
             report = opened.run(plan, on_counts=CountsLine().show, on_compared=compared)
     return RestoreResult(report)
 
@@ -109,7 +124,7 @@ def translate(config: Config, options: TranslateRestoredOptions) -> TranslateRes
         ConfigurationError: No snapshot has the group, or there is no such restore.
         SidetierError: The store or the target cannot be read, or the target refuses the offsets.
     """
-    request = request_of(TranslateRestoredRequest, options)
+    request = TranslateRestoredRequest(options.group, options.name, options.dry_run)
     target = target_properties(config, options.target, options.bootstrap)
 
     def show(taken_ms: int) -> None:
