@@ -1,24 +1,26 @@
 """`sidetier hydrate`: restore archived topics on an empty cluster, with the same offsets."""
 
-import importlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from sidetier.cli import kernel
-from sidetier.cli.arguments import BOOTSTRAP, topic_name
-from sidetier.cli.extras import from_extra, quiet_logs
+from sidetier.cli.extras import needs_extra, quiet_logs
+from sidetier.cli.hydrate.options import (
+    FinishOptions,
+    PlaceOptions,
+    PlanOptions,
+    PrepareOptions,
+    ReplicateOptions,
+    VerifyOptions,
+)
 from sidetier.cli.invocation import Invocation, configuration_parameters
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
-from sidetier.cli.output import OutputFormat
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
 
 _LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
-_PLAN: Final[Any] = argument(metavar="PLAN")
-_DRY_RUN: Final[Any] = option("--dry-run", help="Show what would be done; change nothing.")
 
 
 @click.group(name="hydrate", params=[*configuration_parameters()])
@@ -45,42 +47,8 @@ def command() -> None:
     """  # noqa: D301 -- \b is click's marker and must be one character
 
 
-@options
-class PlanOptions:
-    """Options of `sidetier hydrate plan`."""
-
-    plan_file: Path = _PLAN
-    topics: tuple[str, ...] = option(
-        "-t",
-        "--topic",
-        parse=topic_name,
-        help="Topic to restore; repeatable.  [default: every archived topic but Kafka's internal "
-        "ones]",
-    )
-    until: str | None = option(
-        "--until",
-        metavar="TIME",
-        help="Restore up to the first record of this time, such as 2026-11-22T10:00:00Z (UTC "
-        "without a zone) or 2h (before now).",
-    )
-    until_offsets: Path | None = option(
-        "--until-offsets",
-        metavar="FILE",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Restore up to these offsets (exclusive). One line each: topic, partition, offset.",
-    )
-    transaction_consistent: bool = option(
-        "--transaction-consistent",
-        help="Lower the ends of partitions until no transaction is committed in one partition and "
-        "cut off in another. Transactions of version 2 (Kafka 4) only; the others are reported.",
-    )
-    dry_run: bool = option("--dry-run", help="Show the plan; write no file.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
-
-
 @kernel.command("plan", parent=command, short_help="Plan what is restored, and show what is lost.")
-def plan_command(options: PlanOptions) -> int:
+def plan_command(options: PlanOptions) -> kernel.Outcome:
     """Read the archive, and write to the file PLAN what will be placed.
 
     For each partition the table shows what is restored and what is lost: records after the last
@@ -94,34 +62,15 @@ def plan_command(options: PlanOptions) -> int:
     written, but --transaction-consistent cannot guarantee that every transaction is whole, or
     records in gaps are lost.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    code: int = _steps("plan").plan_restore(
-        _loaded(options.call),
-        options.plan_file,
-        options.topics,
-        options.until,
-        options.until_offsets,
-        options.output,
-        transaction_consistent=options.transaction_consistent,
-        dry_run=options.dry_run,
-    )
-    return code
-
-
-@options
-class PrepareOptions:
-    """Options of `sidetier hydrate prepare`."""
-
-    plan_file: Path = _PLAN
-    dry_run: bool = _DRY_RUN
-    bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
+    with _needs_extras("plan"):
+        from sidetier.cli.hydrate.steps import plan_restore  # noqa: PLC0415 -- needs the extras
+    return plan_restore(_loaded(options.call), options)
 
 
 @kernel.command(
     "prepare", parent=command, short_help="Create the planned topics on the new cluster."
 )
-def prepare_command(options: PrepareOptions) -> None:
+def prepare_command(options: PrepareOptions) -> kernel.Outcome:
     """Create the planned topics on the new cluster, with one replica and no retention.
 
     The command writes the topics' ids and the broker of each partition into PLAN. Then stop every
@@ -136,43 +85,13 @@ def prepare_command(options: PrepareOptions) -> None:
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.placing import prepare_topics  # noqa: PLC0415 -- `--help` must not load Kafka's client
 
-    prepare_topics(
-        _loaded(options.call),
-        options.plan_file,
-        options.bootstrap,
-        options.output,
-        dry_run=options.dry_run,
-    )
-
-
-@options
-class PlaceOptions:
-    """Options of `sidetier hydrate place`."""
-
-    plan_file: Path = _PLAN
-    log_dirs: tuple[Path, ...] = option(
-        "--log-dir",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="Log dir of the stopped broker; repeatable.  [default: log_dirs]",
-    )
-    parallel: int = option(
-        "--parallel",
-        type=click.IntRange(1, 64),
-        default=4,
-        help="Partitions that are placed at the same time.",
-    )
-    max_rate: str | None = option(
-        "--max-rate", metavar="SIZE", help="Maximum bytes read per second, such as 200MiB."
-    )
-    dry_run: bool = _DRY_RUN
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
+    return prepare_topics(_loaded(options.call), options)
 
 
 @kernel.command(
     "place", parent=command, short_help="Place this broker's partitions into its log dirs."
 )
-def place_command(options: PlaceOptions) -> int:
+def place_command(options: PlaceOptions) -> kernel.Outcome:
     """Place this broker's partitions into its log dirs. The broker must be stopped.
 
     Run it on every broker's host, on several hosts at the same time if you like. It holds the
@@ -189,38 +108,13 @@ def place_command(options: PlaceOptions) -> int:
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.placing import place_partitions  # noqa: PLC0415 -- as above
 
-    return place_partitions(
-        _loaded(options.call),
-        options.plan_file,
-        options.log_dirs,
-        options.output,
-        parallel=options.parallel,
-        max_rate=options.max_rate,
-        dry_run=options.dry_run,
-    )
-
-
-@options
-class ReplicateOptions:
-    """Options of `sidetier hydrate replicate`."""
-
-    plan_file: Path = _PLAN
-    replication_factor: int | None = option(
-        "--replication-factor",
-        type=click.IntRange(1, 32767),
-        help="Replicas of every topic.  [default: as in the snapshot of the lost cluster; 1 "
-        "without a snapshot]",
-    )
-    dry_run: bool = _DRY_RUN
-    bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
+    return place_partitions(_loaded(options.call), options)
 
 
 @kernel.command(
     "replicate", parent=command, short_help="Abort open transactions, and add the replicas."
 )
-def replicate_command(options: ReplicateOptions) -> None:
+def replicate_command(options: ReplicateOptions) -> kernel.Outcome:
     """Abort open transactions and give the placed topics their replicas.
 
     The brokers must be running again. In this order, the command checks that every partition starts
@@ -237,41 +131,15 @@ def replicate_command(options: ReplicateOptions) -> None:
     Exit codes: 0 done; 1 the brokers refuse, or a partition has no leader; 2 a partition is not
     placed as planned.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    _steps("replicate").replicate_topics(
-        _loaded(options.call),
-        options.plan_file,
-        options.replication_factor,
-        options.bootstrap,
-        options.output,
-        dry_run=options.dry_run,
-    )
-
-
-@options
-class VerifyOptions:
-    """Options of `sidetier hydrate verify`."""
-
-    plan_file: Path = _PLAN
-    produced: tuple[str, ...] = option(
-        "--produce",
-        parse=topic_name,
-        help="Also produce one record to each partition of this topic; repeatable.",
-    )
-    parallel: int = option(
-        "--parallel",
-        type=click.IntRange(1, 64),
-        default=4,
-        help="Partitions that are compared at the same time.",
-    )
-    bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
+    with _needs_extras("replicate"):
+        from sidetier.cli.hydrate.steps import replicate_topics  # noqa: PLC0415 -- needs the extras
+    return replicate_topics(_loaded(options.call), options)
 
 
 @kernel.command(
     "verify", parent=command, short_help="Compare the restored records with the archive."
 )
-def verify_command(options: VerifyOptions) -> int:
+def verify_command(options: VerifyOptions) -> kernel.Outcome:
     """Read everything that was restored, and compare it with the archive.
 
     For each partition the command compares the bytes of all batches, the last stable offset and the
@@ -288,38 +156,15 @@ def verify_command(options: VerifyOptions) -> int:
     Exit codes: 0 everything is equal; 1 the archive or the brokers cannot be read; 3 something
     differs.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    code: int = _steps("verify").verify_topics(
-        _loaded(options.call),
-        options.plan_file,
-        options.produced,
-        options.bootstrap,
-        options.output,
-        parallel=options.parallel,
-    )
-    return code
-
-
-@options
-class FinishOptions:
-    """Options of `sidetier hydrate finish`."""
-
-    plan_file: Path = _PLAN
-    with_cluster: bool | None = option(
-        "--cluster/--no-cluster",
-        default=None,
-        help="Also restore group offsets, ACLs, quotas and the brokers' dynamic configuration from "
-        "the snapshots of the lost cluster.  [default: yes, unless the plan has only named topics]",
-    )
-    dry_run: bool = _DRY_RUN
-    bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
+    with _needs_extras("verify"):
+        from sidetier.cli.hydrate.steps import verify_topics  # noqa: PLC0415 -- needs the extras
+    return verify_topics(_loaded(options.call), options)
 
 
 @kernel.command(
     "finish", parent=command, short_help="Restore configuration, group offsets, ACLs, quotas."
 )
-def finish_command(options: FinishOptions) -> int:
+def finish_command(options: FinishOptions) -> kernel.Outcome:
     """Set the topics' real configuration, and restore group offsets, ACLs and quotas.
 
     Run it after `sidetier hydrate verify`: afterwards the brokers delete records that are older
@@ -336,25 +181,13 @@ def finish_command(options: FinishOptions) -> int:
     Exit codes: 0 done; 1 the brokers do not answer; 2 an earlier step was not completed; 3 done,
     but the brokers refuse part of the topics' configuration.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    code: int = _steps("finish").finish_topics(
-        _loaded(options.call),
-        options.plan_file,
-        options.bootstrap,
-        options.output,
-        with_cluster=options.with_cluster,
-        dry_run=options.dry_run,
-    )
-    return code
+    with _needs_extras("finish"):
+        from sidetier.cli.hydrate.steps import finish_topics  # noqa: PLC0415 -- needs the extras
+    return finish_topics(_loaded(options.call), options)
 
 
-def _steps(step: str) -> Any:  # noqa: ANN401 -- returns a module
-    """Import the steps that need the extras."""
-    return from_extra(
-        lambda: importlib.import_module("sidetier.cli.hydrate.steps"),
-        f"sidetier hydrate {step}",
-        _LIBRARIES,
-        "consumer,mirror",
-    )
+def _needs_extras(step: str) -> AbstractContextManager[None]:
+    return needs_extra(f"sidetier hydrate {step}", _LIBRARIES, "consumer,mirror")
 
 
 def _loaded(call: Invocation) -> "Config":

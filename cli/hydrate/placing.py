@@ -9,13 +9,14 @@ from pathlib import Path
 
 from sidetier.archive.progress import Amount, ProgressCounter
 from sidetier.cli import exits
+from sidetier.cli.hydrate.options import PlaceOptions, PrepareOptions
 from sidetier.cli.hydrate.view import DestinationsResult, PlacedResult, PreparedResult
-from sidetier.cli.output import OutputFormat, emit, say
+from sidetier.cli.kernel import Outcome
+from sidetier.cli.output import say
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config
-from sidetier.config.units import parse_size
 from sidetier.leadership.cluster import admin_client, as_texts
 from sidetier.mirror.hydrate import log_dir, topics
 from sidetier.mirror.hydrate.place import Journal, PlaceSettings, StoppedError, place
@@ -29,70 +30,47 @@ CONNECTIONS = 32
 """Connections to the store."""
 
 
-def prepare_topics(
-    config: Config, plan_file: Path, bootstrap: str | None, output: OutputFormat, *, dry_run: bool
-) -> None:
+def prepare_topics(config: Config, options: PrepareOptions) -> PreparedResult:
     """Create the planned topics on the new cluster, and write their ids into the plan."""
-    plan = read_plan(plan_file)
-    admin = topic_admin(config, bootstrap)
-    if dry_run:
-        emit(PreparedResult(plan, sorted(topics.to_create(plan, admin)), dry_run=True), output)
-        return
+    plan = read_plan(options.plan_file)
+    admin = topic_admin(config, options.bootstrap)
+    if options.dry_run:
+        return PreparedResult(plan, sorted(topics.to_create(plan, admin)), dry_run=True)
     cluster_id, prepared = topics.prepare(plan, admin)
     plan = with_prepared(plan, cluster_id, prepared)
-    write_plan(plan_file, plan)
-    emit(PreparedResult(plan, sorted(prepared), dry_run=False), output)
+    write_plan(options.plan_file, plan)
+    return PreparedResult(plan, sorted(prepared), dry_run=False)
 
 
-def place_partitions(  # noqa: PLR0913 -- one parameter for each option
-    config: Config,
-    plan_file: Path,
-    log_dirs: Sequence[Path],
-    output: OutputFormat,
-    *,
-    parallel: int,
-    max_rate: str | None,
-    dry_run: bool,
-) -> int:
-    """Place this broker's partitions into its log dirs; return the exit code.
+def place_partitions(config: Config, options: PlaceOptions) -> Outcome:
+    """Place this broker's partitions into its log dirs.
 
     Raises:
         ConfigurationError: A log dir is in use, or belongs to another cluster.
         SidetierError: The archive cannot be read.
     """
-    plan = read_plan(plan_file)
-    paths = tuple(log_dirs) or tuple(config.log_dirs)
+    plan = read_plan(options.plan_file)
+    paths = options.log_dirs or tuple(config.log_dirs)
     if not paths:
         raise ConfigurationError("no log dir is known: set log_dirs, or give --log-dir")
-    rate = _rate(max_rate)
     # The broker's own lock: the broker cannot start while its directories are replaced.
     with log_dir.locked_log_dirs(paths) as locked:
         journals = {entry.path: Journal(entry.path, plan.plan_id) for entry in locked}
         pending = {path: journal.switching for path, journal in journals.items()}
         destinations = log_dir.destinations(plan, locked, pending)
-        if dry_run:
-            emit(DestinationsResult(destinations, journals), output)
-            return exits.OK
-        return _place(config, plan, destinations, journals, output, parallel=parallel, rate=rate)
+        if options.dry_run:
+            return DestinationsResult(destinations, journals)
+        return _place(config, plan, destinations, journals, options.parallel, options.max_rate)
 
 
-def _rate(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(parse_size(text))
-    except ValueError as error:
-        raise ConfigurationError(f"--max-rate: {error}") from None
-
-
-def _place(  # noqa: PLR0913 -- the plan, both sides of it, and two options
+def _place(
     config: Config,
     plan: HydratePlan,
     destinations: Sequence[log_dir.Destination],
     journals: dict[Path, Journal],
-    output: OutputFormat,
-    *,
     parallel: int,
     rate: float | None,
-) -> int:
+) -> Outcome:
     todo = [
         entry.plan
         for entry in destinations
@@ -109,12 +87,10 @@ def _place(  # noqa: PLR0913 -- the plan, both sides of it, and two options
         amounts = ProgressCounter(total, report)
         settings = PlaceSettings(parallel, throttle.acquire, amounts.add, stop=stop)
         try:
-            placed = place(plan, archive, destinations, journals, settings)
+            return PlacedResult(place(plan, archive, destinations, journals, settings))
         except StoppedError:
             say("stopped; run the same command again to continue")
             return exits.INTERRUPTED
-    emit(PlacedResult(placed), output)
-    return exits.FAILED if any(entry.problem for entry in placed) else exits.OK
 
 
 def cluster_properties(

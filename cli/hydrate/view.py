@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sidetier.cli import exits
 from sidetier.cli.arguments import above_end_text, most_lines, size_text
-from sidetier.cli.output import Table, range_text
+from sidetier.cli.output import Result, Table, range_text
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.mirror.hydrate.log_dir import Destination
 from sidetier.mirror.hydrate.place import Journal, Placed
@@ -22,10 +23,22 @@ _MAX_IDS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """The restored and the lost offsets of a plan; `file` is None with --dry-run."""
+    """The restored and the lost offsets of a plan.
+
+    Attributes:
+        file: The plan's file; None with --dry-run.
+        is_unproven: Whether transactions should be whole, and some may be cut.
+    """
 
     plan: HydratePlan
     file: str | None
+    is_unproven: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if records in gaps are lost, or a transaction may be cut."""
+        gaps = any(partition.gaps for partition in self.plan.partitions)
+        return exits.FINDINGS if gaps or self.is_unproven else exits.OK
 
     def as_json(self) -> object:
         """Return the plan without the names of segments."""
@@ -142,7 +155,7 @@ def _time(milliseconds: int | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedResult:
+class PreparedResult(Result):
     """Topics that were created, or would be."""
 
     plan: HydratePlan
@@ -186,7 +199,7 @@ class PreparedResult:
 
 
 @dataclass(frozen=True, slots=True)
-class DestinationsResult:
+class DestinationsResult(Result):
     """Partitions that `place --dry-run` would place."""
 
     wanted: Sequence[Destination]
@@ -230,6 +243,11 @@ class PlacedResult:
 
     placed: Sequence[Placed]
 
+    @property
+    def exit_code(self) -> int:
+        """FAILED if a partition could not be placed."""
+        return exits.FAILED if any(entry.problem for entry in self.placed) else exits.OK
+
     def as_json(self) -> object:
         """Return all partitions of this host."""
         return {
@@ -263,7 +281,7 @@ class PlacedResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicatedResult:
+class ReplicatedResult(Result):
     """View of `replicate`, or of its dry run."""
 
     report: "ReplicateReport"
@@ -301,6 +319,11 @@ class FinishedResult:
     """View of `finish`, or of its dry run."""
 
     report: "FinishReport"
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if the brokers refuse part of the configuration."""
+        return exits.FINDINGS if any(self.report.refused.values()) else exits.OK
 
     def as_json(self) -> object:
         """Return all configurations, and what was restored."""
@@ -352,6 +375,11 @@ class VerifiedResult:
     """View of the comparison."""
 
     report: "VerifyTopicsReport"
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if something differs."""
+        return exits.FINDINGS if self.report.differs else exits.OK
 
     def as_json(self) -> object:
         """Return all partitions and problems."""

@@ -82,8 +82,8 @@ def adopt(options: AdoptOptions) -> AdoptResult:
     call = options.call
     config = call.load(needs_log_dirs=False).config if call.is_configured() else None
     request = AdoptRequest(
-        options.name,
-        options.group,
+        name=options.name,
+        group=options.group,
         committed=CommittedAs(options.committed),
         topics=options.topics,
         exclude=options.exclude,

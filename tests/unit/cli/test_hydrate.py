@@ -76,7 +76,7 @@ def test_offsets_are_read_from_a_file(command: CommandLine, tmp_path: Path) -> N
 def test_text_that_is_no_time_is_refused(command: CommandLine, tmp_path: Path) -> None:
     line = ("hydrate", "plan", str(tmp_path / "plan.json"), "--until", "yesterday")
     assert command.run(*line) == 2
-    assert "--until: 'yesterday' is not a time: use a date or time (2026-11-21" in command.err
+    assert "'--until': 'yesterday' is not a time: use a date or time (2026-11-21" in command.err
 
 
 def test_segments_are_placed_beside_a_stopped_broker(command: CommandLine, tmp_path: Path) -> None:
