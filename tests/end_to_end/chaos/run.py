@@ -226,7 +226,15 @@ class Chaos:
             enter(patch.dict(os.environ, store.direct.environment))
             config = consumer_config(scene, self._directory)
             readers = enter(RecreatedReaders(config, self.tell))
-            stage = Stage(scene, self._ledger, observer, special, self.tell, readers.begin_again)
+            stage = Stage(
+                scene,
+                self._ledger,
+                observer,
+                special,
+                self.tell,
+                readers.begin_again,
+                readers.replace,
+            )
             nemesis = Nemesis(stage, self._schedule, lag, careless.burst)
             with nemesis:
                 nemesis.wait(_events(self._schedule.seconds))

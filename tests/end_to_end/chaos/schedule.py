@@ -338,7 +338,7 @@ def _topic_actions(dice: random.Random) -> Iterator[Action]:
         return DeleteRecords(dice.randrange(FEW_PARTITIONS), round(dice.uniform(0.1, 1), 2))
 
     def recreate() -> Action:
-        return RecreateTopic(_seconds(dice, 0, 3), ahead=dice.random() < 0.5)
+        return RecreateTopic(_seconds(dice, 0, 6), ahead=dice.random() < 0.5)
 
     return _rounds(dice, (delete, delete, recreate))
 
