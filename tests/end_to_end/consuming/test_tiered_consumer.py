@@ -109,7 +109,7 @@ class Day:
     def recreate(self, observer: Observer, ledger: Ledger, load: PausableLoad) -> None:
         """Delete a topic and create it again under the groups."""
         stage = Stage(self.scene, ledger, observer, {RECREATED: load}, self.tell)
-        recreate_topic(stage, RecreateTopic(0.0, ahead=self.recreations % 2 == 0))
+        recreate_topic(stage, RecreateTopic(3.0, ahead=self.recreations % 2 == 0))
         self.recreations += 1
 
     def change_members(self) -> None:
