@@ -195,14 +195,14 @@ class Mirror:
         """Wait until the partitions have leaders, for a while; return those that have one.
 
         Raises:
-            SidetierError: None has, or the brokers cannot be asked.
+            SidetierError: The brokers refuse, or cannot be asked.
         """
         try:
             self.source.retrying(lambda: self.source.leaders(partitions), timeout=_LEADER_SECONDS)
         except KafkaApiError as error:
-            without = self.source.leaders_or_errors(partitions)[1]
-            if not error.retry or len(without) == len(partitions):
+            if not error.retry:
                 raise
+            without = self.source.leaders_or_errors(partitions)[1]
             return [tp for tp in partitions if tp not in without]
         return partitions
 
