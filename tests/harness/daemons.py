@@ -160,7 +160,8 @@ class Site:
     local_retention: LocalRetentionConfig = field(default_factory=LocalRetentionConfig)
     record_deleter: RecordDeleter | None = None
     store_calls: StoreCalls = field(default_factory=StoreCalls)
-    abandoned: threading.Event = field(default_factory=threading.Event)
+    abandoned: threading.Event | None = None
+    """None makes a new one for each daemon."""
     places: PlaceOf | None = None
     """None puts all topics on `store`."""
     make_log_dirs: Callable[[list[str], Callable[[str], bool]], LogDirs] = LogDirs
@@ -201,7 +202,7 @@ class Site:
                 local_retention=self.local_retention,
                 record_deleter=self.record_deleter,
                 store_calls=self.store_calls,
-                abandoned=self.abandoned,
+                abandoned=self.abandoned or threading.Event(),
             ),
         )
 
