@@ -101,13 +101,13 @@ class Counter:
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, offsets: int) -> None:
-        """See `Watcher`."""
+        """Add offsets of tasks that begin."""
         with self.guard:
             self.total += offsets
             self.show(self.done, self.total, self.records)
 
     def advance(self, offsets: int, records: int) -> None:
-        """See `Watcher`."""
+        """Add offsets that are done, and their records."""
         with self.guard:
             self.done += offsets
             self.records += records

@@ -31,7 +31,10 @@ class ArchiveTopicSource:
         self._topic = topic
 
     def partitions(self) -> Sequence[int]:
-        """See `TopicSource`. Sends a listing for each entropy prefix, in parallel."""
+        """Return the partitions of the topic, in rising order.
+
+        Sends a listing for each entropy prefix, in parallel.
+        """
         store, layout = self._archive.store(self._topic), self._archive.layout
 
         def listed(prefix: str) -> list[int]:
@@ -49,31 +52,31 @@ class ArchiveTopicSource:
         return sorted(partitions)
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
-        """See `TopicSource`."""
+        """Return the range that can be read, end exclusive."""
         bounds = self._reader.bounds(tp)
         if bounds is None:
             self._refuse(tp.partition)
         return OffsetRange(bounds.start_offset, bounds.next_offset)
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
-        """See `TopicSource`."""
+        """Return the first offset of this time or later; None if there is none."""
         return self._reader.offset_for_time(tp, timestamp_ms)
 
     def assign(self, starts: dict[TopicPartition, int]) -> None:
-        """See `TopicSource`."""
+        """Start reading these partitions, each at the given offset."""
         for tp, offset in starts.items():
             self._reader.assign(tp, offset)
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """See `TopicSource`."""
+        """Continue a partition at another offset."""
         self._reader.seek(tp, offset)
 
     def finish(self, tp: TopicPartition) -> None:
-        """See `TopicSource`."""
+        """Stop reading a partition."""
         self._reader.unassign(tp)
 
     def take(self, most: int, timeout: float) -> list[Taken]:
-        """See `TopicSource`."""
+        """Return at most `most` records; wait up to `timeout` seconds for the first."""
         return self._reader.take(most, timeout)
 
     def _refuse(self, partition: int | None = None) -> NoReturn:

@@ -54,15 +54,15 @@ class TieredTopicSource:
         self._servers = servers
         self._registry = registry
         self._undecided = undecided
-        """See `note_undecided`. Without `--follow`, the command does not wait for them."""
+        """Texts of `note_undecided`. Without `follow` they are an error."""
 
     @property
     def skipped(self) -> int:
-        """See `TopicSource`."""
+        """Number of offsets that the consumer skipped without reporting them."""
         return int(self._registry.get_sample_value(SKIPPED_OFFSETS.name) or 0)
 
     def partitions(self) -> Sequence[int]:
-        """See `TopicSource`."""
+        """Return the partitions of the topic, in rising order."""
         with _translated(f"{self._servers} returns no metadata"):
             metadata = self._consumer.list_topics(timeout=_ASK_SECONDS).topics.get(self._topic)
         if metadata is None or not metadata.partitions:
@@ -70,13 +70,13 @@ class TieredTopicSource:
         return sorted(metadata.partitions)
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
-        """See `TopicSource`."""
+        """Return the range that can be read, end exclusive."""
         with _translated(f"the offsets of {tp} are not known"):
             low, high = self._consumer.get_watermark_offsets(_named(tp), timeout=_ASK_SECONDS)
         return OffsetRange(Offset(low), Offset(high))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
-        """See `TopicSource`."""
+        """Return the first offset of this time or later; None if there is none."""
         queries = [_named(tp, timestamp_ms)]
         with _translated(f"the offsets of {tp} are not known"):
             [answer] = self._consumer.offsets_for_times(queries, timeout=_ASK_SECONDS)
@@ -85,19 +85,19 @@ class TieredTopicSource:
         return None if answer.offset < 0 else int(answer.offset)
 
     def assign(self, starts: dict[TopicPartition, int]) -> None:
-        """See `TopicSource`."""
+        """Start reading these partitions, each at the given offset."""
         self._consumer.assign([_named(tp, offset) for tp, offset in starts.items()])
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """See `TopicSource`."""
+        """Continue a partition at another offset."""
         self._consumer.seek(_named(tp, offset))
 
     def finish(self, tp: TopicPartition) -> None:
-        """See `TopicSource`."""
+        """Stop reading a partition."""
         self._consumer.incremental_unassign([_named(tp)])
 
     def take(self, most: int, timeout: float) -> list[Taken]:
-        """See `TopicSource`."""
+        """Return at most `most` records; wait up to `timeout` seconds for the first."""
         if self._undecided:
             raise LeadershipUnavailableError(self._undecided[0])
         taken: list[Taken] = []

@@ -49,7 +49,7 @@ class Framing:
         """
         if len(data) < _HEADER.size or data[0] != _MAGIC:
             raise ValueError(
-                f"value is no {self._kind} in Confluent's wire format: it lacks its header"
+                f"value is not {self._kind} in Confluent's wire format: it lacks its header"
             )
         return _HEADER.unpack_from(data)[1], data[_HEADER.size :]
 
