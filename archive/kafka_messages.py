@@ -64,7 +64,7 @@ def _headers(message: "Message") -> list[dict[str, object]]:
     except (SystemError, UnicodeDecodeError):
         raise UnreadableHeadersError(
             f"{message.topic()}-{message.partition()} offset {message.offset()}: a header's key is "
-            "no UTF-8 text, which Kafka's client for Python does not hand out"
+            "not UTF-8 text, which Kafka's client for Python does not hand out"
         ) from None
     pairs = headers.items() if isinstance(headers, dict) else headers
     return [{"key": key, "value": value} for key, value in pairs]

@@ -278,7 +278,7 @@ def test_numbers_without_a_json_form_are_written_as_strings() -> None:
 
 MISFITS: list[tuple[MadeRecord, dict[str, Any], str]] = [
     (MadeRecord(0, -1, value=b"v"), {"partitioner": "daily"}, "timestamp is missing"),
-    (MadeRecord(0, 2**60, value=b"v"), {"partitioner": "daily"}, "no time that has a date"),
+    (MadeRecord(0, 2**60, value=b"v"), {"partitioner": "daily"}, "not a time that has a date"),
     (MadeRecord(0, 2**60, value=b"v"), {"format": "json"}, "has no date"),
     (MadeRecord(0, LATEST_MS + 1, value=b"v"), {"format": "parquet"}, "has no date"),
     (MadeRecord(0, EARLIEST_MS - 1, value=b"v"), {"format": "parquet"}, "has no date"),
