@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -67,11 +67,12 @@ class Delivery(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorRequest(CopyRequest):
+class MirrorRequest:
     """What a mirror copies, and how.
 
     Attributes:
         name: Name of the mirror; its progress is kept under it.
+        copy: The topics, and the limits of the copy.
         delivery: How often a record is copied after a failure.
         begin: Where a partition starts that this mirror has never copied.
         accept_target_records: Copy also into topics that have records, but no progress of this
@@ -92,6 +93,7 @@ class MirrorRequest(CopyRequest):
     """
 
     name: str
+    copy: CopyRequest = field(default_factory=CopyRequest)
     delivery: Delivery = Delivery.EXACTLY_ONCE
     begin: Literal["beginning", "end"] = "beginning"
     accept_target_records: bool = False
@@ -260,7 +262,7 @@ class Mirror:
         begun = self.catalog.copies() if self.request.until_caught_up else None
         until = None if begun is None else self.ends(begun)
         source = KafkaSource(
-            self.source_client, self.archive, until=until, on_gap=self.request.on_gap
+            self.source_client, self.archive, until=until, on_gap=self.request.copy.on_gap
         )
         exactly_once = self.request.delivery is Delivery.EXACTLY_ONCE
         transactional_id = self.names.transactional_id(self.request.worker)
@@ -279,7 +281,7 @@ class Mirror:
             self.first_offsets,
             offsets_topic=self.names.offsets_topic,
             workers=workers,
-            limits=self.request.limits,
+            limits=self.request.copy.limits,
             # With an end, only partitions count that existed at the start: nothing to refresh.
             refresh_seconds=None if until is not None else 30.0,
             stop=self.stop,
@@ -340,7 +342,7 @@ class Mirror:
         copy = SparkCopy(
             self.names,
             plan_tasks(planned, {tp: committed.offset for tp, committed in done.items()}),
-            self.request.limits,
+            self.request.copy.limits,
             self.target_references,
             source=self.source_references,
             archive=(
@@ -450,10 +452,10 @@ def open_mirror(  # noqa: PLR0913 -- four have a default
         ConfigurationError: A setting does not fit, or the archive is of another cluster.
         SidetierError: A cluster or the archive cannot be read.
     """
-    names, rules = MirrorNames(request.name), request.rules
+    names, rules = MirrorNames(request.name), request.copy.rules
     if spark is not None:
         clients = {"source": source, "target": target}
-        check_spark_request(request, clients, has_registry=registry is not None)
+        check_spark_request(request.copy, clients, has_registry=registry is not None)
         _check_end(request)
     stop = stop or threading.Event()
     source_properties = as_texts(resolved(source))
@@ -481,8 +483,8 @@ def open_mirror(  # noqa: PLR0913 -- four have a default
             rules,
             names,
             CatalogOptions(
-                replication_factor=request.replication_factor or -1,
-                accept_log_append_time=request.accept_log_append_time,
+                replication_factor=request.copy.replication_factor or -1,
+                accept_log_append_time=request.copy.accept_log_append_time,
                 accept_records=request.accept_target_records,
                 settings=request.copy_settings,
                 raise_partitions=request.on_new_partitions == "add",

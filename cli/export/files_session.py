@@ -18,6 +18,6 @@ def export_files(config: Config, options: FilesCommandOptions) -> int:
     target = target_of(config.storage, options.into, options.into_config)
     with (
         shown(wanted=not request.dry_run) as counter,
-        open_files_export(reached, request, target, say=say, watcher=counter) as export,
+        open_files_export(reached, request, target, on_note=say, watcher=counter) as export,
     ):
         return finish(export, request, FilesResult, options.output, options.metrics_file)

@@ -48,7 +48,7 @@ def export_hudi(config: Config, given: HudiCommandOptions) -> int:
     )
 
     def opened(reached: Config, letters: StorageConfig | None) -> _Opened:
-        return open_hudi_export(reached, request, options, lease, dead_letters=letters, say=say)
+        return open_hudi_export(reached, request, options, lease, dead_letters=letters, on_note=say)
 
     return _run(config, request, given.table, opened)
 
@@ -61,7 +61,7 @@ def export_iceberg(config: Config, given: IcebergCommandOptions) -> int:
     request = table_request(given.topics, given.table, TableTerms(), DEFAULT_INTERVAL)
 
     def opened(reached: Config, letters: StorageConfig | None) -> _Opened:
-        return open_iceberg_export(reached, request, options, dead_letters=letters, say=say)
+        return open_iceberg_export(reached, request, options, dead_letters=letters, on_note=say)
 
     return _run(config, request, given.table, opened)
 

@@ -1,4 +1,4 @@
-"""What the commands that copy records share: Spark, metrics, signals and the line of progress."""
+"""What the commands that copy records share: request, Spark, metrics, signals, progress."""
 
 import sys
 import threading
@@ -11,15 +11,33 @@ import click
 from prometheus_client import CollectorRegistry, start_http_server
 
 from sidetier.cli.arguments import size_text
-from sidetier.cli.mirror.options import EngineOptions
+from sidetier.cli.mirror.options import CopyOptions, EngineOptions
 from sidetier.cli.signals import handled_signals
 from sidetier.mirror.copy.engine import Counts
+from sidetier.mirror.copy.run import CopyRequest
+from sidetier.mirror.copy.source import OnGap
 from sidetier.mirror.spark_driver import Remaining, SparkEngine
 from sidetier.pipeline.spark.session import SUBMITTED, spark_session
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def copy_request(options: CopyOptions) -> CopyRequest:
+    """Return which topics a mirror or a restore copies, and how."""
+    return CopyRequest(
+        topics=options.topics,
+        exclude=options.exclude,
+        rename=options.rename,
+        replication_factor=options.replication_factor,
+        accept_log_append_time=options.accept_log_append_time,
+        on_gap=OnGap(options.on_gap),
+        max_rate=options.max_rate,
+        transaction_bytes=options.transaction_bytes,
+        transaction_interval=options.transaction_interval,
+        max_batch_bytes=options.max_batch_bytes,
+    )
 
 
 def spark_engine(options: EngineOptions, stop: threading.Event) -> SparkEngine | None:

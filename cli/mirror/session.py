@@ -13,11 +13,17 @@ from sidetier.cli.mirror.options import (
     client_properties,
     client_references,
 )
-from sidetier.cli.mirror.running import CountsLine, end_line, registry_for, served, spark_engine
+from sidetier.cli.mirror.running import (
+    CountsLine,
+    copy_request,
+    end_line,
+    registry_for,
+    served,
+    spark_engine,
+)
 from sidetier.cli.mirror.view import CopyResult, PlanResult, TranslateResult
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive
-from sidetier.mirror.copy.source import OnGap
 from sidetier.mirror.mirroring import Delivery, MirrorRequest, open_mirror
 from sidetier.mirror.offsets.translation import TranslateRequest, translate_groups
 from sidetier.mirror.topics.planning import CopySettings
@@ -37,16 +43,7 @@ def mirror(options: MirrorOptions) -> CopyResult | PlanResult:
     copy, call = options.copy, options.call
     request = MirrorRequest(
         name=options.name,
-        topics=copy.topics,
-        exclude=copy.exclude,
-        rename=copy.rename,
-        replication_factor=copy.replication_factor,
-        accept_log_append_time=copy.accept_log_append_time,
-        on_gap=OnGap(copy.on_gap),
-        max_rate=copy.max_rate,
-        transaction_bytes=copy.transaction_bytes,
-        transaction_interval=copy.transaction_interval,
-        max_batch_bytes=copy.max_batch_bytes,
+        copy=copy_request(copy),
         delivery=Delivery(options.delivery),
         begin=options.begin,
         accept_target_records=options.accept_target_records,
@@ -62,7 +59,7 @@ def mirror(options: MirrorOptions) -> CopyResult | PlanResult:
         translate_interval=options.translate_interval,
         offset_map_runs=options.offset_map_runs,
     )
-    _ = request.rules  # refused before the configuration is read
+    _ = request.copy.rules  # refused before the configuration is read
     config = None
     configure_logs("console" if sys.stderr.isatty() else "json")
     if call.is_configured():

@@ -14,7 +14,14 @@ from sidetier.cli.mirror.options import (
     TranslateRestoredOptions,
     require_bootstrap,
 )
-from sidetier.cli.mirror.running import CountsLine, end_line, registry_for, served, spark_engine
+from sidetier.cli.mirror.running import (
+    CountsLine,
+    copy_request,
+    end_line,
+    registry_for,
+    served,
+    spark_engine,
+)
 from sidetier.cli.mirror.view import TranslateResult
 from sidetier.cli.output import say
 from sidetier.cli.progress import Update, records_shown
@@ -24,7 +31,6 @@ from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
 from sidetier.leadership.cluster import as_texts
-from sidetier.mirror.copy.source import OnGap
 from sidetier.mirror.restore.run import RestoreRequest, open_restore
 from sidetier.mirror.restore.translation import (
     TranslateRestoredRequest,
@@ -42,16 +48,7 @@ def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResu
     copy = options.copy
     request = RestoreRequest(
         name=options.name,
-        topics=copy.topics,
-        exclude=copy.exclude,
-        rename=copy.rename,
-        replication_factor=copy.replication_factor,
-        accept_log_append_time=copy.accept_log_append_time,
-        on_gap=OnGap(copy.on_gap),
-        max_rate=copy.max_rate,
-        transaction_bytes=copy.transaction_bytes,
-        transaction_interval=copy.transaction_interval,
-        max_batch_bytes=copy.max_batch_bytes,
+        copy=copy_request(copy),
         partitions=options.partitions,
         begin=options.begin,
         end=options.end,

@@ -78,11 +78,12 @@ _CONNECTIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreRequest(CopyRequest):
+class RestoreRequest:
     """What a restore copies, and how.
 
     Attributes:
         name: Name of the restore; its progress is kept under it. None for the cluster's name.
+        copy: The topics, and the limits of the copy.
         partitions: Names of partitions, such as `orders-3`; their topics need no pattern.
         begin: First record, inclusive; None for the beginning. A restore that continues keeps the
             start of its first run.
@@ -97,6 +98,7 @@ class RestoreRequest(CopyRequest):
     """
 
     name: str | None = None
+    copy: CopyRequest = field(default_factory=CopyRequest)
     partitions: tuple[str, ...] = ()
     begin: Position | None = None
     end: Position | None = None
@@ -332,7 +334,7 @@ class Restore:
             None,
             ArchiveSource(self.source, abort_open=self.request.abort_open),
             until={tp: partition.end for tp, partition in by_source.items()},
-            on_gap=self.request.on_gap,
+            on_gap=self.request.copy.on_gap,
         )
         targets = [copy.target for copy in copies.values()]
         target = KafkaTarget(
@@ -347,7 +349,7 @@ class Restore:
             lambda: copies,
             lambda tps: {tp: by_source[tp].start for tp in tps},
             offsets_topic=self.names.offsets_topic,
-            limits=self.request.limits,
+            limits=self.request.copy.limits,
             refresh_seconds=None,
             stop=self.stop,
         )
@@ -377,7 +379,7 @@ class Restore:
         copy = SparkCopy(
             self.names,
             plan_tasks(tasks, progress),
-            self.request.limits,
+            self.request.copy.limits,
             self.references,
             archive=TaskArchive(
                 self.config.cluster.name, self.config.storage, self.folders, self.request.abort_open
@@ -427,7 +429,7 @@ class Restore:
                     starts[partition.target].offset,
                     self.records.records(copied, view),
                     brokers,
-                    with_timestamps=not self.request.accept_log_append_time,
+                    with_timestamps=not self.request.copy.accept_log_append_time,
                     progress=tell,
                 )
             except _StoppedError:
@@ -464,8 +466,8 @@ class Restore:
             self.rules,
             self.names,
             CatalogOptions(
-                replication_factor=self.request.replication_factor or -1,
-                accept_log_append_time=self.request.accept_log_append_time,
+                replication_factor=self.request.copy.replication_factor or -1,
+                accept_log_append_time=self.request.copy.accept_log_append_time,
                 accept_records=True,  # `target_problems` checks them
                 refuse_loops=False,
             ),
@@ -568,7 +570,7 @@ def open_restore(  # noqa: PLR0913 -- six have a default
     names = MirrorNames(request.name or config.cluster.name, "restore")
     rules, partitions = _selection(request)
     if spark is not None:
-        check_spark_request(request, {"target": target}, has_registry=registry is not None)
+        check_spark_request(request.copy, {"target": target}, has_registry=registry is not None)
     properties = as_texts(resolved(target))
     settings = ClientSettings.from_properties(properties)
     require_directory(config.storage.url)
@@ -593,7 +595,9 @@ def open_restore(  # noqa: PLR0913 -- six have a default
             tp for tp in all_partitions if selected(tp) and (folders is None or tp in folders)
         ]
         _require_archived(config, request, wanted, partitions)
-        records = stack.enter_context(closing(ArchivedRecords(source, request.max_batch_bytes)))
+        records = stack.enter_context(
+            closing(ArchivedRecords(source, request.copy.max_batch_bytes))
+        )
         cluster = stack.enter_context(Cluster(settings))
         yield Restore(
             config,
@@ -655,7 +659,7 @@ def _selection(request: RestoreRequest) -> tuple[TopicRules, Sequence[TopicParti
     """Return the topic rules, and the partitions that are named."""
     partitions = [_partition(text) for text in request.partitions]
     named = tuple(re.escape(tp.topic) for tp in partitions)
-    rules = topic_rules((*request.topics, *named), request.exclude, request.rename)
+    rules = topic_rules((*request.copy.topics, *named), request.copy.exclude, request.copy.rename)
     return rules, partitions
 
 
@@ -687,7 +691,7 @@ def _require_archived(
     missing = [str(tp) for tp in partitions if tp not in wanted]
     if wanted and not missing:
         return
-    names = ", ".join(missing or request.topics)
+    names = ", ".join(missing or request.copy.topics)
     raise ConfigurationError(
         f"nothing is archived of {names} in the archive of cluster {config.cluster.name} at "
         f"{config.storage.url}; `sidetier ls` lists the archived topics"

@@ -1,5 +1,5 @@
-"""The steps of every export around its runs, for files and tables: what is held back is said once,
-`--tail wait` waits for the archive, and errors that a later run may not meet are passed over.
+"""Steps around the runs of an export, for files and tables: report held-back partitions once, wait
+for the archive (`--tail wait`), and continue after errors that a later run may not meet.
 """
 
 import threading
@@ -17,38 +17,38 @@ from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.isolation import IsolationLevel
 
-Say = Callable[[str], None]
+Note = Callable[[str], None]
 """Receives messages for an operator."""
 OnRound = Callable[[Iterable[HeldBack], int], None]
 """Called after each round with the held-back partitions, and the number of topics that failed."""
 _PAUSE: Final = 5.0
 
 
-def unsaid(_text: str) -> None:
-    """Discard a message."""
+def no_notes(_text: str) -> None:
+    """Drop a message."""
 
 
 def will_retry(
     error: SidetierError,
     planner: Planner,
     offsets_without_epoch: Callable[[], Offsets],
-    say: Say,
+    on_note: Note,
 ) -> bool:
-    """Return `should_retry`, and say so if it is true."""
+    """Return `should_retry`; report the error if it is true."""
     again = should_retry(error, planner, offsets_without_epoch)
     if again:
-        say(f"{error}; tried again")
+        on_note(f"{error}; tried again")
     return again
 
 
 class HeldBackReporter:
-    """Says which partitions are held back and need attention.
+    """Reports partitions that are held back and need attention.
 
-    It says each change once: with `--follow`, every run reports all of them again.
+    Each change is reported once, although with `--follow` every run finds all of them again.
     """
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, on_note: Note) -> None:
+        self._on_note = on_note
         self._reported: dict[str, set[tuple[str, Cause, int]]] = {}
 
     def report(self, held_back: Iterable[HeldBack], topic: str = "") -> None:
@@ -62,7 +62,7 @@ class HeldBackReporter:
         self._reported[topic] = set(findings)
         for finding, detail in findings.items():
             if finding not in reported:
-                self._say(detail)
+                self._on_note(detail)
 
 
 def broker_ends(broker: BrokerConfig, topic: str, isolation: str) -> dict[int, int]:
@@ -130,7 +130,7 @@ def wait_for_archive(
     wanted: Mapping[int, int],
     stored: Callable[[], Mapping[int, int]],
     pause: Callable[[], bool],
-    say: Say,
+    on_note: Note,
     can_pass: Callable[[SidetierError], bool] = lambda _error: False,
 ) -> bool:
     """Run `wait_for`, and name the records that only the brokers still have; return whether there
@@ -149,8 +149,10 @@ def wait_for_archive(
             return {}
 
     if not wanted:
-        say(f"{topic}: the brokers have no topic of this name: only archived records are exported")
+        on_note(
+            f"{topic}: the brokers have no topic of this name: only archived records are exported"
+        )
     missing = wait_for(wanted, known, pause)
     for partition, (until, end) in sorted(missing.items()):
-        say(f"{topic}-{partition}: offsets [{until}, {end}) are still only on the broker")
+        on_note(f"{topic}-{partition}: offsets [{until}, {end}) are still only on the broker")
     return bool(missing)

@@ -14,11 +14,11 @@ from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.export.exporting import (
     HeldBackReporter,
+    Note,
     OnRound,
-    Say,
     broker_ends,
+    no_notes,
     paused,
-    unsaid,
     wait_for_archive,
     waits,
     will_retry,
@@ -49,7 +49,7 @@ def open_files_export(
     request: FilesRequest,
     target: StorageConfig,
     *,
-    say: Say = unsaid,
+    on_note: Note = no_notes,
     watcher: Watcher | None = None,
 ) -> Iterator["FilesExport"]:
     """Connect an export to the archive and its output; closed on exit.
@@ -58,7 +58,7 @@ def open_files_export(
         config: Its `storage` is the archive, and its `broker` has the records of the tail.
         request: What is exported.
         target: The store of the output.
-        say: Receives messages for an operator.
+        on_note: Receives messages for an operator.
         watcher: Receives the progress of tasks that run in threads of this process.
 
     Raises:
@@ -72,7 +72,7 @@ def open_files_export(
         require_fencing(store, target)
         shared = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
         engine = stack.enter_context(_engine(request, places, archive, store, watcher))
-        yield FilesExport(request, places, shared, store, engine, say)
+        yield FilesExport(request, places, shared, store, engine, on_note)
 
 
 @contextmanager
@@ -126,7 +126,7 @@ class FilesExport:
     shared: Planner
     store: RemoteStorage
     engine: Engine
-    say: Say
+    on_note: Note
     planners: dict[str, Planner] = field(default_factory=dict)
     topics: tuple[str, ...] = ()
     report: FilesReport = field(init=False)
@@ -139,7 +139,7 @@ class FilesExport:
     def __post_init__(self) -> None:
         into = f"{self.places.target.url}/{self.request.options.topics_dir}"
         self.report = FilesReport(into)
-        self.reporter = HeldBackReporter(self.say)
+        self.reporter = HeldBackReporter(self.on_note)
         self._include(self.request.topics)
 
     def _include(self, topics: Iterable[str]) -> None:
@@ -161,7 +161,7 @@ class FilesExport:
             except (NoSuchTopicError, StorageError) as error:
                 if self.request.follow is None:
                     raise
-                self.say(f"{error}; compared again in {self.request.follow:g} s")
+                self.on_note(f"{error}; compared again in {self.request.follow:g} s")
 
     def _matching(self, pattern: str) -> list[str]:
         found = sorted({tp.topic for tp in self.shared.partitions(TopicPattern(pattern))})
@@ -292,14 +292,14 @@ class FilesExport:
             if self._is_alone:
                 raise
             if not isinstance(error, SidetierError | OSError):
-                self.say(traceback.format_exc())
-            self.say(f"{topic}: failed, and is left out: {str(error) or type(error).__name__}")
+                self.on_note(traceback.format_exc())
+            self.on_note(f"{topic}: failed, and is left out: {str(error) or type(error).__name__}")
             with self.guard:
                 self._failed[topic] = error
 
     def _abandon_plan(self, topic: str) -> None:
         if self._files_run(topic).abandon_plan():
-            self.say(f"{topic}: the plan of an earlier run was withdrawn")
+            self.on_note(f"{topic}: the plan of an earlier run was withdrawn")
 
     def _note_waiting(self, topic: str, source: Source) -> None:
         with self.guard:
@@ -308,7 +308,7 @@ class FilesExport:
     def _can_pass(self, topic: str, error: SidetierError) -> bool:
         blind = self._files_run(topic).offsets_without_epoch
         follows = self.request.follow is not None
-        return follows and will_retry(error, self.planners[topic], blind, self.say)
+        return follows and will_retry(error, self.planners[topic], blind, self.on_note)
 
     def _files_run(self, topic: str) -> FilesRun:
         request = self.request
@@ -322,7 +322,7 @@ class FilesExport:
             self.engine,
             None if request.requested is None else str(request.requested),
             request.accept_changes,
-            self.say,
+            self.on_note,
             partial(self._committed, topic),
         )
 
@@ -330,13 +330,15 @@ class FilesExport:
         archived = self._archived(topic)
         if self.request.tail != "kafka":
             return archived
-        logs = TopicLogs(self.planners[topic], self.places.broker, (topic,), say=self.say)
+        logs = TopicLogs(self.planners[topic], self.places.broker, (topic,), say=self.on_note)
         return TailedSource(archived, logs)
 
     def _archived(self, topic: str) -> ArchiveSource:
         read = files_read(topic, IsolationLevel(self.request.options.isolation))
         planner = self.planners[topic]
-        return ArchiveSource(self.places.cluster, planner, read, self.request.requested, self.say)
+        return ArchiveSource(
+            self.places.cluster, planner, read, self.request.requested, self.on_note
+        )
 
     def _wait_for_tail(self, stop: threading.Event) -> bool:
         """Wait as long as allowed; return whether records are still on the brokers alone."""
@@ -353,5 +355,5 @@ class FilesExport:
         wanted = broker_ends(self.places.broker, topic, isolation)
         stored = partial(self._archived(topic).archive_ends, topic)
         return wait_for_archive(
-            topic, wanted, stored, pause, self.say, partial(self._can_pass, topic)
+            topic, wanted, stored, pause, self.on_note, partial(self._can_pass, topic)
         )

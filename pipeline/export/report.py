@@ -117,7 +117,7 @@ class TableReport(ExportOutcome):
     commits: int = 0
     skipped: int = 0
     missing: int = 0
-    """Offsets that are not stored; the export continued behind them."""
+    """Offsets that are not stored; the export continued after them."""
     dead_letters: int = 0
     held_back: tuple[HeldBack, ...] = ()
 

@@ -16,11 +16,11 @@ from sidetier.config.model import BrokerConfig, Config
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.exporting import (
     HeldBackReporter,
+    Note,
     OnRound,
-    Say,
     broker_ends,
+    no_notes,
     paused,
-    unsaid,
     wait_for_archive,
     waits,
     will_retry,
@@ -73,7 +73,7 @@ def _open_table_export(
     request: TableRequest,
     opened: Opened,
     dead_letters: StorageConfig | None,
-    say: Say,
+    on_note: Note,
 ) -> Iterator["TableExport"]:
     with ExitStack() as stack:
         archive = stack.enter_context(open_archive(config.cluster.name, config.storage))
@@ -106,12 +106,12 @@ def _open_table_export(
             properties = java_properties(config.broker, request.kafka)
             kafka = KafkaSource(spark, properties, request.terms.isolation)
         frames = table_frames(spark, settings, columns, report, kafka)
-        source: Source = ArchiveSource(config.cluster.name, planner, request.read, say=say)
+        source: Source = ArchiveSource(config.cluster.name, planner, request.read, say=on_note)
         if kafka is not None:
-            logs = TopicLogs(planner, config.broker, request.topics, say=say)
+            logs = TopicLogs(planner, config.broker, request.topics, say=on_note)
             source = TailedSource(ArchiveSource(config.cluster.name, planner, request.read), logs)
         writer = TableWriter(table, frames, report, letters)
-        yield TableExport(config.broker, request, planner, source, writer, say)
+        yield TableExport(config.broker, request, planner, source, writer, on_note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +143,11 @@ class TableExport:
     planner: Planner
     source: Source
     writer: TableWriter
-    say: Say = unsaid
+    on_note: Note = no_notes
     reporter: HeldBackReporter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reporter = HeldBackReporter(self.say)
+        self.reporter = HeldBackReporter(self.on_note)
 
     def dry_run(self) -> ExportPlan:
         """Return what a run would export."""
@@ -186,7 +186,7 @@ class TableExport:
         def committed(progress: Progress, chunk: Chunk) -> None:
             report.add_chunk(chunk)
             offsets = sum(span.end - span.start for span in chunk.ranges.values())
-            self.say(f"commit {progress.commit}: {offsets} offsets")
+            self.on_note(f"commit {progress.commit}: {offsets} offsets")
 
         done = replace(self._table_run(), report=committed).run()
         report.add_run(done)
@@ -198,7 +198,9 @@ class TableExport:
 
     def _can_pass(self, error: SidetierError) -> bool:
         follows = self.request.follow is not None
-        return follows and will_retry(error, self.planner, self._offsets_without_epoch, self.say)
+        return follows and will_retry(
+            error, self.planner, self._offsets_without_epoch, self.on_note
+        )
 
     def _offsets_without_epoch(self) -> Offsets:
         progress = self.writer.table.progress()
@@ -215,7 +217,9 @@ class TableExport:
         for topic in self.request.topics:
             wanted = broker_ends(self.broker, topic, isolation)
             stored = partial(archived.archive_ends, topic)
-            missing.append(wait_for_archive(topic, wanted, stored, pause, self.say, self._can_pass))
+            missing.append(
+                wait_for_archive(topic, wanted, stored, pause, self.on_note, self._can_pass)
+            )
         return any(missing)
 
 
@@ -270,7 +274,7 @@ def open_hudi_export(
     lease: LeasePlace,
     *,
     dead_letters: StorageConfig | None = None,
-    say: Say = unsaid,
+    on_note: Note = no_notes,
 ) -> Iterator[TableExport]:
     """Start Spark, and connect an export to the archive and a Hudi table; closed on exit.
 
@@ -280,7 +284,7 @@ def open_hudi_export(
         options: The table.
         lease: Where the lease on the table is.
         dead_letters: Store for records whose value does not fit the schema; None for an error.
-        say: Receives messages for an operator.
+        on_note: Receives messages for an operator.
 
     Raises:
         SidetierError: A store or the table cannot be opened, or Spark does not start.
@@ -301,7 +305,7 @@ def open_hudi_export(
 
     conf = with_jars(request.spark_conf, HUDI_SESSION, TableJar.HUDI, *tail_jars(request))
     request = replace(request, spark_conf=conf)
-    with _open_table_export(config, request, opened, dead_letters, say) as export:
+    with _open_table_export(config, request, opened, dead_letters, on_note) as export:
         yield export
 
 
@@ -328,7 +332,7 @@ def open_iceberg_export(
     options: IcebergOptions,
     *,
     dead_letters: StorageConfig | None = None,
-    say: Say = unsaid,
+    on_note: Note = no_notes,
 ) -> Iterator[TableExport]:
     """Start Spark, and connect an export to the archive and an Iceberg table; closed on exit.
 
@@ -341,5 +345,5 @@ def open_iceberg_export(
 
     conf = with_jars(request.spark_conf, ICEBERG_SESSION, TableJar.ICEBERG, *tail_jars(request))
     given = replace(request, spark_conf=conf)
-    with _open_table_export(config, given, opened, dead_letters, say) as export:
+    with _open_table_export(config, given, opened, dead_letters, on_note) as export:
         yield export
