@@ -1,5 +1,7 @@
 """Parses a command line of `sidetier` with the real parser, without running it."""
 
+from typing import Any
+
 import click
 
 from sidetier.cli.main import sidetier
@@ -25,3 +27,13 @@ def parse(words: list[str]) -> click.Context:
         assert name is not None
         command = subcommand
         context = click.Context(subcommand, info_name=name, parent=context)
+
+
+def options_of(words: list[str]) -> dict[str, Any]:
+    """Parse a command line as `parse` does; returns the value of each option by its flag."""
+    context = parse(words)
+    return {
+        max(one.opts, key=len): context.params[one.name]
+        for one in context.command.params
+        if isinstance(one, click.Option) and one.name in context.params
+    }

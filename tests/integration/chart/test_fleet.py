@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.harness.chart import CHART, Manifest, manifests, one, rendered, template
-from tests.harness.parsed import parse
+from tests.harness.parsed import options_of
 from tests.harness.sidecar import merged
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -42,10 +42,10 @@ def configuration(found: list[Manifest]) -> dict[str, Any]:
 
 def test_page_asks_the_headless_service_of_the_sidecars(tmp_path: Path) -> None:
     found = objects(tmp_path, {"config": {"http": {"port": 9300}}})
-    options = parse(container(found)["args"]).params
-    assert options["listen"] == ("::", 9109)
-    name, namespace, _svc, port = options["dns"].replace(":", ".").split(".")
-    assert not options["insecure"]
+    options = options_of(container(found)["args"])
+    assert options["--listen"] == ("::", 9109)
+    name, namespace, _svc, port = options["--dns"].replace(":", ".").split(".")
+    assert not options["--insecure"]
     sidecars = one(found, "Service", name)
     assert (namespace, int(port)) == ("kafka", sidecars["spec"]["ports"][0]["port"])
     assert sidecars["spec"]["clusterIP"] == "None"
@@ -64,7 +64,7 @@ def test_service_leads_to_the_page(tmp_path: Path) -> None:
     labels = one(found, "Deployment", NAME)["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     ports = {port["name"]: port["containerPort"] for port in container(found)["ports"]}
-    listens = parse(container(found)["args"]).params["listen"]
+    listens = options_of(container(found)["args"])["--listen"]
     assert ports[service["spec"]["ports"][0]["targetPort"]] == listens[1] == 8080
 
 
@@ -91,7 +91,7 @@ def test_page_without_a_login_is_refused(tmp_path: Path) -> None:
     open_ = {"config": {"http": {"bearer_token": None}}}
     assert "without config.http.bearer_token" in refusal(tmp_path, open_)
     args = container(objects(tmp_path, {**open_, "fleet": {"insecure": True}}))["args"]
-    assert parse(args).params["insecure"]
+    assert options_of(args)["--insecure"]
 
 
 def test_page_in_mode_sidecar_needs_the_labels_of_the_brokers(tmp_path: Path) -> None:

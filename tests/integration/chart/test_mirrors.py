@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.harness.chart import CHART, Manifest, manifests, one, rendered, template
-from tests.harness.parsed import parse
+from tests.harness.parsed import options_of
 from tests.harness.sidecar import merged
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -40,13 +40,13 @@ def test_worker_is_named_like_its_pod(tmp_path: Path) -> None:
     mirror = container(found)
     (variable,) = mirror["env"]
     assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
-    options = parse(mirror["args"]).params
-    assert options["worker"] == f"$({variable['name']})"
-    assert options["name"] == "dr"
-    assert options["topics"] == ("orders.*", "payments")
-    assert options["exclude"] == ("orders-test.*",)
-    assert options["metrics_port"] == 9108
-    assert "sasl.password=file:/etc/sidetier-target/password" in options["target_properties"]
+    options = options_of(mirror["args"])
+    assert options["--worker"] == f"$({variable['name']})"
+    assert options["--name"] == "dr"
+    assert options["--topic"] == ("orders.*", "payments")
+    assert options["--exclude"] == ("orders-test.*",)
+    assert options["--metrics-port"] == 9108
+    assert "sasl.password=file:/etc/sidetier-target/password" in options["--target"]
     assert stateful_set(given(workers=0), tmp_path)["spec"]["replicas"] == 0
 
 
@@ -136,10 +136,10 @@ def test_network_policy_opens_the_metrics_port_of_every_mirror(tmp_path: Path) -
 
 def test_mirror_with_its_source_in_a_secret_reads_it_there() -> None:
     found = one(rendered(VALUES), "StatefulSet", _name_of("from-eu"))
-    options = parse(container(found)["args"]).params
-    assert "ssl.key.password=env:EU_KEY_PASSWORD" in options["source_properties"]
-    assert options["rename"] == ("(.*)=eu.\\1",)
-    assert options["no_archive"] is True
+    options = options_of(container(found)["args"])
+    assert "ssl.key.password=env:EU_KEY_PASSWORD" in options["--source"]
+    assert options["--rename"] == ("(.*)=eu.\\1",)
+    assert options["--no-archive"] is True
     mounts = {mount["name"]: mount["mountPath"] for mount in container(found)["volumeMounts"]}
     assert mounts["source"] == "/etc/sidetier-source"
 

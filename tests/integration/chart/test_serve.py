@@ -18,7 +18,7 @@ from sidetier.endpoint.groups.coordinator import CoordinatorSettings
 from sidetier.endpoint.idle_polls import _MAX_BYTES as IDLE_BYTES
 from sidetier.endpoint.service import DEFAULT_MEMORY
 from tests.harness.chart import CHART, Manifest, manifests, one, rendered, template
-from tests.harness.parsed import parse
+from tests.harness.parsed import options_of
 from tests.harness.sidecar import merged
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -67,19 +67,19 @@ def option(args: list[str], name: str) -> str:
 
 def test_pods_run_serve_at_every_address_and_advertise_the_service(tmp_path: Path) -> None:
     found = objects(tmp_path)
-    options = parse(container(found)["args"]).params
-    assert options["listen"] == ("::", 9092)
-    assert options["advertise"] == (f"{NAME}.kafka.svc", 9092)
-    assert options["memory"] == 256 << 20
-    assert (options["max_connections"], options["metrics_port"]) == (1000, 9108)
-    assert options["insecure"] is True
+    options = options_of(container(found)["args"])
+    assert options["--listen"] == ("::", 9092)
+    assert options["--advertise"] == (f"{NAME}.kafka.svc", 9092)
+    assert options["--memory"] == 256 << 20
+    assert (options["--max-connections"], options["--metrics-port"]) == (1000, 9108)
+    assert options["--insecure"] is True
     service = one(found, "Service", NAME)["spec"]
     assert service["type"] == "ClusterIP"
-    assert service["ports"][0]["port"] == options["advertise"][1]
+    assert service["ports"][0]["port"] == options["--advertise"][1]
     labels = deployment(found)["template"]["metadata"]["labels"]
     assert service["selector"].items() <= labels.items()
     ports = {port["name"]: port["containerPort"] for port in container(found)["ports"]}
-    assert ports[service["ports"][0]["targetPort"]] == options["listen"][1]
+    assert ports[service["ports"][0]["targetPort"]] == options["--listen"][1]
     assert not {o["kind"] for o in found} & {"HorizontalPodAutoscaler", "PodDisruptionBudget"}
 
 
