@@ -40,11 +40,7 @@ def needs_extra(command: str, packages: Collection[str], extra: str) -> Iterator
 
 
 def require_packages(packages: Collection[str]) -> None:
-    """Check that packages are installed, without importing them.
-
-    Raises:
-        ModuleNotFoundError: One is not, for `from_extra`.
-    """
+    """Check that packages are installed, without importing them; raises ModuleNotFoundError."""
     for name in packages:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)

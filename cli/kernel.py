@@ -23,12 +23,7 @@ def command(
     """Make a function with one parameter, an options class, a command of this name.
 
     A result that the function returns is written in the format of `options.output`, and its exit
-    code ends the command. The docstring is the help.
-
-    Args:
-        name: Name of the command.
-        parent: Group of a subcommand.
-        attributes: Further arguments of `click.Command`, such as `short_help`.
+    code ends the command. The docstring is the help. `attributes` go to `click.Command`.
     """
 
     def decorate(function: Callable[[Options], Outcome]) -> click.Command:

@@ -31,11 +31,7 @@ def previous_value(path: Path, metric: Metric, labels: Mapping[str, str]) -> flo
 
 
 def write_metrics_file(path: Path, registry: CollectorRegistry) -> None:
-    """Replace the file of `--metrics-file` atomically: a collector reads the old or the new one.
-
-    Raises:
-        ConfigurationError: The file cannot be written.
-    """
+    """Replace the file of `--metrics-file` atomically; raises ConfigurationError if it cannot."""
     try:
         write_to_textfile(str(path), registry)
     except OSError as error:

@@ -135,9 +135,9 @@ Update = Callable[[int, int], None]
 def records_shown(
     total: int | None, *, wanted: bool, stream: TextIO | None = None
 ) -> Iterator[Update]:
-    """Show a bar on standard error; nothing if it is not a terminal, or the bar is not `wanted`.
+    """Show a bar on standard error, if that is a terminal and the bar is `wanted`.
 
-    `total` is the number of offsets to read; None if there is no end.
+    `total` is the number of offsets to read; None if the end is open.
     """
     target = stream if stream is not None else sys.stderr
     if not wanted or not target.isatty():

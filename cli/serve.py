@@ -102,8 +102,8 @@ def _http_server(
 def _return_large_memory_when_freed() -> None:
     """Make glibc return the memory of a block of a segment to the kernel when it is freed.
 
-    By default glibc raises its threshold to the size of the first large block that is freed, and
-    keeps later ones in the arena of the thread that allocated them. Some 30 MB stayed there.
+    By default glibc raises its threshold to the first large block that is freed, and keeps later
+    ones in the arena of their thread (30 MB were measured).
     """
     allocator = ctypes.CDLL(None)
     if hasattr(allocator, "mallopt"):  # musl has none, and always returns large blocks

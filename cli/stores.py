@@ -20,7 +20,7 @@ _LOOK_SECONDS: Final = 0.25
 
 
 @contextmanager
-def told_waits(first_seconds: float = _FIRST_SECONDS) -> Iterator[StoreCalls]:
+def reporting_waits(first_seconds: float = _FIRST_SECONDS) -> Iterator[StoreCalls]:
     """Report the oldest request after `first_seconds`, and again at each of its attempts.
 
     Yields:
@@ -72,7 +72,7 @@ def open_archive(
     stop: threading.Event | None = None,
     calls: StoreCalls | None = None,
 ) -> AbstractContextManager[ArchiveAccess]:
-    """Open the archive of the configured cluster; closed on exit. See `archive.access`."""
+    """Open the archive of the configured cluster; closed on exit. Raises as in `archive.access`."""
     return access.open_archive(
         config.cluster.name,
         config.storage,
@@ -93,7 +93,7 @@ def open_every_store(config: Config, *, connections: int = 16) -> Iterator[Archi
         ConfigurationError: The directory of a `file://` store does not exist.
     """
     with (
-        told_waits() as calls,
+        reporting_waits() as calls,
         open_archive(config, connections=connections, calls=calls) as archive,
     ):
         archive.require_directories()

@@ -19,7 +19,7 @@ from sidetier.cli.metrics_file import previous_value, write_metrics_file
 from sidetier.cli.output import Table, range_text
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
-from sidetier.cli.stores import open_archive, told_waits
+from sidetier.cli.stores import open_archive, reporting_waits
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry import verify_catalogue as catalogue
@@ -156,7 +156,7 @@ def run_verify(
     # A thread keeps a connection; parallel listings of long partitions need a few more.
     connections = max(16, request.light_threads)
     with (
-        told_waits() as calls,
+        reporting_waits() as calls,
         open_archive(config, connections=connections, calls=calls) as archive,
         handled_signals(stop.set),
         shown() as on_progress,

@@ -111,11 +111,7 @@ class _UnplacedStore:
         self._find = find
 
     def located(self) -> RemoteStorage:
-        """Return the store.
-
-        Raises:
-            StoreUnavailableError: The plug-in still fails.
-        """
+        """Return the store; raises StoreUnavailableError while the plug-in fails."""
         try:
             return self._find()
         except ConfigurationError as error:
@@ -342,9 +338,8 @@ def daemon(
 def sidecar_of_broker(identity: MetaProperties) -> Iterator[str | None]:
     """Hold a name on this host that belongs to one sidecar of the broker.
 
-    The name is that of an abstract Unix socket: it disappears with the process, and nothing is
-    written. Containers see each other's names if they share a network namespace, as those of a pod
-    do.
+    The name is an abstract Unix socket: it disappears with the process, and nothing is written.
+    Containers see each other's names if they share a network namespace, as in a pod.
 
     Yields:
         A warning if another process has the name; None otherwise.
@@ -556,15 +551,15 @@ class ConfiguredBackfill:
     calls: StoreCalls | None = None
 
     def identity(self) -> MetaProperties:
-        """See `identify`."""
+        """Return the identity of the broker's log dirs."""
         return identify(self.config, self.origins)
 
     def topic_configs(self) -> TopicConfigSource | None:
-        """See `topic_config_source`."""
+        """Return the configured source of topic settings; None if nothing is configured."""
         return topic_config_source(self.config)
 
     def high_watermarks(self) -> HighWatermarkSource | None:
-        """See `high_watermark_source`."""
+        """Return the configured source of high watermarks; None if nothing is configured."""
         return high_watermark_source(self.config)
 
     def archive(self, *, read_only: bool) -> AbstractContextManager[ArchiveAccess]:

@@ -467,7 +467,7 @@ class Engine:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
             if self._watcher.keep_alive():
                 self._next_rescan = _AT_ONCE  # events were lost while the watch was dead
-            self._keep_house()
+            self._run_housekeeping()
         if now >= self._next_rescan:
             self._rescan()
         if self._asker.waiting and now >= self._next_ask:
@@ -509,7 +509,7 @@ class Engine:
             self._advance(partition)
         self._asker.ask()
 
-    def _keep_house(self) -> None:
+    def _run_housekeeping(self) -> None:
         self._leads.release_parked()
         self._unresolved.read_if_due(partition.topic_partition for partition in self._leads)
         self._cluster_snapshots.take_if_due()

@@ -38,7 +38,7 @@ class StoreGate:
         self._failures = 0
         self._until = self._closed_at = self._answered_at = float("-inf")
 
-    def lets_in(self, now: float, *, alone: bool = False) -> bool:
+    def admits(self, now: float, *, alone: bool = False) -> bool:
         """Return whether another job may begin.
 
         Args:
@@ -248,7 +248,7 @@ class SharedPool(Generic[E_co]):
         self._under_way[gate] = under_way
         most = most_for_one(self._pool.free + self._pool.busy, len(self._under_way))
         alone = len(self._under_way) == 1
-        return self._pool.free > 0 and under_way < most and gate.lets_in(self._now(), alone=alone)
+        return self._pool.free > 0 and under_way < most and gate.admits(self._now(), alone=alone)
 
     def partition_on(self, thread: int) -> TopicPartition | None:
         """Return the partition that the worker thread with this identifier works for now."""

@@ -14,7 +14,7 @@ from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
 from sidetier.cli.output import Cell, OutputFormat, Table, range_text, say
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
-from sidetier.cli.stores import told_waits
+from sidetier.cli.stores import reporting_waits
 from sidetier.cli.wiring import ConfiguredBackfill
 from sidetier.uploader.backfill import (
     Backfill,
@@ -264,7 +264,7 @@ def command(options: BackfillOptions) -> PlanResult | OutcomeResult:
     quiet_logs(loaded)
     for warning in loaded.warnings:
         say(f"warning: {warning}")
-    with told_waits() as calls:
+    with reporting_waits() as calls:
         adapters = partial(ConfiguredBackfill, origins=loaded.origins, calls=calls)
         backfill = Backfill(loaded.config, request, adapters)
         plan = backfill.plan(read_only=options.dry_run)

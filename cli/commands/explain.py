@@ -200,7 +200,7 @@ def _retention_text(facts: RecordFacts) -> str | None:
 
 
 def _retention_json(facts: RecordFacts) -> Fields | None:
-    """Return the decision; its partition fields repeat those of the answer."""
+    """Return the decision; its partition fields repeat the answer's."""
     retention = facts.local_retention
     if retention is None:
         return None

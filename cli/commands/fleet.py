@@ -173,7 +173,7 @@ class FleetSource:
 
 
 def _opened(options: FleetOptions) -> FleetSource:
-    """Return the fleet that options name, else that of the configuration."""
+    """Return the fleet that options name, else the configured fleet."""
     call = options.call
     config = call.load(needs_log_dirs=False).config if call.is_configured() else None
     fleet = FleetConfig() if config is None else config.fleet
@@ -202,10 +202,10 @@ def _opened(options: FleetOptions) -> FleetSource:
 
 
 def trusted(ca_bundle: Path | None) -> ssl.SSLContext:
-    """Return the trust in these CAs; None for those of the system.
+    """Return a context that trusts these CAs; None for the system's CAs.
 
     Raises:
-        ConfigurationError: The file has no certificates.
+        ConfigurationError: The file cannot be read, or has no certificates.
     """
     try:
         return ssl.create_default_context(cafile=None if ca_bundle is None else str(ca_bundle))
@@ -306,7 +306,6 @@ class _FleetStatus:
     """Status of `fleet serve` itself: it is ready while it listens."""
 
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- signature of the port
-        """See `StatusSource.snapshot`."""
         return StatusSnapshot("", conditions=(Condition("listening", holds=True),))
 
 

@@ -71,10 +71,10 @@ class GcOptions:
     output: OutputFormat = OUTPUT
 
     def may_delete(self, text: str) -> bool:
-        """Return whether objects that are due are deleted; ask the operator if no option says it.
+        """Return whether due objects are deleted; ask the operator unless an option answers.
 
         Raises:
-            ConfigurationError: There is no terminal to ask at.
+            ConfigurationError: Standard input is not a terminal.
         """
         if self.dry_run or self.yes:
             return not self.dry_run

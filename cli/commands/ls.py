@@ -202,8 +202,8 @@ class SegmentsResult:
 
 
 def _lowest_base(bases: Iterable[int], mark: ArchiveEnd) -> int:
-    """Return the base offset of the segment that has the start of the archive; it may begin below
-    the start. Segments below, which a killed `sidetier gc` has left, are not part of the archive.
+    """Return the base offset of the segment with the start of the archive. Segments below it, which
+    a killed `sidetier gc` has left, are not part of the archive.
     """
     start = mark.watermark.start_offset if mark.watermark else None
     return 0 if start is None else max((base for base in bases if base <= start), default=0)
@@ -340,7 +340,7 @@ class _Lister:
     quick: bool
 
     def partitions(self, topic: str | None) -> PartitionsResult:
-        """List all partitions, or those of one topic."""
+        """List all partitions, or only the partitions of one topic."""
         rows = [
             row
             for store in self.stores.by_endpoint.values()

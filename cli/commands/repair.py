@@ -107,7 +107,7 @@ def command(options: RepairOptions) -> RepairResult:
     argument is wrong; 3 something cannot be repaired or, with --dry-run, would be.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = options.call.load(needs_log_dirs=False).config
-    from sidetier.cli.stores import open_archive, told_waits  # noqa: PLC0415 -- `--help` must not load it
+    from sidetier.cli.stores import open_archive, reporting_waits  # noqa: PLC0415 -- `--help` must not load it
     from sidetier.uploader.archive.repair import RepairRequest, repair  # noqa: PLC0415 -- as above
 
     request = RepairRequest(
@@ -117,5 +117,5 @@ def command(options: RepairOptions) -> RepairResult:
         heads=options.heads,
         dry_run=options.dry_run,
     )
-    with told_waits() as calls, open_archive(config, calls=calls) as archive:
+    with reporting_waits() as calls, open_archive(config, calls=calls) as archive:
         return RepairResult(repair(archive, config.storage, request))

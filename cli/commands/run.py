@@ -44,7 +44,6 @@ class _Waiting:
         )
 
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- signature of the port
-        """See `StatusSource.snapshot`."""
         return self._snapshot
 
 

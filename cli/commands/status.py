@@ -111,7 +111,7 @@ class Row:
 
     @property
     def _gap_records(self) -> int:
-        """Gap records that no operator has acknowledged, or all if the sidecar cannot tell yet."""
+        """Gap records that no operator has acknowledged; all until the sidecar knows which."""
         unresolved = self.status.unresolved_gap_records
         since_start = self.status.gap_records
         return since_start if unresolved is None else unresolved
@@ -160,10 +160,7 @@ class StatusResult:
 
     @property
     def problems(self) -> int:
-        """Number of partitions with problems, and of log dirs and links that are not read.
-
-        A partition has a problem if it is halted, held, being moved to quarantine, or has a gap.
-        """
+        """Number of partitions with problems, and of log dirs and links that are not read."""
         return sum(row.is_problem for row in self.rows) + len(self.log_dir_problems)
 
     @property

@@ -10,7 +10,7 @@ from sidetier.cli.inspect.local_retention import trim_json
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
 from sidetier.cli.output import Cell, OutputFormat, Table
-from sidetier.cli.stores import told_waits
+from sidetier.cli.stores import reporting_waits
 from sidetier.cli.wiring import trim_once
 from sidetier.uploader.trim.single_pass import TrimReport, TrimRequest
 
@@ -141,5 +141,5 @@ def command(options: TrimOptions) -> TrimResult:
     that wait for the archive, for a protected group or for the rate limit do not count.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = options.call.load().config
-    with told_waits() as calls:
+    with reporting_waits() as calls:
         return TrimResult(trim_once(config, TrimRequest(options.topics, options.dry_run), calls))

@@ -47,7 +47,7 @@ class JsonLines:
         self._decode = {"key": decode_key, "value": decode_value}
 
     def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
-        """See `Writer`."""
+        """Write one line per record; a value that cannot be decoded is shown as bytes."""
         columns = [self._column(name, records.column(name)) for name in COLUMNS]
         lines = [
             json.dumps(self._row(tp, *row), ensure_ascii=False)
@@ -99,7 +99,7 @@ class RawValues:
         self._delimiter = delimiter
 
     def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
-        """See `Writer`."""
+        """Write each value and the delimiter; a null value is written as an empty one."""
         del tp
         values = records.column("value").to_pylist()
         self._stream.write(b"".join((value or b"") + self._delimiter for value in values))
@@ -110,7 +110,7 @@ class Nothing:
     """Writes nothing: with `--count` the read loop only counts records."""
 
     def write(self, tp: TopicPartition, records: pa.RecordBatch) -> int:
-        """See `Writer`."""
+        """Count the records without writing them."""
         del tp
         return len(records.column("offset"))
 

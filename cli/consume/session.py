@@ -120,11 +120,7 @@ def consume(
 
 
 def write_all(reading: TopicReading, writer: Writer, on_progress: Update) -> None:
-    """Write all records that are read.
-
-    Raises:
-        RecordCountError: The writer wrote another number of records.
-    """
+    """Write all records that are read. Raises RecordCountError if a count differs."""
     for tp, rows in reading.batches(on_progress):
         written = writer.write(tp, rows)
         if written != rows.num_rows:

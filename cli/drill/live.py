@@ -39,11 +39,7 @@ class LiveBrokers:
         return "compacted since" if "compact" in policy.split(",") else None
 
     def log_start(self, tp: TopicPartition) -> int:
-        """Return the start offset of the live log.
-
-        Raises:
-            LeadershipUnavailableError: The partition's leader does not answer.
-        """
+        """Return the start offset of the live log; raises LeadershipUnavailableError."""
         log_offsets = self._cluster.log_offsets([tp])[tp]
         if log_offsets.start is None:
             raise LeadershipUnavailableError(f"{tp}: no log start offset: {log_offsets.problem}")

@@ -1,7 +1,7 @@
 """`--kafka-option` and `--kafka-config`: properties of the client that reads from the brokers.
 
-For files the client is librdkafka. For tables it is Kafka's Java client, below Spark's source. The
-names are those of the client.
+Exports to files use librdkafka and its property names. Exports to tables use Kafka's Java client,
+below Spark's source, and the Java client's names.
 """
 
 import re
@@ -51,12 +51,11 @@ def kafka_properties(tail: TailOptions) -> dict[str, str]:
 def java_kafka_properties(tail: TailOptions) -> dict[str, str]:
     """Return the properties of Kafka's Java client, with secrets resolved.
 
-    On the command line a secret is given by its place, env:NAME or file:/path: other users see that
-    line, and Spark shows the one of spark-submit.
+    A secret on the command line must be a reference, env:NAME or file:/path: other users see the
+    command line, and Spark shows the one of spark-submit.
 
     Raises:
-        ConfigurationError: As `kafka_properties`; or a secret is on the command line, or cannot be
-            read.
+        ConfigurationError: As `kafka_properties`; or a secret is not a reference or cannot be read.
     """
     named = {name.removeprefix(_PREFIX): text for name, text in tail.kafka_options.items()}
     secrets = {

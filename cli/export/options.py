@@ -1,4 +1,4 @@
-"""Options of the export commands: those that all exports have, and those of each kind."""
+"""Options of the export commands: common ones, and the options of each kind of export."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -43,7 +43,7 @@ _LARGEST_SCHEMA: Final = 1024**2
 def request_of(options: FilesCommandOptions) -> FilesRequest:
     """Return the request, with the schemas read.
 
-    Topics that are no legal names are regular expressions.
+    Topics that are not legal names are regular expressions.
 
     Raises:
         ConfigurationError: Options contradict one another, or a schema cannot be read.

@@ -158,9 +158,7 @@ def write_metrics(path: Path, held_back: Iterable[HeldBack], failed_topics: int)
 
 
 def target_of(archive: StorageConfig, into: str | None, file: Path | None) -> StorageConfig:
-    """Return the store of the output.
-
-    Without a file, credentials and options are those of the archive's store.
+    """Return the store of the output; without a file it has the archive's credentials and options.
 
     Raises:
         ConfigurationError: No URL is given, or a setting in the file is wrong.
@@ -197,12 +195,10 @@ def reached_at(
 
 
 def read_by(broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str]) -> BrokerConfig:
-    """Return the cluster to ask, with these librdkafka properties.
-
-    The result may be sent to executors, so secrets are references.
+    """Return the cluster to ask. Secrets are references, since executors may receive the result.
 
     Raises:
-        ConfigurationError: A property is a secret itself.
+        ConfigurationError: A property contains a secret instead of a reference.
     """
     cluster = reached_at(broker, bootstrap, given)
     client = {

@@ -24,10 +24,7 @@ _FILE_PACKAGES = ("babel", "cramjam", "fastavro", "google", "numpy", "pyarrow")
 def retained_consumers(
     config: "Config", archive: "ArchiveAccess"
 ) -> "Callable[[StoreRetention], Sequence[Consumer]]":
-    """Return a function that returns the consumers of a rule. It sends no request.
-
-    It raises ConfigurationError if a setting or a package is missing.
-    """
+    """Return a function that reads the consumers of a rule, and raises ConfigurationError."""
     return lambda rule: list(_consumers(config, archive, rule))
 
 

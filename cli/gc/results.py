@@ -70,7 +70,7 @@ class GcResult:
     def _topics(self) -> Iterable[tuple[Cell, ...]]:
         for topic, group in groupby(self.report.rows, lambda row: row.topic):
             rows = list(group)
-            # The reasons that need an operator first; those of other partitions with --topic.
+            # Reasons that need an operator first, then those of other partitions with --topic.
             rows.sort(key=lambda row: (row.problem is None, not row.blocked, row.partition))
             first = rows[0]
             reason = _remark(first)

@@ -68,7 +68,7 @@ class Cluster(Protocol):
     def log_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, LogOffsets]:
-        """Return an entry for each partition; `problem` says why its leader does not answer."""
+        """Return an entry for each partition; `problem` is why its leader does not answer."""
         ...
 
     def topic_settings(self, topics: Iterable[str]) -> Mapping[str, Settings]:
@@ -82,7 +82,7 @@ class Cluster(Protocol):
     def allowed_operations(self, topics: Iterable[str]) -> Mapping[str, frozenset[str]]:
         """Return what the principal may do with each topic, such as `DELETE`.
 
-        Topics about which the brokers do not say it are left out.
+        Topics for which the brokers do not report it are left out.
         """
         ...
 
@@ -107,7 +107,7 @@ class KafkaCluster:
         self._client = admin_client(servers, properties)
 
     def map(self) -> ClusterMap:
-        """See the port. Requests all topics, because a request for one topic could create it."""
+        """Request all topics: a request for one topic could create it."""
         try:
             metadata = self._client.list_topics(timeout=self._timeout)
         except KafkaException as error:
@@ -126,7 +126,7 @@ class KafkaCluster:
     def log_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, LogOffsets]:
-        """See the port."""
+        """Send two ListOffsets rounds: the log starts, then the log ends."""
         wanted = list(partitions)
         starts, ends = (self._offsets(wanted, end) for end in (End.START, End.LATEST))
         return {
@@ -151,19 +151,19 @@ class KafkaCluster:
         }
 
     def topic_settings(self, topics: Iterable[str]) -> Mapping[str, Settings]:
-        """See the port."""
+        """Leave out topics whose settings cannot be read."""
         settings, _ = self._settings(ResourceType.TOPIC, topics)
         return settings
 
     def broker_settings(self, broker_id: int) -> Settings:
-        """See the port."""
+        """Raise LeadershipUnavailableError if that broker does not answer."""
         settings_by_name, problem = self._settings(ResourceType.BROKER, [str(broker_id)])
         if str(broker_id) not in settings_by_name:
             raise self._unavailable(f"settings of broker {broker_id}", problem)
         return settings_by_name[str(broker_id)]
 
     def allowed_operations(self, topics: Iterable[str]) -> Mapping[str, frozenset[str]]:
-        """See the port."""
+        """Describe the topics with their authorized operations, in one call."""
         described = self._described(topics, "permissions", include_authorized_operations=True)
         return {
             topic: frozenset(operation.name for operation in found.authorized_operations)
@@ -172,7 +172,7 @@ class KafkaCluster:
         }
 
     def topic_ids(self, topics: Iterable[str]) -> Mapping[str, str]:
-        """See the port."""
+        """Leave out topics that cannot be described."""
         described = self._described(topics, "topic ids")
         ids = {topic: topic_id_of(found.topic_id) for topic, found in described.items()}
         return {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None}

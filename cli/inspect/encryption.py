@@ -65,12 +65,9 @@ def stored_facts(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Compare the keys with what is stored; both results are empty without encryption.
 
-    Args:
-        config: The stores, and their keys.
-        directories: This host's partitions, and their directories.
-
     Returns:
-        Why keys are not those that the other sidecars have, and why stored segments cannot be read.
+        Why keys differ from the other sidecars' keys, and why stored segments of the partitions in
+        `directories` cannot be read.
 
     Raises:
         SidetierError: A store does not answer, or cannot be opened.

@@ -202,7 +202,7 @@ class _ClusterAnswer:
 
 
 def gather_record(question: RecordQuestion) -> RecordFacts:
-    """Ask all sources about one record in parallel. A source that fails is noted in `problems`."""
+    """Ask all sources about one record in parallel. `problems` has each source that fails."""
     config, tp = question.config, question.topic_partition
     # Each source has its own timeout: in parallel, the slowest one limits the wait, not their sum.
     with ThreadPoolExecutor(5, thread_name_prefix="explain") as pool:
@@ -369,7 +369,7 @@ def gather_broker(question: BrokerQuestion, cluster: Cluster) -> BrokerFacts:
     """Ask cluster, stores and sidecar about every partition on a broker.
 
     Raises:
-        ConfigurationError: There is no such broker, or the sidecar belongs to another one.
+        ConfigurationError: The broker does not exist, or the sidecar belongs to another one.
         LeadershipUnavailableError: No broker answers.
     """
     broker_id, config = question.broker_id, question.config
@@ -511,8 +511,8 @@ def _with_archive_end(
 def _staying_end(store: RemoteStorage, end: ArchiveEnd, pending: str) -> Offset | None:
     """Return the archive end after a pending move; None if nothing stays.
 
-    `offset.wm` may still have its end from before the quarantine, above the part that is moved. A
-    retired archive belongs to an earlier topic of this name: nothing of it stays.
+    `offset.wm` may still have the end from before the quarantine. Nothing of a retired archive
+    stays: it belongs to an earlier topic of this name.
     """
     plan = read_pending_plan(store, pending)
     if plan.whole or end.next_offset is None:
@@ -582,7 +582,7 @@ class TopicFacts:
     Attributes:
         replicas: Smallest replica count of its partitions.
         operations: What the sidecar's principal may do with a topic that has local retention; None
-            if the brokers do not say.
+            if the brokers do not report it.
     """
 
     name: str

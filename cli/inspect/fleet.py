@@ -169,11 +169,7 @@ class Fleet:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def check_configured(self) -> None:
-        """Check that there is an address or a name.
-
-        Raises:
-            ConfigurationError: there is neither.
-        """
+        """Raise ConfigurationError if neither an address nor a DNS name is configured."""
         if not self._sidecars and self._dns is None:
             raise ConfigurationError(
                 "no sidecars are configured: set fleet.sidecars or fleet.dns, or add --sidecar "
@@ -181,11 +177,11 @@ class Fleet:
             )
 
     def addresses(self) -> list[str]:
-        """Return the configured addresses, and those of the DNS name.
+        """Return the configured addresses and the DNS name's addresses, without duplicates.
 
         Raises:
-            UnknownFleetError: the name cannot be resolved.
-            ConfigurationError: neither a name nor an address is configured.
+            UnknownFleetError: The name cannot be resolved.
+            ConfigurationError: Neither a name nor an address is configured.
         """
         self.check_configured()
         return list(dict.fromkeys([*self._sidecars, *self._resolved()]))
@@ -420,7 +416,7 @@ def _merged(sidecars: Sequence[FleetSidecar]) -> dict[str, Any]:
     ]
     drills = [answer["last_drill"] for _, answer in answers if answer["last_drill"]]
     clusters = by_cluster(sidecars)
-    # Sums over two clusters would mean nothing: `fleet.clusters` has those of each.
+    # Sums over two clusters would mean nothing: `fleet.clusters` has each cluster's sums.
     sums = _sums(sidecars) if len(clusters) <= 1 else dict.fromkeys(("totals", *_SUMS))
     return {
         "cluster": ", ".join(clusters),

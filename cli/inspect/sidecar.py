@@ -134,7 +134,7 @@ def ask_sidecar(
     """Request the sidecar's `/api/partitions`, optionally of one topic only.
 
     Raises:
-        NoSidecarError: No server answers at the address, or the server is not a sidecar.
+        NoSidecarError: No server answers in `timeout` seconds, or the server is not a sidecar.
     """
     query = "?" + urlencode({"topic": topic}) if topic is not None else ""
     answer = _get(url, "/api/partitions" + query, timeout, bearer_token)
@@ -192,11 +192,7 @@ def ask_page(
 
 
 def with_conditions(state: SidecarState, bearer_token: str | None = None) -> SidecarState:
-    """Add the conditions of `/readyz`, whether the sidecar is ready or not.
-
-    Raises:
-        NoSidecarError: As `ask_sidecar`.
-    """
+    """Add the conditions of `/readyz`, ready or not. Raises as `ask_sidecar`."""
     answer = _get(state.url, "/readyz", _TIMEOUT_SECONDS, bearer_token)
     conditions = tuple(_read(Condition, one, state.url) for one in answer.get("conditions", ()))
     return replace(state, status=replace(state.status, conditions=conditions))
@@ -235,11 +231,7 @@ def url_of(http: "HttpConfig") -> str:
 
 
 def bearer_token_of(http: "HttpConfig") -> str | None:
-    """Return the bearer token that sidecars with this configuration require; None for no token.
-
-    Raises:
-        ConfigurationError: The token cannot be read.
-    """
+    """Return the bearer token of these sidecars; raises ConfigurationError if it cannot be read."""
     return None if http.bearer_token is None else http.bearer_token.resolve()
 
 
@@ -275,7 +267,7 @@ def _get(  # noqa: PLR0913 - one request, and its limits
             with error:
                 raise _not_a_sidecar(url, path, error) from None
         except (OSError, HTTPException, EOFError, zlib.error, UnicodeError) as error:
-            # UnicodeError: the host is no name that DNS could have.
+            # UnicodeError: the host is not a valid DNS name.
             reason = getattr(error, "reason", error)
             if limit.has_passed:
                 reason = f"its answer was not complete within {timeout:g} s"

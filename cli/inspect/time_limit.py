@@ -21,7 +21,7 @@ class TimeLimit:
 
     Args:
         seconds: Time from the begin of the block.
-        context: Trusted certificates; None for those of the system.
+        context: Trusted certificates; None for the system's.
         name_of_addresses: Name that a certificate must have if the URL has an address in place of a
             name; None for the address itself.
 

@@ -28,7 +28,7 @@ _SECRET: Final = re.compile(r"password|secret|token", re.IGNORECASE)
 
 @options
 class ClusterOptions:
-    """One cluster: properties in librdkafka's names, which override those of a file."""
+    """One cluster: properties in librdkafka's names. They override the file's properties."""
 
     properties: tuple[str, ...] = option(
         "--{}",
@@ -427,9 +427,8 @@ def client_references(
 
     Args:
         name: The name of the cluster's options.
-        given: The options.
-        config: Its `broker` is the cluster unless the options name `bootstrap.servers`; the other
-            options override `broker.client`.
+        given: The options; they override `broker.client`.
+        config: Its `broker` is the cluster unless the options name `bootstrap.servers`.
 
     Raises:
         ConfigurationError: The address of the cluster is missing.

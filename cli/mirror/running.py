@@ -65,7 +65,7 @@ def spark_engine(options: EngineOptions, stop: threading.Event) -> SparkEngine |
 
 
 def registry_for(port: int | None) -> CollectorRegistry | None:
-    """Return the registry of a copy whose metrics are to be served; None without a port."""
+    """Return the registry of a copy that serves metrics on a port; None without a port."""
     return None if port is None else CollectorRegistry()
 
 

@@ -78,9 +78,7 @@ class CopyResult:
 
     @property
     def exit_code(self) -> int:
-        """FINDINGS if records are missing on the target, or groups are not set; INTERRUPTED if the
-        copy was stopped.
-        """
+        """INTERRUPTED after a stop; FINDINGS if records or groups are missing on the target."""
         if self.is_stopped:
             return exits.INTERRUPTED
         return exits.OK if self.report.is_complete else exits.FINDINGS

@@ -90,7 +90,7 @@ def restore(config: Config, options: RestoreOptions) -> PlanResult | RestoreResu
 
 
 def target_references(config: Config, target: ClusterOptions, bootstrap: str | None) -> References:
-    """Return the target's client properties: those of `--target`, or else of the configuration.
+    """Return the client properties of `--target`, or else of the configuration.
 
     Raises:
         ConfigurationError: The address of the target is missing.
@@ -118,7 +118,7 @@ def translate(config: Config, options: TranslateRestoredOptions) -> TranslateRes
     """Set a group on the target to its position in the archived cluster.
 
     Raises:
-        ConfigurationError: No snapshot has the group, or there is no such restore.
+        ConfigurationError: No snapshot has the group, or the restore does not exist.
         SidetierError: The store or the target cannot be read, or the target refuses the offsets.
     """
     request = TranslateRestoredRequest(options.group, options.name, options.dry_run)

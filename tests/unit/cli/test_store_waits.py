@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.cli.stores import told_waits
+from sidetier.cli.stores import reporting_waits
 from tests.harness.command_line import CommandLine
 from tests.harness.faulty_s3 import FaultyS3, hang
 from tests.harness.waiting import wait_until
@@ -17,7 +17,7 @@ def test_each_slow_attempt_of_a_request_is_reported(
         told.extend(capsys.readouterr().err.splitlines())
         return len(told)
 
-    with told_waits(0.01) as calls, calls.begun("get", "a/k", "s3://bucket/prefix") as call:
+    with reporting_waits(0.01) as calls, calls.begun("get", "a/k", "s3://bucket/prefix") as call:
         wait_until(lambda: lines() == 1, 30, "the first line")
         calls.try_again(call)
         wait_until(lambda: lines() == 2, 30, "the second line")

@@ -155,14 +155,14 @@ def test_backfill_does_not_wait_for_a_hung_request(
 def test_gate_closes_for_a_hanging_store_even_without_another_store() -> None:
     gate = StoreGate()
     gate.leave(None, began=0.0, now=0.0, probe=gate.enter())
-    assert gate.lets_in(1.0, alone=True)
+    assert gate.admits(1.0, alone=True)
     gate.hangs()
-    assert gate.lets_in(1.0, alone=True)
+    assert gate.admits(1.0, alone=True)
     probe = gate.enter()
     assert probe
-    assert not gate.lets_in(1000.0, alone=True)
+    assert not gate.admits(1000.0, alone=True)
     gate.leave(None, began=1.0, now=2.0, probe=probe)
-    assert gate.lets_in(3.0, alone=True)
+    assert gate.admits(3.0, alone=True)
 
 
 class TestStoreCalls:

@@ -42,13 +42,13 @@ class Store:
 
     def begin(self) -> Callable[[Exception | None], None]:
         """Begin a job; call the returned function to end it."""
-        assert self.gate.lets_in(self.now)
+        assert self.gate.admits(self.now)
         began, probe = self.now, self.gate.enter()
         return lambda error: self.gate.leave(error, began=began, now=self.now, probe=probe)
 
     @property
-    def lets_in(self) -> bool:
-        return self.gate.lets_in(self.now)
+    def admits(self) -> bool:
+        return self.gate.admits(self.now)
 
 
 @pytest.fixture
@@ -59,25 +59,25 @@ def gate() -> Store:
 
 def test_first_request_to_a_store_runs_alone(gate: Store) -> None:
     end = gate.begin()
-    assert not gate.lets_in
+    assert not gate.admits
     end(None)
     gate.begin()
     gate.begin()
-    assert gate.lets_in
+    assert gate.admits
 
 
 @pytest.mark.parametrize("error", [ObjectNotFoundError("no such key")])
 def test_refusal_counts_as_an_answer(gate: Store, error: Exception) -> None:
     gate.begin()(error)
     gate.begin()
-    assert gate.lets_in
+    assert gate.admits
 
 
 @pytest.mark.parametrize("error", [SegmentGoneError("no file"), OSError("no disk")])
 def test_local_error_does_not_count_as_an_answer(gate: Store, error: Exception) -> None:
     gate.begin()(error)
     gate.begin()
-    assert not gate.lets_in, "one at a time, as before"
+    assert not gate.admits, "one at a time, as before"
 
 
 def test_failed_store_is_probed_at_growing_intervals(gate: Store) -> None:
@@ -85,7 +85,7 @@ def test_failed_store_is_probed_at_growing_intervals(gate: Store) -> None:
     for _ in range(6):
         gate.begin()(AWAY)
         began = gate.now
-        while not gate.lets_in:
+        while not gate.admits:
             gate.now += 0.5
         waited.append(gate.now - began)
         assert gate.now < 100
@@ -98,11 +98,11 @@ def test_first_answer_opens_the_gate_at_once(gate: Store) -> None:
         gate.now += 10
     gate.begin()(None)
     gate.begin()
-    assert gate.lets_in
+    assert gate.admits
     gate.now += 1
     gate.begin()(AWAY)
     gate.now += 1
-    assert gate.lets_in, "the next failure is the first again"
+    assert gate.admits, "the next failure is the first again"
 
 
 def test_failures_of_earlier_requests_do_not_extend_the_closing_of_the_gate(gate: Store) -> None:
@@ -113,7 +113,7 @@ def test_failures_of_earlier_requests_do_not_extend_the_closing_of_the_gate(gate
     for end in under_way:
         end(AWAY)
     gate.now += 1
-    assert gate.lets_in
+    assert gate.admits
 
 
 def test_failure_of_one_object_does_not_close_the_gate_while_others_succeed(gate: Store) -> None:
@@ -123,7 +123,7 @@ def test_failure_of_one_object_does_not_close_the_gate_while_others_succeed(gate
     gate.now += 1
     quick(None)
     slow(AWAY)
-    assert gate.lets_in
+    assert gate.admits
 
 
 def test_long_upload_does_not_delay_the_probe(gate: Store) -> None:
@@ -132,9 +132,9 @@ def test_long_upload_does_not_delay_the_probe(gate: Store) -> None:
     long, other = gate.begin(), gate.begin()
     other(AWAY)
     gate.now += 1
-    assert gate.lets_in
+    assert gate.admits
     long(None)
-    assert gate.lets_in
+    assert gate.admits
 
 
 class ByHand:
