@@ -402,5 +402,6 @@ def test_stopped_gcs_server_answers_nothing() -> None:
     with GcsServer() as server:
         store = gcs_store(new_gcs_bucket(server))
         assert create(store, "k", b"")
-    with pytest.raises(GenericError, match=r"(?i)connect"):
+    # The connection is refused, or one that was open has ended.
+    with pytest.raises(GenericError, match="error sending request"):
         store.head("k")
