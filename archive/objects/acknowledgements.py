@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from sidetier.archive.objects.codec import JsonCodec
-from sidetier.archive.objects.gaps import recorded_gaps
+from sidetier.archive.objects.gaps import listed_gaps, recorded_gaps
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.segments.errors import (
     ConfigurationError,
     MalformedObjectError,
     PreconditionFailedError,
 )
-from sidetier.segments.keys import ArchiveLayout, parse_gap_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
@@ -56,8 +56,7 @@ def acknowledged_gaps(
         StorageError: As `RemoteStorage` says.
     """
     prefix = layout.acknowledgement_key(layout.gap_prefix(tp))
-    gaps = ((parse_gap_key(row.key, prefix), row.key) for row in store.list_objects(prefix))
-    return {gap: key for gap, key in gaps if gap is not None}
+    return {gap: row.key for folder, row, gap in listed_gaps(store, prefix) if folder == prefix}
 
 
 def covering(gap: OffsetRange, acknowledged: Iterable[OffsetRange]) -> OffsetRange | None:

@@ -5,7 +5,7 @@ take the offsets from the key, and need only a listing.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any, Final, Literal
@@ -15,11 +15,26 @@ from sidetier.segments.errors import MalformedObjectError, PreconditionFailedErr
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, RemoteStorage
+from sidetier.storage.port import IfAbsent, ObjectSummary, RemoteStorage
 
 Gaps = list[OffsetRange]
 
 ArchiveBelow = Literal["verified", "unverified"]
+
+
+def listed_gaps(
+    store: RemoteStorage, prefix: str
+) -> Iterator[tuple[str, ObjectSummary, OffsetRange]]:
+    """Yield each object below a prefix whose name has the offsets of a gap, with its folder.
+
+    Raises:
+        StorageError: As `RemoteStorage` says.
+    """
+    for row in store.list_objects(prefix):
+        folder = row.key[: row.key.rindex("/") + 1]
+        gap = parse_gap_key(row.key, folder)
+        if gap is not None:
+            yield folder, row, gap
 
 
 def recorded_gaps(
@@ -36,11 +51,9 @@ def recorded_gaps(
     gaps_by_partition: dict[TopicPartition, Gaps] = {tp: [] for tp in tps}
     by_prefix = {layout.gap_prefix(tp): gaps for tp, gaps in gaps_by_partition.items()}
     shared = commonprefix(list(by_prefix))  # noqa: RUF071 - a store lists by characters, too
-    for row in store.list_objects(shared):
-        prefix = row.key[: row.key.rindex("/") + 1]
-        gap = parse_gap_key(row.key, prefix)
+    for prefix, _, gap in listed_gaps(store, shared):
         # The prefix that `t-1` and `t-10` share also lists the gaps of `t-11`.
-        if gap is not None and prefix in by_prefix:
+        if prefix in by_prefix:
             by_prefix[prefix].append(gap)
     return gaps_by_partition
 

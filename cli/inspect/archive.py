@@ -12,11 +12,11 @@ from sidetier.archive.objects.acknowledgements import (
     covering,
     read_acknowledgement,
 )
-from sidetier.archive.objects.gaps import read_gap
+from sidetier.archive.objects.gaps import listed_gaps, read_gap
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.starts import recorded_start
 from sidetier.segments.errors import MalformedObjectError
-from sidetier.segments.keys import ArchiveLayout, parse_gap_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
@@ -151,19 +151,18 @@ class ArchivedPartition:
     def _gap(self, offset: int) -> RecordedGap | None:
         store, layout, tp = self._place
         prefix = layout.gap_prefix(tp)
-        for row in store.list_objects(prefix):
-            parsed = parse_gap_key(row.key, prefix)
-            if parsed is None or not parsed[0] <= offset < parsed[1]:
+        for folder, row, gap in listed_gaps(store, prefix):
+            if folder != prefix or offset not in gap:
                 continue
             record = read_gap(store, row.key)
             return RecordedGap(
                 row.key,
-                *parsed,
+                *gap,
                 row.modified_ms,
                 record.broker_id,
                 record.leader_epoch,
                 record.archive_below,
-                self._acknowledgement(OffsetRange(*parsed)),
+                self._acknowledgement(gap),
             )
         return None
 

@@ -13,6 +13,7 @@ import structlog
 from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.acknowledgements import covering
 from sidetier.archive.objects.drill_record import DrillRecord, read_drill
+from sidetier.archive.objects.gaps import listed_gaps
 from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.names import parse_partition_directory
@@ -68,10 +69,9 @@ def read_unresolved(
     accepted = _accepted(acknowledged)
     unacknowledged: dict[TopicPartition, list[OffsetRange]] = {}
     gaps: dict[TopicPartition, tuple[tuple[Offset, Offset], ...]] = {}
-    for row in store.list_objects(layout.gaps_prefix()):
-        prefix = row.key[: row.key.rindex("/") + 1]
-        tp, gap = _partition_of(prefix), parse_gap_key(row.key, prefix)
-        if tp is None or gap is None:
+    for folder, _, gap in listed_gaps(store, layout.gaps_prefix()):
+        tp = _partition_of(folder)
+        if tp is None:
             continue
         known = gaps.get(tp, ())
         gaps[tp] = (*known[1 - _MAX_GAPS :], (Offset(gap[0]), Offset(gap[1])))

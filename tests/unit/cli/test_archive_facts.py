@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sidetier.archive.inventory.stored_partition import StoredPartition
+from sidetier.archive.objects.acknowledgements import acknowledged_gaps
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.cli.inspect.archive import ArchivedPartition
 from sidetier.segments.errors import ConfigurationError
@@ -101,6 +102,19 @@ def test_all_facts_about_an_offset_are_found(store: FakeStorage) -> None:
     assert (lost.gap.broker_id, lost.gap.leader_epoch) == (4, 9)
     assert lost.gap.recorded_ms == 1_600_000_000_000
     assert archive(store).about(Offset(40)).gap is None
+
+
+def test_objects_in_folders_below_the_gaps_are_not_gaps(store: FakeStorage) -> None:
+    gap = LAYOUT.gap_key(TP, Offset(20), Offset(40))
+    nested = f"{LAYOUT.gap_prefix(TP)}copy/{gap.rpartition('/')[2]}"
+    put_json(store, nested, {"version": 1, "broker_id": 4, "leader_epoch": 9})
+    put_json(store, LAYOUT.acknowledgement_key(nested), {"version": 1})
+    assert archive(store).about(Offset(30)).gap is None
+    assert acknowledged_gaps(store, LAYOUT, TP) == {}
+    put_json(store, gap, {"version": 1, "broker_id": 4, "leader_epoch": 9})
+    found = archive(store).about(Offset(30)).gap
+    assert found is not None
+    assert (found.key, found.acknowledgement) == (gap, None)
 
 
 def test_empty_archive_is_a_valid_answer(store: FakeStorage) -> None:
