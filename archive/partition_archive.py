@@ -138,7 +138,6 @@ class PartitionArchive:
             WrongPlaceError: Nothing is stored here, but an archive exists under another number of
                 entropy bits.
             MalformedObjectError: `offset.wm` does not parse.
-            StorageError: As `RemoteStorage` says.
         """
         with self._guard:
             # All callers wait here for the thread that asks the store, and then share its snapshot.
@@ -185,9 +184,6 @@ class PartitionArchive:
         Returns:
             None for a segment of Pinterest's uploader, and for one that is no longer stored. The
             base offset for the object of another segment: it has no offset of this one.
-
-        Raises:
-            StorageError: As `RemoteStorage` says.
         """
         try:
             head = self.store.head_object(log.key)
@@ -202,9 +198,6 @@ class PartitionArchive:
         Returns:
             None if it is not noted, or if another version is stored now. No request for a segment
             of Pinterest's uploader.
-
-        Raises:
-            StorageError: As `RemoteStorage` says.
         """
         view = None if self._latest is None else self._latest.view
         if view is not None and view.is_pinterest:

@@ -37,7 +37,6 @@ class SettingsCheck:
 
         Raises:
             WrongPlaceError: The partition is stored under another number of entropy bits.
-            StorageError: As `RemoteStorage` says.
         """
         store, url = self._archive.store(tp.topic), self._archive.url(tp.topic)
         with self._guard:

@@ -59,9 +59,6 @@ def transactions_of(
 
     Returns:
         None if the files are not usable. Then the segment's markers must be read.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
     """
     try:
         head, successor = store.head_object(log.key), store.head_object(following.key)
@@ -84,9 +81,6 @@ def open_at_base(store: RemoteStorage, log: StoredLog) -> OpenTransactions | Non
 
     Returns:
         None if no usable producer snapshot is stored.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
     """
     try:
         return _noted_open(store, store.head_object(log.key))
@@ -135,7 +129,6 @@ class PartitionTransactions:
 
         Raises:
             DamagedSegmentError: The last segment cannot be read.
-            StorageError: As `RemoteStorage` says.
         """
         if not view.logs:
             return view.end

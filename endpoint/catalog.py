@@ -216,7 +216,7 @@ class Catalog:
         provider = self._archive.provider
         self._list(provider.endpoints, 0.0)
         with self._listed:
-            # Without any store, clients would be told that no topic exists.
+            # Without any store, the answer would be that no topic exists.
             self._listed.wait_for(lambda: not self._running() or self._is_any_listed())
             failure = self._listings[provider.default].error
             if failure is not None and not self._is_any_listed():
@@ -639,7 +639,7 @@ def _late(endpoint: StorageEndpoint, timeout: float) -> StoreTimeoutError:
 
 
 def parse_topic_id(text: str | None) -> UUID | None:
-    """Parse the text of Kafka's `Uuid.toString`; None if it is no id, or the id that means none."""
+    """Parse the text of Kafka's `Uuid.toString`; None if it is not an id, or is the zero id."""
     try:
         raw = urlsafe_b64decode(f"{text or ''}==")
     except (binascii.Error, ValueError):

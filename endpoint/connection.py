@@ -254,18 +254,15 @@ class _Held(Budget):
         _give_back(self._of_frame)
 
     def take_entries(self, count: int) -> None:
-        """See `Budget`."""
         if count > _FREE_ENTRIES:
             self._take_work(self._service.entry_memory, count * ENTRY_BYTES)
             self.has_entries = True
 
     def take_answer(self, size: int) -> None:
-        """See `Budget`."""
         if size > SMALL_REQUEST:
             self._take_work(self._service.answer_memory, size)
 
     def release(self) -> None:
-        """See `Budget`."""
         _give_back(self._of_frame)
         _give_back(self._of_work)
         self.has_entries = False
@@ -340,9 +337,9 @@ class Connection:
     def end_if_late(self, now: float) -> None:
         """End the connection if its client is late; for another thread.
 
-        That is a client that has not taken an answer in time, or that keeps memory for a large
-        request from others. A timeout of the socket would not do: each byte begins it anew, and the
-        others may come later.
+        Late is a client that has not taken an answer in time, or keeps memory for a large request
+        from others. A socket timeout would not do: each byte restarts it, and others may come
+        later.
         """
         is_late = now >= self.answer_by or (
             now >= self._contended_by and self._service.is_contended
@@ -381,7 +378,7 @@ class Connection:
             return
         api = offered_api(self._offered, header.api_key, header.version)
         if api is None:
-            # As brokers do: there is no answer that a client of another version could read.
+            # As brokers do: a client of another version could not read any answer.
             raise DropError("unsupported", f"request {header.api_key} of version {header.version}")
         request = Request(
             api, header.version, header.correlation_id, header.client_id, frame, position, held
@@ -639,7 +636,7 @@ class Connection:
             deadline: Monotonic second until which to wait; None for the time of a frame from now.
 
         Raises:
-            DropError: There is too little in time.
+            DropError: Too little is free until the deadline.
         """
         size = min(size, memory.size)
         if deadline is None:
@@ -708,8 +705,8 @@ def shut_down(connection: socket.socket, how: int) -> None:
 def _set_receive_timeout(connection: socket.socket, seconds: float) -> None:
     """Make `recv` block with the kernel's own timeout, after which it raises BlockingIOError.
 
-    With Python's timeout, each call would be several system calls, and other threads could run
-    before each of them: with 500 connections that costs more than the call itself.
+    Python's timeout makes each call several system calls, between which other threads may run. With
+    500 connections that costs more than the call itself.
     """
     if connection.gettimeout() is not None:
         connection.settimeout(None)

@@ -228,20 +228,17 @@ class _Room:
     taken: int = 0
 
     def ask(self) -> None:
-        """Ask the caps, unless bytes were taken. Nothing is taken: few may be there to be sent.
-
-        Raises:
-            _ThrottledError: The caps allow no bytes now.
+        """Raise _ThrottledError if the caps allow no bytes now. Takes nothing: few may be there to
+        send.
         """
         self.take(0)
 
     def take(self, size: int) -> None:
         """Take bytes from the caps, before they are read.
 
-        Only the first bytes of a response can be refused: all of them together are at most a burst.
-
         Raises:
-            _ThrottledError: The caps allow no bytes now.
+            _ThrottledError: The caps allow no bytes now. Only the first bytes of a response are
+                refused: together they are at most a burst.
         """
         if self.taken:
             for cap in self.caps:
@@ -310,7 +307,7 @@ class Fetcher:
             access: What the client may read.
             caps: Caps on the bytes of batches per second; each of them must allow the response.
             deadline: Monotonic second at which the wait ends; None for `max_wait` from now on.
-            may_wait: Whether to wait; if not, `awaited` tells whether the client wants to.
+            may_wait: Whether to wait; if not, `awaited` has what the client waits for.
         """
         if getattr(request, "session_id", 0):
             # The endpoint gives out no sessions: the client knows one of another server.
@@ -469,7 +466,7 @@ class Fetcher:
             return data
         room.ask()
         try:
-            # A response that has records does not wait for those of another partition: the client
+            # A response that has records does not wait for another partition's: the client
             # asks again, and they are fetched meanwhile.
             batch = self._first_batch(partition, view, offset, limit, may_wait=room.is_empty)
         except NotFetchedError:
@@ -565,7 +562,7 @@ class Fetcher:
         if partition.transactions.notes(batch.log).is_plain:
             return ()
         topic = partition.tp.topic
-        # Beside the segments of Pinterest's uploader are no transaction indexes: all segments below
+        # Segments of Pinterest's uploader have no transaction indexes: all segments below
         # would have to be read, which most topics do not need.
         if view.is_pinterest and not self._positions.has_transactions(
             topic, batch.log, batch.start, end
@@ -607,7 +604,7 @@ class Fetcher:
     def _prepare(self, partition: Partition, log: StoredLog, lease: Lease) -> None:
         """Read index and notes of the next segment in another thread, before a Fetch needs them.
 
-        Not those of a file: they cost little.
+        Not for segments in files: their indexes and notes cost little.
         """
         if log.version in self._prepared or isinstance(lease.pieces[0], FilePiece):
             return
@@ -723,11 +720,7 @@ def _last_stable_offset(partition: Partition, view: ArchiveView, *, isolated: bo
 
 
 def _candidates(view: ArchiveView, offset: Offset) -> Iterable[StoredLog]:
-    """Yield the segments that may have the offset, by descending base offset.
-
-    Segments may overlap: a lower one may reach beyond the end of the one that begins next to the
-    offset.
-    """
+    """Yield the segments that may have the offset, by descending base offset. They may overlap."""
     holder = view.holder(offset)
     if holder is not None:
         yield holder

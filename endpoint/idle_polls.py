@@ -215,7 +215,7 @@ class IdlePolls:
                     self._take(self._arrived.popleft())
                 while self._changed:
                     poll = self._changed.popleft()
-                    # Also told of partitions that are waited for since the last round only.
+                    # It may be of a partition that is only waited for since the last round.
                     if self._catalog.is_changed(poll.answers.seen):
                         self._give_back(poll)
                 self._answer_due()

@@ -20,7 +20,7 @@ class Once:
         self._subjects: set[object] = set()
 
     def is_new(self, subject: object) -> bool:
-        """Return whether a subject is to be logged now; False from the second time on."""
+        """Return whether to log a subject now: True the first time only."""
         with self._guard:
             if subject in self._subjects or len(self._subjects) >= _MAX_SUBJECTS:
                 return False

@@ -63,11 +63,11 @@ class EndpointSettings:
 
     Attributes:
         listen: Host and port to listen at; port 0 lets the system choose.
-        advertised: Host and port that clients are told; None for `listen`.
+        advertised: Host and port in the answers to clients; None for `listen`.
         memory: Memory for segments and their indexes, in bytes; three quarters of it for blocks.
             Segments in `file://` stores take none of it.
         server: Bounds on what clients can ask.
-        groups: Consumer groups: none, those of an own coordinator, or those of a live cluster.
+        groups: Consumer groups: none, an own coordinator's, or a live cluster's.
         group_retention: Seconds for which the own coordinator keeps the offsets of a group that is
             no longer used; infinite for ever.
         catalog: How often the store is asked.
@@ -114,7 +114,7 @@ class RunningEndpoint:
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002
         """Return whether the endpoint is alive, and whether it accepts another client.
 
-        A store that does not answer is no reason to be unready: clients get a retriable error, and
+        A store that does not answer does not make it unready: clients get a retriable error, and
         every other endpoint of this archive has the same store. `with_partitions` is ignored.
         """
         deaths = [
@@ -254,7 +254,6 @@ class ArchivedCluster:
 
         Raises:
             MalformedObjectError: `layout.json` does not parse.
-            StorageError: As `RemoteStorage` says.
         """
         if self._id is None:
             note = read_note(self.archive.default_store, self.archive.layout)

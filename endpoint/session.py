@@ -30,7 +30,7 @@ class Session:
 
     Attributes:
         client: Address of the client, as `host:port`.
-        principal: Name with which it has logged in, or that of its certificate.
+        principal: Name with which it has logged in, or its certificate's name.
         access: The topics and groups that it may use.
         bucket: The cap of its user, in bytes per second.
         closing: What to close with the connection.
@@ -110,11 +110,7 @@ class Request:
         return self._decoded
 
     def body(self) -> memoryview:
-        """Return the bytes of the body.
-
-        Raises:
-            MalformedRequestError: The tagged fields of the header do not end within the frame.
-        """
+        """Return the bytes of the body; raises MalformedRequestError for a damaged header."""
         return request_body(self.api, self.version, self.frame, self.position)
 
     def with_decoded(self, decoded: Any) -> "Request":  # noqa: ANN401 - as `decode`

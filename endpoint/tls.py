@@ -98,7 +98,7 @@ def _reason(error: Exception) -> str:
 def begins_with_tls(plain: socket.socket, timeout: float) -> bool:
     """Return whether the client begins a TLS handshake, or False if it has closed.
 
-    The bytes stay in the socket. A health check that connects and closes is no failure.
+    The bytes stay in the socket. A health check that connects and closes is not a failure.
 
     Raises:
         TlsHandshakeError: The client sent nothing, or plain text.
@@ -141,13 +141,9 @@ def shake_hands(connection: ssl.SSLSocket, timeout: float) -> str | None:
 def distinguished_name(subject: Iterable[Iterable[tuple[str, str]]]) -> str:
     """Return a subject as Kafka names it by default (`ssl.principal.mapping.rules=DEFAULT`).
 
-    This is the form of RFC 2253, such as `CN=reader,OU=data,O=Example,C=DE`. Java writes the types
-    that the RFC has no keyword for, such as `emailAddress`, as numbers; here they have OpenSSL's
-    names.
-
-    Args:
-        subject: Relative distinguished names, in the order of the certificate, as
-            `SSLSocket.getpeercert` returns them.
+    This is the form of RFC 2253, such as `CN=reader,OU=data,O=Example,C=DE`. Types without a
+    keyword in the RFC, such as `emailAddress`, have OpenSSL's names; Java writes them as numbers.
+    `subject` has the order of the certificate, as in `SSLSocket.getpeercert`.
     """
     parts = [
         "+".join(

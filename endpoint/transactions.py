@@ -69,7 +69,6 @@ class ServedTransactions:
 
         Raises:
             ObjectNotFoundError: It is no longer stored.
-            StorageError: As `RemoteStorage` says.
         """
         with self._guard:
             known = self._notes.get(log.version)
@@ -111,7 +110,6 @@ class ServedTransactions:
 
         Raises:
             DamagedSegmentError: The last segment cannot be read.
-            StorageError: As `RemoteStorage` says.
         """
         known = self._last_stable
         if known is not None and known[:2] == (view.etag, view.end):

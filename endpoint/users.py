@@ -166,8 +166,8 @@ class Users:
     def credential(self, name: str, mechanism: str) -> Credential:
         """Return the user's credential, or one that no password matches.
 
-        An unknown user gets a credential like those in the file. The exchange of messages, and the
-        time that it takes, are then those of a wrong password.
+        An unknown user gets a credential like a known user's. The exchange of messages, and its
+        duration, are then the same as with a wrong password.
         """
         # Also for known users, for whom it is not used: the time of the answer must not differ.
         impossible = self._impossible(name, mechanism)

@@ -81,9 +81,6 @@ def write_chapters(archive: LongArchive, is_stopped: Callable[[], bool]) -> int:
 
     Returns:
         The number of segments behind the last chapter.
-
-    Raises:
-        StorageError: as the port says.
     """
     store, layout, tp = archive.store, archive.layout, archive.topic_partition
     known = stored_chapters(store, layout, tp, archive.topic_id)

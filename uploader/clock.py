@@ -24,7 +24,7 @@ SYSTEM_CLOCK: Final = Clock(time.monotonic, time.time)  # noqa: TID251 - the dae
 
 
 class Timers:
-    """Times at which partitions are to be examined again. The earliest request counts."""
+    """Times of the next examination of each partition. The earliest request counts."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -119,7 +119,6 @@ class SnapshotWriter:
         Raises:
             ConfigurationError: the store must not be written to.
             MalformedObjectError: the index does not parse.
-            StorageError: as the port says.
         """
         self._place.archive_writer.admit()
         stored = read_index(self._store, self._layout)

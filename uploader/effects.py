@@ -106,13 +106,7 @@ class Effects:
     def hold_back(
         self, partition: Partition, subject: Subject, error: Exception | None = None
     ) -> None:
-        """Try a step of a partition again later.
-
-        Args:
-            partition: Is held back until then.
-            subject: The step.
-            error: What it has raised now; None if an earlier error still counts.
-        """
+        """Try a step of a partition again later; `error` is None if an earlier one still counts."""
         if error is not None:
             self._errors.hold(subject, error)
         partition.step_failed(self._errors.error_of(subject))

@@ -364,9 +364,8 @@ class Engine:
         self.begin_to_follow()
 
     def begin_to_follow(self) -> None:
-        """Pin segments of followed partitions too, if `uploader.rescue` is enabled.
-
-        `watch` includes this.
+        """Pin segments of followed partitions too, if `uploader.rescue` is enabled. `watch` does
+        this.
         """
         if self._config.rescue.enabled:
             self._leads.begin_to_follow()

@@ -150,7 +150,7 @@ class LedPartitions:
         partition.lose()
         tp, topic_ids = partition.topic_partition, self._view.topic_ids
         is_here = self._log_dirs.directory(tp) is not None
-        # A view without topic ids says nothing about deletion.
+        # A view without topic ids proves no deletion.
         is_deleted = bool(topic_ids) and tp.topic not in topic_ids
         is_safe = partition.follows_safely
         if is_here or not (is_deleted or is_safe):
@@ -159,11 +159,7 @@ class LedPartitions:
             partition.close()
 
     def find_followed(self) -> list[Partition]:
-        """Drop followed partitions whose directory is gone, and follow new ones.
-
-        Returns:
-            The partitions that are followed from now on.
-        """
+        """Drop followed partitions whose directory is gone; follow new ones, and return them."""
         if not (self._follows and self._known):
             return []
         for partition in list(self._followed.values()):
@@ -231,7 +227,7 @@ class LedPartitions:
     def locate(self, partition: Partition) -> None:
         """Find the partition's directory.
 
-        It may be created late, move to another log dir, or be that of another topic of this name.
+        It may be created late, move to another log dir, or belong to another topic of this name.
         """
         tp = partition.topic_partition
         directory, refusal = self._log_dirs.directory(tp), self._log_dirs.refusal(tp)
@@ -280,9 +276,7 @@ def topic_id_in(directory: str) -> str | None:
 
 def _read_topic_id(directory: str) -> str | None:
     """Return the topic id in a partition's directory; None if the broker has not written it.
-
-    Raises:
-        SegmentError: `partition.metadata` is damaged.
+    Raises SegmentError for a damaged `partition.metadata`.
     """
     path = os.path.join(directory, _PARTITION_METADATA)
     try:

@@ -131,9 +131,7 @@ class PartitionScheduler:
     def scan(self, partition: Partition, rolled: float | None = None) -> None:
         """Find the partition's directory and list it.
 
-        Args:
-            partition: Led or followed.
-            rolled: When a file system event named the directory, in monotonic seconds.
+        `rolled` is when a file system event named the directory, in monotonic seconds.
         """
 
         def listing() -> None:
@@ -247,7 +245,7 @@ class PartitionScheduler:
             if tracked.committed or tracked.pinned is None or end is None:
                 continue
             # Only while the segment is in the log: a `.deleted` file may come
-            # from truncation, and the epochs of the log say nothing about it.
+            # from truncation, and the epochs of the log do not describe it.
             if tracked.epochs is None and base in live:
                 tracked.note_epochs(epochs.known.up_to(end))
             if tracked.epochs is None or not tracked.epochs.entries:

@@ -359,10 +359,10 @@ def _keys(
     unresolved: Unresolved | None,
     now: float,
 ) -> PartitionKeys:
-    """Return the keys of these partitions: those of `_current`, for a fraction of its cost.
+    """Return the keys that `_current` gives these partitions, for a fraction of its cost.
 
     It runs for each partition on each request, so `shown_state` is called only where the state may
-    be another one than that of the status.
+    differ from the status's.
     """
     gap_records = quarantines = None
     if unresolved is not None:

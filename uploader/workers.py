@@ -39,13 +39,11 @@ class StoreGate:
         self._until = self._closed_at = self._answered_at = float("-inf")
 
     def admits(self, now: float, *, alone: bool = False) -> bool:
-        """Return whether another job may begin.
+        """Return whether another job may begin at `now` (monotonic seconds).
 
-        Args:
-            now: Monotonic seconds.
-            alone: Whether no other store shares the threads. Then the gate is closed only until the
-                first answer, or while a request hangs: failed requests have their own backoff, and
-                must not delay others that would succeed.
+        `alone`: no other store shares the threads. The gate is then closed only until the first
+        answer, or while a request hangs: failed requests have their own backoff, and must not delay
+        others.
         """
         if alone and not self._hangs and self._answered_at > float("-inf"):
             return True
@@ -58,13 +56,8 @@ class StoreGate:
         return probes
 
     def leave(self, error: Exception | None, *, began: float, now: float, probe: bool) -> None:
-        """Note that a job has ended. Any answer of the store opens the gate, also a refusal.
-
-        Args:
-            error: The error of the job; None if it succeeded.
-            began: When the job began, in monotonic seconds.
-            now: Monotonic seconds.
-            probe: Whether the job was the probe.
+        """Record the end of a job that began at `began`. Any answer of the store opens the gate,
+        also a refusal. Times are monotonic seconds.
         """
         if probe:
             self._probing = False
@@ -181,10 +174,8 @@ class WorkerPool(Generic[E_co]):
         return self._on_thread.get(thread)
 
     def submit(self, task: Task[E_co]) -> None:
-        """Run a task. Only the daemon's thread calls this.
-
-        Raises:
-            RuntimeError: no worker is free.
+        """Run a task; raises RuntimeError if no worker is free. Only the daemon's thread calls
+        this.
         """
         if self._free <= 0:
             raise RuntimeError("no free worker: ask `free` first")
@@ -192,10 +183,9 @@ class WorkerPool(Generic[E_co]):
         self._tasks.put(task)
 
     def release(self) -> None:
-        """Note that the daemon's thread has taken a `Finished` of this pool.
+        """Record that the daemon's thread has taken a `Finished` of this pool.
 
-        The worker counts as busy until then, so that the queue of events stays as short as the
-        pools are large.
+        The worker counts as busy until then, which bounds the queue of events by the pools' sizes.
         """
         self._free += 1
 

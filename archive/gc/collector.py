@@ -205,7 +205,6 @@ class PartitionCollector:
         Raises:
             NotCollectableError: The archive is in a state in which nothing may be deleted.
             MalformedObjectError: `offset.wm` or `_metadata` does not parse.
-            StorageError: As `RemoteStorage` says.
         """
         return self._survey().result
 

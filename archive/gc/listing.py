@@ -28,7 +28,6 @@ def list_archive(stored: StoredPartition) -> tuple[StoredWatermark, Inventory]:
         AbsentArchiveError: Nothing is stored.
         NotCollectableError: Nothing may be deleted.
         MalformedObjectError: `offset.wm` or `_metadata` does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     mark = stored.watermark()
     if mark is None and stored.is_empty():

@@ -33,9 +33,6 @@ def partition_rows(
         newest: A base offset near the end of the partition.
         before_more: Called once, before the second page is requested. It may wait, so that a caller
             can limit how many long listings it holds in memory.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
     """
     # A lazy listing: only the first page is requested here. The same iterator is used again below.
     rows = iter(store.list_objects(prefix))

@@ -51,9 +51,6 @@ def acknowledged_gaps(
     """Return the acknowledged gaps of a partition with the keys of their acknowledgements.
 
     One listing.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
     """
     prefix = layout.acknowledgement_key(layout.gap_prefix(tp))
     return {gap: row.key for folder, row, gap in listed_gaps(store, prefix) if folder == prefix}
@@ -70,9 +67,6 @@ def read_acknowledgement(store: RemoteStorage, key: str) -> Acknowledgement:
 
     They are also None in an object that does not parse or is of an unknown version: the gap is
     acknowledged by the key alone, and a refusal would hide all other gaps of a report.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
     """
     try:
         stored = _CODEC.read(store, key)
@@ -96,7 +90,6 @@ def acknowledge_gap(
     Raises:
         ConfigurationError: No gap of exactly these offsets is recorded; the message names those
             that are.
-        StorageError: As `RemoteStorage` says.
     """
     recorded = sorted(recorded_gaps(store, layout, [tp])[tp])
     if gap not in recorded:
@@ -124,7 +117,6 @@ def accept_loss(
 
     Raises:
         ConfigurationError: The range is empty, or begins below the archive end offset.
-        StorageError: As `RemoteStorage` says.
     """
     if not lost.size > 0:
         raise ConfigurationError(f"END {lost.end} is not above START {lost.start}")

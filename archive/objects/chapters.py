@@ -70,11 +70,7 @@ def chapter_entry(base: BaseOffset, row: ObjectSummary, head: ObjectHead) -> Cha
 def stored_chapters(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, topic_id: str | None
 ) -> list[StoredChapter]:
-    """List the chapters of a partition, by ascending start. One request for 1,000 chapters.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
-    """
+    """List the chapters of a partition, by ascending start. One request for 1,000 chapters."""
     prefix = layout.chapters_prefix(tp, topic_id)
     chapters = []
     for row in store.list_objects(prefix):
@@ -89,7 +85,6 @@ def read_chapter(store: RemoteStorage, chapter: StoredChapter) -> list[ChapterEn
 
     Raises:
         MalformedObjectError: It is not a chapter.
-        StorageError: As `RemoteStorage` says.
     """
     try:
         data = store.get_object(chapter.key).data

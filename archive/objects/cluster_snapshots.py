@@ -162,7 +162,6 @@ def read_index(store: RemoteStorage, layout: ArchiveLayout) -> StoredIndex | Non
 
     Raises:
         MalformedObjectError: It does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     key = layout.cluster_index_key()
     try:
@@ -177,7 +176,6 @@ def read_snapshot(store: RemoteStorage, key: str) -> ClusterSnapshot:
 
     Raises:
         MalformedObjectError: It does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     return decode_snapshot(store.get_object(key).data, key)
 
@@ -185,11 +183,7 @@ def read_snapshot(store: RemoteStorage, key: str) -> ClusterSnapshot:
 def snapshot_times(
     store: RemoteStorage, layout: ArchiveLayout, kind: SnapshotKind
 ) -> Mapping[str, int]:
-    """Return the keys of the stored snapshots of one kind, oldest first, and when each was taken.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
-    """
+    """Return the keys of the stored snapshots of one kind, oldest first, with their times."""
     prefix = layout.cluster_snapshots_prefix(kind)
     rows = (
         (row.key, parse_cluster_snapshot_key(row.key, prefix)) for row in store.list_objects(prefix)
@@ -213,7 +207,6 @@ def read_cluster_state(
 
     Raises:
         MalformedObjectError: A snapshot does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     contents: dict[SnapshotKind, Any] = {}
     taken: dict[SnapshotKind, int] = {}
@@ -247,7 +240,6 @@ def newest_first(
 
     Raises:
         MalformedObjectError: A snapshot does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     times = snapshot_times(store, layout, kind)
     for key, taken_ms in reversed(list(times.items())):
@@ -273,7 +265,6 @@ def last_definitions(
 
     Raises:
         MalformedObjectError: A snapshot does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     definitions: dict[str, TopicDefinition] = {}
     for snapshot in newest_first(store, layout, SnapshotKind.TOPICS, until_ms):
@@ -309,7 +300,6 @@ def last_group_offsets(
 
     Raises:
         MalformedObjectError: A snapshot does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     offsets_by_group: dict[str, dict[str, Mapping[int, CommittedOffset]]] = {}
     missing = set(topics)

@@ -85,7 +85,6 @@ class JsonCodec(Generic[T]):
 
         Raises:
             MalformedObjectError: As `decode`.
-            StorageError: As `RemoteStorage` says.
         """
         try:
             answer = store.get_object(key)

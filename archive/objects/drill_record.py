@@ -70,7 +70,6 @@ def read_drill(store: RemoteStorage, layout: ArchiveLayout) -> DrillRecord | Non
 
     Raises:
         MalformedObjectError: It does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     stored = _CODEC.read(store, layout.drill_key())
     return None if stored is None else stored.value
@@ -88,7 +87,6 @@ def record_drill(store: RemoteStorage, layout: ArchiveLayout, record: DrillRecor
     Raises:
         ArchiveConflictError: Other drills have replaced the record at each attempt.
         MalformedObjectError: The stored record does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     key = layout.drill_key()
     for _ in range(_TRIES):

@@ -44,9 +44,6 @@ def recorded_gaps(
 
     Pass partitions of one topic: partitions of several topics share only the cluster's prefix, so
     the listing would read the gaps of all topics.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
     """
     gaps_by_partition: dict[TopicPartition, Gaps] = {tp: [] for tp in tps}
     by_prefix = {layout.gap_prefix(tp): gaps for tp, gaps in gaps_by_partition.items()}
@@ -82,9 +79,6 @@ def read_gap(store: RemoteStorage, key: str) -> GapRecord:
 
     Its fields are None in an object that does not parse or is of an unknown version: the key has
     the offsets, and a refusal would hide the gap.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
     """
     try:
         stored = _CODEC.read(store, key)
@@ -117,9 +111,6 @@ def write_gap(  # noqa: PLR0913 - one argument for each field of the record
         leader_epoch: The writer's leader epoch.
         archive_below: Whether the archive below the gap is known to have the same history as the
             log above it; None if nothing is archived below.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
     """
     fields: dict[str, int | str] = {
         "topic": tp.topic,
@@ -137,11 +128,7 @@ def write_gap(  # noqa: PLR0913 - one argument for each field of the record
 def shorten_gap(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, end: Offset
 ) -> None:
-    """If a recorded gap contains `end`, also record its part below `end`. The longer record stays.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
-    """
+    """Also record the part below `end` of a gap that contains it. The longer record stays."""
     for start, old_end in recorded_gaps(store, layout, [tp])[tp]:
         if start < end < old_end:
             key = layout.gap_key(tp, start, old_end)

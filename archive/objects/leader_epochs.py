@@ -33,7 +33,6 @@ def read_epoch_history(
 
     Raises:
         MalformedObjectError: It does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     key = layout.epoch_checkpoint_key(tp)
     try:
@@ -58,7 +57,6 @@ def write_epoch_history(
     Raises:
         PreconditionFailedError: Another writer has changed it, or an earlier attempt of this writer
             succeeded and its answer was lost.
-        StorageError: As `RemoteStorage` says.
     """
     body = BytesBody(encode_leader_epoch_checkpoint(epoch_history).encode())
     return StoredEpochHistory(epoch_history, store.put_object(key, body, condition=unchanged(etag)))

@@ -105,7 +105,6 @@ def proven_end(store: RemoteStorage, key: str, etag: str, reached: Offset) -> Of
     Raises:
         DamagedArchiveError: The `.log` has lost its last batches, or is another segment.
         ObjectNotFoundError, PreconditionFailedError: This version is no longer stored.
-        StorageError: As `RemoteStorage` says.
     """
     head = store.head_object(key)
     if head.etag != etag:

@@ -77,7 +77,6 @@ def read_metadata(store: RemoteStorage, key: str) -> StoredMetadata | None:
 
     Raises:
         MalformedObjectError: It does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     try:
         stored = store.get_object(key)
@@ -92,7 +91,6 @@ def named_segments(store: RemoteStorage, key: str) -> frozenset[BaseOffset]:
 
     Raises:
         MalformedObjectError: It does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     stored = read_metadata(store, key)
     return frozenset() if stored is None else stored.metadata.named

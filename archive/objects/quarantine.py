@@ -175,7 +175,6 @@ def read_plan(store: RemoteStorage, prefix: str) -> MovePlan | None:
 
     Raises:
         MalformedObjectError: It does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     stored = _CODEC.read(store, prefix + PLAN_NAME)
     return None if stored is None else stored.value.plan()
@@ -186,7 +185,6 @@ def read_pending_plan(store: RemoteStorage, prefix: str) -> MovePlan:
 
     Raises:
         MalformedObjectError: There is none, or it does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     plan = read_plan(store, prefix)
     if plan is None:
@@ -204,9 +202,6 @@ def write_plan(store: RemoteStorage, plan: MovePlan) -> MovePlan:
 
     Returns:
         The plan with the target under which it is stored.
-
-    Raises:
-        StorageError: As `RemoteStorage` says.
     """
     for target in _targets(plan.target):
         wanted = replace(plan, target=target)

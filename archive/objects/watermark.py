@@ -106,7 +106,6 @@ def read_watermark(store: RemoteStorage, key: str) -> StoredWatermark | None:
 
     Raises:
         MalformedObjectError: It does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     try:
         answer = store.get_object(key)
@@ -131,7 +130,6 @@ def write_watermark(
     Raises:
         WatermarkConflictError: Another writer has changed it.
         MalformedObjectError: Another writer has changed it, and it does not parse.
-        StorageError: As `RemoteStorage` says.
     """
     ours = replace(watermark, nonce=uuid.uuid4().hex)
     body = BytesBody(encode_watermark(ours))

@@ -175,7 +175,6 @@ class SegmentChecker:
 
         Raises:
             SegmentMovedError: An object was deleted or replaced since it was listed.
-            StorageError: As `RemoteStorage` says.
         """
         try:
             return _Check(self, tp, segment, epochs, topic_id).run()

@@ -51,7 +51,6 @@ def read_partition(
 
     Raises:
         ArchiveConflictError: Segments were moved or deleted during each listing.
-        StorageError: As `RemoteStorage` says.
     """
     try:
         return stored.consistent(before_more), ()

@@ -52,7 +52,6 @@ def compare_with_local(
 
     Raises:
         SegmentMovedError: The object was replaced since it was listed.
-        StorageError: As `RemoteStorage` says.
     """
     log = segment.log
     name = segment_file_name(segment.base_offset, FileKind.LOG)

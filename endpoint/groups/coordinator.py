@@ -292,7 +292,7 @@ class GroupCoordinator:
     def offsets(
         self, name: str, wanted: Collection[TopicPartition] | None = None
     ) -> Offsets | None:
-        """Return committed offsets; None if there is no such group.
+        """Return committed offsets; None if the group does not exist.
 
         Reading them takes no group from its owner.
 

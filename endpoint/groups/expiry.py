@@ -1,6 +1,6 @@
 """Deletes groups that are no longer used, as brokers do after `offsets.retention.minutes`.
 
-The age of a group is that of its object, by the store's clock. An endpoint writes the object of a
+The age of a group is its object's age, by the store's clock. An endpoint writes the object of a
 group that is in use at least every few hours (`renew`), so an object that has not changed for
 longer than the retention belongs to no member of any endpoint.
 
@@ -41,10 +41,7 @@ _LOGGED: Final = 10
 def is_expired(modified_ms: int, now_ms: int, retention: float) -> bool:
     """Return whether the last use of a group was longer ago than the retention, for certain.
 
-    Args:
-        modified_ms: Last modification of its object, in ms since 1970.
-        now_ms: The present time by the same clock.
-        retention: Seconds.
+    Both times are ms since 1970 by the store's clock; `retention` is in seconds.
     """
     return now_ms - modified_ms > (retention + _RENEWAL_DELAY) * 1000
 
@@ -130,7 +127,7 @@ class GroupExpiry:
         listed = 0
         for listed, (name, row) in enumerate(rows, 1):  # noqa: B007 - counts
             self._start_after = row.key
-            # Another spelling of the name is no key of the endpoint.
+            # Another spelling of the name is not a key of the endpoint.
             is_own = self._objects.layout.group_key(name) == row.key
             if is_own and is_expired(row.modified_ms, now_ms, self._retention):
                 old.append((name, row))

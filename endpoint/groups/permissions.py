@@ -38,11 +38,11 @@ class PermittedGroups:
 
     @property
     def offered(self) -> Mapping[ApiKey, tuple[int, int]]:
-        """See `Groups`."""
+        """The versions of the inner groups, also for users that may not use them."""
         return self._groups.offered
 
     def close(self) -> None:
-        """See `Groups`."""
+        """Close the inner groups."""
         self._groups.close()
 
     def answer(self, request: Request, session: Session) -> Answer:

@@ -91,21 +91,13 @@ class LiveCluster:
     properties: Path | None = None
 
     def files(self) -> tuple[Path, ...]:
-        """Return the properties file, and the certificates that it names.
-
-        Raises:
-            ConfigurationError: A property is wrong.
-        """
+        """The properties file, and the certificates that it names. Raises ConfigurationError."""
         tls = self.load().tls
         certificates = () if tls is None else (tls.ca, tls.certificate, tls.key)
         return tuple(path for path in (self.properties, *certificates) if path is not None)
 
     def client(self) -> "RelayClient":
-        """Load the settings and certificates.
-
-        Raises:
-            ConfigurationError: A property or a certificate is wrong.
-        """
+        """Load the settings and certificates. Raises ConfigurationError."""
         return RelayClient.of(self.load())
 
 
@@ -118,7 +110,7 @@ class RelayClient:
 
     @classmethod
     def of(cls, settings: ClientSettings) -> Self:
-        """Return a client with timeouts that are shorter than those of the endpoint's clients.
+        """Return a client whose timeouts are shorter than the endpoint's clients'.
 
         Raises:
             ConfigurationError: A certificate cannot be loaded.
@@ -195,9 +187,8 @@ class RelayGroups:
 
     @property
     def offered(self) -> Mapping[ApiKey, tuple[int, int]]:
-        """Versions that both the endpoint and the live cluster know.
-
-        Before the live cluster has answered for the first time: all that the endpoint knows.
+        """Versions that endpoint and live cluster know; the endpoint's until the cluster has
+        answered.
         """
         return self._offered
 
@@ -424,8 +415,8 @@ class RelayGroups:
         return self._relay_frame(upstream, connection, request, decoded, names)
 
     def _commit(self, upstream: _Upstream, request: Request, decoded: Decoded) -> Answer:
-        """Refuse commits for topics that the live cluster has created again: the positions are
-        those of the deleted topic.
+        """Refuse commits for topics that the live cluster has created again: the positions belong
+        to the deleted topic.
         """
         others = self._recreated(upstream, (topic.name for topic in decoded.topics))
         if not others:
@@ -456,7 +447,7 @@ class RelayGroups:
     def _recreated(self, upstream: _Upstream, names: Iterable[str]) -> set[str]:
         """Return the topics that have another id in the live cluster than in its archive.
 
-        Ids of another cluster than the archived one differ anyway, and say nothing.
+        Ids of another cluster than the archived one always differ, and are not compared.
 
         Raises:
             BrokerError: No broker answers, or the store does not.
@@ -582,7 +573,7 @@ class RelayGroups:
         """Send requests to several brokers at the same time: they share one timeout.
 
         Returns:
-            The bodies of the responses, without those of brokers that did not answer.
+            The bodies of the responses. Brokers that did not answer are left out.
 
         Raises:
             UnsupportedVersionError: A broker does not know the version of the request.
@@ -614,7 +605,7 @@ class RelayGroups:
         body: bytes | memoryview,
         decoded: Decoded,
     ) -> memoryview:
-        """Send the body of a request, and return that of its response.
+        """Send the body of a request, and return the response's body.
 
         Raises:
             UnsupportedVersionError: This broker does not know the version of the request.

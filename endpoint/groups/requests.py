@@ -316,7 +316,7 @@ def _unread_topics(error: ErrorCode, request: Decoded) -> list[dict[str, Any]]:
 
 
 def _undescribed(name: str, error: ErrorCode) -> dict[str, Any]:
-    """Return the row of DescribeGroups, and that of ConsumerGroupDescribe."""
+    """Return the rows of DescribeGroups and of ConsumerGroupDescribe."""
     return {
         "error_code": error,
         "error_message": None,

@@ -145,7 +145,7 @@ def parse_group(data: bytes, key: str) -> StoredGroup:
     """Parse an object.
 
     Raises:
-        MalformedObjectError: It is no group, or of a later version. The text names the key.
+        MalformedObjectError: It is not a group, or of a later version. The text names the key.
     """
     document = _CODEC.decode(data, key)
     offsets = {
@@ -243,7 +243,7 @@ class GroupObjects:
         A kill leaves the object as it was, or no object.
 
         Raises:
-            MalformedObjectError: It is no group of this name, or of a later version. It stays.
+            MalformedObjectError: It is not a group of this name, or of a later version. It stays.
             StorageError: It cannot be read or deleted. The store may still carry the delete out.
         """
         key = self.key(group)
@@ -310,11 +310,7 @@ class GroupObjects:
         raise ArchiveConflictError(f"{key}: other processes take this group at the same time")
 
     def key(self, group: str) -> str:
-        """Return the key of a group whose name is short enough.
-
-        Raises:
-            InvalidRequestError: It is too long.
-        """
+        """Return the key of a group; raises InvalidRequestError if the name is too long."""
         key = self.layout.group_key(group)
         if key is None:
             raise InvalidRequestError(f"the name of the group is too long: {group[:100]!r}...")
@@ -358,8 +354,8 @@ class OwnedGroup:
         previous_owner: Owner before this process; empty if there was none.
 
     Attributes:
-        confirmed_at: Time at which this process owned the group for certain: that of the last
-            request whose answer showed it, in seconds of the clock.
+        confirmed_at: Time of the last request whose answer showed that this process owns the
+            group, in seconds of the clock.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ def find_partitions(
     Raises:
         NoSuchTopicError: nothing is stored of a named topic or partition.
         WrongPlaceError: nothing is stored here, but an archive exists under other entropy bits.
-        StorageError: as the port says.
     """
     if isinstance(selection, Assigned):
         return tuple(sorted(set(_assigned(archives, selection.partitions, pool))))

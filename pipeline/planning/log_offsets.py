@@ -61,9 +61,6 @@ class Ends:
     def of(self, tp: TopicPartition, view: ArchiveView | None, isolation: IsolationLevel) -> Offset:
         """Return the end (exclusive) of the offsets that may be returned; 0 where nothing is
         stored.
-
-        Raises:
-            StorageError: as the port says.
         """
         if view is None:
             return Offset(0)

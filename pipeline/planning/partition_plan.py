@@ -152,9 +152,6 @@ class PartitionPlanner:
             gaps: the recorded gaps.
             ends: ends of the segments of `logs_for`. With them, gaps that nothing records are
                 found, too.
-
-        Raises:
-            StorageError: as the port says.
         """
         wanted = _narrowed(requested, filters)
         missing = tuple(self._missing(wanted, gaps, ends))

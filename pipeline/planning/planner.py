@@ -281,7 +281,6 @@ class Planner:
         Raises:
             NoSuchTopicError: nothing is stored of a named topic or partition.
             WrongPlaceError: nothing is stored here, but an archive exists under other entropy bits.
-            StorageError: as the port says.
         """
         return find_partitions(self._archives, selection, self._pool)
 
@@ -367,11 +366,7 @@ class Planner:
         return self._pool.of_each(epoch_history, views)
 
     def gaps(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Gaps]:
-        """Read the recorded gaps of the partitions. One listing for each topic.
-
-        Raises:
-            StorageError: as the port says.
-        """
+        """Read the recorded gaps of the partitions. One listing for each topic."""
         return self._snapshots.gaps(tps)
 
     def topic_id(self, topic: str) -> str | None:

@@ -63,9 +63,6 @@ def holds_all(store: RemoteStorage, split: Split) -> bool:
     True only if no record was compacted away and none belongs to a transaction. Costs a request for
     each segment, or one if the first segment's metadata does not say. False if this is unknown, or
     if a segment is gone or not in the planned version: the reader handles these cases.
-
-    Raises:
-        StorageError: as the port says.
     """
     if split.origin.is_pinterest:
         return False

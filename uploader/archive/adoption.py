@@ -99,9 +99,9 @@ def _adopted(
     end: Offset,
     epoch_history: EpochHistory,
 ) -> StoredSegment:
-    """Return a segment in the form in which it is committed, with 0 bytes sent.
+    """Return a segment as it is committed, with 0 bytes sent.
 
-    If a kill has lost the marker of an encrypted `.log`, it is stored again: listings would show
+    A marker of an encrypted `.log` that a kill has lost is stored again: listings would show
     readers another size.
     """
     log = segment.log
@@ -144,8 +144,8 @@ def follow_on(
         end = noted_next_offset(head)
         if end is None or end <= start:
             continue  # of Pinterest's uploader, or archived already
-        # Before the comparison of leader epochs: those of another topic may be higher, and would
-        # end the search without an error.
+        # Before the comparison of leader epochs: another topic's may be higher, and would end
+        # the search without an error.
         if not chosen:
             ours.check_topic(head)
         if noted_epoch(head, WRITER_EPOCH_KEY) > leader_epoch:

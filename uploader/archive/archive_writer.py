@@ -78,10 +78,8 @@ class ArchiveWriter:
         self._long_archives = long_archives
 
     def admit(self) -> None:
-        """Check that the store may be written to. After one success no further check is made.
-
-        Raises:
-            ConfigurationError: the store must not be written to.
+        """Check that the store may be written to, until it succeeds once; raises
+        ConfigurationError.
         """
         self._admit()
 
@@ -421,7 +419,7 @@ class ArchiveWriter:
         new base offset in `offset.wm` then. Otherwise the gap up to the first stored segment is
         recorded on the store.
 
-        The record says whether the log is known to continue the archive behind the gap
+        The record states whether the log is known to continue the archive behind the gap
         (`archive_below`). It may not be: if the log start has passed the start of a leader epoch
         that this sidecar has not seen begin, an unclean election may have replaced archived
         records.

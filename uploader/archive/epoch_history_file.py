@@ -119,7 +119,7 @@ def _rebuilt(segments: Iterable[_Noted], beside: EpochHistory) -> EpochHistory:
         if expected is None:
             if not runs:
                 continue
-            # Below the first segment with noted epochs, only the stored history knows them.
+            # Below the first segment with recorded epochs, only the stored history knows them.
             entries.extend(beside.up_to(runs[0][1]).entries)
             expected = runs[0][1]
         elif not runs and segment.last == UNKNOWN_EPOCH:

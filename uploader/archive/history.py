@@ -216,7 +216,7 @@ class Histories:
             if watermark is None or archive.next_offset is None:
                 return archive
             # Before the comparison with the log: an archive in the middle of a move has
-            # an archive end offset that says nothing about the objects above it.
+            # an archive end offset that proves nothing about the objects above it.
             if watermark.pending is not None:
                 self._finish(place, check, archive, watermark.pending)
                 continue
@@ -485,7 +485,7 @@ class Histories:
         if created is None:
             return False
         # Both times must be of one clock. `offset.wm` has the
-        # store's time, `partition.metadata` that of this machine.
+        # store's time, `partition.metadata` this machine's.
         ahead = store_clock_ahead_ms(place.store, place.layout, check.topic_partition, self._wall)
         # The lower bound makes the topic look older, never newer: in doubt nothing is retired.
         return created + ahead > error.mark.modified_ms

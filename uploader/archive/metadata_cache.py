@@ -124,7 +124,7 @@ class MetadataEditor:
             stored: Lists the committed `.log` objects; a new `_metadata` begins with their entries.
             expect_ours: Raises an ArchiveConflictError if another sidecar has written `offset.wm`.
                 Called after `_metadata` was read here. A version that is newer than the sidecar's
-                view of the archive may be that of a quarantine, which has moved the segments away.
+                view of the archive may come from a quarantine, which has moved the segments away.
 
         Raises:
             ArchiveConflictError: other sidecars changed it each time; the same call can succeed
@@ -235,7 +235,7 @@ def _is_check_due(before: _Version, after: _Version) -> bool:
 def _without_gone(version: _Version, key: str, stored: Collection[BaseOffset]) -> _Version:
     """Remove the entries of segments that are no longer stored.
 
-    Entries above the last of the `stored` segments stay: the listing does not cover them.
+    Entries above the last `stored` segment stay: the listing does not cover them.
     """
     if not stored:
         return version

@@ -129,7 +129,7 @@ def planned_repairs(
             repair = _repair_of_segment(finding, segment, layout)
             if repair is not None:
                 of_segments[repair.key] = repair
-    # Markers first: an index is rebuilt from the whole `.log`, the size of which they tell.
+    # Markers first: an index is rebuilt from the whole `.log`, and a marker has its size.
     repairs = sorted(of_segments.values(), key=lambda repair: repair.kind is not None)
     if kinds & _METADATA:
         repairs.append(Repair(tp, layout.metadata_key(tp)))
@@ -172,7 +172,6 @@ class Repairer:
             UnrepairableError: The stored segments do not determine the object.
             ArchiveConflictError: Another process has changed the object or its segment meanwhile.
             SegmentError: The `.log` is damaged.
-            StorageError: As `RemoteStorage` says.
         """
         if repair.segment is not None:
             if repair.kind is None:
@@ -186,7 +185,7 @@ class Repairer:
         head = self._store.head_object(log.key)
         if head.etag != log.etag or key != marker_key(log.key, stored_size(head.size)):
             raise ArchiveConflictError(f"{log.key} was replaced meanwhile; repeat the command")
-        # No condition: a marker has no contents, and its name tells what it marks.
+        # No condition: a marker has no contents, only its name counts.
         self._store.put_object(key, BytesBody(b""))
         self._sizes[log.key] = head.size
         return f"marker of an encrypted segment of {head.size} bytes"
@@ -273,7 +272,7 @@ class Repairer:
             return PartitionMetadata(self._tp), stored.head.etag
 
     def _refuse_overlaps(self) -> None:
-        """Raise if two segments overlap: without entries, nothing tells which is the orphan."""
+        """Raise if two segments overlap: without entries, the orphan among them is unknown."""
         logs = self._inventory.logs
         unknown = [log for log in logs if log.base_offset not in self._inventory.noted]
         noted = self._stored.heads(unknown, self._inventory.topic_id)

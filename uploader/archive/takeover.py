@@ -152,9 +152,6 @@ def scan(
 
     Returns:
         The whole segments, by rising base offset, and the keys of damaged `.log` objects.
-
-    Raises:
-        StorageError: as the port says.
     """
     stored = list(StoredPartition(store, layout, tp).logs())
     segments = at_once(lambda segment: _read_segment(store, segment), stored)
@@ -202,7 +199,7 @@ def at_once(work: Callable[[T], R], items: Sequence[T]) -> Iterable[R]:
 class Span:
     """A whole segment of Pinterest's, from its base offset (inclusive) to `end` (exclusive).
 
-    `same` says whether this broker's log holds its last batch. It is None where that part of the
+    `same`: whether this broker's log holds its last batch. None where that part of the
     log was deleted.
     """
 
@@ -330,7 +327,6 @@ class Takeover:
             OperatorNeededError: the stored segments are of another log.
             DivergedError: the stored segments reach beyond this broker's log, or some contradict it
                 and must not be moved.
-            StorageError: as the port says.
         """
         whole, damaged = scan(self.store, self.layout, self.topic_partition)
         # Every decision is made before the first write, because a foreign segment or a damaged one
@@ -446,9 +442,9 @@ def repaired(
     """Return `_metadata` with an entry for each segment that is taken over, and without entries of
     segments that are not stored.
 
-    Segments that were readable so far keep their entries, also above our `offset.wm`. A missing
-    entry gets the smallest time among the later entries and the segment's upload. That time is at
-    or after the segment's own, so a reader that seeks by time begins too early at worst.
+    Readable segments keep their entries, also above our `offset.wm`. A missing entry gets the
+    smallest time among the later entries and the segment's upload, which is not before the
+    segment's own: a reader that seeks by time begins too early at worst.
 
     Args:
         known: The stored `_metadata`.

@@ -61,9 +61,6 @@ def read_unresolved(
         store: The store.
         layout: The keys on it.
         led: The led partitions. Gaps of other partitions count as a whole.
-
-    Raises:
-        StorageError: as the port says.
     """
     acknowledged = {row.key for row in store.list_objects(layout.acknowledged_prefix())}
     accepted = _accepted(acknowledged)

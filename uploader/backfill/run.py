@@ -341,7 +341,7 @@ class _Stores:
 def _wanted(
     config: Config, identity: MetaProperties, topics: tuple[str, ...], partitions: tuple[str, ...]
 ) -> LogDirPartitions:
-    """Return the selected partitions, and those of them and the log dirs that cannot be read.
+    """Return the selected partitions, and the partitions and log dirs that cannot be read.
 
     Raises:
         ConfigurationError: A named topic or partition is not in the log dirs, or is excluded.

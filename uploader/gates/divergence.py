@@ -122,10 +122,7 @@ def _with_first_segment(
 def latest_divergence(
     watermark: Watermark, next_offset: Offset, local: LocalHistory
 ) -> Offset | None:
-    """Return the highest offset at which archive and log can have diverged.
-
-    None where `offset.wm` and the log show no divergence.
-    """
+    """Return the highest offset at which archive and log can have diverged; None without a sign."""
     # Two independent signs: a later epoch that begins too low, and
     # a log that is too short. The lower one is the safer bound.
     offsets = [divergence_offset(watermark, next_offset, local.epoch_history), local.log_end]

@@ -76,13 +76,7 @@ class CommittedGate:
         self._asked_at: dict[TopicPartition, float] = {}
 
     def known(self, tp: TopicPartition, log_dir: str, epoch: LeaderEpoch) -> HighWatermarks:
-        """Return what is known of a partition's high watermark.
-
-        Args:
-            tp: The partition.
-            log_dir: The log dir that holds it.
-            epoch: Leader epoch in which this broker leads.
-        """
+        """Return what is known of the high watermark while this broker leads in `epoch`."""
         answer, answered = self._answers.get(tp), -1
         if answer is not None and epoch != UNKNOWN_EPOCH and answer.leader_epoch == epoch:
             answered = answer.offset
@@ -92,34 +86,29 @@ class CommittedGate:
         return HighWatermarks(answered, checkpoint.offsets.get(tp, -1), checkpoint.written_ns)
 
     def high_watermark(self, tp: TopicPartition, log_dir: str) -> Offset | None:
-        """Return the last known high watermark, for reports; it may be some seconds old.
-
-        Unlike in `known`, the leader epoch does not matter here.
+        """Return the last known high watermark of any leader epoch, for reports. It may be seconds
+        old.
         """
         answer, stored = self._answers.get(tp), self._checkpoints.of(log_dir).offsets.get(tp)
         known = [stored, None if answer is None else answer.offset]
         return max((offset for offset in known if offset is not None), default=None)
 
     def learn(self, answers: Mapping[TopicPartition, HighWatermark], asked_at: float) -> None:
-        """Remember answers of brokers.
-
-        Args:
-            answers: The answer for each partition.
-            asked_at: When the brokers were asked, in monotonic seconds. An answer was true at some
-                time after it; the answer's own time is not known.
+        """Remember answers of brokers. They were true at some time after `asked_at` (monotonic
+        seconds).
         """
         self._answers.update(answers)
         self._asked_at.update(dict.fromkeys(answers, asked_at))
 
     def named_at(self, tp: TopicPartition, epoch: LeaderEpoch) -> float:
-        """Return when a broker was last asked that named this epoch as that of the leader.
+        """Return the time of the last request whose answer confirmed this leader epoch.
 
-        In monotonic seconds: minus infinity where none has, infinity where there is no broker to
-        ask, or no epoch to compare.
+        In monotonic seconds: minus infinity without such an answer, infinity without a broker to
+        ask or an epoch to compare.
         """
         if not self._asks_brokers or epoch == UNKNOWN_EPOCH:
             return float("inf")
-        # The time of the question counts, not that of the answer: an answer may arrive long after
+        # The time of the request counts, not the answer's: an answer may arrive long after
         # the broker has sent it.
         answer = self._answers.get(tp)
         if answer is None or answer.leader_epoch != epoch:

@@ -79,9 +79,8 @@ class TopicRules:
         self._next_ask = float("-inf")
 
     def is_known(self, topic: str, topic_id: str | None = None) -> bool:
-        """Return whether the topic's configuration is known.
-
-        An answer about an earlier topic of the same name does not count.
+        """Return whether the configuration is known of this topic, not of an earlier one of its
+        name.
         """
         if self._source is None:
             return True

@@ -34,7 +34,7 @@ class Urgency(NamedTuple):
 
 
 class PinPriority(NamedTuple):
-    """Sorts pins: those of led partitions come first. Each of the two groups is sorted by urgency.
+    """Sort key of pins: led partitions first, then by urgency.
 
     Attributes:
         followed: Whether another broker leads the partition.
@@ -168,11 +168,7 @@ class PinnedSegment:
         )
 
     def unlinked(self) -> bool:
-        """Whether the broker has unlinked the `.log`, so that only the sidecar keeps its bytes.
-
-        Raises:
-            OSError: the file system does not answer.
-        """
+        """Whether only the sidecar keeps the `.log`: the broker has unlinked it. Raises OSError."""
         # The broker may delete the file by any name, so the path proves nothing. The link count
         # does: it falls to the links of the sidecar when the broker's own name is gone.
         return os.fstat(self.log).st_nlink <= self.own_links
@@ -216,7 +212,7 @@ def pin(
     Args:
         directory: The partition's directory.
         segment: The segment.
-        closed: See `PinnedSegment.closed`.
+        closed: Called with the number of files and the segment's bytes when they are closed.
 
     Raises:
         SegmentGoneError: the `.log` no longer has either name.
@@ -253,7 +249,7 @@ def pin_spooled(
     Args:
         directory: The partition's directory in the log dir, for messages.
         spooled: The segment's files in the spool.
-        closed: See `PinnedSegment.closed`.
+        closed: Called with the number of files and the segment's bytes when they are closed.
 
     Raises:
         SegmentGoneError: the `.log` is gone.
@@ -290,8 +286,7 @@ def _gone(directory: str, base: BaseOffset) -> NoReturn:
 def _open(directory: str, base: BaseOffset, kind: FileKind) -> int | None:
     """Open a file under its live name, or else under its `.deleted` name.
 
-    This order matters: the broker renames only from live to `.deleted`, so a rename between the two
-    attempts cannot hide the file.
+    The broker renames only from live to `.deleted`, so in this order no rename hides the file.
     """
     for deleted in (False, True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -337,13 +332,8 @@ def log_size(directory: str, base: BaseOffset) -> int:
 
 
 def read_largest_timestamp(time_index: int) -> float | None:
-    """Return the largest timestamp in an open `.timeindex` of a closed segment.
-
-    Returns:
-        Seconds since 1970; None if the index has no entry.
-
-    Raises:
-        OSError: the index cannot be read.
+    """Return the largest timestamp in an open `.timeindex`, in seconds since 1970; None without an
+    entry. Raises OSError.
     """
     size = os.fstat(time_index).st_size
     position = max(0, size - TIMEINDEX_ENTRY_BYTES)

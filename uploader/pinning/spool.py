@@ -57,7 +57,7 @@ _OPEN_FILE: Final = "/proc/self/fd/{}"
 
 @dataclass(frozen=True, slots=True)
 class SpooledSegment:
-    """The links of one closed segment in the spool. See `pins.SpooledFiles` for the methods."""
+    """The links of one closed segment in the spool. Implements `pins.SpooledFiles`."""
 
     directory: str
     segment: ClosedSegment
@@ -92,11 +92,7 @@ class SpooledSegment:
         return (status.st_dev, status.st_ino) == (identity.device, identity.inode)
 
     def is_last_name(self) -> bool:
-        """Return whether only the spool keeps the `.log` on the disk: the broker has unlinked it.
-
-        Raises:
-            OSError: the file system does not answer.
-        """
+        """Return whether only the spool keeps the `.log`. Raises OSError."""
         try:
             return os.stat(self.path(FileKind.LOG)).st_nlink == 1
         except FileNotFoundError:
@@ -326,11 +322,10 @@ def spool_homes(log_dirs: Iterable[str], spools: Iterable[str]) -> dict[str, str
 
 
 def late_home(log_dir: str, spools: Iterable[str]) -> str | None:
-    """Find the spool of a log dir that could not be read at the start.
+    """Return the spool directory of a log dir that could not be read at the start.
 
-    Returns:
-        Its directory. None, with a warning in the log, if there is none: the segments of the log
-        dir are then only pinned, and do not survive a restart after their deletion.
+    None, with a warning in the log, if there is none: the log dir's segments are then only pinned,
+    and do not survive a restart after their deletion.
     """
     try:
         return _home_of(log_dir, list(spools))

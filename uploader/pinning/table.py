@@ -69,7 +69,7 @@ class PinTable:
 
     @property
     def totals(self) -> PinTotals:
-        """The totals now; `deleted_bytes` is that of the last call of `enforce`."""
+        """The totals now; `deleted_bytes` is from the last call of `enforce`."""
         return PinTotals(self._count, self._files, self._bytes, self._deleted_bytes)
 
     def track(
@@ -130,9 +130,8 @@ class PinTable:
         return tracked
 
     def rank_again(self, partition: Partition) -> None:
-        """Sort the pins of a partition again after their priority has changed.
-
-        It changes when another broker becomes the leader, or when the topic's retention changes.
+        """Sort the pins of a partition again, after a new leader or retention changed their
+        priority.
         """
         for tracked in partition.log.tracked.values():
             if tracked.pinned is not None:

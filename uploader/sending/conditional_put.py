@@ -164,7 +164,6 @@ def store_file(
         StoredByAnotherError: another sidecar's `.log` is stored; it stays.
         ArchiveConflictError: a later leader has written the object, or another process writes it
             at the same time.
-        StorageError: as the port says.
     """
     head = _head(store, ours.key) if may_exist else None
     if head is None:

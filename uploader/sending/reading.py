@@ -158,7 +158,7 @@ class ColdPages:
             if error.errno not in _NO_NOWAIT:
                 raise
             # The file system has no RWF_NOWAIT, so cold pages are not known. To drop pages that the
-            # broker uses would be worse than to keep those of the upload.
+            # broker uses would be worse than to keep the upload's pages.
             self._read = self._read_plainly
             return self._read_plainly(view, position)
         if hot == len(view):
@@ -327,7 +327,7 @@ class FileBody:
         return cast("BinaryIO", _Stream(self))
 
     def open_for_checksum(self) -> BinaryIO:
-        """See `CountedBody`."""
+        """Reset the progress: the body is sent from its start afterwards."""
         if self.progress is not None:
             self.progress.reset()
         return cast("BinaryIO", _Stream(replace(self, progress=None)))

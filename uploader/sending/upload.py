@@ -84,7 +84,7 @@ def optional_files(
 ) -> OptionalFiles:
     """Return the optional files of a segment, or of a slice of a segment.
 
-    An error is noted in `left_out`, not raised: the records are worth storing without the file.
+    An error is recorded in `left_out`, not raised: the records are worth storing without the file.
     """
     files: dict[FileKind, VerifiedFile] = {}
     notes: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _txn_index(
     pieces = SummedPieces(descriptor, WHOLE_ABORTED_TXNS_BYTES)
     below = above = 0
     # The first pass checks the whole file and counts. Entries ascend by marker, so
-    # those of the slice are a suffix, and a second pass sums up that suffix alone.
+    # the slice's entries are a suffix, and a second pass sums up that suffix alone.
     for entry in read_txn_index(pieces, segment, stored.end):
         if entry.last_offset < stored.base:
             below += 1
@@ -233,7 +233,6 @@ class Uploader:
             StoredOtherwiseError: the segment has left the log, and the archive ends within one of
                 its record batches.
             ArchiveConflictError: another process writes the archive.
-            StorageError: as the port says.
         """
         pages = ColdPages(pinned.log, watch=self.rules.give_back_cold)
         try:

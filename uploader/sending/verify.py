@@ -110,7 +110,7 @@ class VerifiedSegment:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The bytes of the pinned `.log` that are to be stored: `start` up to `end`, exclusive."""
+    """The bytes of the pinned `.log` to store: `start` up to `end`, exclusive."""
 
     base_offset: BaseOffset
     start: int
@@ -160,7 +160,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
         SegmentError: `leader-epoch-checkpoint` does not parse.
     """
     # Before and after the reading: a pin keeps the bytes of a deleted file,
-    # but not those of a file that truncation or recovery rewrites in place.
+    # but not of a file that truncation or recovery rewrites in place.
     _check_identity(pinned, reading)
     if reading.compacted:
         _check_not_merged(pinned, planned, reading.directory or pinned.directory)
@@ -204,7 +204,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
 def _epoch_history_from(
     base: BaseOffset, epoch_history: EpochHistory, facts: SegmentFacts
 ) -> EpochHistory:
-    """Return the log's epoch history if it reaches back to `base`, else that of the batches.
+    """Return the log's epoch history if it reaches back to `base`, else the batches' epochs.
 
     It may not reach back, because retention moves the start of its first epoch.
     """
@@ -257,7 +257,7 @@ def _walk_with_indexes(
     """Walk the segment, and compare the broker's own indexes with its batches on the way.
 
     Returns:
-        The facts of the walk, and the indexes. The indexes are None where they are to be rebuilt,
+        The facts of the walk, and the indexes. The indexes are None where the caller rebuilds them,
         or one is missing, damaged, not trimmed yet, or of other batches. An empty index is valid:
         small segments have no entry. Each index is checked and summed in one pass: if the broker's
         recovery rewrites it meanwhile, the store refuses bytes that do not match the checksum.
@@ -348,7 +348,7 @@ def _check_epoch_history(
     try:
         epoch_history = reading.read_epochs(directory)
     except UnsupportedFormatError as error:
-        # The checkpoint says nothing about the format of the segment, which waits for it.
+        # The checkpoint does not determine the format of the segment, which waits for it.
         raise SegmentError(str(error)) from error
     violation = epoch_history.violation(facts.epochs, facts.next_offset or Offset(0))
     if violation is not None:

@@ -90,11 +90,10 @@ class HighWatermarks:
     written_ns: int = -1
 
     def cover(self, end: int | None, modified_ns: int) -> bool:
-        """Return whether the high watermark is known to have reached the end of a segment.
+        """Return whether the high watermark is known to have reached `end` (exclusive; None if
+        unknown).
 
-        Args:
-            end: The segment's end, exclusive; None if it is not known.
-            modified_ns: Last write to its `.log`, in ns since 1970.
+        `modified_ns` is the last write to the `.log`, in ns since 1970.
         """
         if end is None:
             return False
@@ -113,12 +112,12 @@ class Situation:
         wall: Seconds since 1970.
         rules: The configuration.
         high_watermarks: What is known of the high watermark.
-        lead_confirmed_at: When a broker was last asked that has named this one as the leader, in
-            monotonic seconds; infinity if there is no broker to ask.
+        lead_confirmed_at: Time of the last request whose answer named this broker as the leader,
+            in monotonic seconds; infinity if there is no broker to ask.
         risk_rule: When the broker deletes segments of the topic.
         unlinked: Base offsets of the pinned segments that the broker has unlinked; for a follower.
         outages: How many outages of the partition's store have ended. None if that is not known.
-        decides: False if the event is only to be applied, without a decision: while an unexpected
+        decides: False to apply the event without a decision: while an unexpected
             error holds the partition back, or if more of its events follow at once.
     """
 

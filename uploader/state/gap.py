@@ -22,7 +22,7 @@ class GapWatch:
         began: When a gap with this start was seen first.
         seen: When the wait for `patience` began.
         patience: How long the gap must last.
-        vouched: Whether a broker has named this one as the leader after the wait.
+        vouched: Whether a broker has confirmed this one as the leader after the wait.
     """
 
     gap: OffsetRange | None = None

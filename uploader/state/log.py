@@ -108,9 +108,9 @@ class TrackedLog:
         return [self.tracked.pop(base) for base in stored]
 
     def untrack_all(self) -> list[TrackedSegment]:
-        """Stop tracking all segments. Returns those whose files the caller releases.
+        """Stop tracking all segments; return those whose files the caller releases.
 
-        Uploads under way continue. Their end releases their files and changes nothing else.
+        The end of an upload under way releases its own files, and changes nothing else.
         """
         tracked, self.tracked = self.tracked, {}
         return [old for old in tracked.values() if old.stage is not SegmentState.UPLOADING]
@@ -125,11 +125,7 @@ class TrackedLog:
                 tracked.stage, tracked.stored = SegmentState.CLOSED, None
 
     def retain(self, retention: float) -> bool:
-        """Set how long the broker keeps each segment, in seconds.
-
-        Returns:
-            Whether that changes the urgency of a segment.
-        """
+        """Set the retention of each segment, in seconds; return whether that changes an urgency."""
         changed = [t for t in self.tracked.values() if t.retention != retention]
         for tracked in changed:
             tracked.retention = retention
@@ -174,11 +170,10 @@ class TrackedLog:
         return sorted(tracked.segment for tracked in self.tracked.values())
 
     def plan(self, next_offset: Offset | None, *, sparse: bool) -> Plan:
-        """Return the segments to store next, in order.
+        """Return the segments to store next, in order; none if `next_offset` (the archive's) is
+        unknown.
 
-        Args:
-            next_offset: The archive end offset. None if it is not known: then there are none.
-            sparse: Whether offsets may be missing anywhere, because the topic is or was compacted.
+        `sparse` is set if offsets may be missing anywhere: the topic is or was compacted.
         """
         if next_offset is None:
             return Plan()
@@ -190,8 +185,8 @@ class TrackedLog:
     def plan_again(self, step: Plan) -> None:
         """Upload stored segments again that are planned otherwise now.
 
-        Example: a segment was stored without the offsets that the segment before it seemed to have.
-        That one turned out not to be part of the log, so these offsets are missing.
+        Example: a segment was stored behind another one, which then proved not to be part of the
+        log. The offsets between them are now missing.
         """
         for planned in step.segments:
             tracked = self.tracked[planned.segment.base_offset]
@@ -286,9 +281,8 @@ def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:
 
 
 def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
-    """Keep the known end of a segment that is marked for deletion.
-
-    Once the segment behind it is gone, the listing no longer shows that end.
+    """Keep the known end of a segment marked for deletion: the listing shows it only while the next
+    segment exists.
     """
     if new.marked_for_deletion and old.next_base is not None:
         return ClosedSegment(new.base_offset, old.next_base, new.marked_for_deletion)

@@ -247,15 +247,10 @@ class Partition:
         now: float,
         track: Callable[[ClosedSegment], TrackedSegment | None],
     ) -> list[TrackedSegment]:
-        """Update the segments from a listing of the directory.
+        """Update the segments from a listing of the directory, made at `now` (monotonic seconds).
 
-        Args:
-            listing: The closed segments and the active one.
-            now: When it was made, in monotonic seconds.
-            track: Opens the files of a segment that is new; returns None where they are gone.
-
-        Returns:
-            Segments that are tracked no longer: the caller releases their files.
+        `track` opens the files of a new segment, and returns None if they are gone. The caller
+        releases the files of the returned segments.
         """
         return self.log.observe(listing, now, track, self.directory, self.stored_below())
 
@@ -335,7 +330,7 @@ class Partition:
         self.unsure = unsure
 
     def refuse_directory(self, reason: str | None) -> None:
-        """Note why the directory is not read: it is a symbolic link that is not followed. None if
+        """Record why the directory is not read: it is a symbolic link that is not followed. None if
         it is read.
         """
         self.unread = reason
@@ -385,8 +380,8 @@ class Partition:
         self.hold.fail(str(error), now)
 
     def step_failed(self, error: str | None) -> None:
-        """Note that an unexpected error holds back a step of this partition. Before the step is
-        tried again, the directory is listed again.
+        """Record the unexpected error that holds back a step, and list the directory before the
+        next try.
         """
         self.held_error = error
         self.list_again()
@@ -438,7 +433,7 @@ class Partition:
         self.requesting = request
 
     def end_request(self) -> None:
-        """Note that the request has ended, or is no longer needed."""
+        """Record that the request has ended, or is not needed any more."""
         self.requesting = None
 
     def enter_epoch(self, epoch: LeaderEpoch) -> None:
@@ -752,9 +747,8 @@ class Partition:
         return self.archive is None and bool(self.log.tracked)
 
     def close(self, *, for_good: bool = True) -> None:
-        """Close the files of all segments, except those of an upload under way.
-
-        Names in the spool are removed only if it is `for_good`.
+        """Close the files of all segments, except those of an upload under way. Names in the spool
+        are removed only `for_good`.
         """
         self.released = True
         for tracked in self.log.tracked.values():

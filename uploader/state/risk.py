@@ -39,8 +39,7 @@ class RiskRule:
     def begins(self, largest_timestamp: float) -> float:
         """Return when a segment begins to be at risk, in seconds since 1970; infinity for never.
 
-        Args:
-            largest_timestamp: As Kafka's `LogSegment.largestTimestamp`, in seconds since 1970.
+        `largest_timestamp` is Kafka's `LogSegment.largestTimestamp`, in seconds since 1970.
         """
         if self.retention is None:
             return float("inf")
@@ -95,7 +94,7 @@ def risk_of(
         tracked: The closed segments that are not stored, by base offset.
         rule: When the broker deletes segments of the topic.
         wall: Seconds since 1970.
-        end_by_size: See `RiskRule.end_by_size`.
+        end_by_size: Offset below which segments are at risk by size; None if none is.
         unlinked: Base offsets of the pinned segments that the broker has unlinked.
     """
     end, count, next_at = None, 0, float("inf")

@@ -173,7 +173,7 @@ class TrackedSegment:
 
     @property
     def pin_priority(self) -> PinPriority:
-        """The order of pins: those of followed partitions are released first."""
+        """Sort key of pins: followed partitions' are released first."""
         return PinPriority(self.followed, self.urgency)
 
     def queue(self, planned: PlannedSegment, now: float) -> None:
@@ -198,9 +198,8 @@ class TrackedSegment:
         return before.segment.next_base == planned.segment.next_base
 
     def ends_at(self, next_offset: int) -> None:
-        """Take the end from the bytes of a segment that is marked for deletion.
-
-        They are more reliable than the names of the files beside it.
+        """Take the end from the bytes of a segment marked for deletion: file names are less
+        reliable.
         """
         base = self.segment.base_offset
         self.segment = ClosedSegment(
@@ -208,17 +207,17 @@ class TrackedSegment:
         )
 
     def cannot_be_archived(self, error: str, now: float, *, accepted: bool) -> None:
-        """Note that the segment's format cannot be archived.
+        """Record that the segment's format cannot be archived.
 
-        The same bytes never can. They are looked at again only to notice that the broker has
-        deleted the file, or that an operator has accepted the loss.
+        Its bytes are checked again only to notice that the broker has deleted the file, or that an
+        operator has accepted the loss.
         """
         self.unarchivable, self.given_up = True, accepted
         self.hold.fail(error, now)
         self.hold.until = now + _LOOK_AGAIN_SECONDS
 
     def follows_not(self, conflict: Conflict, *, unlinked: bool) -> None:
-        """Note that the archive ends within a record batch of this segment.
+        """Record that the archive ends within a record batch of this segment.
 
         If a second upload shows the same, and the segment is `unlinked`, the offsets up to the end
         of that batch are a gap: only the log could show which of the two histories was discarded.
@@ -264,8 +263,8 @@ class TrackedSegment:
             self.spooled = None
 
     def unlinked(self) -> bool:
-        """Whether the broker has unlinked the pinned `.log`. False without a pin, and where the
-        file system does not answer.
+        """Whether the broker has unlinked the pinned `.log`; False without a pin or on a disk
+        error.
         """
         return self.pinned is not None and is_unlinked(self.pinned)
 
@@ -281,7 +280,7 @@ class TrackedSegment:
         """
         self.pinned, self.times = pinned, times
         self.size, self.modified_ns = pinned.identity.size, pinned.identity.modified_ns
-        self.epochs = None  # noted again while this file is in the log
+        self.epochs = None  # recorded again while this file is in the log
         self.committed = self.spooled is not None and self.spooled.is_committed()
 
     def take_spooled(self, spooled: SpooledFiles | None) -> None:
@@ -295,7 +294,7 @@ class TrackedSegment:
     def note_committed(self, epochs: EpochHistory) -> None:
         """Compare the log's epochs after the high watermark has passed the segment's end.
 
-        The segment is committed if they equal those from the time when its file was in the log.
+        The segment is committed if they equal the epochs recorded while its file was in the log.
         """
         self.committed = epochs == self.epochs
 
@@ -304,11 +303,7 @@ class TrackedSegment:
         self.timeline.started, self.progress = now, progress
 
     def held_alone(self) -> bool:
-        """Whether only the sidecar keeps its bytes on the disk.
-
-        Raises:
-            OSError: the file system does not answer.
-        """
+        """Whether only the sidecar keeps its bytes on the disk. Raises OSError."""
         if self.pinned is not None:
             return self.pinned.unlinked()
         return self.spooled is not None and self.spooled.is_last_name()

@@ -1,10 +1,10 @@
 """Check right before a trim that the store has every record that would be deleted.
 
-The sidecar's own knowledge of the archive may be outdated, and `offset.wm` says nothing about
+The sidecar's own knowledge of the archive may be outdated, and `offset.wm` does not show
 objects that a lifecycle rule or a person has deleted since. So each check asks the store again:
 
 1. `offset.wm` is of this topic, and no move is pending.
-2. The archived leader epochs are those of the broker's log.
+2. The archived leader epochs equal the epochs of the broker's log.
 3. The segments that `_metadata` names follow each other without a gap.
 4. Each `.log` ends where the next one begins, and its metadata fits the log. The store's own
    checksum of it is the one of the upload: the checksum in the metadata alone proves nothing,
@@ -207,7 +207,7 @@ class ArchiveCheck:
         self, led: LedPartition, watermark: Watermark, local: EpochHistory
     ) -> EpochHistory:
         # `offset.wm` has the checksum of the epochs that belong to it. It saves a request if the
-        # known ones have it, or those of the log.
+        # known ones have it, or the log's.
         known = local if led.stored_epochs is None else led.stored_epochs.epoch_history
         if watermark.epoch_history is not None and is_noted(watermark, known):
             return known
@@ -424,12 +424,9 @@ def epochs_hindrance(
 
 
 def place_problem(base: BaseOffset, end: Offset, following: Offset) -> str | None:
-    """Return why a segment does not fit between two base offsets; None if it does.
+    """Return why a segment does not fit before the base offset `following`; None if it does.
 
-    Args:
-        base: Base offset of the segment, from its key.
-        end: Its end offset, from its metadata.
-        following: Base offset of the next stored segment, or the archive end offset.
+    `end` is exclusive, and comes from the segment's metadata.
     """
     if base < end <= following:
         return None
@@ -505,7 +502,7 @@ def segment_problem(head: ObjectHead, topic_id: str | None, local: EpochHistory)
 def size_problem(
     segments: Iterable[LocalSegment], base: BaseOffset, end: Offset, size: int
 ) -> str | None:
-    """Return how the size of a stored segment differs from that of the same local segment."""
+    """Return how the sizes of a stored and the same local segment differ."""
     for segment in segments:
         if (segment.base_offset, segment.end) == (base, end) and segment.size != size:
             return f"it has {size} bytes, and the log's segment {segment.size}"

@@ -300,12 +300,7 @@ def bounded_by_transactions(trim: Trim, stable: StableEnd | None) -> Trim:
 
 
 def bounded_by_groups(trim: Trim, committed: Iterable[tuple[str, Offset]]) -> Trim:
-    """Return the trim that passes no committed offset of a protected group.
-
-    Args:
-        trim: The decision so far.
-        committed: Name of each protected group, and its committed offset in this partition.
-    """
+    """Return the trim that passes no committed offset of these protected groups."""
     for group, offset in committed:
         behind = f"group {group} has committed offset {offset}, and is protected"
         trim = trim.up_to(offset, Held(Hindrance.GROUP_BEHIND, behind))

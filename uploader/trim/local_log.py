@@ -24,8 +24,8 @@ _CHECKPOINT_NAME: Final = "log-start-offset-checkpoint"
 def log_start_offsets(log_dirs: Iterable[str]) -> dict[TopicPartition, Offset]:
     """Return the log start offsets in the brokers' checkpoints, as far as they can be read.
 
-    The checkpoint has only log starts within a segment, and the broker writes it once a minute. An
-    outdated entry is too low.
+    A checkpoint has only log starts within a segment. It is up to a minute old, so an entry may be
+    too low.
     """
     starts: dict[TopicPartition, Offset] = {}
     for log_dir in log_dirs:
@@ -60,8 +60,8 @@ def stable_end(
 
     Below the archive end offset, log and archive have the same records. The broker writes a
     producer snapshot when it begins a segment, with the transactions that are open at its base
-    offset. So usually the snapshot at the archive end offset tells. If it is missing, an earlier
-    one tells a lower bound. It is the broker's own statement, and costs no request.
+    offset. So usually the snapshot at the archive end offset has the answer. If it is missing, an
+    earlier one gives a lower bound. Snapshots are the broker's own record, and cost no request.
 
     Args:
         directory: The directory of the log.

@@ -169,12 +169,7 @@ def list_names(directory: str) -> list[str]:
 
 
 def read_text(path: str) -> str:
-    """Read a small text file of the broker, such as a checkpoint.
-
-    Raises:
-        OSError: It cannot be read.
-        SegmentError: It is not UTF-8.
-    """
+    """Read a small UTF-8 file of the broker, a checkpoint. Raises OSError or SegmentError."""
     with open(path, encoding="utf-8") as file:
         try:
             return file.read()
@@ -199,7 +194,7 @@ def free_bytes(path: str) -> tuple[int, int]:
 def old_format_of(path: str) -> str | None:
     """Return why a `.log` cannot be archived: it begins with message format v0 or v1.
 
-    None for format v2, and for a file that does not tell it: an empty, damaged or deleted one.
+    None for format v2, and for an empty, damaged or deleted file.
     """
     try:
         with open(path, "rb") as file:

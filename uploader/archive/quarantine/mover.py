@@ -171,11 +171,7 @@ class MoveContext:
 
 
 def probe_removal(store: RemoteStorage, plan: MovePlan) -> None:
-    """Delete a key that does not exist, so that missing permission shows before the move begins.
-
-    Raises:
-        AccessDeniedError: objects cannot be deleted.
-    """
+    """Delete a key that does not exist; raises AccessDeniedError if deletes are not allowed."""
     store.delete_object(plan.target + "probe")
 
 
@@ -191,7 +187,6 @@ def carry_out(context: MoveContext, plan: MovePlan, before: Watermark, etag: str
     Raises:
         ArchiveConflictError: another process has written `offset.wm`; read it again.
         DamagedSegmentError: the segment that contains the divergence cannot be cut.
-        StorageError: as the port says.
     """
     _Mover(context, plan, before, etag).run()
 
@@ -358,7 +353,7 @@ class _Mover:
         times = {entry.base_offset: entry.timestamp for entry in entries}
         log = self._layout.object_key(self._tp, cut.base_offset, FileKind.LOG)
         # The former time keeps the order of times in `_metadata`: the cut object's own
-        # modification time is that of now, later than those of the segments behind it.
+        # modification time is now, later than the times of the segments behind it.
         return times.get(cut.base_offset) or self._store.head_object(log).modified_ms
 
     def _cut_epoch_history(self) -> None:
@@ -392,7 +387,6 @@ def store_cut(
     Raises:
         DamagedSegmentError: the quarantined copy is not whole record batches up to the cut.
         ArchiveConflictError: another process has taken over the move, or written the object.
-        StorageError: as the port says.
     """
     source = plan.target + segment_file_name(cut.base_offset, FileKind.LOG)
     walker = BatchWalker(source, rebuild_indexes=True)

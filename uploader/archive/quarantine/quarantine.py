@@ -69,7 +69,6 @@ def find_divergence(
     Raises:
         DamagedSegmentError: a stored segment is not whole record batches.
         MalformedObjectError: `_metadata` does not parse.
-        StorageError: as the port says.
     """
     finder = _Finder(store, layout, tp, local)
     return finder.find(finder.committed(last), latest)

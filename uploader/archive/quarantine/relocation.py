@@ -38,10 +38,8 @@ class Claim:
         self._etag = etag
 
     def write(self, watermark: Watermark) -> None:
-        """Replace our version of `offset.wm`.
-
-        Raises:
-            WatermarkConflictError: another process has written it since.
+        """Replace our version of `offset.wm`; raises WatermarkConflictError if it is not ours any
+        more.
         """
         _, self._etag = write_watermark(self._store, self._key, watermark, self._etag)
 
