@@ -129,6 +129,7 @@ _PASSING: Final = frozenset(
         KafkaError._NO_OFFSET,
         KafkaError._RESOLVE,
         KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
         KafkaError._TRANSPORT,
         KafkaError._WAIT_CACHE,
         KafkaError._WAIT_COORD,

@@ -52,7 +52,13 @@ _NOT_LEADING: Final = frozenset(
     }
 )
 """Errors of a broker that does not lead the partition yet, or no longer leads it."""
-_NO_ANSWER: Final = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT})  # noqa: SLF001 -- public names
+_NO_ANSWER: Final = frozenset(
+    {
+        KafkaError._TIMED_OUT,  # noqa: SLF001 -- public names
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 -- waited for a connection
+        KafkaError._TRANSPORT,  # noqa: SLF001
+    }
+)
 _REFUSED_VALUES: Final = frozenset({KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION})
 _UNKNOWN_OFFSET: Final = -1
 

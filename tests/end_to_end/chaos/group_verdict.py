@@ -4,7 +4,8 @@ A partition has one log for each topic id: a topic that was deleted and created 
 The rules are those of `docs/consumer.md`. A reader that leaves an archive compares the topic id
 first. A reader of Kafka does not: without a refusal by the broker it continues in the new topic's
 log at the next offset, as confluent-kafka does, and a committed offset of the deleted topic counts
-for the new one.
+for the new one. When the broker refuses an offset later, the reader compares the ids, and may read
+the new topic once more from its first record.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -175,10 +176,25 @@ class _Received:
             self.truth.logs[tp][run.number],
             self.handed.setdefault((tp, run.number), Sums()),
         )
-        yield from _of_run(run, log, sums)
+        late = self._noticed_late(assignment, run, log)
+        if late is None:
+            yield from _of_run(run.rows, log, sums)
+        else:
+            before, after = run.rows[: late.rows - run.first], run.rows[late.rows - run.first :]
+            yield from _of_run(before, log, sums)
+            yield from _of_run(after, log, sums)
+            yield from _left_out(log, late.offset, after[0][0])
         if run.number < self.newest.get(member, 0):
             yield f"{run.rows[0][0]} is of a deleted topic, and came after a newer one"
         self.newest[member] = max(run.number, self.newest.get(member, 0))
+
+    def _noticed_late(self, assignment: Assignment, run: Run, log: Log) -> Sign | None:
+        """Return the reset within a run, if the member knew only the deleted topic's id."""
+        if self.mode == "TIERED_STORAGE_ONLY" or assignment.began >= log.since:
+            return None
+        between = range(run.first + 1, run.first + len(run.rows))
+        resets = (sign for sign in assignment.signs if sign.kind == "reset")
+        return next((sign for sign in resets if sign.rows in between), None)
 
     def _begun(self, assignment: Assignment, run: Run) -> None:
         """Note the begin in the last log, if it is the commit of a deleted topic."""
@@ -192,9 +208,9 @@ class _Received:
         return run.number == len(self.truth.logs[tp]) - 1
 
 
-def _of_run(run: Run, log: Log, handed: Sums) -> Iterator[str]:
+def _of_run(rows: Sequence[tuple[int, int]], log: Log, handed: Sums) -> Iterator[str]:
     last = -1
-    for offset, number in run.rows:
+    for offset, number in rows:
         if log.committed.get(offset) not in {None, number}:
             yield f"other bytes at {offset} than were produced"
         elif not handed.put(offset, number):
@@ -204,7 +220,7 @@ def _of_run(run: Run, log: Log, handed: Sums) -> Iterator[str]:
         if offset in log.aborted:
             yield f"{offset} was aborted"
         last = max(last, offset)
-    offsets = {offset for offset, _ in run.rows}
+    offsets = {offset for offset, _ in rows}
     yield from _left_out(log, min(offsets), max(offsets), offsets)
 
 

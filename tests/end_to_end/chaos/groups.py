@@ -70,6 +70,8 @@ class Assignment:
     rows: list[tuple[int, int]] = field(default_factory=list)
     """Offset and checksum, in the order of delivery."""
     signs: list[Sign] = field(default_factory=list)
+    began: float = field(default_factory=monotonic)
+    """The time of the assignment, in monotonic seconds."""
 
     def show(self, kind: Literal["reset", "kafka", "commit", "error"], offset: int = -1) -> None:
         """Record a sign."""

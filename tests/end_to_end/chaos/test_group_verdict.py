@@ -98,10 +98,15 @@ def reset(after: int, to: int = 0) -> Sign:
     return Sign("reset", after, to, 30.0)
 
 
-def read(*parts: tuple[int, range], signs: tuple[Sign, ...] = (), member: str = "a") -> Assignment:
+def read(
+    *parts: tuple[int, range],
+    signs: tuple[Sign, ...] = (),
+    member: str = "a",
+    began: float = 25.0,
+) -> Assignment:
     """What a member received: of each log these offsets."""
     found = [(at, log + at) for log, offsets in parts for at in offsets]
-    return Assignment(TP, member, found, list(signs))
+    return Assignment(TP, member, found, list(signs), began)
 
 
 ALL = (NEW, range(5))
@@ -124,6 +129,14 @@ GOOD: dict[str, tuple[list[Assignment], str]] = {
     ),
     "the archive was left for Kafka, which had to be reset": (
         [read((OLD, range(3)), ALL, signs=(Sign("kafka", 3, 3, 29.0), reset(3)))],
+        STORE,
+    ),
+    "Kafka refuses an offset of the new topic, and only the old one's id was known": (
+        [read((NEW, range(3)), ALL, signs=(reset(3),), began=15.0)],
+        KAFKA,
+    ),
+    "Kafka continues in the new topic's log, and refuses an offset of it later": (
+        [read((OLD, range(3)), (NEW, range(3, 5)), ALL, signs=(reset(5),), began=5.0)],
         STORE,
     ),
     "librdkafka resets without a sign": ([read((OLD, range(3)), ALL)], "KAFKA_ONLY"),
@@ -157,6 +170,31 @@ BAD: dict[str, tuple[list[Assignment], str, str]] = {
         [read((OLD, range(3)), (OLD, range(1)), ALL, signs=(reset(3), reset(4)))],
         KAFKA,
         "0 came after 2",
+    ),
+    "a repetition by a reader that began after the topic": (
+        [read((NEW, range(1)), ALL, signs=(reset(1),))],
+        KAFKA,
+        "0 came after 0",
+    ),
+    "a repetition in the store alone": (
+        [read((NEW, range(1)), ALL, signs=(reset(1),), began=15.0)],
+        STORE_ONLY,
+        "0 came after 0",
+    ),
+    "a repetition without a reset": (
+        [read((NEW, range(1)), ALL, began=15.0)],
+        KAFKA,
+        "0 came after 0",
+    ),
+    "a second repetition": (
+        [read((NEW, range(1)), (NEW, range(1)), ALL, signs=(reset(1), reset(2)), began=15.0)],
+        KAFKA,
+        "0 came after 0",
+    ),
+    "records are left out after a late reset": (
+        [read((NEW, range(3)), (NEW, range(1, 5)), signs=(reset(3),), began=15.0)],
+        KAFKA,
+        "1 records were left out, the first at 0",
     ),
     "records are left out after a reset": (
         [read((OLD, range(3)), (NEW, range(2, 5)), signs=(reset(3),)), read(ALL, member="b")],

@@ -14,9 +14,11 @@ from sidetier.consumer.errors import is_transient
         KafkaError.KAFKA_STORAGE_ERROR,
         KafkaError._DESTROY_BROKER,  # a broker's address has changed during a request
         KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,  # the request waited for a connection until it expired
     ],
 )
-def test_errors_of_a_leader_change_are_transient(code: int) -> None:
+def test_errors_that_pass_by_themselves_are_transient(code: int) -> None:
     assert is_transient(KafkaError(code))
 
 
