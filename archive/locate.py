@@ -8,7 +8,6 @@ a segment of 1 GiB. A bounded cache keeps the indexes that were read last.
 import logging
 import struct
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +21,7 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.lru import Lru
 from sidetier.storage.port import ObjectSummary
 from sidetier.storage.ranges import ReadRange
 
@@ -125,7 +125,8 @@ def _entries(data: bytes, kind: np.dtype[np.void], name: str) -> Entries:
         raise DamagedSegmentError(text)
     # As in `segments.indexes`: `rstrip` also removes zeros at the end of the last entry.
     used = -(-len(data.rstrip(b"\0")) // kind.itemsize)
-    return np.frombuffer(data, kind, used)
+    # Only the used bytes are kept: an index may end in megabytes of zeros.
+    return np.frombuffer(data[: used * kind.itemsize], kind)
 
 
 def _check_rising(column: npt.NDArray[np.integer], name: str, *, strictly: bool) -> None:
@@ -146,57 +147,24 @@ class SegmentPosition:
     position: int
 
 
-class IndexCache:
-    """The most recently used indexes, up to `most_bytes` bytes. Thread-safe."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._guard = threading.Lock()
-        self._bytes = 0
-        self._kept: OrderedDict[Version, Entries] = OrderedDict()
-
-    @property
-    def held(self) -> int:
-        """Bytes in the cache now."""
-        return self._bytes
-
-    def get(self, row: ObjectSummary, load: Callable[[], Entries]) -> Entries:
-        """Return the entries of an index in this version. Raises what `load` raises."""
-        version = (row.key, row.etag, row.size)
-        with self._guard:
-            if version in self._kept:
-                self._kept.move_to_end(version)
-                return self._kept[version]
-        # Outside of the lock: a request for one index must not hold up the lookups in
-        # others. Two threads may load the same index; the second result is dropped.
-        entries = load()
-        with self._guard:
-            if version not in self._kept and row.size <= self._most_bytes:
-                self._kept[version] = entries
-                # The stored size, not that of the parsed array: it refers to the same bytes.
-                self._bytes += row.size
-                while self._bytes > self._most_bytes:
-                    (_, _, size), _ = self._kept.popitem(last=False)
-                    self._bytes -= size
-        return entries
-
-
 class Locator:
-    """Finds offsets in the segments of all partitions. Thread-safe."""
+    """Finds offsets in the segments of all partitions. Thread-safe.
 
-    def __init__(self, cache: IndexCache, fell_back: FellBack) -> None:
-        self._cache = cache
+    Args:
+        index_bytes: Maximum bytes of the indexes that are kept.
+        fell_back: Receives the segments whose index cannot be used.
+    """
+
+    def __init__(self, index_bytes: int, fell_back: FellBack) -> None:
+        self._indexes = Lru[Version, Entries](index_bytes, lambda entries: entries.nbytes)
         self._fell_back = fell_back
         self._guard = threading.Lock()
         self._said: set[str] = set()
-        self._found: OrderedDict[tuple[Version, int], int] = OrderedDict()
+        self._found = Lru[tuple[Version, int], int](_MAX_FOUND)
 
     def found(self, stored: StoredLog, offset: int, position: int) -> None:
         """Remember the byte position of the batch with this offset, so that it needs no index."""
-        with self._guard:
-            self._found[stored.version, offset] = position
-            while len(self._found) > _MAX_FOUND:
-                self._found.popitem(last=False)
+        self._found.put((stored.version, offset), position)
 
     def segment_position(self, read: ReadRange, stored: StoredLog, offset: int) -> SegmentPosition:
         """Return a position at or before the batch that holds the offset. At most one request.
@@ -206,8 +174,7 @@ class Locator:
         """
         if offset <= stored.base_offset:
             return SegmentPosition(stored, 0)
-        with self._guard:
-            known_position = self._found.get((stored.version, int(offset)))
+        known_position = self._found.get((stored.version, int(offset)))
         if known_position is not None:
             return SegmentPosition(stored, known_position)
         entries = self.offsets(read, stored)
@@ -266,7 +233,7 @@ class Locator:
                 return None
             return self._none(stored, f"its {index} is empty")
         try:
-            return self._cache.get(row, lambda: load(row))
+            return self._indexes.get_or((row.key, row.etag, row.size), lambda: load(row))
         except (ObjectNotFoundError, PreconditionFailedError):
             # A sidecar may have emptied the index since: an empty one fits any log.
             return self._none(stored, f"its {index} is not the one that was listed")

@@ -16,7 +16,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
 from sidetier.archive.missing_offsets import GapReason
-from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.consumer.errors import TieredError
 from sidetier.consumer.kafka_side import KafkaSide
 from sidetier.consumer.metrics import ConsumerMetrics
@@ -267,16 +267,23 @@ class Feed:
         kafka.callbacks.check()
 
     def _take_from_store(self, most: int, wait: float) -> None:
-        for taken in self._store.take(most, wait):
-            partition = self._state.partitions.get(taken.tp)
-            if partition is None or partition.source is not Source.STORE:
-                continue
-            if isinstance(taken, Records):
-                piece = _piece(partition, taken)
-                if piece is not None:
-                    self._stored.append(piece)
-            else:
-                self._stored.append(taken)
+        try:
+            for taken in self._store.take(most, wait):
+                self._add(taken)
+        except BaseException:
+            self._state.store_interrupted()
+            raise
+
+    def _add(self, taken: Taken) -> None:
+        partition = self._state.partitions.get(taken.tp)
+        if partition is None or partition.source is not Source.STORE:
+            return
+        if isinstance(taken, Records):
+            piece = _piece(partition, taken)
+            if piece is not None:
+                self._stored.append(piece)
+        else:
+            self._stored.append(taken)
 
     def _next_shares(self, most: int) -> list[Share]:
         errors = self._state.router.errors

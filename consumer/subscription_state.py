@@ -194,6 +194,15 @@ class SubscriptionState:
                 self.buffer.drop(partition.tp, partition)
                 self.router.again(partition)
 
+    def store_interrupted(self) -> None:
+        """Read all of the store's partitions again from the next wanted offset, after a call of
+        the archive reader was interrupted: the records that it was about to return may be lost.
+        """
+        for partition in list(self.partitions.values()):
+            if partition.source is Source.STORE and partition.position is not None:
+                self.buffer.drop(partition.tp, partition)
+                self._store.seek(partition.tp, partition.position)
+
     def kafka_refused(self, tp: TopicPartition, offset: int) -> None:
         """Find another source after Kafka's error `_AUTO_OFFSET_RESET`.
 

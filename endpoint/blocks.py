@@ -19,6 +19,7 @@ from sidetier.archive.access import ArchiveAccess, range_filler
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.segments.buffers import is_exported
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, StoreTimeoutError
+from sidetier.segments.lru import Lru
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.port import FileBackedStorage, IfMatch
 from sidetier.storage.ranges import FillRange
@@ -99,8 +100,7 @@ class FileCache:
     """The most recently used files of stores that keep objects as files. Thread-safe."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._files: OrderedDict[Version, OpenFile] = OrderedDict()
+        self._files = Lru[Version, OpenFile](_MAX_OPEN_FILES)
 
     def open(self, store: FileBackedStorage, log: StoredLog) -> OpenFile | None:
         """Return the file of exactly this version; None if the segment is encrypted.
@@ -108,19 +108,14 @@ class FileCache:
         Raises:
             ObjectNotFoundError, PreconditionFailedError: The store has another version now.
         """
-        with self._guard:
-            known = self._files.get(log.version)
-            if known is not None:
-                self._files.move_to_end(log.version)
-                return known
+        known = self._files.get(log.version)
+        if known is not None:
+            return known
         descriptor = store.open_file(log.key, condition=IfMatch(log.row.etag))
         if descriptor is None:
             return None
         opened = OpenFile(descriptor)
-        with self._guard:
-            self._files[log.version] = opened
-            while len(self._files) > _MAX_OPEN_FILES:
-                self._files.popitem(last=False)
+        self._files.put(log.version, opened)
         return opened
 
 

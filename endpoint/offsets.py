@@ -5,14 +5,13 @@ Source: Kafka's `Partition.fetchOffsetForTimestamp`, `UnifiedLog.fetchOffsetByTi
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from sidetier.archive.access import range_reader
-from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.locate import Locator
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
@@ -21,6 +20,7 @@ from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import BatchTooLargeError, SidetierError
 from sidetier.segments.headers import walk_headers
+from sidetier.segments.lru import Lru
 from sidetier.segments.offsets import UNKNOWN_EPOCH, Offset, TopicPartition
 from sidetier.telemetry.logs import logger
 
@@ -94,11 +94,11 @@ class OffsetAnswers:
         self._large_search = threading.Lock()
         """Held by the only search that may decompress more than its share."""
         self._bytes = segment_bytes
-        self._locator = Locator(IndexCache(_INDEX_BYTES), lambda _key, _reason: None)
+        self._locator = Locator(_INDEX_BYTES, lambda _key, _reason: None)
         self._guard = threading.Lock()
         self._events = FewPerSubject()
         self._searches = FairSlots(_SEARCHES)
-        self._times: OrderedDict[_TimeKey, ListedOffset] = OrderedDict()
+        self._times = Lru[_TimeKey, ListedOffset](_MAX_ANSWERS)
         self._largest: dict[TopicPartition, dict[tuple[str, str, int], int]] = {}
         self._epochs: dict[TopicPartition, tuple[State, EpochHistory]] = {}
 
@@ -199,14 +199,10 @@ class OffsetAnswers:
     ) -> ListedOffset:
         """Search, for a few clients at the same time, and remember the answer."""
         with self._searches.slot():
-            with self._guard:
-                known = self._times.get(key)
+            known = self._times.get(key)
             if known is None:  # else another client has asked the same meanwhile
                 known = self._first_within(partition, view, timestamp)
-        with self._guard:
-            self._times[key] = known
-            if len(self._times) > _MAX_ANSWERS:
-                self._times.popitem(last=False)
+        self._times.put(key, known)
         return known
 
     def _first_within(
@@ -239,16 +235,11 @@ class OffsetAnswers:
         self, partition: Partition, view: ArchiveView, timestamp: int, most_bytes: int
     ) -> ListedOffset:
         # These import Arrow, which takes 35 MB or more. Most endpoints are never asked for a time.
-        from sidetier.archive.reader.opening import Opener  # noqa: PLC0415
+        from sidetier.archive.reader.source import ArchiveSource  # noqa: PLC0415
         from sidetier.archive.reader.time_search import SegmentTimes, TimeSearch  # noqa: PLC0415
 
         read = range_reader(self._catalog.archive, partition.tp.topic)
-        opener = Opener(
-            partition.archive,
-            self._locator,
-            read,
-            lambda row, start, end: memoryview(read(row, start, end)),
-        )
+        source = ArchiveSource(partition.archive, self._locator, read)
         with self._guard:
             largest = self._largest.setdefault(partition.tp, {})
         times = SegmentTimes(self._locator, read, partition.archive.noted_largest, largest)
@@ -259,7 +250,7 @@ class OffsetAnswers:
             if newest < 0:
                 return ListedOffset(ErrorCode.none)
             timestamp = newest
-        record = TimeSearch(opener, times, most_bytes).first_at(timestamp, float("inf"))
+        record = TimeSearch(source, times, most_bytes).first_at(timestamp, float("inf"))
         if record is None:
             return ListedOffset(ErrorCode.none)
         return ListedOffset(ErrorCode.none, record.offset, record.timestamp)

@@ -5,10 +5,8 @@ positions that were found last are remembered, so that segments without a usable
 walked from their first byte by each fetch.
 """
 
-import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from sidetier.archive.access import ArchiveAccess, range_reader
-from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.locate import Locator
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
@@ -26,6 +24,7 @@ from sidetier.segments.headers import (
     parse_batch_header,
     walk_headers,
 )
+from sidetier.segments.lru import Lru
 from sidetier.segments.offsets import Offset
 
 INDEX_BYTES: Final = 32 << 20
@@ -63,14 +62,16 @@ class Positions:
         index_bytes: int = INDEX_BYTES,
     ) -> None:
         self._archive = archive
-        self._index_bytes = min(index_bytes, INDEX_BYTES)
         self._bytes = segment_bytes
         # The locator parses and checks indexes; they are kept here, in another form.
-        self._locator = Locator(IndexCache(0), lambda _key, _reason: None)
-        self._guard = threading.Lock()
-        self._indexes: OrderedDict[Version, _Index | None] = OrderedDict()
-        self._held = 0
-        self._seen: OrderedDict[Version, OrderedDict[int, int]] = OrderedDict()
+        self._locator = Locator(0, lambda _key, _reason: None)
+        capacity = min(index_bytes, INDEX_BYTES)
+        least = capacity // _MAX_SEGMENTS + 1
+        self._indexes = Lru[Version, _Index | None](
+            capacity, lambda index: max(least, 0 if index is None else index.size)
+        )
+        self._seen = Lru[Version, Lru[int, int]](_MAX_SEGMENTS)
+        """Byte positions of batches, by base offset, in segments without a usable index."""
 
     def first_batch(
         self, topic: str, log: StoredLog, offset: int, *, may_wait: bool = True
@@ -198,44 +199,26 @@ class Positions:
             return 0
         index = self._index(topic, log)
         if index is None:
-            with self._guard:
-                seen = self._seen.get(log.version)
-                known = () if seen is None else seen.items()
-                return max((at for base, at in known if base <= offset), default=0)
+            seen = self._seen.get(log.version)
+            known = () if seen is None else seen.items()
+            return max((at for base, at in known if base <= offset), default=0)
         at = bisect_right(index.relatives, offset - log.base_offset) - 1
         return index.positions[at] if at >= 0 else 0
 
     def _index(self, topic: str, log: StoredLog) -> _Index | None:
-        with self._guard:
-            if log.version in self._indexes:
-                self._indexes.move_to_end(log.version)
-                return self._indexes[log.version]
+        return self._indexes.get_or(log.version, lambda: self._read_index(topic, log))
+
+    def _read_index(self, topic: str, log: StoredLog) -> _Index | None:
         entries = self._locator.offsets(range_reader(self._archive, topic), log)
-        index = None
-        if entries is not None:
-            relatives, positions = (
-                array("q", entries[name].astype(np.int64).tobytes())
-                for name in ("relative", "position")
-            )
-            index = _Index(relatives, positions)
-        with self._guard:
-            if log.version not in self._indexes:
-                self._indexes[log.version] = index
-                self._held += 0 if index is None else index.size
-            while len(self._indexes) > _MAX_SEGMENTS or self._held > self._index_bytes:
-                _, dropped = self._indexes.popitem(last=False)
-                self._held -= 0 if dropped is None else dropped.size
-        return index
+        if entries is None:
+            return None
+        relatives, positions = (
+            array("q", entries[name].astype(np.int64).tobytes())
+            for name in ("relative", "position")
+        )
+        return _Index(relatives, positions)
 
     def _remember(self, log: StoredLog, base: int, position: int) -> None:
-        with self._guard:
-            if self._indexes.get(log.version) is not None:
-                return
-            seen: OrderedDict[int, int] = self._seen.setdefault(log.version, OrderedDict())
-            seen[base] = position
-            seen.move_to_end(base)
-            if len(seen) > _MAX_REMEMBERED:
-                seen.popitem(last=False)
-            self._seen.move_to_end(log.version)
-            if len(self._seen) > _MAX_SEGMENTS:
-                self._seen.popitem(last=False)
+        if self._indexes.get(log.version) is None:
+            seen = self._seen.get_or(log.version, lambda: Lru(_MAX_REMEMBERED))
+            seen.put(base, position)

@@ -4,8 +4,6 @@ aborted transactions in the bytes that they get.
 Source: Kafka's `UnifiedLog.collectAbortedTransactions`, KIP-98.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -14,6 +12,7 @@ from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.transactions import PartitionTransactions
 from sidetier.archive.view import ArchiveView
+from sidetier.segments.lru import Lru
 from sidetier.segments.offsets import Offset
 from sidetier.wire.record_requests import AbortedTransaction
 
@@ -60,8 +59,7 @@ class ServedTransactions:
     ) -> None:
         self._archive = archive
         self._transactions = PartitionTransactions(archive.store, batches)
-        self._guard = threading.Lock()
-        self._notes: OrderedDict[Version, SegmentNotes] = OrderedDict()
+        self._notes = Lru[Version, SegmentNotes](_MAX_SEGMENTS)
         self._last_stable: tuple[str, Offset, Offset] | None = None
 
     def notes(self, log: StoredLog) -> SegmentNotes:
@@ -70,8 +68,7 @@ class ServedTransactions:
         Raises:
             ObjectNotFoundError: It is no longer stored.
         """
-        with self._guard:
-            known = self._notes.get(log.version)
+        known = self._notes.get(log.version)
         if known is not None:
             return known
         head = self._archive.store.head_object(log.key)
@@ -95,10 +92,7 @@ class ServedTransactions:
         return notes.end
 
     def _keep(self, log: StoredLog, notes: SegmentNotes) -> SegmentNotes:
-        with self._guard:
-            self._notes[log.version] = notes
-            if len(self._notes) > _MAX_SEGMENTS:
-                self._notes.popitem(last=False)
+        self._notes.put(log.version, notes)
         return notes
 
     def last_stable_offset(self, view: ArchiveView) -> Offset:

@@ -9,7 +9,6 @@ Neither keys nor data keys are part of a text or a `repr`.
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -25,6 +24,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
     TransientStorageError,
 )
+from sidetier.segments.lru import Lru
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.encrypted_format import MAX_WRAPPED, missing_key
 from sidetier.storage.settings import EncryptionSettings, KmsKeySettings, LocalKeySettings
@@ -248,7 +248,7 @@ class Keyring:
         self._data_key: DataKey | None = None
         self._made_at = 0.0
         self._uses = 0
-        self._unwrapped: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+        self._unwrapped = Lru[tuple[str, bytes], bytes](_MAX_UNWRAPPED)
 
     def data_key(self) -> DataKey:
         """Return the data key for a new object.
@@ -307,11 +307,9 @@ class Keyring:
             EncryptionKeyError: The key is not configured, or is another one.
             StorageError: KMS refuses or does not answer.
         """
-        with self._guard:
-            known = self._unwrapped.get((key_name, wrapped))
-            if known is not None:
-                self._unwrapped.move_to_end((key_name, wrapped))
-                return known
+        known = self._unwrapped.get((key_name, wrapped))
+        if known is not None:
+            return known
         if key_name not in self._keys:
             raise missing_key(key_name, where, self._keys)
         try:
@@ -320,10 +318,7 @@ class Keyring:
             raise type(error)(f"{where}: {error}") from error
         if len(secret) != DATA_KEY_BYTES:
             raise EncryptionKeyError(f"{where}: its data key has {len(secret)} bytes, not 32")
-        with self._guard:
-            self._unwrapped[key_name, wrapped] = secret
-            while len(self._unwrapped) > _MAX_UNWRAPPED:
-                self._unwrapped.popitem(last=False)
+        self._unwrapped.put((key_name, wrapped), secret)
         return secret
 
     def check(self) -> None:

@@ -11,11 +11,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from sidetier.archive.locate import SegmentPosition
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reader.assembly import Assembler, ScannedBatches
-from sidetier.archive.reader.opening import Stuck
 from sidetier.archive.reader.settings import ReaderSettings
+from sidetier.archive.reader.source import Stuck
 from sidetier.archive.reader.transactions import (
     Batches,
     DamagedMarker,
@@ -24,6 +23,7 @@ from sidetier.archive.reader.transactions import (
     ReadCommitted,
     ReadUncommitted,
 )
+from sidetier.archive.segment_bytes import Part
 from sidetier.segments.arrow import Buffer, decode_batches, decode_in_pieces
 from sidetier.segments.errors import (
     BatchTooLargeError,
@@ -95,26 +95,26 @@ class Decoder:
     that blocks reading; it returns no records then.
 
     Args:
-        segment_position: Where the bytes begin.
+        part: Where the bytes begin, and where the segment is read to.
         offset: First wanted offset.
-        until: Offset up to which the segment is read, exclusive.
         settings: Columns, and the largest batch.
         transactions: The known transactions; None to read uncommitted.
         bound: End of the wanted offsets, exclusive; None for no end. Batches above it are read only
             while a transaction below it is not decided.
         waiting_for: First offset of the transaction that must be decided first.
+        stuck: Where another decoder got stuck, if this one continues there.
     """
 
     def __init__(  # noqa: PLR0913 - where reading begins and ends, and how
         self,
-        segment_position: SegmentPosition,
+        part: Part,
         offset: Offset,
-        until: Offset,
         settings: ReaderSettings,
         *,
         transactions: KnownTransactions | None = None,
         bound: Offset | None = None,
         waiting_for: Offset | None = None,
+        stuck: Stuck | None = None,
     ) -> None:
         self.offset = offset
         """One past the last scanned offset, or the first wanted one."""
@@ -128,20 +128,16 @@ class Decoder:
         self._isolation = ReadUncommitted() if transactions is None else ReadCommitted(transactions)
         self._decided: deque[DecidedBatches] = deque()
         self._current: _BatchesDecoder | None = None
-        self._tried: tuple[Offset, frozenset[tuple[str, str, int]]] = (Offset(-1), frozenset())
-        self.continue_at(segment_position, offset, until)
+        self._before = stuck
+        self.enter(part)
 
-    def continue_at(self, segment_position: SegmentPosition, offset: Offset, until: Offset) -> None:
-        """Continue at another position."""
-        self.log = segment_position.log
-        self.until = until
-        self.offset = max(offset, self.offset)
-        self.stuck = None
+    def enter(self, part: Part) -> None:
+        """Continue in a segment that begins at the next offset."""
+        self.log = part.log
+        self.until = part.until
         self._is_below_until = False
         """Whether a batch below `until` was seen in this segment."""
-        self._assembler = Assembler(
-            segment_position.log.key, segment_position.log.size, segment_position.position
-        )
+        self._assembler = Assembler(part.log.key, part.log.size, part.start)
 
     @property
     def held_bytes(self) -> int:
@@ -305,11 +301,10 @@ class Decoder:
         """Remember each segment that could not be read at this offset, so that none is tried
         twice.
         """
-        at, tried = self._tried
-        tried = (tried if at == offset else frozenset()) | {self.log.version}
-        self._tried = (offset, tried)
+        before = self._before
+        tried = frozenset() if before is None or before.offset != offset else before.tried
         self.offset = offset
-        self.stuck = Stuck(self.log, offset, damage, up_to, position, tried)
+        self.stuck = Stuck(self.log, offset, damage, up_to, position, tried | {self.log.version})
 
     def _drop_batches(self) -> None:
         self._current = None

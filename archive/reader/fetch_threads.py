@@ -2,21 +2,18 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from math import inf
+from operator import attrgetter
 from typing import Final
 
-from sidetier.archive.reader.memory import MemoryBudget
-from sidetier.archive.reader.opening import Opener, Opening
-from sidetier.archive.reader.partition import (
-    Action,
-    Fetch,
-    Open,
-    OpenElsewhere,
-    PartitionReader,
-    TakeSnapshot,
-)
+from sidetier.archive.reader.partition import Partition
+from sidetier.archive.reader.pipeline import Open, Pipeline, Refresh
 from sidetier.archive.reader.results import ReadingObserver
+from sidetier.archive.reader.source import Opening, Source, Stuck
+from sidetier.archive.segment_bytes import MemoryBudget, Range
 from sidetier.segments.errors import SidetierError
+from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.attempt import monotonic
 
 _LONGEST_WAIT: Final = 1.0
@@ -35,11 +32,16 @@ class FetchThreads:
     another's requests. A thread that finds work wakes the next one, so at most one thread is woken
     in vain.
 
+    With many partitions, a look at each of them for each request would cost more than decoding. So
+    only a partition with a new event (`changed`) is measured and asked for its next request, one
+    whose time has come, and one that waits for memory.
+
     Args:
         count: Number of threads.
         work: Wakes the request threads. Its lock guards all partitions.
         ready: Wakes the thread that takes records. Has the same lock.
-        partitions: Live view of the assigned partitions.
+        arrivals: Receives each partition that may have something to take.
+        partitions: The assigned partitions.
         budget: The memory budget of the partitions.
         observer: Receives the bytes of each range.
         clock: The reader's clock, in seconds.
@@ -54,7 +56,8 @@ class FetchThreads:
         *,
         work: threading.Condition,
         ready: threading.Condition,
-        partitions: Collection[PartitionReader],
+        arrivals: dict[Partition, None],
+        partitions: Mapping[TopicPartition, Partition],
         budget: MemoryBudget,
         observer: ReadingObserver,
         clock: Callable[[], float],
@@ -62,11 +65,25 @@ class FetchThreads:
         self.died: BaseException | None = None
         self._count = count
         self._work, self._ready = work, ready
+        self._arrivals = arrivals
         self._partitions = partitions
         self._budget = budget
         self._observer = observer
         self._clock = clock
         self._threads: list[threading.Thread] = []
+        self._changed: dict[Partition, None] = {}
+        """Partitions to measure again."""
+        self._candidates: dict[Partition, None] = {}
+        """Partitions that may have a request now."""
+        self._held: dict[Partition, int] = {}
+        """Bytes that each partition held when it was measured last."""
+        self._active: set[Partition] = set()
+        """Partitions that need a share of the budget."""
+        self._due: dict[Partition, float] = {}
+        """Partitions that have a request at a later time."""
+        self._next_due = inf
+        self._fetching = 0
+        """Bytes being fetched, also those that no partition waits for any more."""
         self._turn = 0
         self._closed = False
 
@@ -91,106 +108,182 @@ class FetchThreads:
         for thread in threads:
             thread.join(max(end - monotonic(), 0.0))
 
+    def changed(self, partition: Partition) -> None:
+        """Note an event of a partition. The caller holds the lock.
+
+        Called before the event if an interruption could otherwise lose it.
+        """
+        self._changed[partition] = None
+        self._work.notify()
+
+    def measure(self) -> int:
+        """Return the bytes that are held or being fetched now. The caller holds the lock."""
+        now = self._clock()
+        # Each partition leaves the set after it was measured: an exception in between loses none.
+        while self._changed:
+            partition = next(iter(self._changed))
+            self._measure(partition, now)
+            self._changed.pop(partition, None)
+        self._budget.measure(self._fetching + sum(self._held.values()), len(self._active))
+        return self._budget.used
+
+    def _measure(self, partition: Partition, now: float) -> None:
+        if not self._is_assigned(partition):
+            self._held.pop(partition, None)
+            self._active.discard(partition)
+            self._candidates.pop(partition, None)
+            self._due.pop(partition, None)
+            return
+        self._held[partition] = partition.held_bytes
+        if partition.is_active(now):
+            self._active.add(partition)
+        else:
+            self._active.discard(partition)
+        self._candidates[partition] = None
+
+    def _is_assigned(self, partition: Partition) -> bool:
+        return self._partitions.get(partition.tp) is partition
+
     def _run(self) -> None:
         try:
             while (chosen := self._wait()) is not None:
-                partition, action = chosen
-                match action:
-                    case Fetch():
-                        self._fetch(partition, action)
-                    case TakeSnapshot():
-                        self._take_snapshot(partition, action)
-                    case _:
-                        self._open(partition, action)
+                partition, pipeline, request = chosen
+                match request:
+                    case Range():
+                        self._fetch(partition, pipeline, request)
+                    case Refresh():
+                        self._refresh(partition, pipeline, request)
+                    case Open():
+                        self._open(partition, pipeline, request)
+                # Else this thread would keep the last range until the next request.
+                del chosen, partition, pipeline, request
         except BaseException as error:  # noqa: BLE001 - `take` raises it in its caller's thread
             with self._work:
                 self.died = error
                 self._ready.notify_all()
 
-    def _wait(self) -> tuple[PartitionReader, Action] | None:
+    def _wait(self) -> tuple[Partition, Pipeline, Open | Refresh | Range] | None:
         """Wait for the next action; None after `close`."""
         with self._work:
             while not self._closed:
                 chosen = self._choose()
                 if chosen is not None:
+                    if isinstance(chosen[2], Range):
+                        self._fetching += chosen[2].size
+                        self._budget.add(chosen[2].size)
                     self._work.notify()  # there may be more to do
                     return chosen
                 self._work.wait(self._until_due())
             return None
 
-    def _choose(self) -> tuple[PartitionReader, Action] | None:
+    def _choose(self) -> tuple[Partition, Pipeline, Open | Refresh | Range] | None:
         now = self._clock()
-        # The number of active partitions changes with each pause and
-        # assignment, so shares are computed again for each action.
-        self._budget.divide(sum(partition.is_active(now) for partition in self._partitions))
-        partitions = sorted(self._partitions, key=PartitionReader.load)
+        self._add_due(now)
+        self.measure()
+        chosen = self._ask(now, is_stalled=False)
+        if chosen is not None or not self._candidates:
+            return chosen
         # If no partition can continue by itself, one must exceed the budget, or all wait forever.
-        is_stalled = not any(map(PartitionReader.goes_on, partitions))
-        chosen, is_ready = None, False
-        for partition in partitions:
-            may_exceed = is_stalled or self._has_waited(partition, len(partitions))
-            action = partition.next_action(now, may_exceed=may_exceed)
-            if action is not None:
+        if any(partition.goes_on(self._budget) for partition in self._partitions.values()):
+            return None
+        return self._ask(now, is_stalled=True)
+
+    def _add_due(self, now: float) -> None:
+        if now < self._next_due:
+            return
+        for partition in [partition for partition, due in self._due.items() if due <= now]:
+            self._changed[partition] = None
+            del self._due[partition]
+        self._next_due = min(self._due.values(), default=inf)
+
+    def _ask(
+        self, now: float, *, is_stalled: bool
+    ) -> tuple[Partition, Pipeline, Open | Refresh | Range] | None:
+        """Return the next request of the candidates."""
+        for partition in sorted(self._candidates, key=attrgetter("load")):
+            may_exceed = is_stalled or self._has_waited(partition)
+            request = partition.next_request(now, self._budget, may_exceed=may_exceed)
+            if request is None:
+                self._rest(partition, now)
+            elif isinstance(request, Range) and request.has_come:
+                self._arrive(partition)  # a range that a search has read, or an empty one
+            else:
                 self._turn += 1
                 partition.served = self._turn
-                chosen = partition, action
-                break
-            # A range that a search has read, and an empty one, need no request.
-            is_ready = is_ready or partition.first_range_has_come
-        if is_ready:
-            self._ready.notify_all()
-        return chosen
+                return partition, partition.pipeline, request
+        return None
 
-    def _has_waited(self, partition: PartitionReader, partitions: int) -> bool:
+    def _rest(self, partition: Partition, now: float) -> None:
+        """Leave a partition without a request in peace until there may be one."""
+        if not partition.waits_for_memory:
+            self._candidates.pop(partition, None)
+        due = partition.next_time(now)
+        if due is None or due <= now:
+            self._due.pop(partition, None)
+        else:
+            self._due[partition] = due
+            self._next_due = min(self._next_due, due)
+
+    def _has_waited(self, partition: Partition) -> bool:
         """Whether a partition was idle for so long that it may exceed the memory budget.
 
         Only one partition at a time may: the budget must not be exceeded already.
         """
-        has_waited = self._turn - partition.served > _MAX_ROUNDS * partitions
-        return has_waited and not partition.goes_on() and self._budget.fits(0)
+        has_waited = self._turn - partition.served > _MAX_ROUNDS * len(self._partitions)
+        return has_waited and not partition.goes_on(self._budget) and self._budget.fits(0)
 
     def _until_due(self) -> float:
-        now = self._clock()
-        times = [partition.due - now for partition in self._partitions if partition.due > now]
-        return min(max(min(times, default=_LONGEST_WAIT), _SHORTEST_WAIT), _LONGEST_WAIT)
+        return min(max(self._next_due - self._clock(), _SHORTEST_WAIT), _LONGEST_WAIT)
 
-    def _fetch(self, partition: PartitionReader, action: Fetch) -> None:
-        wanted = action.range
+    def _fetch(self, partition: Partition, pipeline: Pipeline, wanted: Range) -> None:
         data, error = None, None
         try:
-            data = partition.opener.fetch(wanted.log.row, wanted.start, wanted.end)
+            data = partition.source.fetch(wanted.part.log, wanted.start, wanted.end)
             self._observer.fetched(partition.tp, len(data))
         # All other exceptions are bugs. They end the thread, and `take` raises them.
         except SidetierError as failure:
             error = failure
         with self._work:
-            partition.range_fetched(wanted, data, error)
-            self._ready.notify_all()
+            self._fetching -= wanted.size
+            wanted.data, wanted.error = data, error
+            pipeline.ended(error)
+            self._end(partition)
 
-    def _take_snapshot(self, partition: PartitionReader, action: TakeSnapshot) -> None:
-        """Take a snapshot. Errors are ignored here: the next read of the partition meets them
+    def _refresh(self, partition: Partition, pipeline: Pipeline, request: Refresh) -> None:
+        """Look for changes. Errors are ignored here: the next read of the partition meets them
         again.
         """
-        archive = partition.opener.archive
         with contextlib.suppress(SidetierError):
-            archive.snapshot(action.max_age)
+            partition.source.refresh(request.max_age)
         with self._work:
-            # `latest`, and not the result: after an error it is still the snapshot that is known.
-            partition.snapshot_taken(archive.latest, self._clock())
-            self._ready.notify_all()
+            now = self._clock()
+            pipeline.refreshed(partition.source.as_of, now)
+            partition.notice_changes(now)
+            self._end(partition)
 
-    def _open(self, partition: PartitionReader, action: Open | OpenElsewhere) -> None:
-        answer = _answer(partition.opener, action)
+    def _open(self, partition: Partition, pipeline: Pipeline, request: Open) -> None:
+        answer = _answer(partition.source, request)
         with self._work:
-            latest = partition.opener.archive.latest
-            partition.opened(action.ticket, answer, latest, self._clock())
-            self._ready.notify_all()
+            # Before the changes are noticed: these may replace the pipeline.
+            pipeline.opened(request.run, answer)
+            partition.notice_changes(self._clock())
+            self._end(partition)
+
+    def _end(self, partition: Partition) -> None:
+        # No thread needs to be woken: this one looks for the next request.
+        self._changed[partition] = None
+        self._arrive(partition)
+
+    def _arrive(self, partition: Partition) -> None:
+        self._arrivals[partition] = None
+        self._ready.notify_all()
 
 
-def _answer(opener: Opener, action: Open | OpenElsewhere) -> Opening | SidetierError:
+def _answer(source: Source, request: Open) -> Opening | SidetierError:
+    start = request.run.start
     try:
-        if isinstance(action, OpenElsewhere):
-            return opener.open_elsewhere(action.stuck)
-        return opener.open(action.target, action.max_age)
+        if isinstance(start, Stuck):
+            return source.open_elsewhere(start)
+        return source.open(start, request.max_age)
     except SidetierError as error:
         return error

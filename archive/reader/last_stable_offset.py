@@ -9,15 +9,16 @@ a reader of its records sees it, and holds them back.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reader.assembly import Assembler
-from sidetier.archive.reader.opening import Opener
+from sidetier.archive.reader.source import ArchiveSource
+from sidetier.archive.segment_bytes import in_order
 from sidetier.archive.transactions import open_at_base
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.arrow import feed_table, read_markers
@@ -47,7 +48,7 @@ class StableEnd:
     newest_ms: int | None = None
 
 
-def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
+def last_stable_offset(source: ArchiveSource, view: ArchiveView) -> StableEnd:
     """Find the last stable offset of an archive.
 
     Needs two requests, and one for every 8 MiB of the last segment.
@@ -61,14 +62,14 @@ def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
         return StableEnd(view.end)
     newest = -1
     damage: DamagedSegmentError | UnsupportedFormatError | None = None
-    known, logs = _begin(opener.archive.store, view)
+    known, logs = _begin(source.archive.store, view)
     for log in logs:
         until, reached = view.until(log.base_offset), Offset(log.base_offset)
         try:
-            for largest, end in _scan(opener, log, until, known):
+            for largest, end in _scan(source, log, until, known):
                 newest, reached = max(newest, largest), end
             if reached < until:
-                opener.archive.proven_end(log, reached)
+                source.archive.proven_end(log, reached)
         except (DamagedSegmentError, UnsupportedFormatError) as error:
             damage = error
     oldest = known.oldest_open
@@ -81,7 +82,7 @@ def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
     return StableEnd(oldest.first_offset, oldest.producer_id, newest if newest >= 0 else None)
 
 
-def timestamp_at(opener: Opener, view: ArchiveView, offset: Offset) -> int | None:
+def timestamp_at(source: ArchiveSource, view: ArchiveView, offset: Offset) -> int | None:
     """Return the timestamp, in ms, of the first record of the batch that holds an offset.
 
     Usually needs an index and one range of 64 KiB.
@@ -95,11 +96,11 @@ def timestamp_at(opener: Opener, view: ArchiveView, offset: Offset) -> int | Non
     log = view.holder(offset)
     if log is None:
         return None
-    start = opener.locator.segment_position(opener.read, log, offset).position
+    start = source.locator.segment_position(source.read, log, offset).position
     assembler = Assembler(log.key, log.size, start)
     with suppress(DamagedSegmentError, UnsupportedFormatError):
         for at in range(start, log.size, _BATCH_RANGE):
-            data = opener.read(log.row, at, min(at + _BATCH_RANGE, log.size))
+            data = source.read(log.row, at, min(at + _BATCH_RANGE, log.size))
             for scanned in assembler.feed(data):
                 rows = scanned.headers.rows[scanned.headers.rows["last_offset"] >= offset]
                 if len(rows):
@@ -122,14 +123,15 @@ def _begin(
 
 
 def _scan(
-    opener: Opener, log: StoredLog, until: Offset, known: TransactionTracker
+    source: ArchiveSource, log: StoredLog, until: Offset, known: TransactionTracker
 ) -> Iterator[tuple[int, Offset]]:
     """Pass the segment's transactions to `known`, and yield the largest timestamp of each of its
     ranges, and the offset after the range's last batch.
     """
     assembler = Assembler(log.key, log.size, 0)
     size = 0
-    for data in _ranges(opener, log):
+    spans = ((at, min(at + _RANGE, log.size)) for at in range(0, log.size, _RANGE))
+    for data in in_order(partial(source.read, log.row), spans, _AHEAD):
         size += len(data)
         for scanned in assembler.feed(data):
             headers = scanned.headers.where(scanned.headers.rows["base_offset"] < until)
@@ -145,20 +147,3 @@ def _scan(
                 return
     if size < log.size:
         raise cut_at(log.key, size, log.size)
-
-
-def _ranges(opener: Opener, log: StoredLog) -> Iterator[bytes]:
-    """Yield the whole object in ranges, and fetch some ranges ahead."""
-    starts = iter(range(0, log.size, _RANGE))
-    with ThreadPoolExecutor(_AHEAD, "archive-scan") as helpers:
-        ahead = [
-            helpers.submit(opener.read, log.row, start, min(start + _RANGE, log.size))
-            for start, _ in zip(starts, range(_AHEAD), strict=False)
-        ]
-        while ahead:
-            # In order, although the requests end in any order.
-            yield ahead.pop(0).result()
-            start = next(starts, None)
-            if start is not None:
-                end = min(start + _RANGE, log.size)
-                ahead.append(helpers.submit(opener.read, log.row, start, end))

@@ -1,36 +1,29 @@
-"""Read many partitions from their archives, within one memory budget."""
+"""Read many partitions from their archives, within one memory budget.
+
+`pipeline` describes the path of a record, and what an exception in `take` leaves.
+"""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 
-from sidetier.archive.access import ArchiveAccess, range_reader
-from sidetier.archive.locate import IndexCache, Locator
-from sidetier.archive.objects.layout import read_note
-from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.locate import Locator
+from sidetier.archive.partition_archive import ArchiveBounds
+from sidetier.archive.reader.archives import OpenArchives
+from sidetier.archive.reader.decoder import DecodedRecords, Decoder
 from sidetier.archive.reader.fetch_threads import FetchThreads
-from sidetier.archive.reader.memory import BufferPool, MemoryBudget
-from sidetier.archive.reader.opening import Bound, Opener
-from sidetier.archive.reader.partition import DecodeRange, DecodeRecords, PartitionReader
-from sidetier.archive.reader.results import (
-    Failed,
-    Gap,
-    NullReadingObserver,
-    ReachedEnd,
-    ReadingObserver,
-    Records,
-    Taken,
-)
+from sidetier.archive.reader.partition import HandOut, Partition
+from sidetier.archive.reader.pipeline import Pipeline
+from sidetier.archive.reader.results import NullReadingObserver, ReadingObserver, Records, Taken
 from sidetier.archive.reader.settings import ReaderSettings
+from sidetier.archive.reader.source import Bound
 from sidetier.archive.reader.time_search import FoundRecord, Largest, SegmentTimes, TimeSearch
-from sidetier.archive.settings_check import SettingsCheck
+from sidetier.archive.segment_bytes import BufferPool, MemoryBudget, Part, Range
 from sidetier.archive.view import Extract
+from sidetier.segments.errors import BatchTooLargeError
+from sidetier.segments.lru import Lru
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
-from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
-from sidetier.storage.ranges import read_into
-from sidetier.storage.settings import AttemptDeadline
 
 _INDEX_PART = 8
 """1/8 of the memory budget is for the cache of indexes."""
@@ -55,7 +48,6 @@ class ArchiveReader:
         clock: Callable[[], float] = monotonic,
         buffers: BufferPool | None = None,
     ) -> None:
-        self._access = archive
         self._settings = settings or ReaderSettings()
         self._observer = observer or NullReadingObserver()
         self._clock = clock
@@ -63,38 +55,33 @@ class ArchiveReader:
         # The cache of indexes has its own part, so that a
         # partition with many segments does not displace ranges.
         self._budget = MemoryBudget(self._settings.memory_budget - indexes)
-        self._buffers = buffers or BufferPool()
-        self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
-        self._settings_check = SettingsCheck(archive)
+        locator = Locator(indexes, self._observer.fell_back)
+        self._archives = OpenArchives(
+            archive, locator, self._budget, buffers or BufferPool(), clock
+        )
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
         """Wakes `take`."""
         self._work = threading.Condition(self._lock)
         """Wakes the threads that make requests."""
         self._take_lock = threading.Lock()
-        self._archives: dict[TopicPartition, PartitionArchive] = {}
-        self._partitions: OrderedDict[TopicPartition, PartitionReader] = OrderedDict()
-        self._gathered: list[Taken] = []
-        """Results that `take` has not returned yet: at most one of each partition. An exception
-        that ends a `take` (KeyboardInterrupt, or a bug in decoding) leaves them to the next one,
-        because the positions of their partitions are behind them.
-        """
-        self._last_taken: PartitionReader | None = None
-        """The partition from which `take` took last. Only this one can have decoded records left
-        over, or work that an exception has interrupted, so `take` need not ask all partitions.
-        """
-        self._found: dict[TopicPartition, FoundRecord] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._hand_out = HandOut(is_returned=True)
+        """The last call of `take`."""
+        self._arrivals: dict[Partition, None] = {}
+        """Partitions that may have something, the one that was served longest ago first."""
+        self._found = Lru[TopicPartition, FoundRecord](_MAX_FOUND)
         """The range in which a timestamp's offset was found last. A read from there does not fetch
         it again.
         """
         self._largest: dict[TopicPartition, Largest] = {}
-        self._cluster_ids: dict[str, str | None] = {}
         self._closed = False
         self._threads = FetchThreads(
             self._settings.fetch_threads,
             work=self._work,
             ready=self._ready,
-            partitions=self._partitions.values(),
+            arrivals=self._arrivals,
+            partitions=self._partitions,
             budget=self._budget,
             observer=self._observer,
             clock=clock,
@@ -109,7 +96,7 @@ class ArchiveReader:
     def held_memory(self) -> int:
         """Bytes of objects that are held now or being fetched."""
         with self._lock:
-            return self._budget.used
+            return self._threads.measure()
 
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
         """Return the range of offsets that can be read; None if there is no archive.
@@ -127,7 +114,7 @@ class ArchiveReader:
             ArchiveError: A stored object is not as it should be.
             StorageError: As `RemoteStorage` says.
         """
-        return self._archive(tp).bounds(max_age)
+        return self._archives.of(tp).bounds(max_age)
 
     def kafka_cluster_id(self, topic: str) -> str | None:
         """Return Kafka's id of the archived cluster, as `layout.json` has it; None if it is not
@@ -139,19 +126,11 @@ class ArchiveReader:
             MalformedObjectError: `layout.json` does not parse.
             StorageError: As `RemoteStorage` says.
         """
-        url = self._access.url(topic)
-        with self._lock:
-            if url in self._cluster_ids:
-                return self._cluster_ids[url]
-        note = read_note(self._access.store(topic), self._access.layout)
-        found = None if note is None else note.kafka_cluster_id
-        with self._lock:
-            self._cluster_ids[url] = found
-        return found
+        return self._archives.kafka_cluster_id(topic)
 
     def where(self, tp: TopicPartition) -> str:
         """Return the URL and key prefix of the partition. No request."""
-        return self._archive(tp).where
+        return self._archives.of(tp).where
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
         """Return the offset of the first record with this timestamp or a later one, as ListOffsets
@@ -168,19 +147,16 @@ class ArchiveReader:
         Raises:
             As `bounds`; and DamagedSegmentError, BatchTooLargeError.
         """
-        opener = self._opener(tp)
+        source = self._archives.source(tp)
         with self._lock:
             # Kept per partition over calls: the largest timestamp of a version never changes.
             known = self._largest.setdefault(tp, {})
-        times = SegmentTimes(self._locator, opener.read, opener.archive.noted_largest, known)
-        search = TimeSearch(opener, times, self._settings.max_batch_bytes)
+        times = SegmentTimes(source.locator, source.read, source.archive.noted_largest, known)
+        search = TimeSearch(source, times, self._settings.max_batch_bytes)
         record = search.first_at(timestamp_ms, self._settings.look_interval)
         if record is None:
             return None
-        with self._lock:
-            self._found[tp] = record
-            while len(self._found) > _MAX_FOUND:
-                del self._found[next(iter(self._found))]
+        self._found.put(tp, record)
         return record.offset
 
     def assign(
@@ -203,23 +179,21 @@ class ArchiveReader:
                 has everything that is needed.
         """
         if extract is not None:
-            self._hand_on(tp, extract)
+            self._archives.begin_with(tp, extract)
         bound = None
         if until is not None:
             bound = Bound(Offset(until), {} if extract is None else extract.ends)
-        opener = self._opener(tp, bound)
+        source = self._archives.source(tp, bound)
         with self._lock:
-            self._forget(tp)
-            partition = PartitionReader(tp, opener, self._settings, self._budget, bound)
-            snapshot = opener.archive.latest
-            if extract is not None and snapshot is not None:
-                partition.view_extract(snapshot)
-            elif snapshot is not None:
-                partition.notice_changes_since(snapshot)
+            partition = Partition(
+                tp, source, self._settings, None if bound is None else bound.until
+            )
+            partition.expect_changes()
             self._seek(partition, Offset(offset))
+            if tp in self._partitions:
+                self._threads.changed(self._partitions[tp])
             self._partitions[tp] = partition
             self._threads.begin()
-            self._work.notify()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Continue at another offset, or at the same after a `Gap` or `Failed`.
@@ -228,17 +202,12 @@ class ArchiveReader:
             KeyError: The partition is not assigned.
         """
         with self._lock:
-            partition = self._partitions[tp]
-            # Results that `take` has gathered and not returned belong to the position before.
-            self._drop_gathered(tp)
-            self._seek(partition, Offset(offset))
-            self._work.notify()
+            self._seek(self._partitions[tp], Offset(offset))
 
     def unassign(self, tp: TopicPartition) -> None:
         """Drop a partition: `take` returns nothing more of it. No error if it is not assigned."""
         with self._lock:
-            self._forget(tp)
-            self._work.notify()
+            self._unassign(tp)
 
     def pause(self, tp: TopicPartition) -> None:
         """Return nothing and fetch nothing until `resume`.
@@ -248,30 +217,16 @@ class ArchiveReader:
         Raises:
             KeyError: The partition is not assigned.
         """
-        with self._lock:
-            # The position of the first gathered record, not that behind
-            # it: gathered records are dropped, and must be read again.
-            position = self.position(tp)
-            partition = self._partitions[tp]
-            self._drop_gathered(tp)
-            partition.position = position
-            partition.pause(self._clock())
-            self._work.notify()
+        self._set_paused(tp, is_paused=True)
 
     def resume(self, tp: TopicPartition) -> None:
         """Continue after `pause`, or at once after `Failed`. Raises KeyError as `pause`."""
-        with self._lock:
-            self._partitions[tp].resume(self._clock())
-            self._work.notify()
+        self._set_paused(tp, is_paused=False)
 
     def position(self, tp: TopicPartition) -> Offset:
         """Return the next offset that `take` will return. Raises KeyError as `pause`."""
         with self._lock:
-            position = self._partitions[tp].position
-            for taken in self._gathered:
-                if taken.tp == tp and isinstance(taken, Records):
-                    return _first_offset(taken)
-            return position
+            return self._partitions[tp].settled[0]
 
     def take(self, max_records: int, timeout: float) -> list[Taken]:
         """Return the available results of all partitions, in turn, with at most `max_records`
@@ -280,7 +235,7 @@ class ArchiveReader:
         Waits up to `timeout` seconds for the first result. Returns an empty list if none arrives,
         or if `close` is called. Each partition has at most one `Records`, and nothing after its
         `Gap` or `Failed`. One caller at a time; others wait. If an exception (KeyboardInterrupt,
-        or a bug) ends the call, the next one returns what was available.
+        or a bug) ends the call, the next one reads what this one would have returned.
 
         Raises:
             ValueError: `max_records` is below 1.
@@ -288,17 +243,19 @@ class ArchiveReader:
         if max_records < 1:
             raise ValueError(f"{max_records} records asked for: at least 1 is needed")
         end = monotonic() + timeout
-        with self._take_lock:
-            # Left over from a `take` that an exception has ended.
-            if self._gathered:
-                self._end_interrupted_take(max_records)
-            else:
-                self._gather(max_records)
-            while not self._gathered and self._wait(end - monotonic()):
-                self._gather(max_records)
-            with self._lock:
-                results, self._gathered = self._gathered, []
-            return results
+        hand_out = HandOut()
+        try:
+            with self._take_lock:
+                self._begin_take(hand_out)
+                results = self._gather(hand_out, max_records)
+                while not results and self._wait(end - monotonic()):
+                    results = self._gather(hand_out, max_records)
+                hand_out.is_returned = True
+        except BaseException:
+            # Python may raise KeyboardInterrupt also after the last statement.
+            hand_out.is_returned = False
+            raise
+        return results
 
     def close(self) -> None:
         """End all reading. A waiting `take` returns. May be called twice.
@@ -309,106 +266,106 @@ class ArchiveReader:
         with self._lock:
             self._closed = True
             for tp in list(self._partitions):
-                self._forget(tp)
+                self._unassign(tp)
             self._ready.notify_all()
         self._threads.close()
 
-    def _gather(self, most: int) -> None:
-        """Gather the available results without waiting."""
+    def _begin_take(self, hand_out: HandOut) -> None:
+        with self._lock:
+            before = self._hand_out
+            if not before.is_returned:
+                # An exception has ended that call. It may have left its partitions in any state.
+                for partition in self._partitions.values():
+                    if partition.is_part_of(before):
+                        self._replace(partition)
+                        partition.restart(self._clock())
+            self._hand_out = hand_out
+
+    def _gather(self, hand_out: HandOut, most: int) -> list[Taken]:
+        """Return the available results without waiting."""
+        gathered: list[tuple[Partition, Pipeline, Taken]] = []
         for partition in self._in_turn():
-            taken = self._take_from(partition, most)
-            if isinstance(taken, Records):
-                most -= taken.records.num_rows
+            got = self._take_from(hand_out, partition, most)
+            if got is None:
+                continue
+            gathered.append((partition, *got))
+            if isinstance(got[1], Records):
+                most -= got[1].records.num_rows
             if most <= 0:
                 break
-        self._served()
+        with self._lock:
+            for partition, _, _ in gathered:
+                # One with decoded records left over stays first, so that only one has such records.
+                if partition in self._arrivals and not partition.has_remainder:
+                    del self._arrivals[partition]
+                    self._arrivals[partition] = None
+            # Another thread may have called `seek` meanwhile, or the archive has changed.
+            return [
+                taken
+                for partition, pipeline, taken in gathered
+                if partition.pipeline is pipeline and self._is_assigned(partition)
+            ]
 
-    def _take_from(self, partition: PartitionReader, most: int) -> Taken | None:
-        """Drive a partition until it has something to return, and gather that; None if it has
-        nothing for now.
-        """
-        # Before any work: an exception in between must leave a trace of the partition to repair.
-        self._last_taken = partition
+    def _take_from(
+        self, hand_out: HandOut, partition: Partition, most: int
+    ) -> tuple[Pipeline, Taken] | None:
+        """Drive a partition until it has something to return; None if it has nothing for now."""
         while True:
             with self._lock:
-                work = partition.next_work()
-                if work is None and partition.apply_answer(self._clock()):
-                    self._work.notify()
-                    continue
-                if isinstance(work, Gap | Failed | ReachedEnd):
-                    self._gathered.append(work)
-                if not isinstance(work, DecodeRecords | DecodeRange):
-                    partition.work_recorded()
-                    return work
-            if isinstance(work, DecodeRecords):
-                records = self._decode_records(partition, work, most)
+                if not self._has_something(partition):
+                    self._arrivals.pop(partition, None)
+                    return None
+                partition.touch(hand_out)
+                pipeline, run = partition.pipeline, partition.pipeline.run
+                work = pipeline.step(self._clock())
+                if pipeline.run is not run:
+                    self._threads.changed(partition)
+            if isinstance(work, Decoder):
+                records = self._decode(partition, pipeline, work, most)
                 if records is not None:
-                    return records
-            else:
-                self._decode_range(partition, work)
+                    return pipeline, records
+            elif isinstance(work, Range):
+                self._scan(partition, pipeline, work)
+            elif work is not None:
+                return pipeline, work
 
-    def _decode_records(
-        self, partition: PartitionReader, work: DecodeRecords, most: int
+    def _decode(
+        self, partition: Partition, pipeline: Pipeline, decoder: Decoder, most: int
     ) -> Records | None:
-        decoded = work.run(most)
+        got: DecodedRecords | BatchTooLargeError | None
+        try:
+            got = decoder.next_records(most)
+        except BatchTooLargeError as error:
+            got = error
         with self._lock:
-            records, may_act = partition.records_decoded(work, decoded)
-            if records is not None:
-                # Before `work_recorded`: `end_interrupted_work`
-                # has to know whether the records were gathered.
-                self._gathered.append(records)
-            partition.work_recorded()
-            if may_act:
-                self._work.notify()
+            held = pipeline.decoder_bytes
+            records = pipeline.decoded(decoder, got)
+            # A thread that is woken for each piece in vain would cost more than the decoding.
+            if records is None or pipeline.decoder_bytes < held or not partition.takeable:
+                self._threads.changed(partition)
         if records is not None:
             self._observer.decoded(partition.tp, records.records.num_rows)
         return records
 
-    def _decode_range(self, partition: PartitionReader, work: DecodeRange) -> None:
-        self._observer.prefetch(partition.tp, hit=not work.range.was_awaited)
-        result = work.run()
+    def _scan(self, partition: Partition, pipeline: Pipeline, fetched: Range) -> None:
+        self._observer.prefetch(partition.tp, hit=not fetched.was_awaited)
+        result = pipeline.scan(fetched)
         with self._lock:
-            partition.range_decoded(work, result, self._clock())
-            self._work.notify()
+            pipeline.scanned(fetched, result, self._budget.share)
+            self._threads.changed(partition)
 
-    def _in_turn(self) -> list[PartitionReader]:
-        """Return the partitions that have something; first the one with decoded records left
-        over.
-        """
+    def _in_turn(self) -> list[Partition]:
+        """Return the partitions that may have something, in the order in which they are served."""
         with self._lock:
             if self._threads.died is not None:
                 raise self._threads.died
-            last = self._last_taken
-            if last is not None:
-                last.end_interrupted_work(self._clock)
-            ready = [partition for partition in self._partitions.values() if partition.takeable()]
-            if last is not None and len(ready) > 1 and last.has_remainder:
-                ready.remove(last)
-                ready.insert(0, last)
-            return ready
+            return list(self._arrivals)
 
-    def _end_interrupted_take(self, most: int) -> None:
-        """Keep the results that the interrupted `take` has gathered, up to `most` records."""
-        with self._lock:
-            for taken in list(self._gathered):
-                self._partitions[taken.tp].end_interrupted_work(self._clock, taken)
-                if isinstance(taken, Records):
-                    most -= taken.records.num_rows
-                    if most < 0:  # read again, in smaller parts
-                        self.seek(taken.tp, _first_offset(taken))
+    def _has_something(self, partition: Partition) -> bool:
+        return self._is_assigned(partition) and partition.takeable
 
-    def _served(self) -> None:
-        """Put the served partitions last for the next time."""
-        with self._lock:
-            for taken in self._gathered:
-                if taken.tp in self._partitions:
-                    # One step: an exception between `pop` and an insertion would lose it.
-                    self._partitions.move_to_end(taken.tp)
-
-    def _drop_gathered(self, tp: TopicPartition) -> None:
-        """Drop the results of a partition that `take` has gathered and not returned."""
-        if self._gathered:
-            self._gathered = [taken for taken in self._gathered if taken.tp != tp]
+    def _is_assigned(self, partition: Partition) -> bool:
+        return self._partitions.get(partition.tp) is partition
 
     def _wait(self, seconds: float) -> bool:
         """Wait until there may be a result. Return False after the timeout, or after `close`."""
@@ -419,71 +376,53 @@ class ArchiveReader:
                 if left <= 0:
                     return False
                 self._ready.wait(left)
+                for partition in filter(self._has_something, self._arrivals):
+                    partition.note_wait()
             return not self._closed
 
     def _anything(self) -> bool:
-        """Whether a partition has something. Marks the ranges that `take` waits for."""
+        """Whether a partition has something. If none has, memory is freed if that is needed."""
         if self._threads.died is not None:
             return True
-        partitions = self._partitions.values()
-        if any(candidate.takeable() for candidate in partitions):
-            return True
-        for partition in partitions:
-            if partition.waiting_begins():
-                self._work.notify()
+        while self._arrivals:
+            partition = next(iter(self._arrivals))
+            if self._has_something(partition):
+                return True
+            del self._arrivals[partition]
+        if not self._budget.is_ample:
+            for partition in self._partitions.values():
+                if partition.may_yield(self._budget):
+                    partition.touch(self._hand_out)
+                    partition.look_ahead()
+                    self._threads.changed(partition)
         return False
 
-    def _archive(self, tp: TopicPartition) -> PartitionArchive:
+    def _set_paused(self, tp: TopicPartition, *, is_paused: bool) -> None:
         with self._lock:
-            if tp not in self._archives:
-                self._archives[tp] = PartitionArchive(
-                    tp, self._access, self._settings_check, self._clock
-                )
-            return self._archives[tp]
+            partition = self._partitions[tp]
+            self._replace(partition)
+            partition.is_paused = is_paused
+            partition.seek(partition.settled[0], self._clock())
 
-    def _hand_on(self, tp: TopicPartition, extract: Extract) -> None:
-        first, position = extract.begins
-        # The plan knows the byte position, so that a task needs no index.
-        self._locator.found(extract.logs[0], first, position)
-        with self._lock:
-            self._archives[tp] = PartitionArchive(
-                tp, self._access, self._settings_check, self._clock, extract
-            )
-
-    def _opener(self, tp: TopicPartition, bound: Bound | None = None) -> Opener:
-        archive = self._archive(tp)
-        deadline = self._access.provider.endpoint(tp.topic).deadline
-        read = range_reader(self._access, tp.topic)
-        fetch = partial(self._fetch, archive.store, deadline)
-        return Opener(archive, self._locator, read, fetch, bound)
-
-    def _fetch(
-        self,
-        store: RemoteStorage,
-        deadline: AttemptDeadline,
-        row: ObjectSummary,
-        start: int,
-        end: int,
-    ) -> memoryview:
-        # Unused budget may stay in the pool. The lock is not needed: the number is a hint.
-        buffer = self._buffers.take(end - start, self._budget.total - self._budget.used)
-        condition = IfMatch(row.etag)
-        count = read_into(store, row.key, start, buffer, condition=condition, deadline=deadline)
-        return buffer[:count]
-
-    def _seek(self, partition: PartitionReader, offset: Offset) -> None:
+    def _seek(self, partition: Partition, offset: Offset) -> None:
         """Read from this offset on; begin with the range that a search for a timestamp has read, if
         it found this offset.
         """
-        partition.seek(offset, self._clock())
-        partition.keep(self._found.pop(partition.tp, None))
+        found, kept = self._found.pop(partition.tp), None
+        if found is not None and found.offset == offset:
+            self._threads.measure()
+            if self._budget.fits(len(found.data)):
+                part = Part(found.log, found.start, offset, found.log.size)
+                kept = Range(part, found.start, found.start + len(found.data), found.data)
+        self._replace(partition)
+        partition.seek(offset, self._clock(), kept)
 
-    def _forget(self, tp: TopicPartition) -> None:
-        partition = self._partitions.pop(tp, None)
-        if partition is not None:
-            self._drop_gathered(tp)
-            partition.close()
+    def _replace(self, partition: Partition) -> None:
+        """Announce a new pipeline, before it begins: an exception in between loses no event."""
+        self._arrivals[partition] = None  # it may be at its end at once
+        self._threads.changed(partition)
 
-
-def _first_offset(taken: Records) -> Offset:
-    return Offset(taken.records.column("offset")[0].as_py())
+    def _unassign(self, tp: TopicPartition) -> None:
+        if tp in self._partitions:
+            self._threads.changed(self._partitions[tp])
+            del self._partitions[tp]

@@ -24,7 +24,7 @@ from sidetier.archive.locate import (
 from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.reader.assembly import Assembler, ScannedBatches
-from sidetier.archive.reader.opening import Opener
+from sidetier.archive.reader.source import ArchiveSource
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.arrow import decode_batches
@@ -169,7 +169,7 @@ class FoundRecord:
 class TimeSearch:
     """Searches one partition's archive."""
 
-    opener: Opener
+    source: ArchiveSource
     times: SegmentTimes
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
@@ -181,7 +181,7 @@ class TimeSearch:
             DamagedSegmentError: A batch that must be searched cannot be read, or is lost.
             BatchTooLargeError: It is larger, decompressed, than `max_batch_bytes`.
         """
-        view = self.opener.archive.snapshot(max_age).view
+        view = self.source.archive.snapshot(max_age).view
         if view is None:
             return None
         for log in self.times.not_below(view, timestamp):
@@ -198,7 +198,7 @@ class TimeSearch:
         assembler = Assembler(log.key, log.size, start)
         while start < log.size:
             end = min(start + size, log.size)
-            data = self.opener.read(log.row, start, end)
+            data = self.source.read(log.row, start, end)
             for scanned in assembler.feed(data):
                 record_position = self._first_in(
                     scanned, log.key, timestamp, OffsetRange(first, until)
@@ -206,7 +206,7 @@ class TimeSearch:
                 if record_position is not None:
                     offset, found_timestamp, position = record_position
                     rest = _from(scanned, position, data, start)
-                    self.opener.locator.found(log, offset, position)
+                    self.source.locator.found(log, offset, position)
                     return FoundRecord(offset, found_timestamp, log, position, rest)
                 reached = Offset(int(scanned.headers.rows["last_offset"][-1]) + 1)
                 if reached >= until:
@@ -215,7 +215,7 @@ class TimeSearch:
                 raise cut_at(log.key, start + len(data), log.size)
             start, size = end, min(size * 2, _LARGEST_RANGE)
         # The record may have been in the segment's last batches, if they were lost.
-        self.opener.archive.proven_end(log, reached)
+        self.source.archive.proven_end(log, reached)
         return None
 
     def _extent(self, log: StoredLog, timestamp: int) -> tuple[int, int]:
@@ -223,7 +223,7 @@ class TimeSearch:
         possible.
         """
         before, behind = self.times.around(log, timestamp)
-        locator, read = self.opener.locator, self.opener.read
+        locator, read = self.source.locator, self.source.read
         extent = None if behind is None else locator.extent(read, log, before, behind)
         if extent is None:
             return locator.segment_position(read, log, before).position, _FIRST_RANGE

@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from sidetier.archive.access import ArchiveAccess, range_reader
-from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.locate import Locator
 from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.layout import other_cluster, read_note
 from sidetier.archive.objects.log_check import cut_at
@@ -99,7 +99,7 @@ class ArchiveSource:
         self._clock = clock
         self._chunk_bytes = chunk_bytes
         self._settings_check = SettingsCheck(archive)
-        self._locator = Locator(IndexCache(_INDEX_CACHE_BYTES), lambda _key, _reason: None)
+        self._locator = Locator(_INDEX_CACHE_BYTES, lambda _key, _reason: None)
         self._partitions: dict[TopicPartition, PartitionArchive] = {}
         self._transactions: dict[TopicPartition, PartitionTransactions] = {}
         self._cursors: dict[TopicPartition, tuple[Version, Offset, int]] = {}

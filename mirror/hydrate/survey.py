@@ -8,7 +8,7 @@ from operator import methodcaller
 from typing import Final
 
 from sidetier.archive.access import ArchiveAccess, range_reader
-from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.locate import Locator
 from sidetier.archive.objects.notes import noted_records
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.partition_archive import PartitionArchive
@@ -205,7 +205,7 @@ def first_batch_at(
 ) -> Offset | None:
     """Return the base offset of the first batch with a record of this time or later, or None."""
     tp = stored.tp
-    locator = Locator(IndexCache(_INDEX_CACHE_BYTES), _no_index)
+    locator = Locator(_INDEX_CACHE_BYTES, _no_index)
     times = SegmentTimes(locator, range_reader(archive, tp.topic), stored.noted_largest, {})
     for log in times.not_below(view, timestamp_ms):
         for header in headers_of(archive, tp, view, log):

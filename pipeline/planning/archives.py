@@ -10,13 +10,13 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.errors import ArchiveReplacedError
-from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.locate import Locator
 from sidetier.archive.objects.chapters import SEGMENTS, read_chapter, stored_chapters
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
 from sidetier.archive.objects.layout import LayoutNote, read_note
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
-from sidetier.archive.reader.opening import Opener
+from sidetier.archive.reader.source import ArchiveSource
 from sidetier.archive.reader.time_search import Largest, SegmentTimes, TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.view import ArchiveView
@@ -42,7 +42,7 @@ class Archives:
     clock: Callable[[], float]
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
     locator: Locator = field(
-        default_factory=lambda: Locator(IndexCache(_INDEX_BYTES), lambda _key, _reason: None)
+        default_factory=lambda: Locator(_INDEX_BYTES, lambda _key, _reason: None)
     )
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _known: dict[TopicPartition, PartitionArchive] = field(default_factory=dict)
@@ -98,10 +98,10 @@ class Archives:
         """Read the leader epochs of one partition's archive. One request."""
         return self.access.partition(tp).epochs().epoch_history
 
-    def opener(self, tp: TopicPartition) -> Opener:
-        """Return an `Opener`, which finds offsets in one partition."""
+    def source(self, tp: TopicPartition) -> ArchiveSource:
+        """Return an `ArchiveSource`, which finds offsets in one partition."""
         read = range_reader(self.access, tp.topic)
-        return Opener(self.of(tp), self.locator, read, lambda *span: memoryview(read(*span)))
+        return ArchiveSource(self.of(tp), self.locator, read)
 
     def times(self, tp: TopicPartition) -> SegmentTimes:
         """Return the largest timestamps of a partition's segments."""
@@ -165,7 +165,7 @@ class Archives:
         view = self.of(tp).snapshot(float("inf")).view
         if view is not None:
             self.read_chapters(tp, view)
-        search = TimeSearch(self.opener(tp), self.times(tp), self.max_batch_bytes)
+        search = TimeSearch(self.source(tp), self.times(tp), self.max_batch_bytes)
         match = search.first_at(timestamp_ms, float("inf"))
         return None if match is None else match.offset
 

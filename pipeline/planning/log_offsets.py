@@ -78,7 +78,7 @@ class Ends:
         stable = self._stable_end(tp, view)
         if stable.producer_id is None:
             return None
-        began = timestamp_at(self.archives.opener(tp), view, stable.offset)
+        began = timestamp_at(self.archives.source(tp), view, stable.offset)
         return UndecidedTail(
             view.start, stable.offset, view.end, stable.producer_id, began, stable.newest_ms
         )
@@ -87,7 +87,7 @@ class Ends:
         version = view.logs[-1].version
         known = self._stable.get(tp)
         if known is None or known[:2] != (version, view.end):
-            stable = last_stable_offset(self.archives.opener(tp), view)
+            stable = last_stable_offset(self.archives.source(tp), view)
             known = self._stable[tp] = (version, view.end, stable)
         return known[2]
 

@@ -13,10 +13,10 @@ from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.objects.log_check import is_full
 from sidetier.archive.objects.notes import noted_next_offset, noted_records
 from sidetier.archive.objects.segment import StoredLog, Version
-from sidetier.archive.reader.memory import BufferPool
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records
 from sidetier.archive.reader.settings import ReaderSettings
+from sidetier.archive.segment_bytes import BufferPool
 from sidetier.archive.view import Extract
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError

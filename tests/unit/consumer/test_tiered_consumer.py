@@ -1,5 +1,6 @@
 """The consumer's public API over fakes of Kafka and the store."""
 
+import itertools
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -115,6 +116,26 @@ def test_messages_lost_to_an_interruption_are_read_again(mode: str, strategy: st
             for message in it.consumer.consume(3, 0.1):
                 seen[int(message.partition() or 0)].append(int(message.offset() or 0))
     assert seen == {0: list(range(start, 100)), 1: list(range(10))}
+
+
+def test_records_lost_to_an_interruption_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt may come between the archive reader's last instruction and the feed."""
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), "TIERED_STORAGE_PREFERRED")
+    it.consumer.assign([at(0)])
+    take, calls = it.reader.take, itertools.count()
+
+    def interrupted(most: int, timeout: float) -> list[Taken]:
+        taken = take(most, timeout)
+        if next(calls) % 3 == 0:
+            raise KeyboardInterrupt
+        return taken
+
+    monkeypatch.setattr(it.reader, "take", interrupted)
+    seen: list[int] = []
+    for _ in range(200):
+        with suppress(KeyboardInterrupt):
+            seen += [int(message.offset() or 0) for message in it.consumer.consume(7, 0.1)]
+    assert seen == list(range(100))
 
 
 @pytest.mark.parametrize("event", ["on_assign", "on_revoke"])

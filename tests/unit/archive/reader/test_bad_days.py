@@ -515,7 +515,9 @@ def test_store_outage_is_reported_and_the_read_continues_at_its_position(
 ) -> None:
     clock = Clock()
     fake.fail("stream", StoreUnavailableError("connection refused"), nth=4, times=3)
-    with reading(archive.store, clock=clock, failed_pause=5, first_range=300) as reader:
+    with reading(
+        archive.store, clock=clock, failed_pause=5, first_range=300, fetch_threads=1
+    ) as reader:
         reader.assign(TP, 0)
         taken = take_to_end(reader)
         failed = taken[-1]

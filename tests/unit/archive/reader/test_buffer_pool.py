@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sidetier.archive.reader.memory import MIN_BUFFER, BufferPool
+from sidetier.archive.segment_bytes import MIN_BUFFER, BufferPool
 
 SIZE = 2 * MIN_BUFFER
 

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from time import monotonic
+from typing import Any
+
+import pytest
 
 from sidetier.archive.reader import ArchiveReader, ReachedEnd, Records
+from sidetier.archive.reader.partition import Partition
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
-from tests.harness.made_archive import MadeArchive, encoded, reading
+from tests.harness.made_archive import Clock, MadeArchive, encoded, reading, take_to_end
 from tests.harness.record_batches import MadeBatch, MadeRecord
 from tests.harness.waiting import wait_until
 
@@ -81,3 +85,30 @@ def test_all_records_arrive_once_within_the_memory_bound() -> None:
     assert is_complete(found, 2)
     assert peak <= 2 * budget
     assert held == 0
+
+
+def test_a_request_looks_at_no_idle_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, log, seeks = FakeStorage(), log_of(0, 4, 10), 10
+    for tp in TPS:
+        archive = MadeArchive(store, tp=tp)
+        archive.segment(0, log)
+        archive.mark(0, 4)
+    looks: list[TopicPartition] = []
+    next_request = Partition.next_request
+
+    def counted(partition: Partition, *given: Any, **named: Any) -> object:  # noqa: ANN401
+        looks.append(partition.tp)
+        return next_request(partition, *given, **named)
+
+    with reading(store, clock=Clock()) as reader:
+        for tp in TPS:
+            reader.assign(tp, 0)
+        read_all(reader)
+        monkeypatch.setattr(Partition, "next_request", counted)
+        for _ in range(seeks):
+            reader.seek(TPS[0], 0)
+            take_to_end(reader)
+    # The ends of the others may have been noticed late.
+    assert len(looks) < len(TPS) + 20 * seeks

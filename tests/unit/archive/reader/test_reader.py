@@ -5,9 +5,9 @@ from contextlib import closing
 import pytest
 
 from sidetier.archive.reader import ReachedEnd, Records
-from sidetier.archive.reader.memory import MIN_BUFFER, BufferPool
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.settings import ReaderSettings
+from sidetier.archive.segment_bytes import MIN_BUFFER, BufferPool
 from sidetier.segments.offsets import Offset
 from tests.harness.made_archive import (
     TP,

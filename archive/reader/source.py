@@ -1,21 +1,23 @@
-"""Find the bytes of a segment where reading an offset begins, or the reason why it cannot.
+"""Where the records of one partition are stored: the port `Source`, and the archive behind it.
 
-These requests precede the reading of ranges. One of several threads makes them, without a lock.
+Fetch threads ask a source, without a lock. It returns values only: where reading begins, and the
+segments that follow without a gap; or the end; or the reason why an offset cannot be read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.locate import Locator, SegmentPosition
+from sidetier.archive.locate import Locator
 from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.reader.results import Failed, Gap
+from sidetier.archive.segment_bytes import Part
 from sidetier.archive.transactions import SegmentTransactions, transactions_of
-from sidetier.archive.view import ArchiveView
+from sidetier.archive.view import ArchiveView, Change
 from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -57,40 +59,33 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The offset, or the next stored one, is at `segment_position` or after it.
+    """The offset, or the next stored one, is in the first of `parts`.
 
     Attributes:
-        snapshot: The snapshot of the archive.
-        segment_position: Where reading begins.
         offset: First wanted offset.
-        until: Offset up to which records are read from this segment, exclusive.
+        parts: Where to read: each part begins at the offset where the one before it ends.
+        as_of: Time of the source's knowledge, in seconds of its clock; None if that does not age.
+        learnt: Transactions of the segments before, which were skipped. Only while looking ahead.
     """
 
-    snapshot: ArchiveSnapshot
-    segment_position: SegmentPosition
     offset: Offset
-    until: Offset
+    parts: Iterator[Part]
+    as_of: float | None
     learnt: tuple[SegmentTransactions, ...] = ()
-    """Transactions of the segments before it, which were skipped. Only while looking ahead."""
-    limit: tuple[Version, int] | None = None
-    """Version of the segment in which the wanted records end, and the byte position where
-    they end.
-    """
 
 
 @dataclass(frozen=True, slots=True)
 class AtEnd:
     """The offset, or the next one that could be stored, is at the readable end or above it."""
 
-    snapshot: ArchiveSnapshot
     offset: Offset
+    as_of: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Halted:
     """The offset cannot be read. `taken` is the result for the caller, with the reason."""
 
-    snapshot: ArchiveSnapshot
     taken: Gap | Failed
 
 
@@ -118,23 +113,84 @@ class Stuck:
     tried: frozenset[Version] = frozenset()
 
 
+class Source(Protocol):
+    """Where the records of one partition are read from.
+
+    Offsets are those of the partition. A source that stores no objects (a live log, say) describes
+    the bytes that it has as a `StoredLog`, and returns them from `fetch`. Errors are
+    `SidetierError`s: with `retry`, the same call is made again after a pause; an
+    ObjectNotFoundError or PreconditionFailedError of `fetch` means that the segment ends there.
+    """
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All changes of the stored records that `open` and `refresh` have found, in order."""
+        ...
+
+    @property
+    def as_of(self) -> float | None:
+        """Time of the newest knowledge, in seconds of the reader's clock.
+
+        None if `refresh` would find nothing: then no change is looked for while records are read.
+        """
+        ...
+
+    def open(self, target: Target, max_age: float) -> Opening:
+        """Find where the target is read from, knowing the source as of `max_age` seconds ago."""
+        ...
+
+    def open_elsewhere(self, stuck: Stuck) -> Opening:
+        """Find other bytes that hold the offset, or the reason why it is missing."""
+        ...
+
+    def fetch(self, log: StoredLog, start: int, end: int) -> memoryview:
+        """Return a range of a segment: fewer bytes if the segment is shorter than its `size`."""
+        ...
+
+    def refresh(self, max_age: float) -> None:
+        """Look for changes, unless that was done less than `max_age` seconds ago."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Opener:
-    """Opens one partition.
+class ArchiveSource:
+    """The archive of one partition.
 
     Attributes:
         archive: The partition's archive.
         locator: Finds offsets in segments.
         read: Reads a range of one of the partition's objects.
-        fetch: As `read`, into reusable memory. The memory is reused once nothing refers to it.
         bound: End of the wanted records, if any.
+        lend: As `read`, into reusable memory, which is reused once nothing refers to it.
     """
 
     archive: PartitionArchive
     locator: Locator
     read: ReadRange
-    fetch: Callable[[ObjectSummary, int, int], memoryview]
     bound: Bound | None = None
+    lend: Callable[[ObjectSummary, int, int], memoryview] | None = None
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All changes between two snapshots of the archive."""
+        latest = self.archive.latest
+        return () if latest is None else latest.changes
+
+    @property
+    def as_of(self) -> float | None:
+        """Time of the newest snapshot; None for an extract."""
+        latest = self.archive.latest
+        return None if latest is None else _as_of(latest)
+
+    def fetch(self, log: StoredLog, start: int, end: int) -> memoryview:
+        """Read a range of a segment, in the version that was listed."""
+        if self.lend is None:
+            return memoryview(self.read(log.row, start, end))
+        return self.lend(log.row, start, end)
+
+    def refresh(self, max_age: float) -> None:
+        """Take a snapshot of the archive."""
+        self.archive.snapshot(max_age)
 
     def open(self, target: Target, max_age: float) -> Opening:
         """Find where the target is read from, in a snapshot that is at most `max_age` seconds old.
@@ -146,29 +202,33 @@ class Opener:
             NoArchiveError: There is no archive of the partition.
             StorageError, ArchiveError, ConfigurationError: As `PartitionArchive.snapshot`.
         """
-        opening = self._open(self.archive.snapshot(max_age), target.offset)
+        snapshot = self.archive.snapshot(max_age)
         if target.waiting_for is None:
-            return opening
-        return self._skip_by_indexes(opening, target.waiting_for)
+            return self._open(snapshot, target.offset)
+        return self._skip_by_indexes(snapshot, target.offset, target.waiting_for)
 
-    def _skip_by_indexes(self, opening: Opening, waiting_for: Offset) -> Opening:
+    def _skip_by_indexes(
+        self, snapshot: ArchiveSnapshot, offset: Offset, waiting_for: Offset
+    ) -> Opening:
         learnt: list[SegmentTransactions] = []
-        while isinstance(opening, Opened) and opening.segment_position.position == 0:
-            view, log = self._view(opening.snapshot), opening.segment_position.log
-            following = view.after(log.base_offset)
+        is_open = True
+        while is_open:
+            view = self._view(snapshot)
+            log = view.holder(offset) if view.start <= offset < view.end else None
+            following = None if log is None else view.after(log.base_offset)
             # The files describe whole segments. Within a segment, they would include transactions
             # that were read already.
-            if following is None or opening.offset > log.base_offset:
+            if log is None or following is None or offset > log.base_offset:
                 break
             transactions = transactions_of(self.archive.store, log, following)
             if transactions is None:
                 break
             learnt.append(transactions)
-            opening = self._open(opening.snapshot, transactions.end)
-            if not any(
+            offset = transactions.end
+            is_open = any(
                 transaction.first_offset <= waiting_for for transaction in transactions.still_open
-            ):
-                break
+            )
+        opening = self._open(snapshot, offset)
         return replace(opening, learnt=tuple(learnt)) if isinstance(opening, Opened) else opening
 
     def open_elsewhere(self, stuck: Stuck) -> Opening:
@@ -186,7 +246,7 @@ class Opener:
         snapshot = self.archive.snapshot(thorough=True)
         view = self._view(snapshot)
         if stuck.offset >= view.end:
-            return AtEnd(snapshot, stuck.offset)
+            return AtEnd(stuck.offset, _as_of(snapshot))
         # Late writers and Pinterest's uploader leave segments that overlap, so another one may have
         # the offset.
         for log in islice(_candidates(view, stuck.offset), 1 + _MAX_CANDIDATES):
@@ -194,11 +254,11 @@ class Opener:
                 return self._opened(snapshot, view, log, stuck.offset)
         # A segment that is no longer part of the archive is no damage of the archive.
         if stuck.damage is None or not view.has(stuck.log):
-            return self._gap(snapshot, view, stuck.offset)
+            return self._gap(view, stuck.offset)
         # A task of Spark lists nothing, so without keys it may have read an encrypted segment as it
         # is stored. The store knows by its metadata, read above, and names the key.
         self.read(stuck.log.row, 0, 1)
-        return Halted(snapshot, self._failed(stuck, view, noted))
+        return Halted(self._failed(stuck, view, noted))
 
     def _with_end(self, stuck: Stuck) -> tuple[Stuck, Offset | None]:
         """Return the noted end of the segment, and the damage if it has lost its last batches."""
@@ -219,11 +279,11 @@ class Opener:
                 # The archive continues after an extract: only a snapshot shows where.
                 self._open(self.archive.snapshot(), offset)
                 if view.is_part
-                else AtEnd(snapshot, offset)
+                else AtEnd(offset, _as_of(snapshot))
             )
         log = view.holder(offset)
         if offset < view.start or log is None:
-            return self._gap(snapshot, view, offset)
+            return self._gap(view, offset)
         return self._opened(snapshot, view, log, offset)
 
     def _view(self, snapshot: ArchiveSnapshot) -> ArchiveView:
@@ -234,28 +294,48 @@ class Opener:
     def _opened(
         self, snapshot: ArchiveSnapshot, view: ArchiveView, log: StoredLog, offset: Offset
     ) -> Opened:
-        segment_position = self.locator.segment_position(self.read, log, offset)
-        limit = self._limit(view, offset)
-        return Opened(snapshot, segment_position, offset, view.until(offset), limit=limit)
+        start = self.locator.segment_position(self.read, log, offset).position
+        wanted = {} if self.bound is None else {**self.bound.ends, **self._last(view, offset)}
+        return Opened(offset, self._parts(view, log, start, offset, wanted), _as_of(snapshot))
 
-    def _limit(self, view: ArchiveView, offset: Offset) -> tuple[Version, int] | None:
+    def _parts(
+        self,
+        view: ArchiveView,
+        log: StoredLog,
+        start: int,
+        offset: Offset,
+        wanted: Mapping[Version, int],
+    ) -> Iterator[Part]:
+        bound = self.bound
+        while True:
+            end = min(wanted.get(log.version, log.size), log.size)
+            until = view.until(offset)
+            is_above = bound is not None and offset >= bound.until
+            yield Part(log, start, until, 0 if is_above else end)
+            following = view.holder(until)
+            if until >= view.end or following is None:
+                return
+            log, start, offset = following, 0, until
+
+    def _last(self, view: ArchiveView, offset: Offset) -> Mapping[Version, int]:
+        """Return the byte position where the bound is reached, by version of its segment."""
         if self.bound is None or offset >= self.bound.until:
-            return None
+            return {}
         last = Offset(self.bound.until - 1)
         log = view.holder(last)
         # Known from the plan, or not needed: the wanted part ends with the segment.
         if log is None or log.version in self.bound.ends or view.until(last) == self.bound.until:
-            return None
+            return {}
         extent = self.locator.extent(self.read, log, log.base_offset, last)
-        return None if extent is None else (log.version, extent[1])
+        return {} if extent is None else {log.version: extent[1]}
 
-    def _gap(self, snapshot: ArchiveSnapshot, view: ArchiveView, offset: Offset) -> Halted:
+    def _gap(self, view: ArchiveView, offset: Offset) -> Halted:
         # Below the start, the reason is known without a request.
         gaps = self.archive.gaps() if offset >= view.start else []
         end = self._wanted(offset, view.start if offset < view.start else view.until(offset))
         missing = first_missing(OffsetRange(offset, end), gaps, view.start)
         detail = missing.detail(view.where)
-        return Halted(snapshot, Gap(self.archive.tp, missing.offsets, missing.reason, detail))
+        return Halted(Gap(self.archive.tp, missing.offsets, missing.reason, detail))
 
     def _failed(self, stuck: Stuck, view: ArchiveView, noted: Offset | None) -> Failed:
         if isinstance(stuck.damage, UnsupportedFormatError):
@@ -287,6 +367,11 @@ class Opener:
     def _end_of(self, log: StoredLog) -> Offset:
         noted = self.archive.noted_end(log)
         return self.archive.end_of(log) if noted is None else noted
+
+
+def _as_of(snapshot: ArchiveSnapshot) -> float | None:
+    is_part = snapshot.view is not None and snapshot.view.is_part
+    return None if is_part else snapshot.taken_at
 
 
 def _candidates(view: ArchiveView, offset: Offset) -> Iterator[StoredLog]:
