@@ -3,10 +3,9 @@
 `protocol` has the versions of these requests.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -17,6 +16,7 @@ from sidetier.endpoint.offsets import EpochEnd, ListedOffset, OffsetAnswers
 from sidetier.endpoint.session import Answer, Request, Session, first_error
 from sidetier.endpoint.users import Access
 from sidetier.segments.errors import MalformedRequestError, SidetierError
+from sidetier.segments.lru import Lru
 from sidetier.segments.names import is_legal_topic
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.protocol import ApiKey, build_response, encode
@@ -53,6 +53,14 @@ _MetadataKey = tuple[int, tuple[object, ...] | None, Access]
 _Views = list[tuple[TopicPartition, ArchiveView]]
 
 
+class _Metadata(NamedTuple):
+    """An answer to Metadata, valid for these topics. `weight` is its memory, in bytes."""
+
+    topics: object
+    body: bytes
+    weight: int
+
+
 class RequestHandlers:
     """Answers requests from the catalog. Thread-safe.
 
@@ -68,10 +76,8 @@ class RequestHandlers:
         self._catalog = catalog
         self._offsets = offsets
         self._host, self._port = advertised
-        self._guard = threading.Lock()
-        self._metadata: OrderedDict[_MetadataKey, tuple[object, bytes]] = OrderedDict()
-        self._metadata_bytes = 0
-        self._listed: OrderedDict[tuple[int, bytes, Access], tuple[_Views, Answer]] = OrderedDict()
+        self._metadata = Lru[_MetadataKey, _Metadata](_METADATA_BYTES, attrgetter("weight"))
+        self._listed = Lru[tuple[int, bytes, Access], tuple[_Views, Answer]](_MAX_LISTED)
         self._handlers: Mapping[ApiKey, Callable[[Any, int, Access], Answer]] = {
             ApiKey.LIST_OFFSETS: self._answer_list_offsets,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._answer_epoch_ends,
@@ -107,10 +113,9 @@ class RequestHandlers:
         # After the look-ups, which may have replaced it.
         topics = self._catalog.topics
         key = (version, names, access)  # users with other permissions get other answers
-        with self._guard:
-            known = self._metadata.get(key)
-        if known is not None and known[0] is topics:
-            return Answer(known[1])
+        known = self._metadata.get(key)
+        if known is not None and known.topics is topics:
+            return Answer(known.body)
         if names is None:
             found: list[Topic | dict[str, Any]] = [
                 topic for name, topic in topics.items() if access.can_read(name)
@@ -133,18 +138,9 @@ class RequestHandlers:
         body = encode(response)
         error = first_error(row["error_code"] for row in rows)
         if error is ErrorCode.none:
-            self._remember(key, topics, body)
+            weight = len(body) + _NAME_BYTES * len(names or ())
+            self._metadata.put(key, _Metadata(topics, body, weight))
         return Answer(body, error)
-
-    def _remember(self, key: _MetadataKey, topics: object, body: bytes) -> None:
-        with self._guard:
-            replaced = self._metadata.pop(key, None)
-            self._metadata_bytes -= 0 if replaced is None else _remembered_bytes(key, replaced[1])
-            self._metadata[key] = topics, body
-            self._metadata_bytes += _remembered_bytes(key, body)
-            while self._metadata_bytes > _METADATA_BYTES:
-                dropped, (_, dropped_body) = self._metadata.popitem(last=False)
-                self._metadata_bytes -= _remembered_bytes(dropped, dropped_body)
 
     def _look_for(self, names: Iterable[tuple[str | None, UUID | None]], access: Access) -> None:
         """List the topics again if one of these is not known."""
@@ -181,8 +177,7 @@ class RequestHandlers:
         Spark's Kafka source asks for the start and the end of a partition with each poll.
         """
         key = (request.version, bytes(request.body()), access)
-        with self._guard:
-            known = self._listed.get(key)
+        known = self._listed.get(key)
         if known is not None and all(self._view(tp) is view for tp, view in known[0]):
             return known[1]
         # Before the answer: an archive that changes meanwhile is another one the next time.
@@ -190,11 +185,7 @@ class RequestHandlers:
         views = self._views(decoded, access)
         answer = self._answer_list_offsets(decoded, request.version, access)
         if answer.error is ErrorCode.none and views is not None:
-            with self._guard:
-                self._listed[key] = views, answer
-                self._listed.move_to_end(key)
-                if len(self._listed) > _MAX_LISTED:
-                    self._listed.popitem(last=False)
+            self._listed.put(key, (views, answer))
         return answer
 
     def _views(self, request: Any, access: Access) -> _Views | None:  # noqa: ANN401 - kio's
@@ -349,10 +340,6 @@ class RequestHandlers:
             producer_epoch=-1,
         )
         return Answer(encode(response), error)
-
-
-def _remembered_bytes(key: _MetadataKey, body: bytes) -> int:
-    return len(body) + _NAME_BYTES * len(key[1] or ())
 
 
 def _error_of_partitions(topics: Iterable[Mapping[str, Any]]) -> ErrorCode:

@@ -37,8 +37,6 @@ import io
 import os
 import re
 import secrets
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
@@ -51,6 +49,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.segments.keys import place_of_log
+from sidetier.segments.lru import Lru
 from sidetier.storage.bodies import BytesBody, PartOfObject
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import checksum_of_body
@@ -124,10 +123,9 @@ class EncryptingStorage:
         self._refuses_plain = refuses_plain
         self._is_active = keys is not None
         """Whether an object may be encrypted."""
-        self._guard = threading.Lock()
-        self._ciphers: OrderedDict[_Version, ObjectCipher | None] = OrderedDict()
+        self._ciphers = Lru[_Version, "ObjectCipher | None"](_MAX_CIPHERS)
         """The cipher of each version that was read; None for one that is not encrypted."""
-        self._encrypted_versions: OrderedDict[_Version, None] = OrderedDict()
+        self._encrypted_versions = Lru[_Version, None](_MAX_ENCRYPTED_VERSIONS)
         """Versions that are encrypted by their marker or metadata."""
 
     @property
@@ -460,12 +458,10 @@ class EncryptingStorage:
 
     def _cipher_of(self, key: str, version: IfMatch) -> "ObjectCipher | None":
         """Return the cipher of a version; None if it is not encrypted. One request, if unknown."""
-        name = (key, version.etag)
-        with self._guard:
-            if name in self._ciphers:
-                self._ciphers.move_to_end(name)
-                return self._ciphers[name]
-            is_marked = name in self._encrypted_versions
+        return self._ciphers.get_or((key, version.etag), lambda: self._read_cipher(key, version))
+
+    def _read_cipher(self, key: str, version: IfMatch) -> "ObjectCipher | None":
+        is_marked = (key, version.etag) in self._encrypted_versions
         with self._inner.get_object_input_stream(key, 0, HEADER_BYTES, condition=version) as stream:
             data = stream.read()
         if is_marked and not is_encrypted(data):
@@ -476,10 +472,6 @@ class EncryptingStorage:
         cipher = self._cipher(data, key) if is_encrypted(data) else None
         if cipher is None:
             self._check_may_be_plain(key)
-        with self._guard:
-            self._ciphers[name] = cipher
-            while len(self._ciphers) > _MAX_CIPHERS:
-                self._ciphers.popitem(last=False)
         return cipher
 
     def _cipher(self, data: bytes, key: str) -> "ObjectCipher":
@@ -509,10 +501,7 @@ class EncryptingStorage:
 
     def _note_encrypted(self, key: str, etag: str) -> None:
         self._is_active = True
-        with self._guard:
-            self._encrypted_versions[key, etag] = None
-            while len(self._encrypted_versions) > _MAX_ENCRYPTED_VERSIONS:
-                self._encrypted_versions.popitem(last=False)
+        self._encrypted_versions.put((key, etag), None)
 
 
 def decrypted(key: str, data: bytes, cipher: "ObjectCipher") -> bytes:

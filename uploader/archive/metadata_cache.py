@@ -1,8 +1,6 @@
 """The `_metadata` objects of partitions: Pinterest's consumer sees only the segments in them."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from threading import Lock
 from typing import Final, NamedTuple
 
 from sidetier.archive.objects.pinterest_metadata import (
@@ -18,6 +16,7 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.lru import Lru
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
@@ -46,36 +45,16 @@ class _Version(NamedTuple):
 _ABSENT: Final = _Version(b"", None)
 
 
-class MetadataCache:
-    """Encoded `_metadata` of the partitions used last. Bounded in bytes; thread-safe."""
+class MetadataCache(Lru[TopicPartition, _Version]):
+    """Encoded `_metadata` of the partitions used last. Bounded in bytes; thread-safe.
+
+    The version that was used last stays even if it is larger than the whole cache: its partition
+    would otherwise read it again for every commit.
+    """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._lock = Lock()
-        self._versions: OrderedDict[TopicPartition, _Version] = OrderedDict()
-
-    def get(self, tp: TopicPartition) -> _Version | None:
-        """Return the cached version; None where there is none."""
-        with self._lock:
-            version = self._versions.get(tp)
-            if version is not None:
-                self._versions.move_to_end(tp)
-            return version
-
-    def put(self, tp: TopicPartition, version: _Version | None) -> None:
-        """Cache a version, or drop it (None). Evicts the versions that were used least recently."""
-        with self._lock:
-            old = self._versions.pop(tp, None)
-            self._bytes -= len(old.data) if old else 0
-            if version is not None:
-                self._versions[tp] = version
-                self._bytes += len(version.data)
-            # The version that was used last stays even if it is larger than the whole cache: its
-            # partition would otherwise read it again for every commit.
-            while self._bytes > self._max_bytes and len(self._versions) > 1:
-                _, dropped = self._versions.popitem(last=False)
-                self._bytes -= len(dropped.data)
+        capacity = max(max_bytes, 1)
+        super().__init__(capacity, lambda version: min(len(version.data), capacity))
 
 
 class MetadataEditor:
@@ -197,7 +176,7 @@ class MetadataEditor:
                 self._cache.put(tp, changed._replace(etag=etag))
                 return
         # The next call reads the stored version.
-        self._cache.put(tp, None)
+        self._cache.pop(tp)
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
     def _read(self, tp: TopicPartition) -> _Version | None:

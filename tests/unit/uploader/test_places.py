@@ -315,7 +315,7 @@ def test_entry_larger_than_the_bound_is_kept_alone() -> None:
     cache.put(B, _Version(b"x" * 100, "e"))
     assert cache.get(A) is None
     assert cache.get(B) is not None
-    cache.put(B, None)
+    cache.pop(B)
     cache.put(A, _Version(b"12345678", "e"))
     assert cache.get(A) is not None
 
