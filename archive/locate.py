@@ -33,6 +33,8 @@ _SMALL_LOG: Final = 64 * 1024
 `index.interval.bytes`.
 """
 _MAX_FOUND: Final = 64
+_MIN_WEIGHT: Final = 64
+"""Bytes that a kept index counts at least."""
 
 log = logging.getLogger("sidetier.consumer")
 
@@ -139,6 +141,11 @@ def _check_rising(column: npt.NDArray[np.integer], name: str, *, strictly: bool)
         )
 
 
+def _weight(entries: Entries) -> int:
+    # An index without entries has a weight, too: the number of indexes is limited.
+    return max(entries.nbytes, _MIN_WEIGHT)
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentPosition:
     """A byte position in a segment where a batch begins."""
@@ -156,7 +163,7 @@ class Locator:
     """
 
     def __init__(self, index_bytes: int, fell_back: FellBack) -> None:
-        self._indexes = Lru[Version, Entries](index_bytes, lambda entries: entries.nbytes)
+        self._indexes = Lru[Version, Entries](index_bytes, _weight)
         self._fell_back = fell_back
         self._guard = threading.Lock()
         self._said: set[str] = set()

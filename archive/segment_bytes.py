@@ -77,6 +77,20 @@ class Range:
         return self.end >= self.part.log.size
 
 
+@dataclass(frozen=True, slots=True)
+class ReadBytes:
+    """Bytes of a segment, from byte `start` on, that were read for another purpose."""
+
+    log: StoredLog
+    start: int
+    data: Buffer
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return len(self.data)
+
+
 class MemoryBudget:
     """Bytes that are held or being fetched, out of `total`. The owner holds a lock.
 
@@ -123,11 +137,11 @@ class ReadAhead:
         parts: The segments. Each is taken when its first range is planned.
         sizes: Bytes of the first range, and of the largest. Each range is twice as large as the one
             before.
-        found: A range that was read already, if reading begins with it.
+        found: Bytes that were read already, if reading begins in them.
     """
 
     def __init__(
-        self, parts: Iterator[Part], sizes: tuple[int, int], found: Range | None = None
+        self, parts: Iterator[Part], sizes: tuple[int, int], found: ReadBytes | None = None
     ) -> None:
         self.ranges: deque[Range] = deque()
         """Requested ranges that were not dropped yet. The first one is read next."""
@@ -221,12 +235,12 @@ class ReadAhead:
 
     def _range_of_search(self, part: Part) -> Range | None:
         found, self._found = self._found, None
-        if found is None or found.part.log.version != part.log.version:
+        if found is None or found.log.version != part.log.version:
             return None
         skipped = self._at - found.start
         if not 0 <= skipped < found.size:
             return None
-        return Range(part, self._at, found.end, data=(found.data or b"")[skipped:])
+        return Range(part, self._at, found.start + found.size, data=found.data[skipped:])
 
     def _size_at(
         self, part: Part, budget: MemoryBudget, held: int, missing: int, *, may_exceed: bool

@@ -122,8 +122,7 @@ class Router:
 
     def forget(self, partition: Partition) -> None:
         """Remove a partition that is no longer assigned."""
-        if partition.source is Source.STORE:
-            self._store.unassign(partition.tp)
+        self._store.unassign(partition.tp)
         self._looking.pop(partition.tp, None)
         self._aims.pop(partition.tp, None)
         self.changes += 1
@@ -172,12 +171,15 @@ class Router:
             return
         self._log_reset(partition, decision.offset, decision.reset)
         if partition.source is Source.STORE:
-            self._store.unassign(partition.tp)
             self._switched(partition, Source.KAFKA, decision.offset)
+        # An interruption (Ctrl-C) may come between any two of these steps: then the source is
+        # decided again. So the store's reader may have a partition that was not read from there.
+        self._looking[partition.tp] = partition
+        self._store.unassign(partition.tp)
         partition.settle(Source.KAFKA, decision.offset)
         partition.until = None
-        self._looking.pop(partition.tp, None)
         self._aims[partition.tp] = partition
+        self._looking.pop(partition.tp, None)
         self.changes += 1
 
     def _is_of_the_clusters_topic(self, partition: Partition) -> bool:
@@ -255,12 +257,13 @@ class Router:
         if partition.archive is not None and partition.identity == UNKNOWN:
             partition.identity = partition.archive.identity
         self._warn_if_undecided(partition, decision.offset)
-        partition.settle(Source.STORE, decision.offset)
-        partition.until = decision.until
-        self._looking.pop(partition.tp, None)
+        # First: if an interruption (Ctrl-C) comes between these steps, the source is decided again.
         self._store.assign(partition.tp, decision.offset)
         if partition.paused:
             self._store.pause(partition.tp)
+        partition.settle(Source.STORE, decision.offset)
+        partition.until = decision.until
+        self._looking.pop(partition.tp, None)
         self.changes += 1
 
     def _missing(self, partition: Partition, missing: Missing, now: float) -> None:

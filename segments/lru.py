@@ -50,7 +50,7 @@ class Lru(Generic[Key, Value]):
             return value
 
     def items(self) -> list[tuple[Key, Value]]:
-        """Return all entries. None counts as used by this."""
+        """Return all entries. The order in which they were used stays as it is."""
         with self._guard:
             return list(self._entries.items())
 

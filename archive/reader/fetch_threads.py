@@ -10,7 +10,7 @@ from typing import Final
 from sidetier.archive.reader.partition import Partition
 from sidetier.archive.reader.pipeline import Open, Pipeline, Refresh
 from sidetier.archive.reader.results import ReadingObserver
-from sidetier.archive.reader.source import Opening, Source, Stuck
+from sidetier.archive.reader.source import opening_at
 from sidetier.archive.segment_bytes import MemoryBudget, Range
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import TopicPartition
@@ -107,6 +107,8 @@ class FetchThreads:
         end = monotonic() + _JOIN_SECONDS
         for thread in threads:
             thread.join(max(end - monotonic(), 0.0))
+        with self._work:
+            self.measure()
 
     def changed(self, partition: Partition) -> None:
         """Note an event of a partition. The caller holds the lock.
@@ -115,6 +117,11 @@ class FetchThreads:
         """
         self._changed[partition] = None
         self._work.notify()
+
+    def arrived(self, partition: Partition) -> None:
+        """Note that a partition may have something to take. The caller holds the lock."""
+        self._arrivals[partition] = None
+        self._ready.notify_all()
 
     def measure(self) -> int:
         """Return the bytes that are held or being fetched now. The caller holds the lock."""
@@ -128,7 +135,7 @@ class FetchThreads:
         return self._budget.used
 
     def _measure(self, partition: Partition, now: float) -> None:
-        if not self._is_assigned(partition):
+        if not self.is_assigned(partition):
             self._held.pop(partition, None)
             self._active.discard(partition)
             self._candidates.pop(partition, None)
@@ -141,7 +148,8 @@ class FetchThreads:
             self._active.discard(partition)
         self._candidates[partition] = None
 
-    def _is_assigned(self, partition: Partition) -> bool:
+    def is_assigned(self, partition: Partition) -> bool:
+        """Whether the partition is still assigned. The caller holds the lock."""
         return self._partitions.get(partition.tp) is partition
 
     def _run(self) -> None:
@@ -206,7 +214,7 @@ class FetchThreads:
             if request is None:
                 self._rest(partition, now)
             elif isinstance(request, Range) and request.has_come:
-                self._arrive(partition)  # a range that a search has read, or an empty one
+                self.arrived(partition)  # a range that a search has read, or an empty one
             else:
                 self._turn += 1
                 partition.served = self._turn
@@ -262,7 +270,7 @@ class FetchThreads:
             self._end(partition)
 
     def _open(self, partition: Partition, pipeline: Pipeline, request: Open) -> None:
-        answer = _answer(partition.source, request)
+        answer = opening_at(partition.source, request.run.start, request.max_age)
         with self._work:
             # Before the changes are noticed: these may replace the pipeline.
             pipeline.opened(request.run, answer)
@@ -271,19 +279,6 @@ class FetchThreads:
 
     def _end(self, partition: Partition) -> None:
         # No thread needs to be woken: this one looks for the next request.
-        self._changed[partition] = None
-        self._arrive(partition)
-
-    def _arrive(self, partition: Partition) -> None:
-        self._arrivals[partition] = None
-        self._ready.notify_all()
-
-
-def _answer(source: Source, request: Open) -> Opening | SidetierError:
-    start = request.run.start
-    try:
-        if isinstance(start, Stuck):
-            return source.open_elsewhere(start)
-        return source.open(start, request.max_age)
-    except SidetierError as error:
-        return error
+        if self.is_assigned(partition):
+            self._changed[partition] = None
+            self.arrived(partition)

@@ -9,13 +9,15 @@ from sidetier.archive.reader.run import Wanted
 from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.reader.source import Source
 from sidetier.archive.reader.transactions import KnownTransactions
-from sidetier.archive.segment_bytes import MemoryBudget, Range
+from sidetier.archive.segment_bytes import MemoryBudget, Range, ReadBytes
 from sidetier.segments.offsets import Offset, TopicPartition
 
 
 @dataclass(slots=True, eq=False)
 class HandOut:
-    """One call of `take`. `is_returned` is True once its caller has its results."""
+    """Results that a `take` gathers at once. `is_returned` is False until they are complete, and
+    again after an exception has kept them from its caller.
+    """
 
     is_returned: bool = False
 
@@ -45,64 +47,80 @@ class Partition:
     is_paused: bool = False
     served: int = 0
     _hand_out: HandOut = _NONE
-    """The last `take` that has asked the pipeline for results."""
+    """The last one for which the pipeline was asked for results."""
     _before: Progress = (Offset(0), None)
     """The progress before it."""
-    _changes_seen: int = 0
+    _changes_seen: int = field(init=False)
+    _replaced: ArchiveReplacedError | None = None
+    """Records that were handed out are no longer this partition's history. It stays so: the source
+    may have been chosen for that history.
+    """
+
+    def __post_init__(self) -> None:
+        self._changes_seen = len(self.source.changes)
 
     @property
     def settled(self) -> Progress:
         """The progress behind the results that callers of `take` have received."""
         if self._hand_out.is_returned:
-            return self.pipeline.position, self.pipeline.told_end
+            return self.pipeline.position, self.pipeline.reported_end
         return self._before
 
-    def is_part_of(self, hand_out: HandOut) -> bool:
-        """Whether this `take` has asked the pipeline for results."""
-        return self._hand_out is hand_out
+    def has_lost_results(self, hand_out: HandOut) -> bool:
+        """Whether an earlier `take` than this one was ended by an exception after it had asked the
+        pipeline for results.
+        """
+        return self._hand_out is not hand_out and not self._hand_out.is_returned
 
     def touch(self, hand_out: HandOut) -> None:
-        """Note that a `take` asks the pipeline for results. It may end by an exception anywhere."""
+        """Note that a `take` asks the pipeline for results. It may end by an exception anywhere.
+
+        A partition that has lost results must be restarted before.
+        """
         if self._hand_out is not hand_out:
             # Two statements, and no call in between: an exception leaves `settled` as it was.
             self._before = self.settled
             self._hand_out = hand_out
 
-    def seek(self, offset: Offset, now: float, found: Range | None = None) -> None:
-        """Read from this offset on, with the archive's changes from now on."""
+    def seek(self, offset: Offset, now: float, found: ReadBytes | None = None) -> None:
+        """Read from this offset on."""
         self._begin((offset, None), now, found)
+        self._hand_out = _NONE
 
-    def restart(self, now: float) -> None:
-        """Read again from where the handed out results end."""
-        self._begin(self.settled, now)
+    def restart(self, due: float) -> None:
+        """Read again from where the handed out results end, from this time on.
+
+        The `take` that has asked the pipeline may still be ended by an exception.
+        """
+        self._begin(self.settled, due)
+
+    def pause(self, now: float, *, is_paused: bool) -> None:
+        """Read nothing, or begin again where the handed out results end: also to report the end."""
+        self.is_paused = is_paused
+        self._begin((self.settled[0], None), now)
 
     def notice_changes(self, now: float) -> None:
-        """Begin again if the source has changed since the offset was chosen."""
+        """Begin again if the source has changed since the partition was assigned."""
         changes = self.source.changes
-        seen, self._changes_seen = self._changes_seen, len(changes)
-        position = self.settled[0]
-        for change in changes[seen:]:
-            # With a bound, a change anywhere below it counts: the caller has planned that range.
-            # Without one, records above the position were not returned, and are simply read again.
-            if change.message is not None and change.first < max(position, self.until or 0):
-                error = ArchiveReplacedError(change.message, change.first)
-                self.restart(now)
-                self.pipeline.fail(Failed(self.tp, position, error))
-                return
-        if changes[seen:]:
-            # The same records are stored in other segments now, or the change is above them.
+        unseen, self._changes_seen = changes[self._changes_seen :], len(changes)
+        # With a bound, a change anywhere below it counts: the caller has planned that range.
+        # Without one, records above the position were not returned, and are simply read again.
+        end = max(self.settled[0], self.until or 0)
+        for change in unseen:
+            if change.message is not None and change.first < end and self._replaced is None:
+                self._replaced = ArchiveReplacedError(change.message, change.first)
+        if unseen:
+            # If it is not replaced, the same records are stored in other segments now.
             self.restart(now)
 
-    def expect_changes(self) -> None:
-        """Count changes of the source from now on."""
-        self._changes_seen = len(self.source.changes)
-
-    def _begin(self, progress: Progress, now: float, found: Range | None = None) -> None:
+    def _begin(self, progress: Progress, due: float, found: ReadBytes | None = None) -> None:
         committed = self.settings.isolation is IsolationLevel.READ_COMMITTED
         wanted = Wanted(self.settings, self.until, KnownTransactions() if committed else None)
-        position, told_end = progress
-        self.pipeline = Pipeline(self.tp, wanted, position, now, told_end, found)
-        self._hand_out = _NONE
+        position, reported_end = progress
+        pipeline = Pipeline(self.tp, wanted, position, due, reported_end, found)
+        if self._replaced is not None:
+            pipeline.fail(Failed(self.tp, position, self._replaced))
+        self.pipeline = pipeline
 
     # -- fetch threads -----------------------------------------------------------------------------
 

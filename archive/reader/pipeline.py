@@ -17,7 +17,8 @@ Three rules keep this simple:
 - A position moves when results are handed out. `Pipeline.position` is behind the results that it
   has returned; `Partition.settled` is behind those that the caller of `take` has received.
 - An exception (KeyboardInterrupt, a bug) may leave a pipeline in any state. Nobody repairs it: the
-  next `take` replaces it by a new one at the settled position.
+  next `take` replaces it by a new one at the settled position. What has to survive that belongs to
+  the `Partition`: records of another history are reported until it is assigned again.
 
 Two kinds of threads call these objects. The owner holds one lock around every method.
 
@@ -35,7 +36,7 @@ from sidetier.archive.reader.decoder import DecodedRecords, Decoder, FeedResult
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.archive.reader.run import Ending, Outcome, Run, Wanted
 from sidetier.archive.reader.source import AtEnd, Halted, Opening, Stuck, Target
-from sidetier.archive.segment_bytes import MAX_CONCURRENT_RANGES, MemoryBudget, Range
+from sidetier.archive.segment_bytes import MAX_CONCURRENT_RANGES, MemoryBudget, Range, ReadBytes
 from sidetier.segments.errors import BatchTooLargeError, SidetierError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
@@ -68,8 +69,8 @@ class Pipeline:
         wanted: What to read.
         position: First wanted offset.
         due: Time before which nothing is requested, by the reader's clock.
-        told_end: The offset for which `ReachedEnd` was returned last.
-        found: A range that was read already, if reading begins with it.
+        reported_end: The offset for which `ReachedEnd` was returned last.
+        found: Bytes that were read already, if reading begins in them.
 
     Attributes:
         position: The next offset to return.
@@ -83,10 +84,10 @@ class Pipeline:
         wanted: Wanted,
         position: Offset,
         due: float,
-        told_end: Offset | None = None,
-        found: Range | None = None,
+        reported_end: Offset | None = None,
+        found: ReadBytes | None = None,
     ) -> None:
-        self.position, self.due, self.told_end = position, due, told_end
+        self.position, self.due, self.reported_end = position, due, reported_end
         self._tp, self._wanted = tp, wanted
         self._passed: Failed | None = None
         """Damage that was passed on the way to the marker of an open transaction."""
@@ -112,12 +113,12 @@ class Pipeline:
                 return None
             run.is_asked = True
             return Open(run, settings.look_interval / 2)
-        is_old = self._as_of is not None and now >= self._as_of + settings.most_view_age
+        is_old = self._as_of is not None and now >= self._as_of + settings.max_view_age
         if is_old and not self._is_refreshing and run.decoder is not None:
             self._is_refreshing = True
-            return Refresh(settings.most_view_age / 2)
-        most = 1 if self._failing else MAX_CONCURRENT_RANGES
-        return run.next_range(budget, most, may_exceed=may_exceed)
+            return Refresh(settings.max_view_age / 2)
+        max_requests = 1 if self._failing else MAX_CONCURRENT_RANGES
+        return run.next_range(budget, max_requests, may_exceed=may_exceed)
 
     def next_time(self, now: float) -> float | None:
         """Return the time of the next request, if no event comes before; None if there is none."""
@@ -128,7 +129,7 @@ class Pipeline:
             return self.due
         if self._as_of is None or self._is_refreshing or run.decoder is None:
             return None
-        return self._as_of + self._wanted.settings.most_view_age
+        return self._as_of + self._wanted.settings.max_view_age
 
     def opened(self, run: Run, opening: Opening | SidetierError) -> None:
         """Take the answer to `Open`."""
@@ -178,7 +179,7 @@ class Pipeline:
         self._move(decoder.returned_to)
         if not isinstance(got, DecodedRecords):
             return None
-        self.told_end = None
+        self.reported_end = None
         return Records(self._tp, got.records, got.next_offset)
 
     def scan(self, fetched: Range) -> FeedResult | None:
@@ -247,9 +248,9 @@ class Pipeline:
         self._begin(Target(end.offset, blocked), as_of + every, blocked)
         if blocked is None:
             self._move(end.offset)
-        if self.told_end == self.position:
+        if self.reported_end == self.position:
             return None
-        self.told_end = self.position
+        self.reported_end = self.position
         return ReachedEnd(self._tp, self.position)
 
     def _halted(self, run: Run, taken: Gap | Failed, now: float) -> Taken | None:
@@ -266,12 +267,12 @@ class Pipeline:
         failed = Failed(self._tp, self.position, error)
         if not error.retry:
             return self._stop(failed)
-        again, waiting_for = run.start, run.waiting_for
+        again, blocked = run.start, run.blocked_at
         if run.decoder is not None:
-            waiting_for = run.decoder.waiting_for
-            offset = self.position if waiting_for is None else run.decoder.offset
-            again = Target(offset, waiting_for)
-        self._begin(again, now + self._wanted.settings.failed_pause, waiting_for)
+            # What is held for an open transaction is read again once that is decided, and not after
+            # each failure: a store that fails often would never get there.
+            again = Target(self.position if blocked is None else run.decoder.offset, blocked)
+        self._begin(again, now + self._wanted.settings.failed_pause, blocked)
         return failed
 
     def _done(self) -> Taken:

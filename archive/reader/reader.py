@@ -18,7 +18,7 @@ from sidetier.archive.reader.results import NullReadingObserver, ReadingObserver
 from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.archive.reader.source import Bound
 from sidetier.archive.reader.time_search import FoundRecord, Largest, SegmentTimes, TimeSearch
-from sidetier.archive.segment_bytes import BufferPool, MemoryBudget, Part, Range
+from sidetier.archive.segment_bytes import BufferPool, MemoryBudget, Range
 from sidetier.archive.view import Extract
 from sidetier.segments.errors import BatchTooLargeError
 from sidetier.segments.lru import Lru
@@ -26,7 +26,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 
 _INDEX_PART = 8
-"""1/8 of the memory budget is for the cache of indexes."""
+"""1/8 of the memory budget is for the cache of indexes, which so displaces no ranges."""
 _MAX_FOUND = 4
 """Number of ranges, of at most 4 MiB each, that are kept for reads that begin at a searched
 timestamp.
@@ -52,8 +52,6 @@ class ArchiveReader:
         self._observer = observer or NullReadingObserver()
         self._clock = clock
         indexes = self._settings.memory_budget // _INDEX_PART
-        # The cache of indexes has its own part, so that a
-        # partition with many segments does not displace ranges.
         self._budget = MemoryBudget(self._settings.memory_budget - indexes)
         locator = Locator(indexes, self._observer.fell_back)
         self._archives = OpenArchives(
@@ -66,8 +64,10 @@ class ArchiveReader:
         """Wakes the threads that make requests."""
         self._take_lock = threading.Lock()
         self._partitions: dict[TopicPartition, Partition] = {}
-        self._hand_out = HandOut(is_returned=True)
-        """The last call of `take`."""
+        self._has_lost_results = False
+        """An exception has ended a `take` since the last one began."""
+        self._error: tuple[Partition, Exception] | None = None
+        """An exception in one partition, which the next `take` raises."""
         self._arrivals: dict[Partition, None] = {}
         """Partitions that may have something, the one that was served longest ago first."""
         self._found = Lru[TopicPartition, FoundRecord](_MAX_FOUND)
@@ -118,9 +118,7 @@ class ArchiveReader:
 
     def kafka_cluster_id(self, topic: str) -> str | None:
         """Return Kafka's id of the archived cluster, as `layout.json` has it; None if it is not
-        known.
-
-        One request for each store.
+        known. One request for each store.
 
         Raises:
             MalformedObjectError: `layout.json` does not parse.
@@ -188,15 +186,14 @@ class ArchiveReader:
             partition = Partition(
                 tp, source, self._settings, None if bound is None else bound.until
             )
-            partition.expect_changes()
             self._seek(partition, Offset(offset))
-            if tp in self._partitions:
-                self._threads.changed(self._partitions[tp])
+            self._unassign(tp)
             self._partitions[tp] = partition
             self._threads.begin()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Continue at another offset, or at the same after a `Gap` or `Failed`.
+        """Continue at another offset, or at the same after a `Gap` or `Failed`. After an
+        ArchiveReplacedError, this error is returned again: `assign` the partition instead.
 
         Raises:
             KeyError: The partition is not assigned.
@@ -220,7 +217,9 @@ class ArchiveReader:
         self._set_paused(tp, is_paused=True)
 
     def resume(self, tp: TopicPartition) -> None:
-        """Continue after `pause`, or at once after `Failed`. Raises KeyError as `pause`."""
+        """Continue after `pause`, or at once after `Failed`, as `seek` does. Raises KeyError as
+        `pause`.
+        """
         self._set_paused(tp, is_paused=False)
 
     def position(self, tp: TopicPartition) -> Offset:
@@ -239,6 +238,8 @@ class ArchiveReader:
 
         Raises:
             ValueError: `max_records` is below 1.
+            Exception: A bug, or too little memory, in one partition, after the results of the
+                others were returned. It is tried again after `ReaderSettings.failed_pause`.
         """
         if max_records < 1:
             raise ValueError(f"{max_records} records asked for: at least 1 is needed")
@@ -246,22 +247,22 @@ class ArchiveReader:
         hand_out = HandOut()
         try:
             with self._take_lock:
-                self._begin_take(hand_out)
+                self._restart_interrupted(hand_out)
                 results = self._gather(hand_out, max_records)
-                while not results and self._wait(end - monotonic()):
+                while not results and self._wait(hand_out, end - monotonic()):
+                    hand_out = HandOut()
                     results = self._gather(hand_out, max_records)
-                hand_out.is_returned = True
         except BaseException:
             # Python may raise KeyboardInterrupt also after the last statement.
             hand_out.is_returned = False
+            self._has_lost_results = True
             raise
         return results
 
     def close(self) -> None:
         """End all reading. A waiting `take` returns. May be called twice.
 
-        Requests in progress are abandoned after 2 seconds. The stores stay open: their owner closes
-        them.
+        Requests in progress are abandoned after 2 seconds. The stores stay open.
         """
         with self._lock:
             self._closed = True
@@ -270,28 +271,36 @@ class ArchiveReader:
             self._ready.notify_all()
         self._threads.close()
 
-    def _begin_take(self, hand_out: HandOut) -> None:
+    def _restart_interrupted(self, hand_out: HandOut) -> None:
+        """Restart all partitions of a `take` that was ended by an exception."""
         with self._lock:
-            before = self._hand_out
-            if not before.is_returned:
-                # An exception has ended that call. It may have left its partitions in any state.
+            if self._has_lost_results:
+                self._has_lost_results = False
                 for partition in self._partitions.values():
-                    if partition.is_part_of(before):
-                        self._replace(partition)
-                        partition.restart(self._clock())
-            self._hand_out = hand_out
+                    if partition.has_lost_results(hand_out):
+                        self._touch(hand_out, partition)
 
-    def _gather(self, hand_out: HandOut, most: int) -> list[Taken]:
+    def _touch(self, hand_out: HandOut, partition: Partition) -> None:
+        if partition.has_lost_results(hand_out):
+            # It may be in any state.
+            self._replace(partition)
+            partition.restart(self._clock())
+        partition.touch(hand_out)
+
+    def _gather(self, hand_out: HandOut, max_records: int) -> list[Taken]:
         """Return the available results without waiting."""
         gathered: list[tuple[Partition, Pipeline, Taken]] = []
         for partition in self._in_turn():
-            got = self._take_from(hand_out, partition, most)
-            if got is None:
+            try:
+                got = self._take_from(hand_out, partition, max_records)
+            except Exception as error:  # noqa: BLE001 - one partition does not stop the others
+                self._hold(partition, error)
                 continue
-            gathered.append((partition, *got))
-            if isinstance(got[1], Records):
-                most -= got[1].records.num_rows
-            if most <= 0:
+            if got is not None:
+                gathered.append((partition, *got))
+                if isinstance(got[1], Records):
+                    max_records -= got[1].records.num_rows
+            if max_records <= 0:
                 break
         with self._lock:
             for partition, _, _ in gathered:
@@ -300,14 +309,26 @@ class ArchiveReader:
                     del self._arrivals[partition]
                     self._arrivals[partition] = None
             # Another thread may have called `seek` meanwhile, or the archive has changed.
-            return [
+            results = [
                 taken
                 for partition, pipeline, taken in gathered
-                if partition.pipeline is pipeline and self._is_assigned(partition)
+                if partition.pipeline is pipeline and self._threads.is_assigned(partition)
             ]
+            # Not later: a pipeline that is replaced from now on begins behind these results.
+            hand_out.is_returned = True
+            return results
+
+    def _hold(self, partition: Partition, error: Exception) -> None:
+        """Let a partition pause after an exception, and serve it last. The others continue."""
+        with self._lock:
+            if self._threads.is_assigned(partition):
+                self._error = partition, error
+                self._arrivals.pop(partition, None)
+                self._replace(partition)
+                partition.restart(self._clock() + self._settings.failed_pause)
 
     def _take_from(
-        self, hand_out: HandOut, partition: Partition, most: int
+        self, hand_out: HandOut, partition: Partition, max_records: int
     ) -> tuple[Pipeline, Taken] | None:
         """Drive a partition until it has something to return; None if it has nothing for now."""
         while True:
@@ -315,13 +336,13 @@ class ArchiveReader:
                 if not self._has_something(partition):
                     self._arrivals.pop(partition, None)
                     return None
-                partition.touch(hand_out)
+                self._touch(hand_out, partition)
                 pipeline, run = partition.pipeline, partition.pipeline.run
                 work = pipeline.step(self._clock())
                 if pipeline.run is not run:
                     self._threads.changed(partition)
             if isinstance(work, Decoder):
-                records = self._decode(partition, pipeline, work, most)
+                records = self._decode(partition, pipeline, work, max_records)
                 if records is not None:
                     return pipeline, records
             elif isinstance(work, Range):
@@ -330,11 +351,11 @@ class ArchiveReader:
                 return pipeline, work
 
     def _decode(
-        self, partition: Partition, pipeline: Pipeline, decoder: Decoder, most: int
+        self, partition: Partition, pipeline: Pipeline, decoder: Decoder, max_records: int
     ) -> Records | None:
         got: DecodedRecords | BatchTooLargeError | None
         try:
-            got = decoder.next_records(most)
+            got = decoder.next_records(max_records)
         except BatchTooLargeError as error:
             got = error
         with self._lock:
@@ -359,19 +380,19 @@ class ArchiveReader:
         with self._lock:
             if self._threads.died is not None:
                 raise self._threads.died
+            held, self._error = self._error, None
+            if held is not None and self._threads.is_assigned(held[0]):
+                raise held[1]
             return list(self._arrivals)
 
     def _has_something(self, partition: Partition) -> bool:
-        return self._is_assigned(partition) and partition.takeable
+        return self._threads.is_assigned(partition) and partition.takeable
 
-    def _is_assigned(self, partition: Partition) -> bool:
-        return self._partitions.get(partition.tp) is partition
-
-    def _wait(self, seconds: float) -> bool:
+    def _wait(self, hand_out: HandOut, seconds: float) -> bool:
         """Wait until there may be a result. Return False after the timeout, or after `close`."""
         end = monotonic() + seconds
         with self._lock:
-            while not self._closed and not self._anything():
+            while not self._closed and not self._anything(hand_out):
                 left = end - monotonic()
                 if left <= 0:
                     return False
@@ -380,9 +401,9 @@ class ArchiveReader:
                     partition.note_wait()
             return not self._closed
 
-    def _anything(self) -> bool:
+    def _anything(self, hand_out: HandOut) -> bool:
         """Whether a partition has something. If none has, memory is freed if that is needed."""
-        if self._threads.died is not None:
+        if self._threads.died is not None or self._error is not None:
             return True
         while self._arrivals:
             partition = next(iter(self._arrivals))
@@ -392,7 +413,7 @@ class ArchiveReader:
         if not self._budget.is_ample:
             for partition in self._partitions.values():
                 if partition.may_yield(self._budget):
-                    partition.touch(self._hand_out)
+                    self._touch(hand_out, partition)
                     partition.look_ahead()
                     self._threads.changed(partition)
         return False
@@ -401,8 +422,7 @@ class ArchiveReader:
         with self._lock:
             partition = self._partitions[tp]
             self._replace(partition)
-            partition.is_paused = is_paused
-            partition.seek(partition.settled[0], self._clock())
+            partition.pause(self._clock(), is_paused=is_paused)
 
     def _seek(self, partition: Partition, offset: Offset) -> None:
         """Read from this offset on; begin with the range that a search for a timestamp has read, if
@@ -411,18 +431,20 @@ class ArchiveReader:
         found, kept = self._found.pop(partition.tp), None
         if found is not None and found.offset == offset:
             self._threads.measure()
-            if self._budget.fits(len(found.data)):
-                part = Part(found.log, found.start, offset, found.log.size)
-                kept = Range(part, found.start, found.start + len(found.data), found.data)
+            kept = found.read if self._budget.fits(found.read.size) else None
         self._replace(partition)
         partition.seek(offset, self._clock(), kept)
 
     def _replace(self, partition: Partition) -> None:
         """Announce a new pipeline, before it begins: an exception in between loses no event."""
-        self._arrivals[partition] = None  # it may be at its end at once
+        self._threads.arrived(partition)  # it may be at its end at once
         self._threads.changed(partition)
 
     def _unassign(self, tp: TopicPartition) -> None:
-        if tp in self._partitions:
-            self._threads.changed(self._partitions[tp])
+        partition = self._partitions.get(tp)
+        if partition is not None:
+            self._threads.changed(partition)
             del self._partitions[tp]
+            self._arrivals.pop(partition, None)
+            # The threads may refer to the partition for long: without its ranges.
+            partition.pause(self._clock(), is_paused=True)

@@ -104,7 +104,8 @@ class Failed:
     the partition tries again by itself after `ReaderSettings.failed_pause`. Otherwise it stops
     until the caller calls `seek`, also to the same offset, or `resume`. A `DamagedArchiveError` has
     the missing offsets: `seek` to their end to skip them. After a BatchTooLargeError or an
-    UnsupportedFormatError nothing is missing: the records are stored.
+    UnsupportedFormatError nothing is missing: the records are stored. After an
+    ArchiveReplacedError, `seek` and `resume` return it again: `assign` the partition.
     """
 
     tp: TopicPartition

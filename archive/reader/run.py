@@ -10,7 +10,7 @@ from sidetier.archive.reader.decoder import Decoder, FeedResult
 from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.archive.reader.source import AtEnd, Halted, Opened, Opening, Stuck, Target
 from sidetier.archive.reader.transactions import KnownTransactions
-from sidetier.archive.segment_bytes import MemoryBudget, Range, ReadAhead
+from sidetier.archive.segment_bytes import MemoryBudget, Range, ReadAhead, ReadBytes
 from sidetier.segments.errors import (
     BatchTooLargeError,
     ObjectNotFoundError,
@@ -59,7 +59,7 @@ class Run:
         start: What to open.
         wanted: What to read.
         waiting_for: First offset of an open transaction. Only headers are read until it is decided.
-        found: A range that was read already, if reading begins with it.
+        found: Bytes that were read already, if reading begins in them.
 
     Attributes:
         is_asked: The opening was requested.
@@ -72,7 +72,7 @@ class Run:
         start: Target | Stuck,
         wanted: Wanted,
         waiting_for: Offset | None = None,
-        found: Range | None = None,
+        found: ReadBytes | None = None,
     ) -> None:
         self.start: Final = start
         self.waiting_for: Final = waiting_for
@@ -141,16 +141,20 @@ class Run:
         self.ahead = ReadAhead(chain((first,), parts), sizes, self._found)
         self.decoder, self._found, self._as_of = decoder, None, opening.as_of
 
-    def next_range(self, budget: MemoryBudget, most: int, *, may_exceed: bool) -> Range | None:
+    def next_range(
+        self, budget: MemoryBudget, max_requests: int, *, may_exceed: bool
+    ) -> Range | None:
         """Return the next range to request; None if there is none now.
 
         Args:
             budget: The budget of all partitions.
-            most: Maximum number of concurrent requests.
+            max_requests: Maximum number of concurrent requests.
             may_exceed: The run may exceed the budget by the smallest useful range.
         """
         ahead, decoder = self.ahead, self.decoder
-        if ahead is None or decoder is None or self.ending is not None or ahead.under_way >= most:
+        if ahead is None or decoder is None or self.ending is not None:
+            return None
+        if ahead.under_way >= max_requests:
             return None
         missing = 0 if decoder.has_batches else decoder.missing
         return ahead.next_range(budget, self.decoder_bytes, missing, may_exceed=may_exceed)

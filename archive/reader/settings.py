@@ -33,7 +33,7 @@ class ReaderSettings:
         largest_range: Bytes of the largest ranged read.
         look_interval: Minimum seconds between two checks of an archive's end. New records are seen
             at most this much later, at one request per check.
-        most_view_age: Seconds after which the snapshot of the archive is compared with the store
+        max_view_age: Seconds after which the snapshot of the archive is compared with the store
             while its middle is read, so that a divergence or a recreated topic is noticed.
         failed_pause: Seconds that a partition pauses after a failure that may pass. Then it
             continues by itself where it was.
@@ -52,7 +52,7 @@ class ReaderSettings:
     first_range: int = MIB
     largest_range: int = 8 * MIB
     look_interval: float = 5.0
-    most_view_age: float = 60.0
+    max_view_age: float = 60.0
     failed_pause: float = 5.0
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
     columns: tuple[str, ...] | None = None

@@ -152,6 +152,16 @@ class Source(Protocol):
         ...
 
 
+def opening_at(source: Source, start: Target | Stuck, max_age: float) -> Opening | SidetierError:
+    """Return where the source is read from, or its error."""
+    try:
+        if isinstance(start, Stuck):
+            return source.open_elsewhere(start)
+        return source.open(start, max_age)
+    except SidetierError as error:
+        return error
+
+
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
     """The archive of one partition.
@@ -214,6 +224,10 @@ class ArchiveSource:
         is_open = True
         while is_open:
             view = self._view(snapshot)
+            if view.is_part and offset >= view.end:
+                # The archive continues after an extract: only a snapshot shows where.
+                snapshot = self.archive.snapshot()
+                continue
             log = view.holder(offset) if view.start <= offset < view.end else None
             following = None if log is None else view.after(log.base_offset)
             # The files describe whole segments. Within a segment, they would include transactions
@@ -295,7 +309,8 @@ class ArchiveSource:
         self, snapshot: ArchiveSnapshot, view: ArchiveView, log: StoredLog, offset: Offset
     ) -> Opened:
         start = self.locator.segment_position(self.read, log, offset).position
-        wanted = {} if self.bound is None else {**self.bound.ends, **self._last(view, offset)}
+        bound = self.bound
+        wanted = {} if bound is None else {**bound.ends, **self._last(bound, view, offset)}
         return Opened(offset, self._parts(view, log, start, offset, wanted), _as_of(snapshot))
 
     def _parts(
@@ -317,14 +332,14 @@ class ArchiveSource:
                 return
             log, start, offset = following, 0, until
 
-    def _last(self, view: ArchiveView, offset: Offset) -> Mapping[Version, int]:
+    def _last(self, bound: Bound, view: ArchiveView, offset: Offset) -> Mapping[Version, int]:
         """Return the byte position where the bound is reached, by version of its segment."""
-        if self.bound is None or offset >= self.bound.until:
+        if offset >= bound.until:
             return {}
-        last = Offset(self.bound.until - 1)
+        last = Offset(bound.until - 1)
         log = view.holder(last)
         # Known from the plan, or not needed: the wanted part ends with the segment.
-        if log is None or log.version in self.bound.ends or view.until(last) == self.bound.until:
+        if log is None or log.version in bound.ends or view.until(last) == bound.until:
             return {}
         extent = self.locator.extent(self.read, log, log.base_offset, last)
         return {} if extent is None else {log.version: extent[1]}

@@ -25,6 +25,7 @@ from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.reader.assembly import Assembler, ScannedBatches
 from sidetier.archive.reader.source import ArchiveSource
+from sidetier.archive.segment_bytes import ReadBytes
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.arrow import decode_batches
@@ -154,15 +155,11 @@ def _last(entries: Entries | None, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:
-    """The record's offset and timestamp, and the bytes read of the `.log` from its batch on, at
-    byte `start`.
-    """
+    """The record's offset and timestamp, and the bytes that were read from its batch on."""
 
     offset: Offset
     timestamp: int
-    log: StoredLog
-    start: int
-    data: bytes
+    read: ReadBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +204,7 @@ class TimeSearch:
                     offset, found_timestamp, position = record_position
                     rest = _from(scanned, position, data, start)
                     self.source.locator.found(log, offset, position)
-                    return FoundRecord(offset, found_timestamp, log, position, rest)
+                    return FoundRecord(offset, found_timestamp, ReadBytes(log, position, rest))
                 reached = Offset(int(scanned.headers.rows["last_offset"][-1]) + 1)
                 if reached >= until:
                     return None

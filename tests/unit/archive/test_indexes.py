@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidetier.archive.locate import (
+    Locator,
     last_timestamp,
     offset_entries,
     position_behind,
@@ -14,9 +15,11 @@ from sidetier.archive.locate import (
     relatives_of,
     time_entries,
 )
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.indexes import parse_offset_index
 from sidetier.segments.offsets import BaseOffset
+from sidetier.storage.port import ObjectSummary
 from tests.harness.index_lookups import lookup_position
 
 RISING = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 5000)), max_size=30)
@@ -94,3 +97,25 @@ def test_last_entry_has_the_largest_timestamp(timestamp: int, relative: int) -> 
 
     assert last_timestamp(data) == timestamp == int(time_entries(data, "t")["timestamp"][-1])
     assert last_timestamp(bytes(12)) is None
+
+
+def test_indexes_without_entries_are_not_kept_for_ever() -> None:
+    requests: list[str] = []
+
+    def read(row: ObjectSummary, _start: int, _end: int) -> bytes:
+        requests.append(row.key)
+        return bytes(16)
+
+    def segment(base: int) -> StoredLog:
+        log, index = (
+            ObjectSummary(f"{base}.{kind}", size, "etag", 0)
+            for kind, size in (("log", 1000), ("index", 16))
+        )
+        return StoredLog(BaseOffset(base), log, index)
+
+    locator = Locator(1000, lambda _key, _reason: None)
+    for base in [*range(100), 99, 0]:
+        locator.offsets(read, segment(base))
+
+    assert requests.count("99.index") == 1
+    assert requests.count("0.index") == 2

@@ -29,6 +29,7 @@ from sidetier.consumer.settings import read_settings
 from sidetier.consumer.sources import Identity
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
 from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import TopicPartition as PartitionName
 from tests.harness.one_log import FakeKafka
 from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
 
@@ -136,6 +137,40 @@ def test_records_lost_to_an_interruption_are_read_again(monkeypatch: pytest.Monk
         with suppress(KeyboardInterrupt):
             seen += [int(message.offset() or 0) for message in it.consumer.consume(7, 0.1)]
     assert seen == list(range(100))
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_partition_whose_switch_to_the_store_is_interrupted_is_read(
+    monkeypatch: pytest.MonkeyPatch, *, is_done: bool
+) -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), "TIERED_STORAGE_PREFERRED")
+    call, take = it.reader.assign, it.reader.take
+    interruptions = itertools.count()
+
+    def interrupted(tp: PartitionName, offset: int) -> None:
+        is_first = next(interruptions) == 0
+        if is_done or not is_first:
+            call(tp, offset)
+        if is_first:
+            raise KeyboardInterrupt
+
+    takes = itertools.count()
+
+    def interrupted_take(most: int, timeout: float) -> list[Taken]:
+        if next(takes) % 3 == 0:
+            raise KeyboardInterrupt
+        return take(most, timeout)
+
+    it.consumer.assign([at(0)])
+    monkeypatch.setattr(it.reader, "assign", interrupted)
+    monkeypatch.setattr(it.reader, "take", interrupted_take)
+    seen: list[int] = []
+    for _ in range(200):
+        with suppress(KeyboardInterrupt):
+            seen += [int(message.offset() or 0) for message in it.consumer.consume(7, 0.1)]
+    assert next(interruptions)
+    assert seen == list(range(100))
+    assert not it.reader.readings
 
 
 @pytest.mark.parametrize("event", ["on_assign", "on_revoke"])

@@ -392,7 +392,7 @@ def test_new_segments_are_found_at_the_interval_with_one_request_per_check(
     assert (asked.count("list"), asked.count("get")) == (1, 2)  # offset.wm and _metadata
 
 
-def test_deletions_at_the_archive_start_are_noticed_after_most_view_age(
+def test_deletions_at_the_archive_start_are_noticed_after_max_view_age(
     archive: MadeArchive,
 ) -> None:
     """With or without new segments: nothing else reveals such a deletion."""
@@ -492,7 +492,7 @@ def test_quarantine_above_the_position_is_read_as_replaced(
     clock = Clock()
     # Not all records have arrived before the archive is checked again.
     with reading(
-        archive.store, clock=clock, most_view_age=60, first_range=500, largest_range=500
+        archive.store, clock=clock, max_view_age=60, first_range=500, largest_range=500
     ) as reader:
         reader.assign(TP, 50)
         first = take_until(reader, lambda one: isinstance(one, Records), most=5)

@@ -240,6 +240,30 @@ def test_undecided_transaction_is_held_back_at_the_bound(
         assert taken[-1] == ReachedEnd(TP, Offset(10))
 
 
+def test_transaction_that_is_open_behind_an_extract_is_decided_without_reading_segments(
+    store: CountingStorage,
+) -> None:
+    archive = MadeArchive(store)
+    bases = (0, 10, 20, 30, 40)
+    for base in bases[:-1]:
+        log = TransactionalLog(next_offset=base)
+        log.write(7 if base == 0 else -1, 10, transactional=base == 0)
+        archive.segment(base, log.encoded)
+    end = TransactionalLog(next_offset=40)
+    end.mark(7, commit=True)
+    archive.segment(40, end.encoded)
+    archive.mark(40, 41)
+    for base in bases:
+        archive.transaction_indexes(base, [], {7: 0} if base else {})
+    extract = extract_of(archive, 0, 10, end=20)
+    with reading(store, isolation=IsolationLevel.READ_COMMITTED) as reader:
+        reader.assign(TP, 0, until=10, extract=extract)
+        assert offsets(take_to_end(reader)) == list(range(10))
+    read = {one.key for one in store.requests if one.operation == "stream"}
+    assert archive.key(40) in read
+    assert not read & {archive.key(20), archive.key(30)}
+
+
 def test_missing_index_is_no_obstacle(store: CountingStorage, archive: MadeArchive) -> None:
     archive.lose(200, FileKind.INDEX)
     with reading(store) as reader:

@@ -1,17 +1,24 @@
 """Assign, seek, pause and close; requests to the store; memory; several partitions."""
 
 import threading
+from collections.abc import Callable
+from contextlib import closing
 from time import monotonic
+from typing import Final
 
 import pytest
 
 from sidetier.archive.reader import (
     ArchiveBounds,
+    ArchiveReader,
     IsolationLevel,
     ReachedEnd,
     ReaderSettings,
     Records,
+    Taken,
 )
+from sidetier.archive.segment_bytes import BufferPool
+from sidetier.segments.buffers import is_exported
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -20,6 +27,7 @@ from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import (
     TP,
     MadeArchive,
+    access_to,
     batches,
     encoded,
     offsets,
@@ -127,6 +135,18 @@ def test_close_ends_a_waiting_take(archive: MadeArchive) -> None:
         assert reader.take(1, 60) == []
 
 
+@pytest.mark.usefixtures("archive")
+def test_a_waiting_take_returns_the_end_of_a_new_assignment(store: FakeStorage) -> None:
+    with reading(store) as reader:
+        taken: list[Taken] = []
+        waiting = threading.Thread(target=lambda: taken.extend(reader.take(1, 60)))
+        waiting.start()
+        waiting.join(0.2)  # until it waits
+        reader.assign(TP, 100, until=100)
+        waiting.join(20)
+        assert taken == [ReachedEnd(TP, Offset(100))]
+
+
 def test_close_does_not_wait_for_a_hung_store(archive: MadeArchive, store: FakeStorage) -> None:
     with store.hold("stream"), reading(archive.store) as reader:
         reader.assign(TP, 0)
@@ -208,6 +228,61 @@ def test_segments_are_listed_once_for_many_polls(archive: MadeArchive, store: Fa
 
 
 # Memory
+
+
+CHANGES: Final[dict[str, Callable[[ArchiveReader], object]]] = {
+    "unassign": lambda reader: reader.unassign(TP),
+    "assign": lambda reader: reader.assign(TP, 300),
+    "seek": lambda reader: reader.seek(TP, 300),
+    "pause": lambda reader: reader.pause(TP),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_dropped_ranges_leave_the_budget_when_their_requests_have_ended(
+    archive: MadeArchive, store: FakeStorage, change: str
+) -> None:
+    log = archive.key(0)
+    with reading(store) as reader:
+        with store.hold("stream", log):
+            reader.assign(TP, 0)
+            wait_until(
+                lambda: reader.held_memory == len(encoded(batches(0, 300))), 20, "all requests"
+            )
+            wait_until(lambda: store.count("stream", log), 20, "the held request")
+            CHANGES[change](reader)
+            held = len(encoded(batches(0, 100)))
+            wait_until(lambda: reader.held_memory == held, 20, "the others to be dropped")
+        wait_until(lambda: reader.held_memory == 0, 20, "the last one to be dropped")
+
+
+class Lent(BufferPool):
+    """Remembers the memory that it has lent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: list[bytearray] = []
+
+    def take(self, size: int, spare: int) -> memoryview:
+        lent = super().take(size, spare)
+        assert isinstance(lent.obj, bytearray)
+        self.owners.append(lent.obj)
+        return lent
+
+    @property
+    def used(self) -> int:
+        return sum(map(is_exported, self.owners))
+
+
+@pytest.mark.usefixtures("archive")
+@pytest.mark.parametrize("change", [*CHANGES, "close"])
+def test_nothing_refers_to_dropped_ranges(store: FakeStorage, change: str) -> None:
+    buffers = Lent()
+    with closing(ArchiveReader(access_to(store), buffers=buffers)) as reader:
+        reader.assign(TP, 0)
+        wait_until(lambda: buffers.used == 3, 20, "all ranges")
+        CHANGES.get(change, ArchiveReader.close)(reader)
+        wait_until(lambda: buffers.used == 0, 20, "all memory to be free")
 
 
 @pytest.mark.parametrize("partitions", [1, 5])
