@@ -76,6 +76,9 @@ _ROUNDS: Final = 4
 class Router:
     """All assigned partitions, and for each the search for its source.
 
+    An exception (Ctrl-C) may come between any two steps. So a partition whose source is the store
+    is always assigned to the archive reader, and a search ends with the last step of its decision.
+
     Attributes:
         partitions: all assigned partitions.
         errors: errors for the application, oldest first.
@@ -107,15 +110,16 @@ class Router:
 
     def look(self, partition: Partition) -> None:
         """Search the partition's source, after a backoff if earlier tries failed."""
+        self._looking[partition.tp] = partition
         partition.source, partition.asking = Source.LOOKING, False
         # The first search after a failure begins at once.
         partition.due = self._clock() + max(0.0, pause_after(partition.tries) - FIRST_PAUSE)
-        self._looking[partition.tp] = partition
         self.changes += 1
 
     def leave(self, partition: Partition) -> None:
         """Stop reading the partition from its present source."""
         if partition.source is Source.STORE:
+            self.look(partition)
             self._store.unassign(partition.tp)
         elif partition.source is Source.KAFKA and self._kafka is not None:
             self._kafka.hold([partition.tp])
@@ -172,13 +176,12 @@ class Router:
         self._log_reset(partition, decision.offset, decision.reset)
         if partition.source is Source.STORE:
             self._switched(partition, Source.KAFKA, decision.offset)
-        # An interruption (Ctrl-C) may come between any two of these steps: then the source is
-        # decided again. So the store's reader may have a partition that was not read from there.
         self._looking[partition.tp] = partition
-        self._store.unassign(partition.tp)
         partition.settle(Source.KAFKA, decision.offset)
         partition.until = None
         self._aims[partition.tp] = partition
+        # Also if it was not read from there: an interruption may have come after `assign`.
+        self._store.unassign(partition.tp)
         self._looking.pop(partition.tp, None)
         self.changes += 1
 
@@ -257,7 +260,6 @@ class Router:
         if partition.archive is not None and partition.identity == UNKNOWN:
             partition.identity = partition.archive.identity
         self._warn_if_undecided(partition, decision.offset)
-        # First: if an interruption (Ctrl-C) comes between these steps, the source is decided again.
         self._store.assign(partition.tp, decision.offset)
         if partition.paused:
             self._store.pause(partition.tp)

@@ -201,11 +201,7 @@ class SubscriptionState:
         for partition in list(self.partitions.values()):
             if partition.source is Source.STORE and partition.position is not None:
                 self.buffer.drop(partition.tp, partition)
-                try:
-                    self._store.seek(partition.tp, partition.position)
-                except KeyError:
-                    # An earlier interruption came between `leave` and `look`.
-                    self.router.look(partition)
+                self._store.seek(partition.tp, partition.position)
 
     def kafka_refused(self, tp: TopicPartition, offset: int) -> None:
         """Find another source after Kafka's error `_AUTO_OFFSET_RESET`.

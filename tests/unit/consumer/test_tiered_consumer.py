@@ -173,6 +173,27 @@ def test_partition_whose_switch_to_the_store_is_interrupted_is_read(
     assert not it.reader.readings
 
 
+def test_partition_that_leaves_the_store_is_read_on_after_an_interruption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The archive reader has dropped it; then the next source was not searched."""
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), "TIERED_STORAGE_PREFERRED")
+    unassign = it.reader.unassign
+    it.consumer.assign([at(0)])
+    seen = it.read(10)
+    assert seen == list(range(len(seen)))
+
+    def interrupted(tp: PartitionName) -> None:
+        unassign(tp)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(it.reader, "unassign", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        it.consumer.seek(at(20))
+    monkeypatch.setattr(it.reader, "unassign", unassign)
+    assert it.read()[0] in {len(seen), 20}
+
+
 @pytest.mark.parametrize("event", ["on_assign", "on_revoke"])
 def test_exception_of_a_callback_is_raised_after_kafkas_client_returned(event: str) -> None:
     """Raised inside its `consume`, it would make the client drop messages and never close."""
