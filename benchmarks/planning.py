@@ -72,7 +72,7 @@ class Requests(NullObserver):
         self._counts: Counter[str] = Counter()
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
-        """See `RequestObserver`."""
+        """Count by operation; duration and outcome do not matter."""
         del seconds, outcome
         with self._guard:
             self._counts[operation] += 1

@@ -45,28 +45,28 @@ class LocalMachine:
     """The machine that this process runs on."""
 
     def kind(self, path: Path) -> Kind:
-        """See `Machine.kind`."""
+        """A path below a directory that cannot be entered is missing."""
         try:
             return "directory" if path.is_dir() else "file" if path.exists() else "missing"
         except OSError:  # a directory above it cannot be entered
             return "missing"
 
     def readable(self, path: Path) -> bool:
-        """See `Machine.readable`."""
+        """Check with the effective ids and capabilities."""
         mode = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
         # With the effective ids: `access` alone ignores capabilities such as CAP_DAC_READ_SEARCH.
         return os.access(path, mode, effective_ids=True)
 
     def read_text(self, path: Path) -> str:
-        """See `Machine.read_text`."""
+        """Read the whole file as UTF-8."""
         return path.read_text(encoding="utf-8")
 
     def real(self, path: Path) -> Path:
-        """See `Machine.real`."""
+        """Resolve all links; a missing path is not an error."""
         return Path(os.path.realpath(path))
 
     def device(self, path: Path) -> int | None:
-        """See `Machine.device`."""
+        """Return `st_dev`; None if `stat` fails."""
         try:
             return path.stat().st_dev
         except OSError:

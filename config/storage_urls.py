@@ -89,7 +89,7 @@ class PlugIn:
         self._known: dict[str, str | None] = {}
 
     def url(self, topic: str) -> str | None:
-        """See `TopicUrls`.
+        """Ask the plug-in once for each topic.
 
         Raises:
             ConfigurationError: the plug-in fails, or its answer is not among its `urls`.
@@ -107,7 +107,7 @@ class PlugIn:
         return self._known[topic]
 
     def urls(self) -> tuple[str, ...]:
-        """See `TopicUrls`; raises as `url`."""
+        """Ask the plug-in; raises as `url`."""
         try:
             return tuple(storage_url(url) for url in self._inner.urls())
         except Exception as error:

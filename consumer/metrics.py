@@ -69,28 +69,28 @@ class ConsumerMetrics:
         self._gaps.inc(offsets)
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
-        """See `RequestObserver`."""
+        """Observe the duration by operation and outcome."""
         self._requests.labels(operation, outcome).observe(seconds)
 
     def retry(self, operation: str, kind: str) -> None:
-        """See `RequestObserver`."""
+        """Count by operation and kind."""
         self._retries.labels(operation, kind).inc()
 
     def fetched(self, tp: TopicPartition, size: int) -> None:
-        """See `ReadingObserver`."""
+        """Count the bytes of all partitions together."""
         del tp
         self._fetched.inc(size)
 
     def decoded(self, tp: TopicPartition, records: int) -> None:
-        """See `ReadingObserver`. Ignored: `handed_out` counts records when they are returned."""
+        """Ignored: `handed_out` counts records when they are returned."""
 
     def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:
-        """See `ReadingObserver`."""
+        """Count hits and misses of all partitions together."""
         del tp
         self._prefetch.labels("hit" if hit else "miss").inc()
 
     def fell_back(self, key: str, reason: str) -> None:
-        """See `ReadingObserver`."""
+        """Count without key and reason, which would need a label each."""
         del key, reason
         self._fallbacks.inc()
 

@@ -106,11 +106,11 @@ class KafkaClusterState:
 
     @property
     def kinds(self) -> Collection[SnapshotKind]:
-        """See `ClusterStateSource`."""
+        """All kinds."""
         return tuple(SnapshotKind)
 
     def read(self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float) -> ReadState:
-        """See `ClusterStateSource`."""
+        """Send librdkafka's admin requests for this kind."""
         try:
             match kind:
                 case SnapshotKind.TOPICS:

@@ -63,7 +63,7 @@ class KafkaRecordDeleter:
     def delete_records(
         self, deletions: Mapping[TopicPartition, RecordDeletion]
     ) -> Mapping[TopicPartition, Offset | SidetierError]:
-        """See `RecordDeleter`."""
+        """Send one DeleteRecords request, for the partitions that this broker leads."""
         from sidetier.wire.record_deletion import delete_records, led_log_ends  # noqa: PLC0415
 
         if not deletions:
@@ -123,7 +123,7 @@ class KafkaRecordDeleter:
     def committed_offsets(
         self, names: Collection[str], wanted: Callable[[str], bool]
     ) -> CommittedOffsets:
-        """See `RecordDeleter`. One request for each group."""
+        """Send ListGroups to every broker, and one request for each group."""
         from sidetier.wire.requests import committed_offsets, list_groups  # noqa: PLC0415
 
         offsets: dict[str, Mapping[TopicPartition, Offset]] = {}

@@ -74,7 +74,7 @@ class ClusterLog:
         self._clock = clock
 
     def offsets(self, tp: TopicPartition) -> LogOffsets | None:
-        """See the port."""
+        """Send a Metadata and three ListOffsets requests; the log start comes first."""
         if tp.topic not in self._cluster.metadata([tp.topic]).topics:
             return None
         start, end = (list_offsets(self._cluster, {tp: at})[tp].offset for at in (EARLIEST, LATEST))
@@ -82,7 +82,7 @@ class ClusterLog:
         return LogOffsets(start, stable[tp].offset, end)
 
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Record]:
-        """See the port."""
+        """Fetch from the partition's leader, and decode one batch at a time."""
         position, deadline = Offset(start), self._clock() + self._patience
         while position < end:
             fetched = self._fetch(tp, position)

@@ -20,7 +20,7 @@ class ClosedSegment:
     Attributes:
         base_offset: Its base offset.
         next_base: Base offset of the segment that follows, and so this one's next offset. None if
-            only the segment's bytes can tell.
+            unknown without reading the segment.
         marked_for_deletion: Whether its files have the `.deleted` suffix.
     """
 
@@ -44,7 +44,7 @@ class PartitionListing:
 def read_listing(names: Iterable[str]) -> PartitionListing:
     """Find the closed segments from all file names of one partition directory, in any order.
 
-    The next base of a live segment is that of the next live one: compaction has merged, or
+    The next base of a live segment is the next live one's: compaction has merged, or
     truncation has cut off, any segment between them that is marked for deletion. A segment marked
     for deletion counts only if no live one has its base offset. Its next base is the next of any
     kind; None for the highest segment.

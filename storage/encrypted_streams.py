@@ -123,7 +123,7 @@ class EncryptedBody:
         return cast("BinaryIO", _EncryptingStream(self, self.plain.open()))
 
     def open_for_checksum(self) -> BinaryIO:
-        """See `CountedBody`. Raises as `open`."""
+        """Encrypt the stream that the plain body opens for its checksum. Raises as `open`."""
         return cast("BinaryIO", _EncryptingStream(self, open_for_checksum(self.plain)))
 
     def seal(self, index: int, plain: memoryview, into: memoryview) -> None:
@@ -197,7 +197,6 @@ class _EncryptingStream(io.RawIOBase):
         return self.fill(memoryview(buffer))
 
     def fill(self, buffer: memoryview) -> int:
-        """See `FillingStream`."""
         size = min(len(buffer), max(0, self._body.size - self._position))
         view, at = buffer[:size], 0
         if self._position < HEADER_BYTES:

@@ -132,7 +132,7 @@ class Faulty:
             self._remove(fault)
 
     def heal(self) -> None:
-        """Remove all faults, except those of `hold`, which last until their block ends."""
+        """Remove all faults, except faults of `hold`, which last until their block ends."""
         with self._guard_of_faults:
             self._faults = [fault for fault in self._faults if fault.gate]
 
@@ -242,7 +242,7 @@ class FakeStorage(Faulty):
             return self._store(key, data, checked, actual, actual, condition)
 
     def get_object(self, key: str) -> StoredObject:
-        """See `RemoteStorage`."""
+        """Return the bytes without the store's own checksum. One request."""
         check_key(key)
         with self._request("get", key):
             stored = self._find(key)
@@ -256,7 +256,7 @@ class FakeStorage(Faulty):
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See `RemoteStorage`."""
+        """The stream keeps the version that was current. One request."""
         check_key(key)
         check_range(key, start, end)
         with self._request("stream", key):
@@ -265,7 +265,7 @@ class FakeStorage(Faulty):
             return io.BytesIO(stored.data[start:end])
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See `RemoteStorage`. One request per 1,000 rows."""
+        """One request per 1,000 rows."""
         while True:
             with self._request("list", prefix):
                 page = self._page(prefix, start_after)
@@ -275,7 +275,7 @@ class FakeStorage(Faulty):
             start_after = page[-1].key
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See `RemoteStorage`. One request."""
+        """One request."""
         with self._request("list", prefix), self._guard:
             remainders = (
                 key.removeprefix(prefix) for key in self._objects if key.startswith(prefix)
@@ -286,7 +286,7 @@ class FakeStorage(Faulty):
         return sorted(directories, key=str.encode)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See `RemoteStorage`. Without a capability of checksums, it has none of its own."""
+        """Without a capability of checksums, an object has none of its own."""
         check_key(key)
         with self._request("head", key):
             head = self._find(key).head
@@ -294,7 +294,7 @@ class FakeStorage(Faulty):
             return head if has_own else replace(head, own_checksum=None)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See `RemoteStorage`."""
+        """Also counts a delete of a missing key in `changes`."""
         check_key(key)
         with self._request("delete", key), self._guard:
             present = self._objects.get(key)
@@ -304,12 +304,12 @@ class FakeStorage(Faulty):
             self.changes += 1
 
     def delete_objects(self, keys: Sequence[str]) -> None:
-        """See `RemoteStorage`. Recorded as one `delete` request for each key."""
+        """Recorded as one `delete` request for each key."""
         for key in keys:
             self.delete_object(key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See `RemoteStorage`. The request is recorded under the target's key."""
+        """The request is recorded under the target's key."""
         check_key(target)
         with self._request("copy", target):
             original = self._find(source)
@@ -324,7 +324,7 @@ class FakeStorage(Faulty):
         self._store(key, data, head.metadata, head.checksum, own, None)
 
     def close(self) -> None:
-        """See `RemoteStorage`. There is nothing to close."""
+        """Nothing to close."""
 
     def _store(
         self,

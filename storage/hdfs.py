@@ -443,7 +443,7 @@ class HdfsStorage:
                 raise stream.failure or error from None
 
     def get_object(self, key: str) -> StoredObject:
-        """See `RemoteStorage`."""
+        """Read again, a few times, while the file and its record are of different versions."""
         self._check(key)
         for _ in range(_MAX_TRIES):
             with self._translated("get", key):
@@ -466,9 +466,7 @@ class HdfsStorage:
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See `RemoteStorage`.
-
-        A replaced version stays readable until the DataNodes delete its blocks; then the stream
+        """A replaced version stays readable until the DataNodes delete its blocks; then the stream
         raises a transient error.
         """
         self._check(key)
@@ -479,7 +477,7 @@ class HdfsStorage:
         return opened.stream(start, identity.size if end is None else min(end, identity.size))
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See `RemoteStorage`. Each directory is read completely before its keys are yielded."""
+        """Each directory is read completely before its keys are yielded."""
         check_process()
         folder = prefix.rpartition("/")[0]
         if not _can_be(folder):
@@ -490,7 +488,7 @@ class HdfsStorage:
                 yield ObjectSummary(key, identity.size, etag_of(identity), identity.modified_ms)
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See `RemoteStorage`. Lists one directory and includes empty directories."""
+        """List one directory; empty directories are included."""
         check_process()
         parent = prefix.rpartition("/")[0]
         if not _can_be(parent):
@@ -503,14 +501,12 @@ class HdfsStorage:
         return sorted(shown, key=str.encode)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See `RemoteStorage`. The checksum is part of the object's record."""
+        """The checksum is part of the object's record."""
         del with_checksum  # HDFS has checksums of blocks only
         return self._record(key).head(key)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See `RemoteStorage`.
-
-        The condition and the delete are one atomic decision. Directories that become empty are
+        """The condition and the delete are one atomic decision. Directories that become empty are
         deleted as well.
         """
         self._check(key)
@@ -518,12 +514,12 @@ class HdfsStorage:
             self._versions.remove(key, condition)
 
     def delete_objects(self, keys: Sequence[str]) -> None:
-        """See `RemoteStorage`. The objects are deleted one after the other."""
+        """Delete one object after the other."""
         for key in keys:
             self.delete_object(key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See `RemoteStorage`. HDFS has no copy, so the bytes are read and written again."""
+        """HDFS has no copy, so the bytes are read and written again."""
         self._check(target)
         record = self._record(source)
         with self.get_object_input_stream(source, condition=IfMatch(record.etag)) as stream:
@@ -537,7 +533,7 @@ class HdfsStorage:
                 raise window.failure or error from None
 
     def close(self) -> None:
-        """See `RemoteStorage`. The connections belong to hdfs-native and stay open."""
+        """The connections belong to hdfs-native and stay open."""
 
     def _put(
         self,

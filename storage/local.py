@@ -317,7 +317,7 @@ def _own_time(handle: int, present: Record | None) -> Identity:
             break
         later = identity.modified_ns + step
         # Two versions of one size within one tick of the file system's
-        # clock: readers could not tell which of them the record describes.
+        # clock: readers could not know which of them the record describes.
         os.utime(handle, ns=(later, later))
         # The identity is in the record, so the time must be as durable as the bytes.
         os.fsync(handle)
@@ -472,7 +472,7 @@ class LocalStorage:
                 raise stream.failure or error from None
 
     def get_object(self, key: str) -> StoredObject:
-        """See `RemoteStorage`."""
+        """Read file and record of one version."""
         handle, record = self._open(key, self._tree.open_version)
         with file_stream(handle, key, 0, record.identity.size) as stream:
             return StoredObject(record.head(key), stream.read())
@@ -485,13 +485,13 @@ class LocalStorage:
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See `RemoteStorage`. The stream keeps the version that was current when it was opened."""
+        """The stream keeps the version that was current when it was opened."""
         check_range(key, start, end)
         handle, size = self._open_if(key, condition)
         return file_stream(handle, key, start, size if end is None else min(end, size))
 
     def open_file(self, key: str, *, condition: IfMatch | None = None) -> int:
-        """See `FileBackedStorage`."""
+        """Also open a file whose object is encrypted."""
         return self._open_if(key, condition)[0]
 
     def _open_if(self, key: str, condition: IfMatch | None) -> tuple[int, int]:
@@ -505,12 +505,12 @@ class LocalStorage:
         return handle, summary.size
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See `RemoteStorage`."""
+        """Walk the directories below the prefix."""
         with translated("list", prefix):
             yield from self._tree.summaries(list_keys(self._tree.root, prefix, start_after))
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See `RemoteStorage`."""
+        """List one directory."""
         with translated("list", prefix):
             return [
                 self._tree.checked(directory)
@@ -518,25 +518,25 @@ class LocalStorage:
             ]
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See `RemoteStorage`."""
+        """A file has no checksum of its own."""
         del with_checksum  # a file has no checksum of its own
         handle, record = self._open(key, self._tree.open_version)
         os.close(handle)
         return record.head(key)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See `RemoteStorage`. Directories that become empty are removed as well."""
+        """Directories that become empty are removed as well."""
         check_key(key)
         with translated("delete", key):
             self._tree.remove(key, condition)
 
     def delete_objects(self, keys: Sequence[str]) -> None:
-        """See `RemoteStorage`. The objects are deleted one after the other."""
+        """Delete one object after the other."""
         for key in keys:
             self.delete_object(key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See `RemoteStorage`."""
+        """Read the file and write a new one."""
         check_key(target)
         handle, record = self._open(source, self._tree.open_version)
         with file_stream(handle, source, 0, record.identity.size) as stream:
@@ -547,7 +547,7 @@ class LocalStorage:
                 raise window.failure or error from None
 
     def close(self) -> None:
-        """See `RemoteStorage`. There is nothing to close."""
+        """Nothing to close."""
 
     def _put(
         self,

@@ -222,7 +222,7 @@ class ObjectStorage:
         return self._create_large(key, body, checked, known)
 
     def get_object(self, key: str) -> StoredObject:
-        """See `RemoteStorage`. The bytes are compared with the checksum in the metadata."""
+        """Compare the bytes with the checksum in the metadata."""
         self._check(key)
         with self._translated("get", key):
             result = self._get(self._clients.small, key)
@@ -248,7 +248,7 @@ class ObjectStorage:
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See `RemoteStorage`."""
+        """An empty range costs a request for the head."""
         self._check(key)
         check_range(key, start, end)
         # obstore refuses an empty range.
@@ -276,7 +276,7 @@ class ObjectStorage:
             raise
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See `RemoteStorage`. One request per page.
+        """One request per page.
 
         obstore lists by whole path components only. So the directory that contains the prefix is
         listed, the keys that begin with the prefix are selected here, and the listing ends at the
@@ -306,7 +306,7 @@ class ObjectStorage:
                 return
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See `RemoteStorage`."""
+        """List the parent with a delimiter, and select by the rest of the prefix here."""
         check_process()
         parent = prefix.rpartition("/")[0]
         if not {".", ".."}.isdisjoint(parent.split("/")):
@@ -319,17 +319,14 @@ class ObjectStorage:
         return sorted(shown, key=str.encode)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See `RemoteStorage`. obstore does not return the store's own checksum."""
+        """The store's own checksum is unknown: obstore does not return it."""
         del with_checksum
         self._check(key)
         with self._translated("head", key):
             return self._head(key, self._get(self._clients.small, key, _HEAD))
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See `RemoteStorage`.
-
-        obstore has no conditional delete, so the etag is checked just before the delete.
-        """
+        """Check the etag just before the delete: obstore has no conditional delete."""
         self._check(key)
         with suppress(ObjectNotFoundError):
             if condition is not None:
@@ -338,7 +335,7 @@ class ObjectStorage:
                 obstore.delete(self._clients.small, key)
 
     def delete_objects(self, keys: Sequence[str]) -> None:
-        """See `RemoteStorage`. On Google Cloud Storage it is one request for each object."""
+        """On Google Cloud Storage it is one request for each object."""
         if not keys:
             return
         for key in keys:
@@ -352,7 +349,7 @@ class ObjectStorage:
                 self.delete_object(key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See `RemoteStorage`. Under IfMatch the bytes are downloaded and sent again."""
+        """Under IfMatch the bytes are downloaded and sent again."""
         self._check(source)
         self._check(target)
         if not isinstance(condition, IfMatch):
@@ -374,7 +371,7 @@ class ObjectStorage:
         )
 
     def close(self) -> None:
-        """See `RemoteStorage`. obstore's clients need no close."""
+        """Nothing to close: obstore's clients need none."""
 
     def _put_small(
         self,

@@ -76,7 +76,7 @@ def read_into(  # noqa: PLR0913 - three parameters have a default
         PreconditionFailedError: The object has another etag than the condition.
         StoreTimeoutError: The bytes of a response did not arrive within their deadline, or
             responses still broke off after twice the deadline of all bytes.
-        StorageError: See `RemoteStorage`.
+        StorageError: As `RemoteStorage`.
     """
     allowed = deadline or AttemptDeadline()
     seconds = _ATTEMPTS * allowed.seconds(len(buffer))

@@ -124,7 +124,7 @@ class RetryingStorage:
         )
 
     def get_object(self, key: str) -> StoredObject:
-        """See `RemoteStorage`."""
+        """Each attempt reads the whole object."""
         return self._call("get", key, lambda: self._inner.get_object(key))
 
     def get_object_input_stream(
@@ -135,7 +135,7 @@ class RetryingStorage:
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See `RemoteStorage`."""
+        """Only the first request is retried; errors of the stream are the caller's."""
         return self._conditional(
             "stream",
             key,
@@ -144,7 +144,7 @@ class RetryingStorage:
         )
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See `RemoteStorage`. Each page of 1,000 rows is retried separately."""
+        """Each page of 1,000 rows is retried separately."""
         after = start_after
         under_way: Iterator[ObjectSummary] | None = None
 
@@ -164,28 +164,28 @@ class RetryingStorage:
             after = rows[-1].key
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See `RemoteStorage`."""
+        """A retry lists from the beginning."""
         return self._call("list", prefix, lambda: self._inner.list_directories(prefix))
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See `RemoteStorage`."""
+        """Each attempt is one request."""
         return self._call(
             "head", key, lambda: self._inner.head_object(key, with_checksum=with_checksum)
         )
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See `RemoteStorage`."""
+        """A refused retry may have been preceded by a successful attempt (`ambiguous`)."""
         self._conditional(
             "delete", key, condition, lambda: self._inner.delete_object(key, condition=condition)
         )
 
     def delete_objects(self, keys: Sequence[str]) -> None:
-        """See `RemoteStorage`. A retry sends all keys again."""
+        """A retry sends all keys again."""
         if keys:
             self._call("delete", keys[0], lambda: self._inner.delete_objects(keys))
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See `RemoteStorage`."""
+        """A refused retry may have been preceded by a successful attempt (`ambiguous`)."""
         return self._conditional(
             "copy",
             target,
@@ -196,7 +196,7 @@ class RetryingStorage:
         )
 
     def close(self) -> None:
-        """See `RemoteStorage`. Closes the inner store as well."""
+        """Close the inner store as well."""
         self._inner.close()
 
     def _conditional(
@@ -252,7 +252,7 @@ class RetryingStorage:
 
         Returns:
             An empty string where no object has to be there. None if the condition does not hold, or
-            if the store does not tell: the refusal then counts.
+            if the store does not show it: the refusal then counts.
         """
         try:
             etag = self.head_object(key).etag
@@ -377,7 +377,7 @@ def file_backed(store: RemoteStorage) -> FileBackedStorage | None:
     inner = _without_retries(store)
     if not isinstance(_without_encryption(inner), FileBackedStorage):
         return None
-    # An encrypting store has the method, too, and tells which files are encrypted.
+    # An encrypting store has the method, too, and knows which files are encrypted.
     return cast("FileBackedStorage", inner)
 
 

@@ -134,7 +134,7 @@ class S3Storage(ObjectStorage):
             raise PreconditionFailedError(str(error)) from error
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See `RemoteStorage`. One request per 1,000 keys. Keys that end in `/` are left out."""
+        """One request per 1,000 keys. Keys that end in `/` are left out."""
         last = start_after
         try:
             for row in super().list_objects(prefix, start_after=start_after):
@@ -145,16 +145,14 @@ class S3Storage(ObjectStorage):
             yield from self._boto.list(prefix, last)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See `RemoteStorage`. For a missing bucket S3 also answers HEAD with "not found"."""
+        """For a missing bucket S3 also answers HEAD with "not found"."""
         if not (with_checksum and self._settings.checksum_verified):
             return super().head_object(key)
         self._check(key)
         return self._head_with_checksum(key)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See `RemoteStorage`.
-
-        S3-compatible stores may ignore If-Match on a delete, so the etag is also checked just
+        """S3-compatible stores may ignore If-Match on a delete, so the etag is also checked just
         before.
         """
         self._check(key)
@@ -164,9 +162,7 @@ class S3Storage(ObjectStorage):
             self._boto.delete(key, condition)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See `RemoteStorage`.
-
-        Under a condition, an object of up to 64 KiB is read and put again. Every other copy is
+        """Under a condition, an object of up to 64 KiB is read and put again. Every other copy is
         made by the store.
         """
         self._check(source)
@@ -191,15 +187,15 @@ class S3Storage(ObjectStorage):
         return self._boto.copy(stored_head, target, condition)
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """See `MultipartUploads`. One request for 1,000 uploads."""
+        """One request for 1,000 uploads."""
         return self._boto.unfinished_uploads(prefix)
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
-        """See `MultipartUploads`."""
+        """One request."""
         self._boto.abort_upload(upload)
 
     def close(self) -> None:
-        """See `RemoteStorage`."""
+        """Close the clients of boto3 and of large bodies, as far as they were opened."""
         super().close()
         with self._guard:
             if self._boto3 is not None:

@@ -78,7 +78,7 @@ class PinnedRange:
 
     Attributes:
         start_offset: first pinned offset (inclusive).
-        end_offset: end (exclusive); None where only reading the last segment would tell it.
+        end_offset: end (exclusive); None if unknown without reading the last segment.
         size_bytes: size of the pinned files.
     """
 

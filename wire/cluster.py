@@ -167,7 +167,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Close the connections of this object, but not those of `connect`. May be called twice."""
+        """Close this object's connections, but not the ones from `connect`. May be called twice."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -181,7 +181,7 @@ class Cluster:
         """Open a connection that belongs to the caller, for pipelines of raw batches.
 
         Raises:
-            BrokerError: See `Connection`.
+            BrokerError: As `Connection`.
         """
         return self._open(self._address(broker))
 

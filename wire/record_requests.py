@@ -1,6 +1,6 @@
 """Produce and Fetch of raw record batches, without copying the batches.
 
-kio copies the records of a Produce request twice and those of a Fetch response once. Here a Produce
+kio copies the records of a Produce request twice, and a Fetch response's once. Here a Produce
 request is a list of buffers that includes the caller's batches, and the records of a Fetch response
 are views of the received frame. kio handles the small messages: Produce responses and Fetch
 requests.

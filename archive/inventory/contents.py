@@ -34,8 +34,8 @@ class NotedSegment(NamedTuple):
 
     Attributes:
         base_offset: Its base offset.
-        next_offset: The offset after its last; None if it is not noted.
-        largest_timestamp: In ms since 1970; None if it is not noted.
+        next_offset: The offset after its last; None if it is not recorded.
+        largest_timestamp: In ms since 1970; None if it is not recorded.
         missing_marker: Key of the marker that it has lost; None if it has lost none.
         mismatches: How it differs from its metadata.
     """

@@ -1,4 +1,4 @@
-"""Chapters: one object with the noted metadata of up to 1,000 segments.
+"""Chapters: one object with the recorded metadata of up to 1,000 segments.
 
 A reader that plans a read of a long archive needs each segment's end, largest timestamp and number
 of records: one request for each segment. A chapter answers for 1,000 segments at once. It only
@@ -23,15 +23,15 @@ SEGMENTS: Final = 1000
 
 
 class ChapterEntry(NamedTuple):
-    """The noted metadata of one segment.
+    """The recorded metadata of one segment.
 
     Attributes:
         base_offset: Base offset of the segment.
         next_offset: The offset after its last.
         size: Size of its `.log`, in bytes.
         etag: Etag of its `.log`.
-        largest_timestamp: In ms since 1970; None if it is not noted.
-        records: Number of records; None if it is not noted, as for segments with transactions.
+        largest_timestamp: In ms since 1970; None if it is not recorded.
+        records: Number of records; None if it is not recorded, as for segments with transactions.
     """
 
     base_offset: BaseOffset

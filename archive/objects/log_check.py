@@ -4,8 +4,8 @@ Its metadata has what was known when it was archived: size, next offset, and pla
 base offset). So a `.log` that has lost its last batches is not mistaken for a compacted segment,
 whose last batches were missing before it was archived.
 
-Objects of earlier versions note no size and no place. Their checksum decides, and their record
-count where no checksum is noted. Objects of Pinterest's uploader note nothing.
+Objects of earlier versions record no size and no place. Their checksum decides, and without a
+recorded checksum their record count. Objects of Pinterest's uploader record nothing.
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ class Mismatch(NamedTuple):
 
 
 def wrong_size(head: ObjectHead) -> str | None:
-    """Describe how the size of a `.log` differs from the noted one; None if it does not, or if no
-    size is noted.
+    """Describe how the size of a `.log` differs from the recorded one; None if it does not, or if
+    no size is recorded.
     """
     noted = noted_number(head, SIZE_KEY)
     if noted is None or noted == head.size:
@@ -76,7 +76,7 @@ def mismatch(head: ObjectHead) -> str | None:
 
 
 def is_full(head: ObjectHead) -> bool:
-    """Whether a `.log` has its noted size and place; False if no size is noted."""
+    """Whether a `.log` has its recorded size and place; False if no size is recorded."""
     return noted_number(head, SIZE_KEY) is not None and mismatch(head) is None
 
 
@@ -86,12 +86,12 @@ def cut_at(key: str, stored: int, listed: int) -> DamagedSegmentError:
 
 
 def proven_end(store: RemoteStorage, key: str, etag: str, reached: Offset) -> Offset | None:
-    """Return the noted end of a `.log` whose last batch ends at `reached`, below that end.
+    """Return the recorded end of a `.log` whose last batch ends at `reached`, below that end.
 
     Below the returned offset, no archived record is missing: compaction has removed the last
     records of the segment before it was archived. Two requests: for the metadata, and for the
     first batch header, because the bytes of another segment can have the same size. A `.log`
-    without a noted size is read once.
+    without a recorded size is read once.
 
     Args:
         store: The store.
@@ -100,7 +100,7 @@ def proven_end(store: RemoteStorage, key: str, etag: str, reached: Offset) -> Of
         reached: The offset after its last batch.
 
     Returns:
-        None if no end above `reached` is noted.
+        None if no end above `reached` is recorded.
 
     Raises:
         DamagedArchiveError: The `.log` has lost its last batches, or is another segment.
@@ -137,13 +137,13 @@ def _of_another_place(store: RemoteStorage, head: ObjectHead, end: Offset) -> st
 
 
 def _without_size(store: RemoteStorage, head: ObjectHead) -> str | None:
-    """Describe the difference for a `.log` of an earlier version that ends below its noted end."""
+    """Describe the difference for a `.log` of an earlier version that ends below that end."""
     if noted_number(head, SIZE_KEY) is not None:
         return None
     noted = head.metadata.get(CHECKSUM_KEY)
     if noted is None:
         records = noted_number(head, RECORDS_KEY)
-        # The number is noted only if the last batch ends at the noted end.
+        # The number is recorded only if the last batch ends at the recorded end.
         return None if records is None else f"{head.key} has lost some of its {records} records"
     actual = 0
     with store.get_object_input_stream(head.key, condition=IfMatch(head.etag)) as stream:

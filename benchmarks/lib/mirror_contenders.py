@@ -136,7 +136,7 @@ class SidetierMirror(Contender):
         self._group.close()
 
     def committed(self) -> int:
-        """See the base class."""
+        """Return the sum of the progress group's offsets."""
         pause(_POLL_SECONDS)
         return sum(
             max(committed_offset.offset, 0)
@@ -174,7 +174,7 @@ class MirrorMaker(Contender):
         self._offsets.close()
 
     def committed(self) -> int:
-        """See the base class."""
+        """Return the sum of Kafka Connect's source offsets."""
         return self._offsets.total()
 
 

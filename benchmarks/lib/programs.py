@@ -24,7 +24,7 @@ def program_environment(more: Mapping[str, str] | None = None) -> dict[str, str]
 def run_program(
     script: str, asked: Mapping[str, Any], more: Mapping[str, str] | None = None
 ) -> Any:  # noqa: ANN401 - JSON
-    """Run a program, and return what its last line of output says.
+    """Run a program, and return the content of its last line of output.
 
     Args:
         script: Path of the program.

@@ -52,7 +52,7 @@ class Requests(NullReadingObserver):
         self._lock = threading.Lock()
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
-        """See `RequestObserver`."""
+        """Record the operation; duration and outcome do not matter."""
         del seconds, outcome
         with self._lock:
             self.answered.append(operation)
@@ -64,7 +64,7 @@ class Requests(NullReadingObserver):
             self.needed = list(self.answered)
 
     def retry(self, operation: str, kind: str) -> None:
-        """See `RequestObserver`."""
+        """Ignored."""
 
 
 def seeks(topic: str, end: int, storage: dict[str, Any], count: int) -> list[Seek]:

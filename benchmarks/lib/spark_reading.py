@@ -1,6 +1,6 @@
 """Reads on Spark in a separate session: `python spark_reading.py '{"master": ..., ...}'`.
 
-Writes its result as JSON to the given file. CPU time is that of all processes in its kernel
+Writes its result as JSON to the given file. CPU time includes all processes in its kernel
 session: the driver, the JVM, and Python workers.
 """
 

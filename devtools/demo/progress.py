@@ -79,7 +79,6 @@ class _Lines:
         progress.tell(title, f"{text} ...")
 
     def now(self, text: str) -> None:
-        """See `Step`."""
         if self._progress.seconds - self._last >= _LINE_SECONDS:
             self._last = self._progress.seconds
             self._progress.tell(self._title, text)

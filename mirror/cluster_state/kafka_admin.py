@@ -76,30 +76,30 @@ class KafkaClusterAdmin:
         )
 
     def acls(self) -> AclBindings:
-        """See the port."""
+        """Read all ACLs; raises LeadershipUnavailableError if the brokers refuse."""
         return cast("AclBindings", self._read(SnapshotKind.ACLS))
 
     def group_offsets(self) -> GroupOffsets:
-        """See the port. An incomplete result is an error: a missing offset would be overwritten."""
+        """An incomplete result is an error: a missing offset would be overwritten."""
         read = self._state.read(SnapshotKind.GROUP_OFFSETS, None, 0.0)
         if read.problem is not None:
             raise LeadershipUnavailableError(f"group offsets of this cluster: {read.problem}")
         return cast("GroupOffsets", read.content)
 
     def scram_users(self) -> ScramUsers:
-        """See the port."""
+        """Read all SCRAM users; raises LeadershipUnavailableError if the brokers refuse."""
         return cast("ScramUsers", self._read(SnapshotKind.SCRAM_USERS))
 
     def broker_configs(self) -> BrokerConfigs:
-        """See the port."""
+        """Read the dynamic configs; raises LeadershipUnavailableError if the brokers refuse."""
         return cast("BrokerConfigs", self._read(SnapshotKind.BROKER_CONFIGS))
 
     def quotas(self) -> ClientQuotas:
-        """See the port."""
+        """Read all quotas; raises LeadershipUnavailableError if the brokers refuse."""
         return cast("ClientQuotas", self._read(SnapshotKind.QUOTAS))
 
     def set_quota(self, quota: ClientQuota) -> str | None:
-        """See the port."""
+        """Set the limits in one request, on a connection of its own."""
         entity = [
             {"entity_type": part.entity_type, "entity_name": part.name} for part in quota.entity
         ]
@@ -122,11 +122,11 @@ class KafkaClusterAdmin:
         return None
 
     def brokers(self) -> Iterable[int]:
-        """See the port."""
+        """Read the ids from a Metadata response."""
         return self._ask(lambda: self._client.list_topics(timeout=self._timeout)).brokers.keys()
 
     def create_acls(self, bindings: Iterable[AclBinding]) -> Mapping[AclBinding, str]:
-        """See the port."""
+        """Refuse bindings that librdkafka does not know; create the others in one request."""
         refused: dict[AclBinding, str] = {}
         known: dict[KafkaAclBinding, AclBinding] = {}
         for binding in bindings:
@@ -147,7 +147,7 @@ class KafkaClusterAdmin:
         return refused
 
     def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetRange]:
-        """See the port."""
+        """Request the offsets of `_PARTITIONS_AT_ONCE` partitions at a time."""
         topics = self._ask(lambda: self._client.list_topics(timeout=self._timeout)).topics
         wanted = [
             tp for tp in tps if tp.topic in topics and tp.partition in topics[tp.topic].partitions
@@ -174,7 +174,7 @@ class KafkaClusterAdmin:
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> Mapping[TopicPartition, str]:
-        """See the port."""
+        """Commit on a connection of its own: all partitions of a group in one request."""
         # Through `wire`, because librdkafka appends a zero byte to the metadata.
         wanted = {
             tp: WireOffset(Offset(committed.offset), metadata=committed.metadata)
@@ -205,7 +205,7 @@ class KafkaClusterAdmin:
         return refused
 
     def set_broker_config(self, broker_id: int, name: str, value: str) -> str | None:
-        """See the port."""
+        """Change the config incrementally: the broker's other configs stay."""
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.BROKER, str(broker_id), incremental_configs=[entry])
         futures = self._ask(

@@ -333,7 +333,7 @@ class KafkaSource:
         positions: Mapping[TopicPartition, Offset],
         topic_ids: Mapping[str, UUID] = NO_IDS,
     ) -> None:
-        """See the port."""
+        """Start the threads at the first call; later calls take effect at their next request."""
         state = self._state
         with state.changed:
             state.generation += 1
@@ -357,7 +357,7 @@ class KafkaSource:
             self._start()
 
     def poll(self, timeout: float) -> list[SourceEvent]:
-        """See the port."""
+        """Return all buffered events, which frees the buffer for the reading threads."""
         state = self._state
         with state.changed:
             if not state.queue and state.failure is None:
@@ -374,14 +374,14 @@ class KafkaSource:
             return []
 
     def finished(self) -> bool:
-        """See the port."""
+        """Whether the buffer is empty and every partition has reached its end."""
         with self._state.changed:
             return not self._state.queue and all(
                 partition.is_done for partition in self._state.partitions.values()
             )
 
     def close(self) -> None:
-        """See the port."""
+        """Wait for the reading threads to end."""
         with self._state.changed:
             self._state.is_closed = True
             self._state.changed.notify_all()

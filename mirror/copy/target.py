@@ -236,11 +236,11 @@ class KafkaTarget:
 
     @property
     def is_transactional(self) -> bool:
-        """See the port."""
+        """Whether the target has a transactional id."""
         return self._id is not None
 
     def start(self) -> None:
-        """See the port."""
+        """Obtain a producer id with new connections; the first call also fences `rivals`."""
         # Answers of the former transaction must not be taken for those of the next one.
         self._drop_connections()
         self._queues.clear()
@@ -293,7 +293,7 @@ class KafkaTarget:
     def progress(
         self, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """See the port."""
+        """First abort the open transactions of Spark tasks that write these partitions."""
         if self._task_id is not None:
             self._abort_tasks({self._task_id(tp) for tp in partitions})
         return committed_offsets(self._cluster, self._group, partitions)
@@ -333,7 +333,7 @@ class KafkaTarget:
             log.warning("mirror.tasks_not_aborted", reason=str(error))
 
     def send(self, batches: Iterable[OutgoingBatch]) -> None:
-        """See the port."""
+        """Queue the batches, and send until each leader has its requests in flight."""
         for batch in batches:
             self._queues.setdefault(batch.tp, deque()).append(batch)
         self._add_partitions()
@@ -342,7 +342,7 @@ class KafkaTarget:
                 self._send_request(broker, led)
 
     def flush(self) -> list[Written]:
-        """See the port."""
+        """Receive the responses of one broker after the other."""
         for broker in list(self._sent):
             while self._sent[broker]:
                 self._receive(broker)
@@ -350,7 +350,7 @@ class KafkaTarget:
         return written
 
     def commit(self, progress: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """See the port."""
+        """Commit the progress in the transaction; without one, as a member of the group."""
         producer = self._require_producer()
         if self._id is None:
             commit_offsets(self._cluster, self._group, progress, membership=self._membership())
@@ -371,7 +371,7 @@ class KafkaTarget:
         self._added.clear()
 
     def close(self) -> None:
-        """See the port."""
+        """Close the connections to leaders and coordinators, and the client."""
         self._drop_connections()
         self._cluster.close()
 

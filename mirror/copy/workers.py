@@ -138,7 +138,7 @@ class KafkaWorkerGroup:
             return self._membership
 
     def join(self) -> None:
-        """See `engine.WorkerGroup`."""
+        """Join again until the group is stable; the first call starts the heartbeat thread."""
         while True:
             try:
                 self._join_once()
@@ -151,14 +151,14 @@ class KafkaWorkerGroup:
             self._thread.start()
 
     def must_join_again(self) -> bool:
-        """See `engine.WorkerGroup`."""
+        """Answer from the last heartbeat; raises the error that ended the heartbeats."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             return self._is_outdated
 
     def owns(self, source: TopicPartition) -> bool:
-        """See `engine.WorkerGroup`."""
+        """Answer from the share of the last `join`, without a request."""
         return self._own_share().owns(source)
 
     @property

@@ -240,7 +240,6 @@ class _ArchivedRecords:
         self._archive = archive
 
     def digest(self, plan: PlannedPartition, isolation: IsolationLevel) -> Digest:
-        """See `RecordSource`."""
         return self._archive.expected(plan)[isolation]
 
 

@@ -70,13 +70,13 @@ class SnapshotGroups:
         self._groups = snapshot.groups
 
     def names(self) -> dict[str, bool]:
-        """See the port. No group of a lost cluster has members."""
+        """No group of a lost cluster has members."""
         return dict.fromkeys(self._groups, False)
 
     def committed(
         self, group: str, partitions: Collection[TopicPartition] | None = None
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """See the port."""
+        """Return the offsets in the snapshot, without leader epochs."""
         offsets = {
             TopicPartition(topic, number): CommittedOffset(
                 Offset(committed.offset), metadata=committed.metadata
@@ -96,7 +96,7 @@ class ClusterGroups:
         self._cluster = cluster
 
     def names(self) -> dict[str, bool]:
-        """See the port."""
+        """Return the groups with the consumer protocols; one request to each broker."""
         return {
             name: group.has_members
             for name, group in list_groups(self._cluster).items()
@@ -106,11 +106,11 @@ class ClusterGroups:
     def committed(
         self, group: str, partitions: Collection[TopicPartition] | None = None
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """See the port."""
+        """Do not wait for open transactions that commit offsets of the group."""
         return committed_offsets(self._cluster, group, partitions, require_stable=False)
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> bool:
-        """See the port. Brokers refuse a commit without a member id if the group has members."""
+        """Commit without a member id, which brokers refuse if the group has members."""
         try:
             commit_offsets(self._cluster, group, offsets)
         except KafkaApiError as error:
@@ -120,11 +120,11 @@ class ClusterGroups:
         return True
 
     def log_starts(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Offset]:
-        """See the port."""
+        """Send one ListOffsets request to each leader."""
         listed = list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST))
         return {tp: answer.offset for tp, answer in listed.items()}
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """See the port."""
+        """Read the ids from a Metadata response."""
         described = self._cluster.metadata(sorted(topics)).topics
         return {name: str(topic.topic_id or "") for name, topic in described.items()}

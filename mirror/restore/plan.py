@@ -93,7 +93,7 @@ class PartitionRestore:
 
     @property
     def offsets_left(self) -> int:
-        """Offsets left for this run, including those of markers and aborted records."""
+        """Offsets left for this run, including markers and aborted records."""
         return max(self.end - max(self.start, self.restored_to or 0), 0)
 
     @property
@@ -116,15 +116,15 @@ class ArchivedTopics:
         self._topics = topics
 
     def cluster_id(self) -> str:
-        """See `SourceTopics`."""
+        """Return the given id; no request is sent."""
         return self._cluster_id
 
     def topics(self, selects: Callable[[str], bool]) -> dict[str, SourceTopic]:
-        """See `SourceTopics`."""
+        """Select from the topics of the plan; no request is sent."""
         return {name: topic for name, topic in self._topics.items() if selects(name)}
 
     def lineages(self) -> dict[str, Lineage]:
-        """See `SourceTopics`. An archive does not record which of its topics are copies."""
+        """Return nothing: an archive does not record which of its topics are copies."""
         return {}
 
 

@@ -635,14 +635,12 @@ class ArchiveRanges:
     aborts_open: bool
 
     def partitions(self) -> Sequence[int]:
-        """See `Bounded`."""
+        """Return the archived partitions of the topic."""
         return self.numbers
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
-        """See `Bounded`.
-
-        The end is the first record of a transaction that is open at the archive's end, unless such
-        transactions count as aborted.
+        """The end is the first record of a transaction that is open at the archive's end, unless
+        such transactions count as aborted. Both bounds are 0 without an archive.
         """
         view = self.archive.view(tp, _VIEW_SECONDS)
         if view is None:
@@ -651,7 +649,7 @@ class ArchiveRanges:
         return OffsetRange(view.start, max(view.start, end or view.start))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
-        """See `Bounded`."""
+        """Search the archive alone."""
         return self.reader.offset_for_time(tp, timestamp_ms)
 
 

@@ -83,11 +83,11 @@ class BrokerTopics:
         self._cluster = cluster
 
     def cluster_id(self) -> str:
-        """See the port."""
+        """Return "" if the brokers report no id."""
         return self._cluster.metadata(()).cluster_id or ""
 
     def topics(self, selects: Callable[[str], bool]) -> dict[str, SourceTopic]:
-        """See the port."""
+        """Each topic has the settings that are set on it, or why they cannot be read."""
         described = self._cluster.metadata().topics
         selected = {name: topic for name, topic in described.items() if selects(name)}
         settings, problems = _settings_of(self._cluster, selected, only_set=True)
@@ -99,7 +99,7 @@ class BrokerTopics:
         }
 
     def lineages(self) -> dict[str, Lineage]:
-        """See the port. Read from the progress of the mirrors that write to this cluster."""
+        """Read them from the progress of the mirrors that write to this cluster."""
         lineages: dict[str, Lineage] = {}
         for group in list_groups(self._cluster):
             if not group.startswith(GROUP_PREFIX):
@@ -163,7 +163,7 @@ class Catalog:
     def plan(self) -> list[PlannedCopy]:
         """Return every selected topic, with its problem if it has one. Changes nothing.
 
-        The brokers check the topics that are to be created. So one that they refuse is known before
+        The brokers check the topics to create. So one that they refuse is known before
         its former copy is deleted, and before any other topic is created.
 
         Raises:
@@ -324,7 +324,7 @@ class Catalog:
                 if error.retry:
                     raise
                 problem = refused[planned.source] = f"topic {planned.source}: {error}"
-        # `self.refused` is still that of the last call: each problem is logged once.
+        # `self.refused` is still from the last call: each problem is logged once.
         if problem is not None and planned.source not in self.refused:
             log.error("mirror.topic_refused", topic=planned.source, reason=problem)
         return problem is None

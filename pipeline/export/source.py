@@ -1,7 +1,7 @@
 """Source of the records to export: the archive, and behind it records that only the brokers have.
 
-Every export reads through one of these sources, whether it writes files or tables. A source says
-which offsets can be exported now, and plans the reading of fixed ranges of them.
+Every export reads through one of these sources, whether it writes files or tables. A source finds
+the offsets that can be exported now, and plans the reading of fixed ranges of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -117,7 +117,7 @@ class Source(Protocol):
         Args:
             ranges: the ranges.
             tail: ends of the ranges that went beyond the archive when the ranges were fixed.
-            isolation: isolation level of the run that fixed them; None for that of this source.
+            isolation: isolation level of the run that fixed them; None for this source's.
             fail_on_data_loss: whether missing records are an error; None for the source's setting.
 
         Raises:
@@ -132,7 +132,7 @@ class Source(Protocol):
         ...
 
     def tail(self, ranges: Ranges) -> Tail:
-        """Return the tail of these ranges, which are those of `available` or shorter.
+        """Return the tail of these ranges, which are `available` ranges or shorter.
 
         It has the ends that only the brokers have, the topic ids, and the epoch history below the
         ends. An empty range has no epoch history.
@@ -195,7 +195,7 @@ class ArchiveSource:
     say: Callable[[str], None] = field(default=lambda _text: None)
 
     def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
-        """See `Source.truncated`. Raises the errors of `find_truncated`."""
+        """Raises the errors of `find_truncated`."""
         ours = {
             tp: position
             for tp, position in positions.items()
@@ -209,10 +209,10 @@ class ArchiveSource:
         tail: Offsets = _NONE,
         behind: list[BehindError] | None = None,
     ) -> Ranges:
-        """See `Source.available`. A topic that was read only from brokers need not be archived.
+        """A topic that was read only from brokers need not be archived.
 
         Raises:
-            NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: see `Planner.resolve`.
+            NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as `Planner.resolve`.
         """
         if self.requested is not None and next_offsets:
             return {}  # a requested range is one run, and that run has fixed its offsets
@@ -224,10 +224,10 @@ class ArchiveSource:
         return ranges_left(wanted, ends, next_offsets, tail, behind)
 
     def undecided(self, next_offsets: Offsets) -> Mapping[TopicPartition, UndecidedTail]:
-        """See `Source.undecided`. With a requested range, only transactions within it are returned.
+        """With a requested range, only transactions within it are returned.
 
         Raises:
-            ArchiveError, StorageError: see `Planner.ends`.
+            ArchiveError, StorageError: as `Planner.ends`.
         """
         if self.request.isolation is IsolationLevel.READ_UNCOMMITTED:
             return {}
@@ -244,7 +244,7 @@ class ArchiveSource:
         }
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
-        """See `Source.within`. Raises the errors of `Planner.ends_within`."""
+        """Raises the errors of `Planner.ends_within`."""
         ends = self.planner.ends_within(ranges, most_bytes)
         return {tp: OffsetRange(span.start, ends[tp]) for tp, span in ranges.items()}
 
@@ -256,24 +256,20 @@ class ArchiveSource:
         isolation: IsolationLevel | None = None,
         fail_on_data_loss: bool | None = None,
     ) -> Plan:
-        """See `Source.plan`.
-
-        Raises:
-            MissingRecordsError, ArchiveError, StorageError: see `Planner.plan_ranges`.
-        """
+        """Raises the errors of `Planner.plan_ranges`."""
         request = self.request_with(isolation=isolation, fail_on_data_loss=fail_on_data_loss)
         self._require_archived(tail, request.isolation)
         return self.planner.plan_ranges(ranges, request)
 
     def tail(self, ranges: Ranges) -> Tail:
-        """See `Source.tail`. Only topic ids and epoch histories are set."""
+        """Only topic ids and epoch histories are set."""
         positions = archived_positions(
             self.planner, {tp: span.end for tp, span in ranges.items() if span.start < span.end}
         )
         return Tail(topic_ids=self.topic_ids(ranges), epoch_histories=_epoch_histories(positions))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
-        """See `Source.topic_ids`. The ids are those of the archive."""
+        """Return the ids in the archive; topics without one are left out."""
         ids = {topic: self.planner.topic_id(topic) for topic in sorted({tp.topic for tp in tps})}
         return {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None}
 
@@ -353,7 +349,7 @@ class ArchiveSource:
         else:
             wanted = self._resolve(tps, starting, self.request.ending)
         # The ends come second: if a segment is archived in between, a start at the latest offset is
-        # not above them. Topic ids and open transactions are also those of this snapshot.
+        # not above them. Topic ids and open transactions also come from this snapshot.
         return wanted, self.planner.ends(tps, isolation)
 
     def _resolved(
@@ -394,11 +390,11 @@ class TailedSource:
 
     @property
     def cluster(self) -> str:
-        """See `Source.cluster`."""
+        """The name of the archived cluster."""
         return self.archived.cluster
 
     def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
-        """See `Source.truncated`."""
+        """Compare with the archive alone."""
         return self.archived.truncated(positions)
 
     def available(
@@ -407,13 +403,13 @@ class TailedSource:
         tail: Offsets = _NONE,
         behind: list[BehindError] | None = None,
     ) -> Ranges:
-        """See `Source.available`. Ranges go up to the end of the brokers' logs.
+        """Return ranges up to the end of the brokers' logs.
 
         Raises:
             ConfigurationError: the requested offsets do not name exactly the partitions that are
                 read.
             BrokerBehindError: archive and broker both end below a next offset.
-            SidetierError: see `TopicLogs.read`.
+            SidetierError: as `TopicLogs.read`.
         """
         del tail  # the brokers' own offsets show how far their logs go
         request = self.archived.request
@@ -444,7 +440,7 @@ class TailedSource:
         return ranges
 
     def undecided(self, next_offsets: Offsets) -> Mapping[TopicPartition, UndecidedTail]:
-        """See `Source.undecided` and `TopicLogs.undecided`."""
+        """Combine the archive's open transactions with the brokers' (`TopicLogs.undecided`)."""
 
         def reached(tp: TopicPartition) -> int:
             return next_offsets.get(tp, self.logs.logs[tp].earliest)
@@ -452,9 +448,7 @@ class TailedSource:
         return self.logs.undecided(self.archived.undecided(next_offsets), reached)
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
-        """See `Source.within`. A range whose archived part fits entirely keeps its part on the
-        brokers.
-        """
+        """A range whose archived part fits entirely keeps its part on the brokers."""
         logs = self.logs.logs
         stored = {
             tp: OffsetRange(span.start, min(span.end, max(span.start, logs[tp].cut)))
@@ -474,14 +468,13 @@ class TailedSource:
         isolation: IsolationLevel | None = None,
         fail_on_data_loss: bool | None = None,
     ) -> Plan:
-        """See `Source.plan`. Ranges of an earlier run are divided between archive and brokers
-        again.
+        """Divide ranges of an earlier run between archive and brokers again.
 
         Raises:
             MissingRecordsError: some records are neither archived nor on the broker, and that is an
                 error; or they are above the broker's end.
             UndecidedRecordsError: a range covers `Log.undecided`.
-            ArchiveError, StorageError: see `Planner.plan_ranges`.
+            ArchiveError, StorageError: as `Planner.plan_ranges`.
         """
         del tail
         request = self.archived.request_with(
@@ -510,7 +503,9 @@ class TailedSource:
         return replace(plan, ranges=dict(ranges), missing=tuple(missing), on_broker=on_broker)
 
     def tail(self, ranges: Ranges) -> Tail:
-        """See `Source.tail`."""
+        """Partitions without archived records count as read from the brokers, even if they are
+        empty.
+        """
         logs: Mapping[TopicPartition, Log] = self.logs.logs
         # A partition of which nothing is archived counts as read from the brokers, even if it is
         # empty: a later run without --tail kafka then does not expect it in the archive.
@@ -523,9 +518,7 @@ class TailedSource:
         return Tail(offsets, self.topic_ids(ranges), _epoch_histories(self.logs.positions(news)))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
-        """See `Source.topic_ids`. Ids from the brokers take precedence over those of the
-        archive.
-        """
+        """Ids from the brokers take precedence over the archive's."""
         return {**self.archived.topic_ids(tps), **self.logs.topic_ids}
 
 

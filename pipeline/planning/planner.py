@@ -66,7 +66,7 @@ class RangePlanner:
         return Plan({tp: ranges[tp] for tp in tps}, splits, missing, pruned)
 
     def ends_within(self, ranges: _Ranges, most: int) -> dict[TopicPartition, Offset]:
-        """See `Planner.ends_within`."""
+        """Size and shorten the partitions in the planner's threads."""
         # Only stored bytes count here, so the last stable offsets need not be read.
         planners = self._planners(ranges, ranges, IsolationLevel.READ_UNCOMMITTED)
         sizes = self._pool.of_each(lambda tp: planners[tp].size(ranges[tp]), planners)

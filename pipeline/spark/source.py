@@ -115,7 +115,7 @@ class SplitPartition(InputPartition):
 class SidetierDataSource(DataSource):
     """`format("sidetier")`, after it is registered.
 
-    If the user gives a schema, only its columns are decoded; otherwise those of the option
+    If the user gives a schema, only its columns are decoded; otherwise the columns of the option
     `columns`.
     """
 
@@ -125,19 +125,19 @@ class SidetierDataSource(DataSource):
         return "sidetier"
 
     def schema(self) -> StructType:
-        """See `DataSource`; raises ConfigurationError for options that are wrong in any read."""
+        """Raises ConfigurationError for options that are wrong in any read."""
         with reduced_overhead():
             options = options_of(self.options)
             schema = spark_schema(read_settings(options).columns)
         return with_options(schema, options) if is_table(self.options) else schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """See `DataSource`; raises ConfigurationError."""
+        """Filters are pushed down if the options ask for it. Raises ConfigurationError."""
         settings = _with_schema(read_settings(options_of(self.options, schema)), schema)
         return PushingReader(settings) if settings.push_filters else BatchReader(settings)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """See `DataSource`; raises ConfigurationError."""
+        """Filters are not pushed down. Raises ConfigurationError."""
         options = options_of(self.options, schema)
         return StreamReader(_with_schema(read_settings(options, streaming=True), schema))
 

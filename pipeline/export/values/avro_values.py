@@ -63,7 +63,7 @@ class AvroDecoder:
         self._framing = Framing("Avro", writer)
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder.decode`."""
+        """Decode value by value."""
         return decode_each(values, self.type, self._parse)
 
     def _parse(self, data: bytes) -> object:

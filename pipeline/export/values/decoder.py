@@ -66,7 +66,7 @@ class BytesDecoder:
     required: Final[frozenset[str]] = frozenset()
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder.decode`."""
+        """Return the values themselves; every value fits."""
         return DecodedValues(values)
 
 
@@ -77,7 +77,7 @@ class StringDecoder:
     required: Final[frozenset[str]] = frozenset()
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder.decode`."""
+        """Cast the whole batch; value by value only if one is not UTF-8."""
         try:
             return DecodedValues(values.cast(pa.string()))
         # Not to fail: each value is decoded alone, to find out which ones do not fit.
@@ -132,7 +132,7 @@ def build(rows: Sequence[object], kind: pa.DataType) -> tuple[pa.Array, list[Mis
     """Build an array. Values that Arrow refuses become null and misfits."""
     try:
         return pa.array(rows, type=kind), []
-    # Arrow does not say which value it refuses, so each is tried alone.
+    # Arrow does not name the value that it refuses, so each is tried alone.
     except BUILD_ERRORS:
         misfits = list(_refused(rows, kind))
         bad = {misfit.row for misfit in misfits}

@@ -52,7 +52,7 @@ class JsonDecoder:
         self._framing = framing
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder.decode`."""
+        """Decode value by value."""
         return decode_each(values, self.type, self._parse)
 
     def _parse(self, data: bytes) -> object:

@@ -72,7 +72,7 @@ def messages_of(text: str, name: str | None) -> "tuple[Descriptor, _Files]":
     """Return the message of the values and its files. Without a `name`, the first message is taken.
 
     Raises:
-        ConfigurationError: there is no such message, or the schema cannot be used.
+        ConfigurationError: the message does not exist, or the schema cannot be used.
     """
     files = _Files(text)
     return files.message(name or files.first), files
@@ -119,7 +119,7 @@ class _Files:
         """Return the full name of the message at these indexes.
 
         Raises:
-            ValueError: there is no message at these indexes.
+            ValueError: these indexes lead to no message.
         """
         # Python would count a negative index from the end.
         if min(indexes, default=0) < 0:
@@ -211,7 +211,7 @@ class ProtobufDecoder:
         self._written: dict[tuple[int, tuple[int, ...]], str] = {}
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder.decode`."""
+        """Decode value by value."""
         return decode_each(values, self.type, self._parse)
 
     def _parse(self, data: bytes) -> object:

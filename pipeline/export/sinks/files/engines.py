@@ -93,11 +93,11 @@ class LocalEngine:
         self._pool.shutdown(cancel_futures=True)
 
     def cancel(self) -> None:
-        """See `Engine.cancel`."""
+        """Each task ends with an error at its next batch."""
         self._cancelled.set()
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
-        """See `Engine.run`."""
+        """Run the tasks in threads of this process; the first error ends the others."""
         failed = threading.Event()
         if self._watcher is not None:
             self._watcher.begin(sum(task.span.until - task.span.first for task in tasks))
@@ -154,7 +154,7 @@ class SparkEngine:
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
-        """See `Engine.run`."""
+        """Run one Spark task for each task; errors come back as values and are raised here."""
         if not tasks:
             return []
         count = len(tasks)
@@ -168,7 +168,7 @@ class SparkEngine:
         return outcomes
 
     def cancel(self) -> None:
-        """See `Engine.cancel`."""
+        """Cancel all jobs of the session, also jobs of others."""
         self.spark.sparkContext.cancelAllJobs()
 
     def _describe(self, tasks: Sequence[Task]) -> None:

@@ -124,11 +124,7 @@ class Sweep:
                     yield row.key
 
     def run(self, store: RemoteStorage) -> int:
-        """Remove the files; return their number. After a kill, another sweep removes the rest.
-
-        Raises:
-            StorageError: see `RemoteStorage`.
-        """
+        """Remove the files; return their number. After a kill, another sweep removes the rest."""
         return sum(self._remove(store, key) for key in self.suspects(store))
 
     def _remove(self, store: RemoteStorage, key: str) -> int:
@@ -136,7 +132,7 @@ class Sweep:
             head = store.head_object(key)
             metadata = file_metadata(head)
             if metadata is None or metadata.generation >= self.generation:
-                return 0  # another program's file, or that of a run that has overtaken this one
+                return 0  # the file of another program, or of a run that has overtaken this one
             store.delete_object(key, condition=IfMatch(head.etag))
         except (ObjectNotFoundError, PreconditionFailedError):
             return 0  # another sweep was faster, or a newer run has replaced the file
@@ -217,7 +213,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
 
     @property
     def output(self) -> str:
-        """See `ExportRun.output`."""
+        """The address of the manifest."""
         return self.manifest_file.where
 
     def offsets_without_epoch(self) -> Offsets:
@@ -231,9 +227,8 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         return self._load().manifest.exported.offsets_without_epoch
 
     def remaining(self) -> FilesRemaining:
-        """See `ExportRun.remaining`. The next plan's write stores a changed manifest.
-
-        A kill before that leaves the old manifest, and the next run makes the same changes.
+        """The next plan's write stores a changed manifest. A kill before that leaves the old
+        manifest, and the next run makes the same changes.
 
         Raises:
             MissingRecordsError: records that share files with discarded ones are not stored any
@@ -257,7 +252,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         return FilesRemaining(manifest.exported, left, behind, held)
 
     def plan_next(self, remaining: FilesRemaining) -> Run | None:
-        """See `ExportRun.plan_next`: the unfinished run of the manifest, or a new one.
+        """Return the unfinished run of the manifest, or a new one.
 
         Raises:
             OtherTopicError, ArchiveError, StorageError.
@@ -278,7 +273,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         return begun(manifest, spans, self.options, self.manifest_file.nonce(), tail).pending
 
     def commit(self, remaining: FilesRemaining, plan: Run) -> None:
-        """See `ExportRun.commit`. The manifest is read again, since other jobs may change it."""
+        """Read the manifest again, since other jobs may change it."""
         self.report(self.carry_out(remaining, plan))
 
     def carry_out(self, remaining: FilesRemaining, run: Run) -> RunResult:
@@ -328,15 +323,13 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
             isolation=IsolationLevel(run.options.isolation),
             fail_on_data_loss=refuse and run.options.fail_on_data_loss,
         )
-        # After the plan: `topic_ids` gives those of the snapshots that it has read.
+        # After the plan: `topic_ids` gives the ids in the snapshots that it has read.
         known = {} if run.topic_id is None else {self.topic: run.topic_id}
         require_same_topics(known, self.source.topic_ids(plan.ranges), self.output)
         return plan
 
     def held_back(self, remaining: FilesRemaining, reached: Offsets) -> tuple[HeldBack, ...]:
-        """See `ExportRun.held_back`. A requested range has no later run, so each open transaction
-        is a finding.
-        """
+        """A requested range has no later run, so each open transaction is a finding."""
         if remaining.resumes:
             return ()  # this run has not asked yet what is left
         held_back = super(FilesRun, self).held_back(remaining, reached)

@@ -1,4 +1,4 @@
-"""A Hudi table of an export, and its options: those of Hudi's Kafka Connect sink that apply here.
+"""A Hudi table of an export, and its options: the ones of Hudi's Kafka Connect sink that apply.
 
 Options that begin with `hoodie.` are passed to Hudi, except those that would break the export's
 guarantees.
@@ -404,12 +404,12 @@ class HudiTable:
         return self._options.base_path
 
     def row_checks(self) -> tuple[RowCheck, ...]:
-        """See `Table.row_checks`. The properties of the table apply to what is not given."""
+        """Properties that the options do not set come from the table."""
         return hudi_checks({**self._timeline.properties(), **self._options.write})
 
     def recover(self) -> None:
-        """Roll back the pending commits of dead writers. See `Table.recover`."""
-        # Without the lease, the pending commit may be that of a live writer.
+        """Roll back the pending commits of dead writers. Needs the lease."""
+        # Without the lease, the pending commit may belong to a live writer.
         self._lease.require()
         if not self._timeline.exists() or not self._timeline.has_pending():
             return
@@ -428,13 +428,13 @@ class HudiTable:
             client.close()
 
     def progress(self) -> Progress | None:
-        """See `Table.progress`."""
+        """Read it from the timeline; None without a table."""
         return self._timeline.progress() if self._timeline.exists() else None
 
     def write(
         self, frame: DataFrame, progress: Progress, seconds: float, rows: Callable[[], int]
     ) -> None:
-        """See `Table.write`. The rows are counted in the commit, which readers see already."""
+        """The rows are counted in the commit, which readers see already."""
         if not is_at(self.progress, progress.since):
             raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
         # After the offsets were read, which may have taken long.

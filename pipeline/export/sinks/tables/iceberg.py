@@ -120,7 +120,7 @@ class IcebergMetadata:
         """Return the type of the table with the columns of rows, and Iceberg's change of it.
 
         Nothing is changed before the change is committed. It is None if the table has all columns,
-        or if none are to be added.
+        or if columns are not added.
 
         Raises:
             SPARK_ERRORS: a column has another type, and its values would not fit.
@@ -155,7 +155,7 @@ class IcebergMetadata:
         ancestors.
 
         Raises:
-            LostProgressError: there is no such snapshot, and older ones have expired.
+            LostProgressError: no snapshot is an export's, and older ones have expired.
         """
         progress = last_progress(self._said(seen), lambda commit: self._tagged(seen, commit))
         if progress is None:
@@ -285,7 +285,7 @@ class IcebergOptions:
     """One table, and how it is created and written.
 
     Attributes:
-        table: name of the table, with that of its catalog: `lake.db.orders`.
+        table: name of the table, with its catalog's name: `lake.db.orders`.
         partitioned_by: content of PARTITIONED BY if the table is created: `days(timestamp)`.
         properties: table properties if the table is created: `write.format.default` and others.
         write: options of Spark's writer: `target-file-size-bytes`, `snapshot-property.*`.
@@ -335,7 +335,7 @@ def require_one_step(catalog: str, setting: Setting, default_scheme: str) -> Non
         default_scheme: scheme of a warehouse path that names none.
 
     Raises:
-        ConfigurationError: the catalog could lose commits. The message says what to do.
+        ConfigurationError: the catalog could lose commits. The message names the remedy.
     """
     prefix = catalog_settings(catalog)
     kind = setting(f"{prefix}.catalog-impl") or setting(f"{prefix}.type") or ""
@@ -381,7 +381,7 @@ class IcebergTable:
         return self._options.table
 
     def row_checks(self) -> tuple[RowCheck, ...]:
-        """See `Table.row_checks`."""
+        """Without a table, the checks follow from `partitioned_by`."""
         if not self._exists():
             return iceberg_checks(identity_fields(self._options.partitioned_by))
         return iceberg_checks(self._metadata.identity_fields())
@@ -390,7 +390,7 @@ class IcebergTable:
         """Leave snapshots that were staged and not published. Readers do not see them."""
 
     def progress(self) -> Progress | None:
-        """See `Table.progress`."""
+        """Read it from the refreshed metadata; None without a table."""
         if not self._exists():
             return None
         return self._metadata.progress(self._metadata.refresh())
@@ -398,9 +398,8 @@ class IcebergTable:
     def write(
         self, frame: DataFrame, progress: Progress, seconds: float, rows: Callable[[], int]
     ) -> None:
-        """See `Table.write`. The table is created if it does not exist.
-
-        The rows of the staged snapshot are counted before readers see it.
+        """Create the table if it does not exist. The rows of the staged snapshot are counted before
+        readers see it.
         """
         with cancel_jobs_after(self._spark.sparkContext, seconds) as watch:
             try:

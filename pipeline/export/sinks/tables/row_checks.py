@@ -50,7 +50,7 @@ class RecordKey:
     needs_all: bool = False
 
     def misfits(self, columns: Mapping[str, pa.Array]) -> Iterator[Misfit]:
-        """See `RowCheck.misfits`. The table names an unknown field."""
+        """Yield the rows whose key has no value. The table itself refuses an unknown field."""
         found = [_column(columns, path) for path in self.fields]
         known = [column for column in found if column is not None]
         if len(known) < len(found):
@@ -86,7 +86,7 @@ class PartitionPaths:
     form: str
 
     def misfits(self, columns: Mapping[str, pa.Array]) -> Iterator[Misfit]:
-        """See `RowCheck.misfits`."""
+        """Check texts only: each distinct value once."""
         for path in self.fields:
             column = _column(columns, path)
             if column is None or not _is_text(column.type):
@@ -154,11 +154,7 @@ def _column(columns: Mapping[str, pa.Array], path: str) -> pa.Array | None:
 
 
 def iceberg_checks(fields: Iterable[str]) -> tuple[RowCheck, ...]:
-    """Return what an Iceberg table requires of rows.
-
-    Args:
-        fields: fields that partition the table without a transform.
-    """
+    """Return what an Iceberg table requires of rows. `fields` partition it without a transform."""
     chosen = tuple(fields)
     return (PartitionPaths(chosen, named=True, form="url"),) if chosen else ()
 

@@ -209,7 +209,7 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
 
     @property
     def output(self) -> str:
-        """See `ExportRun.output`."""
+        """The name of the table."""
         return self.table.name
 
     def run(self) -> Committed:
@@ -236,7 +236,7 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
         )
 
     def remaining(self) -> TableRemaining:
-        """See `ExportRun.remaining`."""
+        """With `terms.reread`, discarded ranges are part of what remains."""
         progress = progress_of(self.table, anew=self.terms.anew)
         state = Exported() if progress is None else progress.exported
         if progress is not None:
@@ -247,13 +247,13 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
         return TableRemaining(first, left, behind, state.next_offsets, progress)
 
     def plan_next(self, remaining: TableRemaining) -> Chunk | None:
-        """See `ExportRun.plan_next`. A chunk without ranges commits where the export starts."""
+        """A chunk without ranges commits where the export starts."""
         chunk = self.next_chunk(remaining.ranges)
         is_first = self.terms.commits_start and remaining.last is None and bool(remaining.ranges)
         return Chunk({}, remaining.ranges) if chunk is None and is_first else chunk
 
     def commit(self, remaining: TableRemaining, plan: Chunk) -> TableRemaining:
-        """See `ExportRun.commit`. A chunk without records may be skipped without a commit."""
+        """A chunk without records may be skipped without a commit."""
         later = self.source.tail(plan.reached)
         if self._has_diverged(remaining.state, later, plan.ranges):
             # The state is read again, and the discarded records are refused or exported again.

@@ -169,7 +169,7 @@ class AvroForm:
         self._name = name
 
     def open(self, path: Path, schema: pa.Schema) -> FileWriter:
-        """See `Form.open`. Raises ConfigurationError if Avro does not allow a column's name."""
+        """Raises ConfigurationError if Avro does not allow a column's name."""
         from fastavro.write import Writer  # noqa: PLC0415
 
         avro = avro_schema(schema, self._name)

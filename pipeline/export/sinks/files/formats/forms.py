@@ -66,7 +66,7 @@ class ParquetForm:
         self.extension = _EXTENSIONS.get(compression, f"{compression}.parquet")
 
     def open(self, path: Path, schema: pa.Schema) -> FileWriter:
-        """See `Form.open`."""
+        """Create a Parquet file; each write becomes a row group."""
         return _ParquetWriter(path, pq.ParquetWriter(path, schema, compression=self._compression))
 
 
@@ -98,7 +98,7 @@ class StreamForm:
         self.extension = f"{extension}.gz" if self._zipped else extension
 
     def open(self, path: Path, schema: pa.Schema) -> FileWriter:
-        """See `Form.open`."""
+        """Create a file of rendered rows; the schema is not stored."""
         del schema
         return _StreamWriter(path.open("wb"), self._render, zipped=self._zipped)
 
@@ -156,7 +156,7 @@ def raw(delimiter: bytes, key_delimiter: bytes | None) -> Render:
     """
 
     def render(rows: pa.Table) -> tuple[bytes, int]:
-        # A value may contain the delimiter, so that the bytes do not tell the number of records.
+        # A value may contain the delimiter, so the bytes do not determine the number of records.
         values = rows.column("value").cast(pa.binary()).to_pylist()
         if key_delimiter is None:
             pieces = [(value or _NOTHING) + delimiter for value in values]
