@@ -30,6 +30,7 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
+from sidetier.storage.port import PutOptions
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import NullObserver
@@ -110,7 +111,9 @@ def in_s3(shape: Shape) -> Iterator[Places]:
 
             def copy(key: str) -> None:
                 stored = source_store.get_object(key)
-                target_store.put_object(key, BytesBody(stored.data), metadata=stored.head.metadata)
+                target_store.put_object(
+                    key, BytesBody(stored.data), PutOptions(metadata=stored.head.metadata)
+                )
 
             for _ in putters.map(copy, [row.key for row in source_store.list_objects("")]):
                 """Wait, and let errors show."""

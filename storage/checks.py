@@ -2,11 +2,11 @@
 
 import os
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from sidetier.segments.errors import InvalidRequestError, PreconditionFailedError
-from sidetier.storage.port import Condition, IfAbsent
+from sidetier.storage.port import Condition, IfAbsent, PutOptions
 
 
 def check_condition(key: str, condition: Condition | None, etag: str | None) -> None:
@@ -69,13 +69,14 @@ def check_key(key: str) -> None:
         raise InvalidRequestError(f"key {key!r} is longer than {LONGEST_KEY} bytes")
 
 
-def check_metadata(key: str, metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a copy of the metadata: names of `a-z0-9-`, values of printable ASCII, 2 KiB in all.
+def check_options(key: str, options: PutOptions) -> PutOptions:
+    """Return the options with a copy of their metadata: names of `a-z0-9-`, values of printable
+    ASCII, 2 KiB in all.
 
     Raises:
         InvalidRequestError: A name or value is not valid in an HTTP header.
     """
-    checked = dict(metadata or {})
+    checked = dict(options.metadata)
     for name, value in checked.items():
         if not _METADATA_NAME.fullmatch(name):
             raise InvalidRequestError(
@@ -86,7 +87,7 @@ def check_metadata(key: str, metadata: Mapping[str, str] | None) -> dict[str, st
             raise InvalidRequestError(f"{key}: metadata {name} is not printable ASCII: {value!r}")
     if sum(len(name) + len(value) for name, value in checked.items()) > MAX_METADATA:
         raise InvalidRequestError(f"{key}: metadata is larger than {MAX_METADATA} bytes")
-    return checked
+    return replace(options, metadata=checked)
 
 
 def check_range(key: str, start: int, end: int | None) -> None:

@@ -37,7 +37,7 @@ import io
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
@@ -51,7 +51,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import place_of_log
 from sidetier.segments.lru import Lru
 from sidetier.storage.bodies import BytesBody, PartOfObject
-from sidetier.storage.checks import check_key, check_metadata, check_range
+from sidetier.storage.checks import check_key, check_options, check_range
 from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.encrypted_format import (
     CHUNK_BYTES,
@@ -72,6 +72,7 @@ from sidetier.storage.encrypted_format import (
     stored_size,
 )
 from sidetier.storage.port import (
+    NO_OPTIONS,
     Body,
     Checksum,
     ChecksumAlgorithm,
@@ -80,6 +81,7 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     RemoteStorage,
     StorageCapabilities,
     StoredObject,
@@ -138,15 +140,7 @@ class EncryptingStorage:
         """Capabilities of the inner store."""
         return self._inner.capabilities
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """See `RemoteStorage`. The checksum is that of the plaintext.
 
         Raises:
@@ -156,13 +150,11 @@ class EncryptingStorage:
         data_key = None if place is None else self._data_key(key, body)
         if place is None or data_key is None:
             self._check_may_be_plain(key)
-            return self._inner.put_object(
-                key, body, metadata=metadata, checksum=checksum, condition=condition
-            )
+            return self._inner.put_object(key, body, options)
         check_key(key)
-        notes = check_metadata(key, metadata)
+        notes = check_options(key, options).metadata
         algorithm = self._inner.capabilities.checksum or ChecksumAlgorithm.CRC64NVME
-        known = checksum or checksum_of_body(body, algorithm)
+        known = options.checksum or checksum_of_body(body, algorithm)
         encrypted = self._encrypted(key, place, data_key, body, known)
         # Here rather than in the driver: S3 needs it before the bytes, and a driver notes a given
         # checksum with the object, also for a body that it sends in parts.
@@ -172,9 +164,11 @@ class EncryptingStorage:
         etag = self._inner.put_object(
             key,
             encrypted,
-            metadata={**notes, ENCRYPTION_KEY: f"1 {known.algorithm} {known.value.hex()}"},
-            checksum=sealed,
-            condition=condition,
+            PutOptions(
+                {**notes, ENCRYPTION_KEY: f"1 {known.algorithm} {known.value.hex()}"},
+                sealed,
+                options.condition,
+            ),
         )
         self._ensure_marker(key, encrypted.size)
         return etag

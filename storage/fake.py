@@ -8,7 +8,7 @@ import io
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -22,10 +22,11 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.attempt import AttemptStream, BodyFailedError
-from sidetier.storage.checks import check_condition, check_key, check_metadata, check_range
+from sidetier.storage.checks import check_condition, check_key, check_options, check_range
 from sidetier.storage.checksums import checksum_of_bytes, expect_checksum
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
+    NO_OPTIONS,
     Body,
     Checksum,
     ChecksumAlgorithm,
@@ -33,6 +34,7 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     StorageCapabilities,
     StoredObject,
 )
@@ -222,24 +224,16 @@ class FakeStorage(Faulty):
         """Capabilities that were passed to the constructor."""
         return self._capabilities
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """See `RemoteStorage`."""
         check_key(key)
-        checked = check_metadata(key, metadata)
+        options = check_options(key, options)
         with self._request("put", key):
-            data = _read(body)
+            data, checksum = _read(body), options.checksum
             algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
             actual = checksum_of_bytes(data, algorithm)
             expect_checksum(key, checksum, actual)
-            return self._store(key, data, checked, actual, actual, condition)
+            return self._store(key, data, replace(options, checksum=actual), actual)
 
     def get_object(self, key: str) -> StoredObject:
         """Return the bytes without the store's own checksum. One request."""
@@ -313,35 +307,28 @@ class FakeStorage(Faulty):
         check_key(target)
         with self._request("copy", target):
             original = self._find(source)
-            head, data = original.head, original.data
-            own = head.own_checksum
-            return self._store(target, data, head.metadata, head.checksum, own, condition)
+            head = original.head
+            options = PutOptions(head.metadata, head.checksum, condition)
+            return self._store(target, original.data, options, head.own_checksum)
 
     def overwrite(self, key: str, data: bytes) -> None:
         """Replace the bytes of an object as another program that keeps its metadata."""
         head = self._find(key).head
         own = checksum_of_bytes(data, ChecksumAlgorithm.CRC64NVME)
-        self._store(key, data, head.metadata, head.checksum, own, None)
+        self._store(key, data, PutOptions(head.metadata, head.checksum), own)
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _store(
-        self,
-        key: str,
-        data: bytes,
-        metadata: Mapping[str, str],
-        checksum: Checksum | None,
-        own: Checksum | None,
-        condition: Condition | None,
-    ) -> str:
+    def _store(self, key: str, data: bytes, options: PutOptions, own: Checksum | None) -> str:
         with self._guard:
             present = self._objects.get(key)
-            check_condition(key, condition, present.head.etag if present else None)
+            check_condition(key, options.condition, present.head.etag if present else None)
             self._stored.writes += 1
             self.changes += 1
             etag = f"fake-{self._stored.writes}"
-            head = ObjectHead(key, len(data), etag, self._now_ms(), dict(metadata), checksum, own)
+            metadata = dict(options.metadata)
+            head = ObjectHead(key, len(data), etag, self._now_ms(), metadata, options.checksum, own)
             self._objects[key] = StoredObject(head, data)
             return etag
 

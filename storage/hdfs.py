@@ -46,7 +46,7 @@ These guarantees hold between writers that use this module. They do not cover ot
 change the files.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -66,7 +66,7 @@ from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePas
 from sidetier.storage.checks import (
     check_condition,
     check_key,
-    check_metadata,
+    check_options,
     check_process,
     check_range,
 )
@@ -74,13 +74,14 @@ from sidetier.storage.checksums import expect_checksum
 from sidetier.storage.file_records import Identity, Record, decode, encode, pick, undescribed
 from sidetier.storage.hdfs_client import HdfsClient, HdfsFile, translation
 from sidetier.storage.port import (
+    NO_OPTIONS,
     Body,
-    Checksum,
     ChecksumAlgorithm,
     Condition,
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     StorageCapabilities,
     StoredObject,
 )
@@ -421,22 +422,14 @@ class HdfsStorage:
         """Conditional writes; no checksum is verified on arrival."""
         return StorageCapabilities(conditional_writes=True, checksum=None)
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """See `RemoteStorage`. The bytes sent are compared with the given checksum here."""
         self._check(key)
-        checked = check_metadata(key, metadata)
+        options = check_options(key, options)
         with body.open() as raw:
             stream = AttemptStream(raw, body.size, self._deadline.seconds(body.size))
             try:
-                return self._put(key, stream, checked, checksum, condition)
+                return self._put(key, stream, options)
             except DeadlinePassedError:
                 raise StoreTimeoutError(f"put {self._place(key)}: past its deadline") from None
             except BodyFailedError as error:
@@ -526,7 +519,8 @@ class HdfsStorage:
             size = record.identity.size
             window = AttemptStream(stream, size, self._deadline.seconds(size))
             try:
-                return self._put(target, window, record.metadata, record.checksum, condition)
+                options = PutOptions(record.metadata, record.checksum, condition)
+                return self._put(target, window, options)
             except DeadlinePassedError:
                 raise StoreTimeoutError(f"copy {self._place(target)}: past its deadline") from None
             except BodyFailedError as error:
@@ -535,14 +529,8 @@ class HdfsStorage:
     def close(self) -> None:
         """The connections belong to hdfs-native and stay open."""
 
-    def _put(
-        self,
-        key: str,
-        stream: AttemptStream,
-        metadata: Mapping[str, str],
-        checksum: Checksum | None,
-        condition: Condition | None,
-    ) -> str:
+    def _put(self, key: str, stream: AttemptStream, options: PutOptions) -> str:
+        checksum, condition = options.checksum, options.condition
         if condition is not None:
             # Refuse before many bytes are sent. `publish` checks again afterwards.
             present = self._versions.identity(key)
@@ -553,7 +541,7 @@ class HdfsStorage:
             with self._translated("put", key):
                 writer, actual = self._client.send(temporary, stream, algorithm)
                 expect_checksum(key, checksum, actual)
-                described = Record(Identity(len(stream), 0), "", metadata, actual)
+                described = Record(Identity(len(stream), 0), "", options.metadata, actual)
                 record = self._versions.close(key, writer, temporary, described)
                 return self._versions.publish(key, temporary, record, condition)
         # Also after a signal: only this process knows the temporary file's name.

@@ -26,7 +26,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -44,7 +44,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.attempt import AttemptStream, BodyFailedError
-from sidetier.storage.checks import check_condition, check_key, check_metadata, check_range
+from sidetier.storage.checks import check_condition, check_key, check_options, check_range
 from sidetier.storage.checksums import PIECE, RunningChecksum, expect_checksum
 from sidetier.storage.file_records import (
     Identity,
@@ -69,6 +69,7 @@ from sidetier.storage.local_files import (
     write_durably,
 )
 from sidetier.storage.port import (
+    NO_OPTIONS,
     Body,
     Checksum,
     ChecksumAlgorithm,
@@ -76,6 +77,7 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     StorageCapabilities,
     StoredObject,
 )
@@ -452,22 +454,14 @@ class LocalStorage:
         """Conditional writes, and CRC64NVME computed over the bytes written."""
         return StorageCapabilities(conditional_writes=True, checksum=_CHECKSUM)
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """See `RemoteStorage`."""
         check_key(key)
-        checked = check_metadata(key, metadata)
+        options = check_options(key, options)
         with body.open() as raw:
             stream = AttemptStream(raw, body.size, math.inf)
             try:
-                return self._put(key, stream, checked, checksum, condition)
+                return self._put(key, stream, options)
             except BodyFailedError as error:
                 raise stream.failure or error from None
 
@@ -542,21 +536,16 @@ class LocalStorage:
         with file_stream(handle, source, 0, record.identity.size) as stream:
             window = AttemptStream(stream, record.identity.size, math.inf)
             try:
-                return self._put(target, window, record.metadata, record.checksum, condition)
+                options = PutOptions(record.metadata, record.checksum, condition)
+                return self._put(target, window, options)
             except BodyFailedError as error:
                 raise window.failure or error from None
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _put(
-        self,
-        key: str,
-        stream: AttemptStream,
-        metadata: Mapping[str, str],
-        checksum: Checksum | None,
-        condition: Condition | None,
-    ) -> str:
+    def _put(self, key: str, stream: AttemptStream, options: PutOptions) -> str:
+        checksum, condition = options.checksum, options.condition
         with translated("put", key):
             if condition is not None:
                 # Refuse before the bytes are written; `commit` checks again under the lock.
@@ -565,7 +554,9 @@ class LocalStorage:
             with temporary_file(self._tree.temporary) as (path, handle):
                 actual = _fill(handle, stream, checksum.algorithm if checksum else _CHECKSUM)
                 expect_checksum(key, checksum, actual)
-                record = Record(Identity.of(os.fstat(handle)), uuid4().hex, metadata, actual)
+                record = Record(
+                    Identity.of(os.fstat(handle)), uuid4().hex, options.metadata, actual
+                )
                 self._tree.commit(key, (path, handle), record, condition)
                 return record.etag
 

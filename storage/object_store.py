@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar, cast
@@ -50,7 +51,7 @@ from sidetier.storage.attempt import (
 from sidetier.storage.checks import (
     check_condition,
     check_key,
-    check_metadata,
+    check_options,
     check_process,
     check_range,
 )
@@ -69,6 +70,7 @@ from sidetier.storage.object_errors import (
 )
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
+    NO_OPTIONS,
     Body,
     Checksum,
     ChecksumAlgorithm,
@@ -77,6 +79,7 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     StorageCapabilities,
     StoredObject,
 )
@@ -198,28 +201,20 @@ class ObjectStorage:
         """Conditional writes; no checksum is verified on arrival."""
         return StorageCapabilities(conditional_writes=True, checksum=None)
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """See `RemoteStorage`. The bytes sent are compared with the given checksum here."""
         self._check(key)
-        checked = check_metadata(key, metadata)
+        options = check_options(key, options)
         # One request is atomic and takes the condition; multipart uploads here take none.
         if body.size <= LARGEST_AT_ONCE:
-            return self._put_small(key, body, checked, checksum, condition)
-        self._expect(key, condition)
-        known = checksum or checksum_of_body(body, ChecksumAlgorithm.CRC64NVME)
-        if isinstance(condition, IfMatch):
-            return self._replace_large(key, body, checked, known, condition)
-        if condition is None:
-            return self._send_parts(key, key, body, checked, known)
-        return self._create_large(key, body, checked, known)
+            return self._put_small(key, body, options)
+        self._expect(key, options.condition)
+        known = options.checksum or checksum_of_body(body, ChecksumAlgorithm.CRC64NVME)
+        if isinstance(options.condition, IfMatch):
+            return self._replace_large(key, body, options.metadata, known, options.condition)
+        if options.condition is None:
+            return self._send_parts(key, key, body, options.metadata, known)
+        return self._create_large(key, body, options.metadata, known)
 
     def get_object(self, key: str) -> StoredObject:
         """Compare the bytes with the checksum in the metadata."""
@@ -366,31 +361,24 @@ class ObjectStorage:
         # Neither store has a copy that depends on the target's version, but both have such a put.
         self._expect(target, condition)
         body = _StoredBody(self, head)
-        return self.put_object(
-            target, body, metadata=head.metadata, checksum=head.checksum, condition=condition
-        )
+        return self.put_object(target, body, PutOptions(head.metadata, head.checksum, condition))
 
     def close(self) -> None:
         """Nothing to close: obstore's clients need none."""
 
-    def _put_small(
-        self,
-        key: str,
-        body: Body,
-        metadata: Mapping[str, str],
-        checksum: Checksum | None,
-        condition: Condition | None,
-    ) -> str:
+    def _put_small(self, key: str, body: Body, options: PutOptions) -> str:
         with body.open() as raw:
             stream = AttemptStream(raw, body.size, self._deadline.seconds(body.size))
             try:
                 data = stream.readall()
             except (BodyFailedError, DeadlinePassedError):
                 self._raise_failure(key, stream)
+        checksum = options.checksum
         algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
         actual = checksum_of_bytes(data, algorithm)
         expect_checksum(key, checksum, actual)
-        return self._put_at_once(key, data, self._attributes(key, metadata, actual), condition)
+        attributes = self._attributes(key, options.metadata, actual)
+        return self._put_at_once(key, data, attributes, options.condition)
 
     def _put_at_once(
         self,
@@ -718,6 +706,11 @@ def stored_metadata(metadata: Mapping[str, str], checksum: Checksum | None) -> d
     """Return the metadata to store: the caller's, and the checksum of the bytes."""
     own = {} if checksum is None else {_name_of(checksum.algorithm): checksum.value.hex()}
     return {**metadata, **own}
+
+
+def with_stored_metadata(options: PutOptions) -> PutOptions:
+    """Return the options with the metadata to store."""
+    return replace(options, metadata=stored_metadata(options.metadata, options.checksum))
 
 
 def split_metadata(stored: Mapping[str, str]) -> tuple[dict[str, str], Checksum | None]:

@@ -62,6 +62,26 @@ def unchanged(etag: str | None) -> Condition:
     return IfAbsent() if etag is None else IfMatch(etag)
 
 
+@dataclass(frozen=True, slots=True)
+class PutOptions:
+    """How an object is stored.
+
+    Attributes:
+        metadata: The metadata of the writer.
+        checksum: Checksum of the body, which the store verifies where it can; if it is None, the
+            adapter computes it.
+        condition: Condition on the object that has the key.
+    """
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    checksum: Checksum | None = None
+    condition: Condition | None = None
+
+
+NO_OPTIONS: Final = PutOptions()
+"""No metadata, no checksum and no condition."""
+
+
 class Body(Protocol):
     """Content to store. `open` may be called several times, also from other threads."""
 
@@ -156,19 +176,8 @@ class RemoteStorage(Protocol):
         """Features of this store; constant, no request."""
         ...
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """Store the body and return its etag.
-
-        The store verifies the checksum where it can. If `checksum` is None, the adapter computes
-        it.
 
         Raises:
             PreconditionFailedError: The condition does not hold (IfMatch never holds if there is

@@ -1,7 +1,7 @@
 """The retry layer: the only place where requests to stores are retried."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import BinaryIO, TypeVar, cast
 
@@ -20,14 +20,15 @@ from sidetier.storage.checks import holds
 from sidetier.storage.encrypting import EncryptingStorage
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
+    NO_OPTIONS,
     Body,
-    Checksum,
     Condition,
     FileBackedStorage,
     IfMatch,
     MultipartUploads,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     RemoteStorage,
     StorageCapabilities,
     StoredObject,
@@ -103,23 +104,13 @@ class RetryingStorage:
         """Capabilities of the inner store."""
         return self._inner.capabilities
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """See `RemoteStorage`."""
         return self._conditional(
             "put",
             key,
-            condition,
-            lambda: self._inner.put_object(
-                key, body, metadata=metadata, checksum=checksum, condition=condition
-            ),
+            options.condition,
+            lambda: self._inner.put_object(key, body, options),
             body.size,
         )
 

@@ -6,7 +6,7 @@ boto3 is loaded only for multipart uploads, copies and deletions.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
@@ -19,7 +19,7 @@ from sidetier.segments.errors import (
     StorageError,
 )
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.checks import check_condition, check_metadata
+from sidetier.storage.checks import check_condition, check_options
 from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.object_clients import s3_clients
 from sidetier.storage.object_store import (
@@ -28,15 +28,17 @@ from sidetier.storage.object_store import (
     bare_etag,
     split_metadata,
     stored_metadata,
+    with_stored_metadata,
 )
 from sidetier.storage.port import (
+    NO_OPTIONS,
     Body,
-    Checksum,
     ChecksumAlgorithm,
     Condition,
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     StorageCapabilities,
     UnfinishedUpload,
 )
@@ -101,34 +103,27 @@ class S3Storage(ObjectStorage):
             conditional_writes=True, checksum=self._settings.checksum if verified else None
         )
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """See `RemoteStorage`."""
         self._check(key)
-        checked = check_metadata(key, metadata)
+        options = check_options(key, options)
         algorithm = self._settings.checksum
         try:
             # obstore has no CRC32C.
             if body.size <= SMALL_BODY and algorithm is ChecksumAlgorithm.CRC64NVME:
-                return self._put_small(key, body, checked, checksum, condition)
+                return self._put_small(key, body, options)
             if body.size > min(self._settings.multipart_threshold, LARGEST_PUT):
                 # S3 evaluates the condition only when the upload is completed: check it before
                 # gigabytes are sent in vain.
-                self._expect(key, condition)
-                stored = stored_metadata(checked, checksum)
-                return self._boto.put_in_parts(key, body, stored, checksum, condition)
+                self._expect(key, options.condition)
+                return self._boto.put_in_parts(key, body, with_stored_metadata(options))
             # The header with the checksum goes before the body, so the body is read once for it.
-            known = checksum or checksum_of_body(body, algorithm)
-            return self._put_large(key, body, stored_metadata(checked, known), known, condition)
+            known = options.checksum or checksum_of_body(body, algorithm)
+            return self._put_large(
+                key, body, with_stored_metadata(replace(options, checksum=known))
+            )
         except ObjectNotFoundError as error:
-            if condition is None:
+            if options.condition is None:
                 raise
             # S3 answers 404 to a PUT with If-Match when there is no object.
             raise PreconditionFailedError(str(error)) from error
@@ -175,9 +170,9 @@ class S3Storage(ObjectStorage):
             return self.put_object(
                 target,
                 BytesBody(stored.data),
-                metadata=stored.head.metadata,
-                checksum=stored.head.checksum or head.own_checksum,
-                condition=condition,
+                PutOptions(
+                    stored.head.metadata, stored.head.checksum or head.own_checksum, condition
+                ),
             )
         self._expect(target, condition)
         checksum = head.own_checksum or head.checksum
@@ -203,18 +198,11 @@ class S3Storage(ObjectStorage):
             if self._large is not None:
                 self._large.close()
 
-    def _put_large(
-        self,
-        key: str,
-        body: Body,
-        metadata: Mapping[str, str],
-        checksum: Checksum,
-        condition: Condition | None,
-    ) -> str:
+    def _put_large(self, key: str, body: Body, options: PutOptions) -> str:
         """Store the body in one request, with its checksum in a header; return the etag."""
         from sidetier.storage.s3_requests import put_headers  # noqa: PLC0415
 
-        headers = put_headers(self._settings, key, metadata, checksum, condition)
+        headers = put_headers(self._settings, key, options)
         with body.open() as stream:
             window = stream, 0, body.size
             etag = self._requests.put(self._root + key, window, headers, self._where("put", key))

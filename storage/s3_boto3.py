@@ -30,6 +30,7 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     UnfinishedUpload,
 )
 from sidetier.storage.s3_requests import (
@@ -89,14 +90,7 @@ class Boto3Requests:
         self._root = root
         self._settings = settings
 
-    def put_in_parts(
-        self,
-        key: str,
-        body: Body,
-        metadata: Mapping[str, str],
-        checksum: Checksum | None,
-        condition: Condition | None,
-    ) -> str:
+    def put_in_parts(self, key: str, body: Body, options: PutOptions) -> str:
         """Store the body in parts and return its etag. Memory does not grow with the body's size.
 
         The store combines the checksums of the parts into that of the whole object and compares it.
@@ -104,11 +98,12 @@ class Boto3Requests:
         Raises:
             ChecksumMismatchError: The bytes read do not match the given checksum.
         """
+        checksum = options.checksum
         algorithm = self._settings.checksum if checksum is None else checksum.algorithm
-        with body.open() as stream, self._upload(key, metadata, algorithm) as upload_id:
+        with body.open() as stream, self._upload(key, options.metadata, algorithm) as upload_id:
             parts, whole = self._send_parts(key, upload_id, stream, body.size, algorithm)
             expect_checksum(key, checksum, whole)
-            return self._complete(key, upload_id, parts, whole, condition)
+            return self._complete(key, upload_id, parts, whole, options.condition)
 
     def copy(self, source: ObjectHead, target: str, condition: Condition | None) -> str:
         """Copy the version that `source` describes within the store; return the new etag.

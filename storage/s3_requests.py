@@ -50,7 +50,14 @@ from sidetier.storage.object_errors import (
     refusal_text,
 )
 from sidetier.storage.object_store import bare_etag, quoted_etag
-from sidetier.storage.port import Checksum, ChecksumAlgorithm, Condition, IfAbsent, ObjectHead
+from sidetier.storage.port import (
+    Checksum,
+    ChecksumAlgorithm,
+    Condition,
+    IfAbsent,
+    ObjectHead,
+    PutOptions,
+)
 from sidetier.storage.s3_chain import BucketAddress, ChainCredentials
 from sidetier.storage.s3_connection import PlainPool, TlsPool
 from sidetier.storage.settings import SEND_PIECE, SMALL_BODY, AttemptDeadline, S3Settings
@@ -278,25 +285,19 @@ def new_object_headers(settings: S3Settings, key: str) -> dict[str, str]:
     return {name: value for name, value in headers.items() if value is not None}
 
 
-def put_headers(
-    settings: S3Settings,
-    key: str,
-    metadata: Mapping[str, str],
-    checksum: Checksum,
-    condition: Condition | None,
-) -> dict[str, str]:
+def put_headers(settings: S3Settings, key: str, options: PutOptions) -> dict[str, str]:
     """Return the headers of a put of a whole object."""
     return {
         **new_object_headers(settings, key),
-        **{f"{_METADATA}{name}": value for name, value in metadata.items()},
-        **checksum_header(checksum),
-        **condition_header(condition),
+        **{f"{_METADATA}{name}": value for name, value in options.metadata.items()},
+        **checksum_header(options.checksum),
+        **condition_header(options.condition),
     }
 
 
-def checksum_header(checksum: Checksum) -> dict[str, str]:
-    """Return the header with which a store checks the bytes of a request."""
-    return {_checksum_name(checksum.algorithm): to_base64(checksum)}
+def checksum_header(checksum: Checksum | None) -> dict[str, str]:
+    """Return the header with which a store checks the bytes of a request; empty without one."""
+    return {} if checksum is None else {_checksum_name(checksum.algorithm): to_base64(checksum)}
 
 
 def condition_header(condition: Condition | None) -> dict[str, str]:

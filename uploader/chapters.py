@@ -25,7 +25,7 @@ from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedErro
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, ObjectSummary, RemoteStorage
+from sidetier.storage.port import IfAbsent, ObjectSummary, PutOptions, RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.periodic import PeriodicTask
 from sidetier.uploader.unexpected import UnexpectedErrors
@@ -94,7 +94,9 @@ def write_chapters(archive: LongArchive, is_stopped: Callable[[], bool]) -> int:
         end = max(entry.next_offset for entry in entries)
         key = layout.chapter_key(tp, archive.topic_id, Offset(chapter[0][0]), end)
         try:
-            store.put_object(key, BytesBody(encode_chapter(entries)), condition=IfAbsent())
+            store.put_object(
+                key, BytesBody(encode_chapter(entries)), PutOptions(condition=IfAbsent())
+            )
         except PreconditionFailedError:
             continue  # another sidecar has written this chapter: go on behind it
         log.info("chapter.written", key=key, segments=len(entries))

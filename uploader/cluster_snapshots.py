@@ -51,7 +51,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import parse_cluster_snapshot_key
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import unchanged
+from sidetier.storage.port import PutOptions, unchanged
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.periodic import PeriodicTask
@@ -248,7 +248,9 @@ class SnapshotWriter:
         condition = unchanged(None if stored is None else stored.etag)
         key = self._layout.cluster_index_key()
         try:
-            etag = self._store.put_object(key, BytesBody(encode_index(ours)), condition=condition)
+            etag = self._store.put_object(
+                key, BytesBody(encode_index(ours)), PutOptions(condition=condition)
+            )
         except PreconditionFailedError:
             current = read_index(self._store, self._layout)
             # With our nonce, the stored index is our own: the store has written it, but its answer

@@ -101,7 +101,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import LISTED_AT_ONCE, IfMatch, ObjectSummary, RemoteStorage
+from sidetier.storage.port import LISTED_AT_ONCE, IfMatch, ObjectSummary, PutOptions, RemoteStorage
 
 _TRIES: Final = 10
 _T = TypeVar("_T")
@@ -347,7 +347,9 @@ class PartitionCollector:
             self._expect_unchanged(survey)
             data = encode_metadata(PartitionMetadata(self._tp, tuple(kept)))
             try:
-                self._store.put_object(key, BytesBody(data), condition=IfMatch(stored.etag))
+                self._store.put_object(
+                    key, BytesBody(data), PutOptions(condition=IfMatch(stored.etag))
+                )
             except PreconditionFailedError:
                 continue  # a sidecar has added an entry, or our own attempt has succeeded
             return

@@ -24,7 +24,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, RemoteStorage
+from sidetier.storage.port import IfAbsent, PutOptions, RemoteStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _acknowledge(
     body = BytesBody(_CODEC.encode(fields, ensure_ascii=False))
     key = layout.acknowledgement_key(layout.gap_key(tp, gap.start, gap.end))
     try:
-        store.put_object(key, body, condition=IfAbsent())
+        store.put_object(key, body, PutOptions(condition=IfAbsent()))
     except PreconditionFailedError as error:
         # An earlier attempt of this call may have stored it, and its answer was lost.
         return error.ambiguous and read_acknowledgement(store, key) == acknowledgement

@@ -15,7 +15,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage, unchanged
+from sidetier.storage.port import PutOptions, RemoteStorage, unchanged
 
 DRILL_VERSION: Final = 1
 _TRIES: Final = 5
@@ -96,7 +96,7 @@ def record_drill(store: RemoteStorage, layout: ArchiveLayout, record: DrillRecor
             return merged
         condition = unchanged(None if stored is None else stored.etag)
         try:
-            store.put_object(key, BytesBody(encode_drill(merged)), condition=condition)
+            store.put_object(key, BytesBody(encode_drill(merged)), PutOptions(condition=condition))
         except PreconditionFailedError:
             continue  # another drill wrote it, or this one did and the answer was lost
         return merged

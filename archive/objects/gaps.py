@@ -15,7 +15,7 @@ from sidetier.segments.errors import MalformedObjectError, PreconditionFailedErr
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, ObjectSummary, RemoteStorage
+from sidetier.storage.port import IfAbsent, ObjectSummary, PutOptions, RemoteStorage
 
 Gaps = list[OffsetRange]
 
@@ -145,4 +145,4 @@ def _put(store: RemoteStorage, key: str, fields: Mapping[str, object]) -> None:
     body = BytesBody(_CODEC.encode(fields))
     # The key has both offsets, so an existing object records the same gap.
     with contextlib.suppress(PreconditionFailedError):  # recorded by an earlier attempt
-        store.put_object(key, body, condition=IfAbsent())
+        store.put_object(key, body, PutOptions(condition=IfAbsent()))

@@ -16,7 +16,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage, unchanged
+from sidetier.storage.port import PutOptions, RemoteStorage, unchanged
 from sidetier.storage.settings import EncryptionSettings, LocalKeySettings
 
 _MESSAGE: Final = b"sidetier encryption key"
@@ -82,7 +82,9 @@ def write_or_check_fingerprint(
     [(name, key)] = (entry for entry in _local_keys(encryption) if entry[0] == encryption.key)
     body = BytesBody(_CODEC.encode(asdict(_Fingerprint(fingerprint(key)))))
     try:
-        store.put_object(layout.key_fingerprint_key(name), body, condition=unchanged(None))
+        store.put_object(
+            layout.key_fingerprint_key(name), body, PutOptions(condition=unchanged(None))
+        )
     except PreconditionFailedError:  # another broker's sidecar wrote it first
         check_stored_fingerprints(store, layout, encryption)
 

@@ -12,7 +12,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import OWN_ROOT, ArchiveLayout
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage, unchanged
+from sidetier.storage.port import PutOptions, RemoteStorage, unchanged
 
 _MAX_ARCHIVES: Final = 100
 """Maximum number of other archives in one store whose notes are read at a start."""
@@ -177,7 +177,7 @@ def _write_note(store: RemoteStorage, layout: ArchiveLayout, kafka_id: str | Non
     note = LayoutNote(layout.bits, kafka_id)
     body = BytesBody(_CODEC.encode({"cluster": layout.cluster, **asdict(note)}))
     try:
-        store.put_object(layout.layout_key(), body, condition=unchanged(None))
+        store.put_object(layout.layout_key(), body, PutOptions(condition=unchanged(None)))
     except PreconditionFailedError:  # another broker's sidecar wrote it first
         return read_note(store, layout) or note
     return note

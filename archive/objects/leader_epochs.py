@@ -12,7 +12,7 @@ from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError, 
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage, unchanged
+from sidetier.storage.port import PutOptions, RemoteStorage, unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +59,6 @@ def write_epoch_history(
             succeeded and its answer was lost.
     """
     body = BytesBody(encode_leader_epoch_checkpoint(epoch_history).encode())
-    return StoredEpochHistory(epoch_history, store.put_object(key, body, condition=unchanged(etag)))
+    return StoredEpochHistory(
+        epoch_history, store.put_object(key, body, PutOptions(condition=unchanged(etag)))
+    )

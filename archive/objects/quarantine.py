@@ -27,7 +27,7 @@ from sidetier.segments.offsets import (
     TopicPartition,
 )
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, RemoteStorage
+from sidetier.storage.port import IfAbsent, PutOptions, RemoteStorage
 
 PLAN_NAME: Final = "plan.json"
 
@@ -207,7 +207,7 @@ def write_plan(store: RemoteStorage, plan: MovePlan) -> MovePlan:
         wanted = replace(plan, target=target)
         body = BytesBody(encode_plan(wanted))
         try:
-            store.put_object(target + PLAN_NAME, body, condition=IfAbsent())
+            store.put_object(target + PLAN_NAME, body, PutOptions(condition=IfAbsent()))
         except PreconditionFailedError:
             if not _is_same_intent(store, target, wanted):
                 continue

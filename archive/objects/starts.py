@@ -26,7 +26,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage, StoredObject
+from sidetier.storage.port import IfAbsent, IfMatch, PutOptions, RemoteStorage, StoredObject
 
 _EARLIEST = "earliest"
 _LIST_AFTER: Final = 64
@@ -81,7 +81,7 @@ def settle_start(
     key = _moved(store, layout, tp)
     record = _Record(here, topic_id)
     try:
-        store.put_object(key, _body(record), condition=IfAbsent())
+        store.put_object(key, _body(record), PutOptions(condition=IfAbsent()))
     except PreconditionFailedError:
         stored = store.get_object(key)
         recorded = _CODEC.decode(stored.data, key)
@@ -110,7 +110,7 @@ def keep_earliest_start(
     key = _moved(store, layout, tp)
     record = _Record(start, topic_id, _EARLIEST)
     try:
-        store.put_object(key, _body(record), condition=IfAbsent())
+        store.put_object(key, _body(record), PutOptions(condition=IfAbsent()))
     except PreconditionFailedError:
         stored = store.get_object(key)
         recorded = _CODEC.decode(stored.data, key)
@@ -239,14 +239,14 @@ def _moved(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> s
         if stored is None:
             continue
         with suppress(PreconditionFailedError):  # there is a current one
-            store.put_object(key, BytesBody(stored.data), condition=IfAbsent())
+            store.put_object(key, BytesBody(stored.data), PutOptions(condition=IfAbsent()))
         store.delete_object(old)
     return key
 
 
 def _replace(store: RemoteStorage, key: str, record: _Record, etag: str) -> None:
     try:
-        store.put_object(key, _body(record), condition=IfMatch(etag))
+        store.put_object(key, _body(record), PutOptions(condition=IfMatch(etag)))
     except PreconditionFailedError:
         raise ArchiveConflictError(
             f"{key} was written by another sidecar while this one was recording "

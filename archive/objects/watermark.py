@@ -26,7 +26,7 @@ from sidetier.segments.offsets import (
     Offset,
 )
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage, unchanged
+from sidetier.storage.port import PutOptions, RemoteStorage, unchanged
 
 WATERMARK_VERSION: Final = 1
 UNKNOWN_BROKER: Final = BrokerId(-1)
@@ -134,7 +134,7 @@ def write_watermark(
     ours = replace(watermark, nonce=uuid.uuid4().hex)
     body = BytesBody(encode_watermark(ours))
     try:
-        return ours, store.put_object(key, body, condition=unchanged(etag))
+        return ours, store.put_object(key, body, PutOptions(condition=unchanged(etag)))
     except PreconditionFailedError:
         stored = read_watermark(store, key)
     if stored is not None and stored.watermark.nonce == ours.nonce:

@@ -18,6 +18,7 @@ from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.local import LocalStorage
+from sidetier.storage.port import PutOptions
 
 LAYOUT = ArchiveLayout("bench", 5)
 _VERSION = 2
@@ -52,6 +53,6 @@ def _put(store: LocalStorage, log_dir: LogDir, tp: TopicPartition, base: int) ->
         data = (log_dir.path / str(tp) / segment_file_name(BaseOffset(base), kind)).read_bytes()
         if kind is FileKind.TIMEINDEX:
             notes[MAX_TIMESTAMP_KEY] = str(last_timestamp(data[-TIME_ENTRY_BYTES:]))
-        metadata = notes if kind is FileKind.LOG else None
+        metadata = notes if kind is FileKind.LOG else {}
         key = LAYOUT.object_key(tp, BaseOffset(base), kind)
-        store.put_object(key, BytesBody(data), metadata=metadata)
+        store.put_object(key, BytesBody(data), PutOptions(metadata=metadata))

@@ -8,12 +8,13 @@ is an error; otherwise the benchmark would measure an unmodified sidecar without
 """
 
 import sys
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final
 
 from sidetier.cli.main import main
 from sidetier.segments.epoch_history import NO_EPOCHS
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import NO_OPTIONS, Body, PutOptions, RemoteStorage
 from sidetier.uploader.archive.epoch_history_file import NOT_STORED
 from sidetier.uploader.gates.divergence import LocalHistory
 
@@ -31,9 +32,9 @@ class Unconditional:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the store
         return getattr(self._store, name)
 
-    def put_object(self, *arguments: Any, **options: Any) -> str:  # noqa: ANN401 - passed on
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """Put the object without the condition."""
-        return self._store.put_object(*arguments, **{**options, "condition": None})
+        return self._store.put_object(key, body, replace(options, condition=None))
 
     def copy_object(self, *arguments: Any, **options: Any) -> str:  # noqa: ANN401 - passed on
         """Copy the object without the condition."""

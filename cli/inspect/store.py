@@ -23,7 +23,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, PutOptions, RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.uploader.clock import SYSTEM_CLOCK
 
@@ -120,7 +120,7 @@ def ignored_conditions(store: RemoteStorage, key: str) -> tuple[str, ...]:
     ignored = []
     for name, condition in conditions.items():
         with suppress(PreconditionFailedError):
-            store.put_object(key, BytesBody(stored.data), condition=condition)
+            store.put_object(key, BytesBody(stored.data), PutOptions(condition=condition))
             ignored.append(name)
     return tuple(ignored)
 
@@ -142,8 +142,7 @@ def refused_condition(store: RemoteStorage, key: str) -> str | None:
         store.put_object(
             key,
             BytesBody(stored.data),
-            metadata=stored.head.metadata,
-            condition=IfMatch(stored.head.etag),
+            PutOptions(metadata=stored.head.metadata, condition=IfMatch(stored.head.etag)),
         )
     except RefusedConditionError as error:
         return str(error)

@@ -49,7 +49,7 @@ from sidetier.segments.keys import ArchiveLayout, parse_group_key
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage, unchanged
+from sidetier.storage.port import IfMatch, ObjectSummary, PutOptions, RemoteStorage, unchanged
 
 if TYPE_CHECKING:
     from sidetier.archive.access import ArchiveAccess
@@ -302,7 +302,7 @@ class GroupObjects:
             mine = replace(before, owner=self.owner, host=self.host, writes=before.writes + 1)
             try:
                 etag = self.store.put_object(
-                    key, BytesBody(encode_group(mine)), condition=unchanged(etag)
+                    key, BytesBody(encode_group(mine)), PutOptions(condition=unchanged(etag))
                 )
             except PreconditionFailedError:
                 continue  # another process was faster, or the answer to an earlier attempt was lost
@@ -514,7 +514,7 @@ class OwnedGroup:
             asked_at = self._objects.clock()
             try:
                 self._etag = self._objects.store.put_object(
-                    self._key, BytesBody(encode_group(stored)), condition=condition
+                    self._key, BytesBody(encode_group(stored)), PutOptions(condition=condition)
                 )
             except PreconditionFailedError:
                 self._unanswered = None

@@ -29,7 +29,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage, unchanged
+from sidetier.storage.port import PutOptions, RemoteStorage, unchanged
 
 MAX_RUNS: Final = 1024
 """Makes about 30 KB of JSON."""
@@ -110,7 +110,7 @@ class MapStore:
         condition = unchanged(self._etags.get(stored.target))
         try:
             self._etags[stored.target] = self._store.put_object(
-                key, BytesBody(_encode(stored)), condition=condition
+                key, BytesBody(_encode(stored)), PutOptions(condition=condition)
             )
         except PreconditionFailedError:
             # Another worker has replaced the object, or the response to our own earlier write was

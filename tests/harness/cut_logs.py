@@ -12,7 +12,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.notes import CHECKSUM_KEY, PLACE_KEY, SIZE_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import PutOptions, RemoteStorage
 from tests.harness.made_archive import access_to
 
 EARLIER_NOTES = (SIZE_KEY, PLACE_KEY)
@@ -29,7 +29,9 @@ def cut_log(store: RemoteStorage, key: str, batches: int = 1) -> int:
     data = stored.data
     headers = list(walk_headers(lambda at, size: data[at : at + size], len(data)))
     position = headers[-batches][0]
-    store.put_object(key, BytesBody(data[:position]), metadata=dict(stored.head.metadata))
+    store.put_object(
+        key, BytesBody(data[:position]), PutOptions(metadata=dict(stored.head.metadata))
+    )
     return int(headers[-batches - 1][1].next_offset)
 
 
@@ -39,7 +41,7 @@ def note_as_earlier(store: RemoteStorage, key: str, checksum: str | None = None)
     notes = {k: v for k, v in stored.head.metadata.items() if k not in EARLIER_NOTES}
     if checksum is not None:
         notes[CHECKSUM_KEY] = checksum
-    store.put_object(key, BytesBody(stored.data), metadata=notes)
+    store.put_object(key, BytesBody(stored.data), PutOptions(metadata=notes))
 
 
 def can_be_cut(store: RemoteStorage, key: str) -> bool:

@@ -34,7 +34,7 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import PutOptions, RemoteStorage
 from sidetier.uploader.trim.archive_check import ArchiveCheck, LedPartition
 from sidetier.uploader.trim.decision import LocalSegment, Trim
 from tests.harness.batches import with_crc
@@ -185,7 +185,9 @@ def _damage(
 
 def _overwrite(store: RemoteStorage, key: str, data: bytes) -> None:
     """Replace the bytes; the metadata stays."""
-    store.put_object(key, BytesBody(data), metadata=dict(store.head_object(key).metadata))
+    store.put_object(
+        key, BytesBody(data), PutOptions(metadata=dict(store.head_object(key).metadata))
+    )
 
 
 def with_other_byte(data: bytes, dice: random.Random, *, valid: bool) -> bytes:

@@ -1,7 +1,7 @@
 """Stores with encryption: keys, stores over a driver, and keys that every store encrypts."""
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -13,12 +13,13 @@ from sidetier.storage.encrypting import EncryptingStorage, decrypted
 from sidetier.storage.encryption_keys import Keyring
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import (
+    NO_OPTIONS,
     Body,
-    Checksum,
     Condition,
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     RemoteStorage,
     StorageCapabilities,
     StoredObject,
@@ -120,18 +121,8 @@ class AllLogs:
     def capabilities(self) -> StorageCapabilities:
         return self.inner.capabilities
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
-        return self.inner.put_object(
-            self._below(key), body, metadata=metadata, checksum=checksum, condition=condition
-        )
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
+        return self.inner.put_object(self._below(key), body, options)
 
     def get_object(self, key: str) -> StoredObject:
         stored = self.inner.get_object(self._below(key))

@@ -4,7 +4,7 @@ Plain faults need no interception: `FakeStorage` has `fail`, `refuse`, `hold` an
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final, cast
 
@@ -12,12 +12,13 @@ from sidetier.segments.names import FileKind
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import (
+    NO_OPTIONS,
     Body,
-    Checksum,
     Condition,
     IfMatch,
     ObjectHead,
     ObjectSummary,
+    PutOptions,
     RemoteStorage,
     StorageCapabilities,
     StoredObject,
@@ -70,25 +71,15 @@ class InterceptedStore:
         """Capabilities of the store."""
         return self.store.capabilities
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """See `RemoteStorage`."""
         with body.open() as stream:
             sent = stream.read(body.size)
 
         def put(store: RemoteStorage) -> str:
-            return store.put_object(
-                key, BytesBody(sent), metadata=metadata, checksum=checksum, condition=condition
-            )
+            return store.put_object(key, BytesBody(sent), options)
 
-        return cast("str", self.intercept(StoreCall("put", key, put, sent, condition)))
+        return cast("str", self.intercept(StoreCall("put", key, put, sent, options.condition)))
 
     def get_object(self, key: str) -> StoredObject:
         """See `RemoteStorage`."""
@@ -229,15 +220,7 @@ class SlowStore(InterceptedStore):
         super().__init__(store)
         self.goes_on = threading.Semaphore(0)
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
+    def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         """See `RemoteStorage`."""
         if key.endswith(FileKind.LOG.value):
             with body.open() as stream:
@@ -246,6 +229,4 @@ class SlowStore(InterceptedStore):
                     "the test did not let the upload go on"
                 )
                 body = BytesBody(first + stream.read(body.size))
-        return super().put_object(
-            key, body, metadata=metadata, checksum=checksum, condition=condition
-        )
+        return super().put_object(key, body, options)

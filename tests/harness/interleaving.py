@@ -11,7 +11,7 @@ stands for the case where the other writers are dead or arbitrarily slow.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self, TypeVar
@@ -19,13 +19,7 @@ from typing import Self, TypeVar
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.checks import check_condition
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import (
-    Checksum,
-    Condition,
-    ObjectHead,
-    RemoteStorage,
-    StoredObject,
-)
+from sidetier.storage.port import Checksum, ObjectHead, PutOptions, RemoteStorage, StoredObject
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
@@ -51,20 +45,14 @@ class ContentTagged(FakeStorage):
             for key, stored in self._objects.items()
         )
 
-    def _store(
-        self,
-        key: str,
-        data: bytes,
-        metadata: Mapping[str, str],
-        checksum: Checksum | None,
-        own: Checksum | None,
-        condition: Condition | None,
-    ) -> str:
+    def _store(self, key: str, data: bytes, options: PutOptions, own: Checksum | None) -> str:
         with self._guard:
             present = self._objects.get(key)
-            check_condition(key, condition, present.head.etag if present else None)
+            check_condition(key, options.condition, present.head.etag if present else None)
             etag = hashlib.sha256(data).hexdigest()[:16]
-            head = ObjectHead(key, len(data), etag, 0, dict(metadata), checksum, own)
+            head = ObjectHead(
+                key, len(data), etag, 0, dict(options.metadata), options.checksum, own
+            )
             self._objects[key] = StoredObject(head, data)
             return etag
 

@@ -41,7 +41,7 @@ from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
 from sidetier.segments.walker import BatchWalker
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import PutOptions, RemoteStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.record_batches import MadeBatch, MadeRecord
@@ -93,7 +93,7 @@ class MadeArchive:
         return self.layout.object_key(self.tp, BaseOffset(base), kind)
 
     def put(self, key: str, data: bytes, notes: dict[str, str] | None = None) -> None:
-        self.store.put_object(key, BytesBody(data), metadata=notes)
+        self.store.put_object(key, BytesBody(data), PutOptions(metadata=notes or {}))
 
     def segment(
         self, base: int, some: Sequence[MadeBatch] | bytes, next_offset: int | None = None

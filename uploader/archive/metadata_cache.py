@@ -19,7 +19,14 @@ from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.lru import Lru
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
+from sidetier.storage.port import (
+    Condition,
+    IfAbsent,
+    IfMatch,
+    ObjectSummary,
+    PutOptions,
+    RemoteStorage,
+)
 
 _TRIES: Final = 5
 
@@ -167,7 +174,7 @@ class MetadataEditor:
                 return
             try:
                 body = BytesBody(changed.data)
-                etag = self._store.put_object(key, body, condition=self._over(version))
+                etag = self._store.put_object(key, body, PutOptions(condition=self._over(version)))
             except PreconditionFailedError:
                 version = self._read(tp) or self._begin(tp, stored())
                 # After the read: a quarantine that begins later rewrites `_metadata` itself.

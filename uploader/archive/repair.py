@@ -56,6 +56,7 @@ from sidetier.storage.port import (
     ChecksumAlgorithm,
     IfMatch,
     ObjectSummary,
+    PutOptions,
     RemoteStorage,
     unchanged,
 )
@@ -212,9 +213,11 @@ class Repairer:
             self._store.put_object(
                 key,
                 BytesBody(data),
-                metadata=notes,
-                checksum=Checksum(ChecksumAlgorithm.CRC64NVME, checksum.to_bytes(8, "big")),
-                condition=unchanged(None if stored is None else stored.etag),
+                PutOptions(
+                    metadata=notes,
+                    checksum=Checksum(ChecksumAlgorithm.CRC64NVME, checksum.to_bytes(8, "big")),
+                    condition=unchanged(None if stored is None else stored.etag),
+                ),
             )
         except PreconditionFailedError:
             raise ArchiveConflictError(
@@ -241,7 +244,7 @@ class Repairer:
                 return "another process has added the entries"
             try:
                 body = BytesBody(encode_metadata(metadata))
-                self._store.put_object(key, body, condition=unchanged(etag))
+                self._store.put_object(key, body, PutOptions(condition=unchanged(etag)))
             except PreconditionFailedError:
                 continue
             return f"{new} entries added, {len(metadata.entries)} in total"

@@ -48,6 +48,7 @@ from sidetier.storage.port import (
     ChecksumAlgorithm,
     IfAbsent,
     IfMatch,
+    PutOptions,
     RemoteStorage,
 )
 from sidetier.uploader.archive.metadata_cache import MetadataEditor
@@ -406,8 +407,7 @@ class Takeover:
             self.store.put_object(
                 key,
                 BytesBody(data),
-                checksum=checksum if is_supported else None,
-                condition=IfAbsent(),
+                PutOptions(checksum=checksum if is_supported else None, condition=IfAbsent()),
             )
         return key
 

@@ -42,6 +42,7 @@ from sidetier.storage.port import (
     IfAbsent,
     IfMatch,
     ObjectHead,
+    PutOptions,
     RemoteStorage,
 )
 from sidetier.uploader.errors import StoredByAnotherError
@@ -252,9 +253,11 @@ def put_file(store: RemoteStorage, ours: FileToStore, condition: Condition | Non
     store.put_object(
         ours.key,
         ours.body,
-        metadata=ours.all_metadata(),
-        checksum=checksum if is_supported else None,
-        condition=condition,
+        PutOptions(
+            metadata=ours.all_metadata(),
+            checksum=checksum if is_supported else None,
+            condition=condition,
+        ),
     )
 
 

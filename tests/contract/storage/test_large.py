@@ -10,7 +10,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checksums import checksum_of_bytes
-from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfAbsent, RemoteStorage
+from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfAbsent, PutOptions, RemoteStorage
 from tests.harness.bodies import BreakingBody
 from tests.harness.stores import Subject
 
@@ -24,7 +24,9 @@ def test_large_body_is_complete_and_has_one_checksum(
 ) -> None:
     store = subject.storage
     checksum = checksum_of_bytes(LARGE, algorithm)
-    etag = store.put_object("big", BytesBody(LARGE), metadata={"a": "1"}, checksum=checksum)
+    etag = store.put_object(
+        "big", BytesBody(LARGE), PutOptions(metadata={"a": "1"}, checksum=checksum)
+    )
     stored = store.get_object("big")
     assert stored.data == LARGE
     assert (stored.head.etag, stored.head.metadata) == (etag, {"a": "1"})
@@ -47,7 +49,7 @@ def test_failing_large_body_leaves_nothing(
         store.put_object(
             "big",
             BreakingBody(LARGE, after, error),
-            checksum=checksum_of_bytes(LARGE, ChecksumAlgorithm.CRC64NVME),
+            PutOptions(checksum=checksum_of_bytes(LARGE, ChecksumAlgorithm.CRC64NVME)),
         )
     assert caught.value is error
     assert list(store.list_objects("")) == []
@@ -57,14 +59,14 @@ def test_failing_large_body_leaves_nothing(
 def test_large_body_with_a_wrong_checksum_leaves_nothing(subject: Subject) -> None:
     wrong = Checksum(ChecksumAlgorithm.CRC64NVME, bytes(8))
     with pytest.raises(ChecksumMismatchError, match="big"):
-        subject.storage.put_object("big", BytesBody(LARGE), checksum=wrong)
+        subject.storage.put_object("big", BytesBody(LARGE), PutOptions(checksum=wrong))
     assert list(subject.storage.list_objects("")) == []
     assert subject.left_over() == []
 
 
 def test_large_object_is_copied(subject: Subject) -> None:
     store = subject.storage
-    store.put_object("big", BytesBody(LARGE), metadata={"a": "1"})
+    store.put_object("big", BytesBody(LARGE), PutOptions(metadata={"a": "1"}))
     store.copy_object("big", "plain")
     store.copy_object("big", "guarded", condition=IfAbsent())
     for key in ("plain", "guarded"):

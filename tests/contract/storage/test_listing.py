@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfMatch, RemoteStorage
+from sidetier.storage.port import IfMatch, PutOptions, RemoteStorage
 
 TRICKY = ["a", "a-b/x", "a.b", "a0/x", "b/1", "b/1-1", "b/10/z", "b/2", "Z", "_x", "é", "😀"]
 """Keys whose order differs from the order of a directory walk."""
@@ -50,7 +50,7 @@ def test_conditional_replacement_is_listed_at_once(store: RemoteStorage) -> None
     etags = [store.head_object("d/offset.wm").etag]
     for number in range(1, 6):
         body = BytesBody(b"nonce %d" % number)
-        etag = store.put_object("d/offset.wm", body, condition=IfMatch(etags[-1]))
+        etag = store.put_object("d/offset.wm", body, PutOptions(condition=IfMatch(etags[-1])))
         for after in ("", "d/1"):
             rows = {row.key: row.etag for row in store.list_objects("d/", start_after=after)}
             assert rows["d/offset.wm"] == etag
@@ -71,7 +71,7 @@ def test_more_than_one_page_of_keys_is_listed(store: RemoteStorage) -> None:
 
 def test_directories_are_common_prefixes_up_to_a_slash(store: RemoteStorage) -> None:
     for key in (*TRICKY, "c/t-1/0.log", "c/t-1/d/0.log", "c/t-10/0.log", "c/t-é/x", "c/other"):
-        store.put_object(key, BytesBody(b""), metadata={"a": "1"})
+        store.put_object(key, BytesBody(b""), PutOptions(metadata={"a": "1"}))
     assert store.list_directories("") == ["a-b/", "a0/", "b/", "c/"]
     assert store.list_directories("a") == ["a-b/", "a0/"]
     assert store.list_directories("c") == ["c/"]

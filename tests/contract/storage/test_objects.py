@@ -15,7 +15,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checksums import checksum_of_bytes
 from sidetier.storage.hdfs import HdfsStorage
 from sidetier.storage.object_store import ObjectStorage
-from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, RemoteStorage
+from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, PutOptions, RemoteStorage
 from tests.harness.bodies import BreakingBody, ShortBody
 from tests.harness.encryption import AllLogs
 from tests.harness.stores import Subject
@@ -54,7 +54,9 @@ def test_stored_bytes_are_read_back(store: RemoteStorage) -> None:
 
 
 def test_empty_object_is_an_object(store: RemoteStorage) -> None:
-    etag = store.put_object("empty.index", BytesBody(b""), metadata={"next-offset": "0"})
+    etag = store.put_object(
+        "empty.index", BytesBody(b""), PutOptions(metadata={"next-offset": "0"})
+    )
     stored = store.get_object("empty.index")
     assert (stored.data, stored.head.size, stored.head.etag) == (b"", 0, etag)
     assert stored.head.metadata == {"next-offset": "0"}
@@ -122,8 +124,8 @@ def test_delete_of_a_missing_object_is_no_error(store: RemoteStorage) -> None:
 
 
 def test_overwriting_replaces_bytes_and_metadata(store: RemoteStorage) -> None:
-    first = store.put_object("k", BytesBody(b"one"), metadata={"a": "1", "b": "2"})
-    second = store.put_object("k", BytesBody(b"two"), metadata={"b": "3"})
+    first = store.put_object("k", BytesBody(b"one"), PutOptions(metadata={"a": "1", "b": "2"}))
+    second = store.put_object("k", BytesBody(b"two"), PutOptions(metadata={"b": "3"}))
     head = store.head_object("k")
     assert first != second == head.etag
     assert head.metadata == {"b": "3"}
@@ -132,7 +134,7 @@ def test_overwriting_replaces_bytes_and_metadata(store: RemoteStorage) -> None:
 
 def test_metadata_is_returned_unchanged(store: RemoteStorage) -> None:
     metadata = {"next-offset": "12345678901234567890", "leader-epoch": "7", "odd": "a=b; c,d %20"}
-    store.put_object("k", BytesBody(b"x"), metadata=metadata)
+    store.put_object("k", BytesBody(b"x"), PutOptions(metadata=metadata))
     assert store.head_object("k").metadata == metadata
     assert store.get_object("k").head.metadata == metadata
     store.put_object("plain", BytesBody(b"x"))
@@ -146,7 +148,7 @@ def test_metadata_that_would_not_survive_is_refused(
     store: RemoteStorage, metadata: dict[str, str]
 ) -> None:
     with pytest.raises(InvalidRequestError, match="metadata"):
-        store.put_object("k", BytesBody(b"x"), metadata=metadata)
+        store.put_object("k", BytesBody(b"x"), PutOptions(metadata=metadata))
     assert list(store.list_objects("")) == []
 
 
@@ -155,7 +157,7 @@ def test_correct_checksum_is_accepted_and_reported(
     store: RemoteStorage, algorithm: ChecksumAlgorithm
 ) -> None:
     checksum = checksum_of_bytes(b"data", algorithm)
-    store.put_object("k", BytesBody(b"data"), checksum=checksum)
+    store.put_object("k", BytesBody(b"data"), PutOptions(checksum=checksum))
     assert store.head_object("k").checksum == (checksum if _shows(store) else None)
 
 
@@ -171,7 +173,7 @@ def test_wrong_checksum_is_refused_and_leaves_nothing(subject: Subject) -> None:
     verified = store.capabilities.checksum is not None
     for size in (10, 100_000):
         try:
-            store.put_object(f"k-{size}", BytesBody(b"x" * size), checksum=wrong)
+            store.put_object(f"k-{size}", BytesBody(b"x" * size), PutOptions(checksum=wrong))
         except ChecksumMismatchError:
             assert list(store.list_objects("")) == []
         else:
@@ -187,7 +189,7 @@ def test_failing_body_leaves_nothing_and_its_error_is_raised(subject: Subject) -
             store.put_object(
                 "k",
                 BreakingBody(data, 200_000, error),
-                checksum=checksum_of_bytes(data, CRC64),
+                PutOptions(checksum=checksum_of_bytes(data, CRC64)),
             )
         assert caught.value is error
     assert list(store.list_objects("")) == []
@@ -197,7 +199,7 @@ def test_failing_body_leaves_nothing_and_its_error_is_raised(subject: Subject) -
 
 
 def test_failing_body_keeps_the_existing_object(store: RemoteStorage) -> None:
-    etag = store.put_object("k", BytesBody(b"old"), metadata={"v": "1"})
+    etag = store.put_object("k", BytesBody(b"old"), PutOptions(metadata={"v": "1"}))
     with pytest.raises(OSError, match="disk"):
         store.put_object("k", BreakingBody(b"n" * 200_000, 100_000, OSError("disk")))
     assert store.get_object("k").data == b"old"
@@ -242,7 +244,7 @@ def test_invalid_range_is_refused(store: RemoteStorage, start: int, end: int) ->
 def test_copy_has_the_same_bytes_metadata_and_checksum(subject: Subject) -> None:
     store = subject.storage
     data = b"q" * 200_000
-    store.put_object("a", BytesBody(data), metadata={"next-offset": "5"})
+    store.put_object("a", BytesBody(data), PutOptions(metadata={"next-offset": "5"}))
     etag = store.copy_object("a", "b/c")
     copied = store.get_object("b/c")
     assert copied.data == data

@@ -11,6 +11,7 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import PutOptions
 from tests.harness import spark_jobs
 from tests.harness.arrow_reading import committed, expected
 from tests.harness.broker_segments import ROOT, closed_segments, directories
@@ -222,7 +223,9 @@ def test_encrypted_segments_are_read_with_keys_that_each_task_resolves(
         stored_log = archive.store.get_object(key)
         archive.store.delete_object(key)
         notes = dict(stored_log.head.metadata)
-        encrypting(archive.store).put_object(key, BytesBody(stored_log.data), metadata=notes)
+        encrypting(archive.store).put_object(
+            key, BytesBody(stored_log.data), PutOptions(metadata=notes)
+        )
     options = archive.reading(subscribe="segms", includeHeaders="true", maxBytesPerSplit=SMALL)
     keys = {"tiered.storage.encryption.keys": f"k1=file:{write_key(tmp_path / 'k1')}"}
     rows = spark40.call(spark_jobs.rows, face="read", options={**options, **keys})

@@ -12,7 +12,7 @@ from sidetier.storage.encrypting import EncryptingStorage
 from sidetier.storage.encryption_keys import KMS_CONTEXT, Keyring, KmsKey
 from sidetier.storage.factory import check_encryption, open_storage
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import IfAbsent, IfMatch
+from sidetier.storage.port import IfAbsent, IfMatch, PutOptions
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.settings import EncryptionSettings, KmsKeySettings, StorageEndpoint
 from tests.harness.stores import moto_server, s3_settings
@@ -51,7 +51,9 @@ def test_a_segment_on_s3_is_encrypted_with_a_key_of_kms(
     endpoint = StorageEndpoint(url, s3=s3_settings(s3_bucket), encryption=chosen)
     check_encryption(chosen)
     store = open_storage(endpoint)
-    etag = store.put_object(LOG, BytesBody(DATA), metadata={"a": "1"}, condition=IfAbsent())
+    etag = store.put_object(
+        LOG, BytesBody(DATA), PutOptions(metadata={"a": "1"}, condition=IfAbsent())
+    )
     store.close()
     reader = open_storage(endpoint)
     assert [(row.key, row.size, row.etag) for row in reader.list_objects("c/")] == [

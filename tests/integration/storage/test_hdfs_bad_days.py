@@ -24,7 +24,7 @@ from sidetier.segments.errors import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_plain, open_storage
 from sidetier.storage.hdfs import HdfsStorage
-from sidetier.storage.port import IfAbsent, IfMatch
+from sidetier.storage.port import IfAbsent, IfMatch, PutOptions
 from sidetier.storage.settings import (
     MIB,
     AttemptDeadline,
@@ -55,12 +55,12 @@ def own(own_hdfs_cluster: HdfsCluster) -> Iterator[HdfsStorage]:
 def test_stopped_namenode_is_unavailable_and_loses_nothing(
     own_hdfs_cluster: HdfsCluster, own: HdfsStorage
 ) -> None:
-    etag = own.put_object("k", BytesBody(b"before"), metadata={"v": "1"})
+    etag = own.put_object("k", BytesBody(b"before"), PutOptions(metadata={"v": "1"}))
     own_hdfs_cluster.namenode.stop()
     began = monotonic()
     for call in (
         lambda: own.get_object("k"),
-        lambda: own.put_object("k", BytesBody(b"x"), condition=IfMatch(etag)),
+        lambda: own.put_object("k", BytesBody(b"x"), PutOptions(condition=IfMatch(etag))),
         lambda: list(own.list_objects("")),
         lambda: own.delete_object("k"),
     ):
@@ -69,7 +69,7 @@ def test_stopped_namenode_is_unavailable_and_loses_nothing(
     assert monotonic() - began < 15, "the client has tried again by itself"
     own_hdfs_cluster.start_namenode()
     assert own.get_object("k").head.metadata == {"v": "1"}
-    own.put_object("k", BytesBody(b"after"), condition=IfMatch(etag))
+    own.put_object("k", BytesBody(b"after"), PutOptions(condition=IfMatch(etag)))
     assert own.get_object("k").data == b"after"
 
 
@@ -113,7 +113,7 @@ def test_put_without_a_datanode_leaves_nothing(
         own.put_object("k", BytesBody(b"x"))
     assert list(own.list_objects("")) == []
     own_hdfs_cluster.start_datanode(0)
-    own.put_object("k", BytesBody(b"x"), condition=IfAbsent())
+    own.put_object("k", BytesBody(b"x"), PutOptions(condition=IfAbsent()))
     assert own.get_object("k").data == b"x"
 
 
@@ -264,7 +264,7 @@ def test_file_of_another_program_is_an_object(hdfs_cluster: HdfsCluster, url: st
     store = HdfsStorage(url)
     stored = store.get_object("k")
     assert (stored.data, stored.head.metadata, stored.head.checksum) == (b"other", {}, None)
-    store.put_object("k", BytesBody(b"ours"), condition=IfMatch(stored.head.etag))
+    store.put_object("k", BytesBody(b"ours"), PutOptions(condition=IfMatch(stored.head.etag)))
     assert store.get_object("k").data == b"ours"
 
 

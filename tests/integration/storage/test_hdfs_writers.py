@@ -17,7 +17,7 @@ from sidetier.segments.errors import PreconditionFailedError, StoreUnavailableEr
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.hdfs import HdfsStorage
 from sidetier.storage.hdfs_client import HdfsClient
-from sidetier.storage.port import Condition, IfAbsent, IfMatch
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, PutOptions
 from tests.harness.intercepted_store import KilledError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -41,7 +41,7 @@ import os, signal, sys
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.hdfs import HdfsStorage
 from sidetier.storage.hdfs_client import HdfsClient
-from sidetier.storage.port import IfAbsent, IfMatch
+from sidetier.storage.port import IfAbsent, IfMatch, PutOptions
 
 url, action, etag, last, names = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5].split(",")
 steps = 0
@@ -60,7 +60,8 @@ for name in names:
 store = HdfsStorage(url)
 condition = IfMatch(etag) if etag else IfAbsent()
 if action == "put":
-    store.put_object("t-0/offset.wm", BytesBody(b"new"), metadata={"v": "new"}, condition=condition)
+    options = PutOptions(metadata={"v": "new"}, condition=condition)
+    store.put_object("t-0/offset.wm", BytesBody(b"new"), options)
 else:
     store.delete_object("t-0/offset.wm", condition=condition)
 """
@@ -125,7 +126,7 @@ def paused(
 
 def put(store: HdfsStorage, value: str, condition: Condition | None = None) -> str:
     body = BytesBody(value.encode())
-    return store.put_object(KEY, body, metadata={"v": value}, condition=condition)
+    return store.put_object(KEY, body, PutOptions(metadata={"v": value}, condition=condition))
 
 
 def stored(store: HdfsStorage) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.local import LocalStorage
+from sidetier.storage.port import PutOptions
 
 OLD, NEW = b"old bytes", b"new bytes"
 """Equal in length, so that the size alone does not distinguish them."""
@@ -20,6 +21,7 @@ from pathlib import Path
 import sidetier.storage.local_files
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.local import LocalStorage
+from sidetier.storage.port import PutOptions
 
 root, action, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = LocalStorage(root)
@@ -40,7 +42,8 @@ for module, name in [
 ]:
     setattr(module, name, counted(getattr(module, name)))
 if action == "put":
-    store.put_object("t/offset.wm", BytesBody(b"new bytes"), metadata={"version": "new"})
+    options = PutOptions(metadata={"version": "new"})
+    store.put_object("t/offset.wm", BytesBody(b"new bytes"), options)
 else:
     store.delete_object("t/offset.wm")
 """
@@ -74,7 +77,9 @@ def test_killed_put_leaves_the_old_version_or_the_new_one(tmp_path: Path, presen
         root = tmp_path / str(last)
         before = LocalStorage(root)
         if present:
-            before.put_object("t/offset.wm", BytesBody(OLD), metadata={"version": "old"})
+            before.put_object(
+                "t/offset.wm", BytesBody(OLD), PutOptions(metadata={"version": "old"})
+            )
         killed = _run(root, "put", last)
         seen.append(_versions(LocalStorage(root)))
         _assert_usable(root)
@@ -96,7 +101,9 @@ def test_killed_delete_leaves_the_object_complete_or_none(tmp_path: Path) -> Non
     last = 0
     while True:
         root = tmp_path / str(last)
-        LocalStorage(root).put_object("t/offset.wm", BytesBody(OLD), metadata={"version": "old"})
+        LocalStorage(root).put_object(
+            "t/offset.wm", BytesBody(OLD), PutOptions(metadata={"version": "old"})
+        )
         killed = _run(root, "delete", last)
         seen.append(_versions(LocalStorage(root)))
         _assert_usable(root)
@@ -112,5 +119,5 @@ def _assert_usable(root: Path) -> None:
     """Assert that nothing is locked, and that leftovers are removed once they are old."""
     store = LocalStorage(root, now_ns=2**62)
     assert list((root / ".sidetier" / "tmp").iterdir()) == []
-    store.put_object("t/offset.wm", BytesBody(b"later"), metadata={"version": "later"})
+    store.put_object("t/offset.wm", BytesBody(b"later"), PutOptions(metadata={"version": "later"}))
     assert _versions(store) == {(b"later", "later")}

@@ -24,7 +24,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage.bodies import BytesBody, FileBody
 from sidetier.storage.checksums import checksum_of_bytes
-from sidetier.storage.port import ChecksumAlgorithm, IfAbsent
+from sidetier.storage.port import ChecksumAlgorithm, IfAbsent, PutOptions
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.settings import AttemptDeadline, Credentials, RetryPolicy, S3Settings
@@ -137,14 +137,14 @@ def test_304_for_a_conditional_put_is_a_refused_condition(
 ) -> None:
     server.faults.append(faulty_s3.answer(304, "unseen"))
     with pytest.raises(PreconditionFailedError):
-        _store(server).put_object("k", body, condition=IfAbsent())
+        _store(server).put_object("k", body, PutOptions(condition=IfAbsent()))
     assert server.objects == {}
 
 
 def test_body_of_a_refused_put_is_not_sent(server: FaultyS3) -> None:
     server.faults.append(faulty_s3.answer(412, "PreconditionFailed"))
     with pytest.raises(PreconditionFailedError):
-        _store(server).put_object("k", LARGE, condition=IfAbsent())
+        _store(server).put_object("k", LARGE, PutOptions(condition=IfAbsent()))
     (seen,) = server.seen
     assert seen.headers["expect"] == "100-continue"
     assert seen.headers["if-none-match"] == "*"
@@ -155,7 +155,7 @@ def test_body_of_a_refused_put_is_not_even_read(server: FaultyS3) -> None:
     body = CountingBody(LARGE.data)
     checksum = checksum_of_bytes(LARGE.data, ChecksumAlgorithm.CRC64NVME)
     with pytest.raises(PreconditionFailedError):
-        _store(server).put_object("k", body, checksum=checksum, condition=IfAbsent())
+        _store(server).put_object("k", body, PutOptions(checksum=checksum, condition=IfAbsent()))
     assert body.bytes_read == 0
 
 
@@ -320,12 +320,12 @@ def test_lost_answer_is_distinguished_from_a_refusal(server: FaultyS3) -> None:
         faulty_s3.answer(412, "PreconditionFailed"),
     ]
     with pytest.raises(PreconditionFailedError) as caught:
-        store.put_object("k", SMALL, condition=IfAbsent())
+        store.put_object("k", SMALL, PutOptions(condition=IfAbsent()))
     assert caught.value.ambiguous
     assert server.objects == {"k": SMALL.data}
     server.faults.append(faulty_s3.answer(412, "PreconditionFailed"))
     with pytest.raises(PreconditionFailedError) as caught:
-        store.put_object("k", SMALL, condition=IfAbsent())
+        store.put_object("k", SMALL, PutOptions(condition=IfAbsent()))
     assert not caught.value.ambiguous
 
 

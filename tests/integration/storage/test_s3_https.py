@@ -9,7 +9,7 @@ import pytest
 from sidetier.segments.errors import InvalidRequestError, PreconditionFailedError
 from sidetier.storage.bodies import BytesBody, FileBody
 from sidetier.storage.checksums import checksum_of_bytes, to_base64
-from sidetier.storage.port import ChecksumAlgorithm, IfAbsent
+from sidetier.storage.port import ChecksumAlgorithm, IfAbsent, PutOptions
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.settings import MIB, Credentials, S3Settings
 from tests.harness.faulty_s3 import FaultyS3
@@ -43,7 +43,7 @@ def test_payload_is_neither_signed_nor_chunked_and_its_checksum_is_signed(
     settings = replace(_settings(recorder, tls_identity), checksum=algorithm)
     data = BODY.data[:size]
     store = S3Storage("bucket", "", settings)
-    store.put_object("k", BytesBody(data), metadata={"next-offset": "7"})
+    store.put_object("k", BytesBody(data), PutOptions(metadata={"next-offset": "7"}))
     (seen,) = recorder.seen
     name = f"x-amz-checksum-{algorithm.lower()}"
     assert seen.headers[name] == to_base64(checksum_of_bytes(data, algorithm))
@@ -118,7 +118,7 @@ def test_real_server_accepts_and_verifies_the_upload(
     large = BytesBody(BODY.data * 4)
     assert large.size > 7 * MIB
     for key, body in (("one", BODY), ("parts", large), ("small", BytesBody(b"x"))):
-        store.put_object(key, body, metadata={"a": "1"})
+        store.put_object(key, body, PutOptions(metadata={"a": "1"}))
         stored = store.get_object(key)
         assert stored.data == body.data
         with store.get_object_input_stream(key, 0, 100_000) as stream:  # by `s3_requests`
@@ -142,9 +142,9 @@ def test_existing_large_object_is_a_failed_precondition(
     path = tmp_path / "body"
     path.write_bytes(data)
     body = FileBody.of(path) if kind == "file" else BytesBody(data)
-    store.put_object("k", body, condition=IfAbsent())
+    store.put_object("k", body, PutOptions(condition=IfAbsent()))
     for _ in range(5):
         with pytest.raises(PreconditionFailedError):
-            store.put_object("k", body, condition=IfAbsent())
+            store.put_object("k", body, PutOptions(condition=IfAbsent()))
     assert store.head_object("k").size == len(data)
     store.close()

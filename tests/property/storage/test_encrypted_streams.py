@@ -22,7 +22,7 @@ from sidetier.storage.encrypted_streams import EncryptedBody, ObjectCipher
 from sidetier.storage.encrypting import EncryptingStorage
 from sidetier.storage.encryption_keys import Keyring
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import ChecksumAlgorithm, IfMatch
+from sidetier.storage.port import ChecksumAlgorithm, IfMatch, PutOptions
 from sidetier.storage.settings import EncryptionSettings, LocalKeySettings
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def replaced(size: int, data: bytes) -> tuple[EncryptingStorage, IfMatch]:
     """A store in which the object has these bytes instead."""
     inner = FakeStorage()
     head = stored(size)[0].head_object(KEY)
-    etag = inner.put_object(KEY, BytesBody(data), metadata=head.metadata)
+    etag = inner.put_object(KEY, BytesBody(data), PutOptions(metadata=head.metadata))
     store = encrypting(inner)
     if plain_size(len(data)) is not None:
         store.head_object(KEY)

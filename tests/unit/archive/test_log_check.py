@@ -17,7 +17,7 @@ from sidetier.segments.notes import (
 from sidetier.segments.offsets import UNKNOWN_EPOCH, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import ObjectHead
+from sidetier.storage.port import ObjectHead, PutOptions
 
 PLACE = f"orders-0/{100:020d}"
 KEY = f"101/prod-a/{PLACE}.log"
@@ -26,7 +26,7 @@ QUARANTINED = f"_sidetier/prod-a/quarantine/orders-0/3-20/{100:020d}.log"
 
 def stored(notes: dict[str, str], key: str = KEY) -> tuple[FakeStorage, str]:
     store = FakeStorage()
-    return store, store.put_object(key, BytesBody(bytes(50)), metadata=notes)
+    return store, store.put_object(key, BytesBody(bytes(50)), PutOptions(metadata=notes))
 
 
 @pytest.mark.parametrize("key", [KEY, QUARANTINED])

@@ -15,6 +15,7 @@ from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import PutOptions
 
 TP = TopicPartition("orders", 3)
 LAYOUT = ArchiveLayout("prod-a", 3)
@@ -30,7 +31,7 @@ def add(store: FakeStorage, base: int, end: int) -> str:
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
         store.put_object(LAYOUT.object_key(TP, BaseOffset(base), kind), BytesBody(b""))
     key = LAYOUT.object_key(TP, BaseOffset(base), FileKind.LOG)
-    store.put_object(key, BytesBody(b"x" * 7), metadata={NEXT_OFFSET_KEY: str(end)})
+    store.put_object(key, BytesBody(b"x" * 7), PutOptions(metadata={NEXT_OFFSET_KEY: str(end)}))
     return key
 
 

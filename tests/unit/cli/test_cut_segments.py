@@ -35,7 +35,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.encrypted_format import HEADER_BYTES, SEALED_BYTES, is_encrypted, marker_key
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
-from sidetier.storage.port import IfMatch, RemoteStorage
+from sidetier.storage.port import IfMatch, PutOptions, RemoteStorage
 from tests.harness.command_line import CommandLine
 from tests.harness.cut_logs import cut_log, note_as_earlier
 from tests.harness.encryption import encryption
@@ -309,7 +309,9 @@ def test_a_cut_encrypted_segment_is_not_whole(cli: CommandLine) -> None:
     assert is_encrypted(stored.data)
     size = HEADER_BYTES + SEALED_BYTES
     assert len(stored.data) > size
-    store.put_object(key, BytesBody(stored.data[:size]), metadata=dict(stored.head.metadata))
+    store.put_object(
+        key, BytesBody(stored.data[:size]), PutOptions(metadata=dict(stored.head.metadata))
+    )
     store.delete_object(marker_key(key, len(stored.data)))
     store.put_object(marker_key(key, size), BytesBody(b""))
 

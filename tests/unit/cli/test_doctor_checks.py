@@ -1,6 +1,6 @@
 """Each check of `doctor`, with given facts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import Body, Checksum, Condition, IfMatch, StoredObject
+from sidetier.storage.port import NO_OPTIONS, Body, IfMatch, PutOptions, StoredObject
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.telemetry import status
 from sidetier.telemetry.status import PartitionState, PartitionStatus, StatusSnapshot
@@ -519,20 +519,10 @@ def test_long_lists_of_names_are_shortened() -> None:
 @pytest.mark.parametrize("ignored", [(), ("If-None-Match",), ("If-Match",)])
 def test_ignored_conditions_are_found(ignored: tuple[str, ...]) -> None:
     class Ignoring(FakeStorage):
-        def put_object(
-            self,
-            key: str,
-            body: Body,
-            *,
-            metadata: Mapping[str, str] | None = None,
-            checksum: Checksum | None = None,
-            condition: Condition | None = None,
-        ) -> str:
-            name = "If-Match" if isinstance(condition, IfMatch) else "If-None-Match"
-            kept = None if name in ignored else condition
-            return super().put_object(
-                key, body, metadata=metadata, checksum=checksum, condition=kept
-            )
+        def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
+            name = "If-Match" if isinstance(options.condition, IfMatch) else "If-None-Match"
+            kept = replace(options, condition=None) if name in ignored else options
+            return super().put_object(key, body, kept)
 
     store = Ignoring()
     store.put_object("layout.json", BytesBody(b"{}"))
@@ -554,7 +544,7 @@ def test_weak_etags_are_found() -> None:
 
 def test_store_that_refuses_a_condition_that_holds_is_found() -> None:
     fake = FakeStorage()
-    fake.put_object("layout.json", BytesBody(b"{}"), metadata={"a": "b"})
+    fake.put_object("layout.json", BytesBody(b"{}"), PutOptions(metadata={"a": "b"}))
     store = RetryingStorage(fake, url="s3://archive")
     assert refused_condition(store, "layout.json") is None
     assert fake.head_object("layout.json").metadata == {"a": "b"}

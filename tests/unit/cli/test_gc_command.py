@@ -48,6 +48,7 @@ from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
+from sidetier.storage.port import PutOptions
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.requests import CommittedOffset
@@ -655,7 +656,7 @@ def test_segment_in_a_gap_is_kept(stored: CommandLine) -> None:
     with closing(open_storage(StorageEndpoint(f"file://{stored.store}"))) as store:
         head = store.head_object(key)
         notes = {**head.metadata, NEXT_OFFSET_KEY: "15"}
-        store.put_object(late, BytesBody(store.get_object(key).data), metadata=notes)
+        store.put_object(late, BytesBody(store.get_object(key).data), PutOptions(metadata=notes))
     told = stored.json("gc", "--orphans", "--dry-run")
     assert [(entry["key"], entry["kind"]) for entry in told["orphans"]] == [(late, "duplicate")]
     layout = ArchiveLayout("prod-a", 3)
@@ -680,7 +681,9 @@ def test_segment_that_reaches_from_below_the_start_into_a_gap_is_kept(
         key = layout.object_key(tp, BaseOffset(0), FileKind.LOG)
         data, head = store.get_object(key).data, store.head_object(key)
         stored.json("gc", "--yes")
-        store.put_object(late, BytesBody(data), metadata={**head.metadata, NEXT_OFFSET_KEY: "25"})
+        store.put_object(
+            late, BytesBody(data), PutOptions(metadata={**head.metadata, NEXT_OFFSET_KEY: "25"})
+        )
     if gap is not None:
         path = stored.store / layout.gap_key(tp, Offset(gap[0]), Offset(gap[1]))
         path.parent.mkdir(parents=True)
@@ -690,7 +693,9 @@ def test_segment_that_reaches_from_below_the_start_into_a_gap_is_kept(
     assert (late in stored.stored()) == is_kept
     assert logs(stored, "orders-0") == ([5, 20] if is_kept else [20])
     with closing(open_storage(StorageEndpoint(f"file://{stored.store}"))) as store:
-        store.put_object(late, BytesBody(data), metadata={**head.metadata, NEXT_OFFSET_KEY: "25"})
+        store.put_object(
+            late, BytesBody(data), PutOptions(metadata={**head.metadata, NEXT_OFFSET_KEY: "25"})
+        )
     told = stored.json("gc", "--orphans", "--yes", "--older-than", "1ms")
     [orphan] = [entry for entry in told["orphans"] if entry["key"] == late]
     assert orphan["kind"] == ("in_gap" if is_kept else "below_start")

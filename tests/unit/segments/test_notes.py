@@ -16,8 +16,9 @@ from sidetier.segments.notes import (
     records_note,
 )
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.storage.checks import MAX_METADATA, check_metadata
+from sidetier.storage.checks import MAX_METADATA, check_options
 from sidetier.storage.encrypting import ENCRYPTION_KEY
+from sidetier.storage.port import PutOptions
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 
 LARGEST = 2**63 - 1
@@ -45,5 +46,5 @@ def test_the_longest_metadata_of_a_log_is_accepted() -> None:
         **object_note(key, LARGEST),
     }
     assert notes[PLACE_KEY] == f"{tp}/{LARGEST:020d}"
-    assert check_metadata(key, notes) == notes
+    assert check_options(key, PutOptions(notes)).metadata == notes
     assert sum(len(name) + len(value) for name, value in notes.items()) < MAX_METADATA * 3 // 4

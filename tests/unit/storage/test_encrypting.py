@@ -4,7 +4,7 @@ import base64
 import io
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,12 +41,13 @@ from sidetier.storage.factory import check_encryption, open_storage
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
 from sidetier.storage.port import (
+    NO_OPTIONS,
     Body,
     Checksum,
     ChecksumAlgorithm,
-    Condition,
     IfAbsent,
     IfMatch,
+    PutOptions,
     RemoteStorage,
 )
 from sidetier.storage.ranges import read_range
@@ -78,7 +79,7 @@ def sizes(store: RemoteStorage, prefix: str = "") -> dict[str, int]:
 def test_only_the_log_is_encrypted_and_no_record_is_stored_in_the_clear() -> None:
     inner = FakeStorage()
     store = encrypting(inner)
-    store.put_object(LOG, BytesBody(DATA), metadata={"a": "1"})
+    store.put_object(LOG, BytesBody(DATA), PutOptions(metadata={"a": "1"}))
     store.put_object(INDEX, BytesBody(b"index"))
     contents = inner.contents()
     assert contents[INDEX] == b"index"
@@ -89,7 +90,7 @@ def test_only_the_log_is_encrypted_and_no_record_is_stored_in_the_clear() -> Non
 
 def test_every_call_tells_the_size_and_checksum_of_the_plaintext() -> None:
     store = encrypting(FakeStorage())
-    etag = store.put_object(LOG, BytesBody(DATA), metadata={"a": "1"})
+    etag = store.put_object(LOG, BytesBody(DATA), PutOptions(metadata={"a": "1"}))
     head = store.head_object(LOG)
     assert (head.size, head.etag, head.metadata) == (len(DATA), etag, {"a": "1"})
     assert head.checksum == checksum_of_bytes(DATA, CRC64)
@@ -147,12 +148,12 @@ def test_a_kill_between_marker_and_log_changes_nothing() -> None:
     store = encrypting(inner)
     inner.fail("put", OSError("killed"), key=LOG)
     with pytest.raises(OSError, match="killed"):
-        store.put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+        store.put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
     assert list(inner.contents()) == [marker_key(LOG, stored_size(len(DATA)))]
     for reader in (encrypting(inner), without_keys(inner)):
         assert sizes(reader) == {}
     # Another sidecar, which does not encrypt, stores other bytes.
-    inner.put_object(LOG, BytesBody(b"other"), condition=IfAbsent())
+    inner.put_object(LOG, BytesBody(b"other"), PutOptions(condition=IfAbsent()))
     for reader in (encrypting(inner), without_keys(inner)):
         assert sizes(reader) == {LOG: 5}
         assert reader.get_object(LOG).data == b"other"
@@ -204,7 +205,7 @@ def test_a_log_that_is_stored_during_a_delete_keeps_its_marker() -> None:
 
     class Late(FakeStorage):
         def delete_objects(self, keys: Sequence[str]) -> None:
-            encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+            encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
             inner.delete_objects(keys)
 
     late = Late(contents=inner._stored)
@@ -216,7 +217,7 @@ def test_a_log_that_is_stored_during_a_delete_keeps_its_marker() -> None:
 def test_copies_have_a_marker_wherever_they_are() -> None:
     inner = FakeStorage()
     store = encrypting(inner)
-    store.put_object(LOG, BytesBody(DATA), metadata={"a": "1"})
+    store.put_object(LOG, BytesBody(DATA), PutOptions(metadata={"a": "1"}))
     target = f"_sidetier/cluster/quarantine/orders-0/x/{LOG.rpartition('/')[2]}"
     store.copy_object(LOG, target, condition=IfAbsent())
     store.delete_object(LOG)
@@ -232,7 +233,7 @@ def test_wrong_plaintext_is_refused_before_anything_but_the_marker_is_stored() -
     inner = FakeStorage()
     wrong = Checksum(CRC64, bytes(8))
     with pytest.raises(ChecksumMismatchError, match=LOG):
-        encrypting(inner).put_object(LOG, BytesBody(DATA), checksum=wrong)
+        encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(checksum=wrong))
     assert LOG not in inner.contents()
 
 
@@ -240,28 +241,20 @@ def test_a_body_that_changes_between_two_readings_is_refused() -> None:
     """Two plaintexts under one nonce would reveal both: the second one is never sent."""
 
     class TwoReadings(FakeStorage):
-        def put_object(
-            self,
-            key: str,
-            body: Body,
-            *,
-            metadata: Mapping[str, str] | None = None,
-            checksum: Checksum | None = None,
-            condition: Condition | None = None,
-        ) -> str:
+        def put_object(self, key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
             with body.open() as first, body.open() as second:
                 assert first.read() == second.read()
-            return super().put_object(
-                key, body, metadata=metadata, checksum=checksum, condition=condition
-            )
+            return super().put_object(key, body, options)
 
     inner = TwoReadings()
     changed = DATA[:150_000] + b"!" + DATA[150_001:]
     checksum = checksum_of_bytes(DATA, CRC64)
     with pytest.raises(ChecksumMismatchError, match="changed between two readings"):
-        encrypting(inner).put_object(LOG, ChangingBody([DATA, changed]), checksum=checksum)
+        encrypting(inner).put_object(
+            LOG, ChangingBody([DATA, changed]), PutOptions(checksum=checksum)
+        )
     assert LOG not in inner.contents()
-    encrypting(inner).put_object(LOG, ChangingBody([DATA, DATA]), checksum=checksum)
+    encrypting(inner).put_object(LOG, ChangingBody([DATA, DATA]), PutOptions(checksum=checksum))
     assert encrypting(inner).get_object(LOG).data == DATA
 
 
@@ -603,7 +596,7 @@ def test_a_put_during_a_delete_of_its_key_keeps_its_marker() -> None:
     inner = FakeStorage()
     encrypting(inner).put_object(LOG, BytesBody(DATA))
     racing = RacingStore(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
-    encrypting(racing).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+    encrypting(racing).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
     assert sizes(without_keys(inner)) == {LOG: len(DATA)}
     assert MARKER in inner.contents()
 
@@ -624,7 +617,7 @@ def test_a_log_that_is_stored_during_a_delete_of_many_keeps_its_marker(deleted: 
         encrypting(inner).put_object(key, BytesBody(DATA))
 
     def store_again() -> None:
-        encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+        encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
 
     encrypting(RacingStore(inner, "delete", MARKER, store_again)).delete_objects(deleted)
     left = {LOG, LATER} - (set(deleted) - {LOG})
@@ -637,7 +630,7 @@ def test_a_killed_put_can_lose_its_marker_to_a_delete() -> None:
     racing = RacingStore(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
     inner.fail("head", OSError("killed"), key=MARKER)
     with pytest.raises(OSError, match="killed"):
-        encrypting(racing).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+        encrypting(racing).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
     assert sizes(without_keys(inner)) == {LOG: stored_size(len(DATA))}
 
 
@@ -649,7 +642,7 @@ def test_a_retried_put_stores_its_marker_again() -> None:
     before = inner.count("head", MARKER)
     store = RetryingStorage(encrypting(racing), RetryPolicy(first_delay=0.001))
     with pytest.raises(PreconditionFailedError):  # by the `.log` of the first attempt
-        store.put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+        store.put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
     assert inner.count("head", MARKER) - before == 1
     assert sizes(without_keys(inner)) == {LOG: len(DATA)}
 
@@ -659,7 +652,7 @@ def test_a_killed_delete_can_lose_the_marker_of_a_new_log() -> None:
     encrypting(inner).put_object(LOG, BytesBody(DATA))
 
     def store_again() -> None:
-        encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+        encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
 
     racing = RacingStore(inner, "delete", MARKER, store_again)
     inner.fail("head", OSError("killed"), key=LOG)
@@ -690,7 +683,7 @@ def exchanged(inner: FakeStorage, source: str, target: str, data: bytes | None =
     stored = inner.get_object(source)
     inner.put_object(marker_key(target, len(stored.data)), BytesBody(b""))
     body = BytesBody(stored.data if data is None else data)
-    return IfMatch(inner.put_object(target, body, metadata=stored.head.metadata))
+    return IfMatch(inner.put_object(target, body, PutOptions(metadata=stored.head.metadata)))
 
 
 @pytest.mark.parametrize(
@@ -819,8 +812,8 @@ def test_a_part_of_an_encrypted_object_is_encrypted_with_its_key() -> None:
     # Turned off, without a key that encrypts.
     off = EncryptingStorage(inner, Keyring(settings(None)))
     with pytest.raises(EncryptionKeyError, match=r"key 'k1', which is not.*encryption\.keys"):
-        without_keys(inner).put_object(LOG, part, condition=IfMatch(etag))
-    off.put_object(LOG, part, condition=IfMatch(etag))
+        without_keys(inner).put_object(LOG, part, PutOptions(condition=IfMatch(etag)))
+    off.put_object(LOG, part, PutOptions(condition=IfMatch(etag)))
     assert decode_header(inner.contents()[LOG], LOG) is not None
     assert off.get_object(LOG).data == part.data
     assert sizes(without_keys(inner)) == {LOG: len(part.data), moved: len(DATA)}
@@ -836,5 +829,5 @@ def test_a_put_of_a_stored_log_stores_its_lost_marker_again() -> None:
     encrypting(inner).put_object(LOG, BytesBody(DATA))
     inner.delete_object(MARKER)
     with pytest.raises(PreconditionFailedError):
-        encrypting(inner).put_object(LOG, BytesBody(DATA), condition=IfAbsent())
+        encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
     assert sizes(without_keys(inner)) == {LOG: len(DATA)}

@@ -22,7 +22,7 @@ from sidetier.segments.errors import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.file_records import Identity, Record, decode, encode, etag_in, pick
 from sidetier.storage.local import LocalStorage, file_stream, translated
-from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, ObjectSummary
+from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, ObjectSummary, PutOptions
 from sidetier.storage.settings import LocalSettings
 
 HOUR_NS = 3600 * 10**9
@@ -58,7 +58,7 @@ def test_errno_is_translated(number: int, expected: type[StorageError]) -> None:
 
 def test_object_is_a_plain_file(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
-    store.put_object("t-0/0.log", BytesBody(b"bytes"), metadata={"a": "1"})
+    store.put_object("t-0/0.log", BytesBody(b"bytes"), PutOptions(metadata={"a": "1"}))
     assert (tmp_path / "t-0" / "0.log").read_bytes() == b"bytes"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".sidetier", "t-0"]
     assert [path.name for path in (tmp_path / "t-0").iterdir()] == ["0.log"]
@@ -71,10 +71,11 @@ from pathlib import Path
 from sidetier.segments.errors import StoreFullError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.local import LocalStorage
+from sidetier.storage.port import PutOptions
 
 root = Path(sys.argv[1])
 store = LocalStorage(root)
-old = store.put_object("k", BytesBody(b"old"), metadata={"v": "1"})
+old = store.put_object("k", BytesBody(b"old"), PutOptions(metadata={"v": "1"}))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 try:
@@ -159,7 +160,7 @@ def test_file_in_place_of_a_directory_is_reported(tmp_path: Path) -> None:
 
 def test_foreign_file_is_an_object_without_metadata(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
-    store.put_object("k", BytesBody(b"ours"), metadata={"a": "1"})
+    store.put_object("k", BytesBody(b"ours"), PutOptions(metadata={"a": "1"}))
     (tmp_path / "k").write_bytes(b"theirs")
     (tmp_path / "t-0").mkdir()
     (tmp_path / "t-0" / "0.log").write_bytes(b"peer")
@@ -167,9 +168,9 @@ def test_foreign_file_is_an_object_without_metadata(tmp_path: Path) -> None:
         head = store.head_object(key)
         assert (head.size, head.metadata, head.checksum) == (size, {}, None)
     etag = store.head_object("t-0/0.log").etag
-    new = store.put_object("t-0/0.log", BytesBody(b"ours"), condition=IfMatch(etag))
+    new = store.put_object("t-0/0.log", BytesBody(b"ours"), PutOptions(condition=IfMatch(etag)))
     with pytest.raises(PreconditionFailedError):
-        store.put_object("t-0/0.log", BytesBody(b"ours"), condition=IfMatch(etag))
+        store.put_object("t-0/0.log", BytesBody(b"ours"), PutOptions(condition=IfMatch(etag)))
     assert store.head_object("t-0/0.log").etag == new
 
 
@@ -205,7 +206,7 @@ def test_unreadable_directory_does_not_hide_others(
 
 def test_copied_archive_keeps_its_metadata(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path / "one")
-    etag = store.put_object("t-0/0.log", BytesBody(b"x"), metadata={"next-offset": "9"})
+    etag = store.put_object("t-0/0.log", BytesBody(b"x"), PutOptions(metadata={"next-offset": "9"}))
     subprocess.run(["cp", "-a", tmp_path / "one", tmp_path / "two"], check=True)
     head = LocalStorage(tmp_path / "two").head_object("t-0/0.log")
     assert (head.etag, head.metadata) == (etag, {"next-offset": "9"})
@@ -226,7 +227,9 @@ def test_versions_with_equal_time_and_size_have_different_etags(
 
     for number in range(5):
         monkeypatch.setattr(os, "fsync", frozen)
-        etag = store.put_object("k", BytesBody(b"%03d" % number), metadata={"n": str(number)})
+        etag = store.put_object(
+            "k", BytesBody(b"%03d" % number), PutOptions(metadata={"n": str(number)})
+        )
         head = store.head_object("k")
         assert (head.etag, head.metadata) == (etag, {"n": str(number)})
 
@@ -279,7 +282,7 @@ from pathlib import Path
 from sidetier.segments.errors import PreconditionFailedError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.local import LocalStorage
-from sidetier.storage.port import IfMatch
+from sidetier.storage.port import IfMatch, PutOptions
 
 store = LocalStorage(Path(sys.argv[1]))
 done = 0
@@ -287,7 +290,8 @@ while done < 30:
     stored = store.get_object("counter")
     try:
         value = str(int(stored.data) + 1).encode()
-        store.put_object("counter", BytesBody(value), condition=IfMatch(stored.head.etag))
+        condition = IfMatch(stored.head.etag)
+        store.put_object("counter", BytesBody(value), PutOptions(condition=condition))
         done += 1
     except PreconditionFailedError:
         pass
@@ -305,11 +309,11 @@ def test_no_update_is_lost_between_processes(tmp_path: Path) -> None:
 
 def test_reader_sees_complete_versions_while_others_write(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
-    store.put_object("k", BytesBody(b"0" * 1000), metadata={"n": "0"})
+    store.put_object("k", BytesBody(b"0" * 1000), PutOptions(metadata={"n": "0"}))
 
     def write(n: int) -> str:
         body = BytesBody(str(n % 10).encode() * 1000)
-        return store.put_object("k", body, metadata={"n": str(n)})
+        return store.put_object("k", body, PutOptions(metadata={"n": str(n)}))
 
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(write, n) for n in range(50)]
@@ -323,7 +327,7 @@ def test_reader_sees_complete_versions_while_others_write(tmp_path: Path) -> Non
 def test_roots_may_be_nested(tmp_path: Path) -> None:
     outer = LocalStorage(tmp_path)
     inner = LocalStorage(tmp_path / "special")
-    inner.put_object("t/0.log", BytesBody(b"x"), metadata={"a": "1"})
+    inner.put_object("t/0.log", BytesBody(b"x"), PutOptions(metadata={"a": "1"}))
     assert [row.key for row in outer.list_objects("")] == ["special/t/0.log"]
 
 
@@ -340,7 +344,7 @@ def test_records_round_trip_and_damaged_records_are_ignored() -> None:
 
 def test_damaged_record_file_makes_no_object_unreadable(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path, LocalSettings())
-    store.put_object("k", BytesBody(b"x"), metadata={"a": "1"})
+    store.put_object("k", BytesBody(b"x"), PutOptions(metadata={"a": "1"}))
     (record,) = (tmp_path / ".sidetier" / "meta").rglob("*.json")
     record.write_bytes(b"{")
     assert store.get_object("k").data == b"x"
@@ -350,7 +354,9 @@ def test_damaged_record_file_makes_no_object_unreadable(tmp_path: Path) -> None:
 def test_listing_and_head_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStorage(tmp_path)
     for number in range(3):
-        store.put_object(f"d/{number}", BytesBody(b"x" * number), metadata={"n": str(number)})
+        store.put_object(
+            f"d/{number}", BytesBody(b"x" * number), PutOptions(metadata={"n": str(number)})
+        )
     (tmp_path / "d" / "1").write_bytes(b"theirs")  # what its record says is of another version
     (tmp_path / "d" / "foreign").write_bytes(b"peer")
     (tmp_path / "d" / os.fsdecode(b"no-\xfftext")).write_bytes(b"")

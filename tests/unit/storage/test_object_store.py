@@ -25,7 +25,7 @@ from sidetier.segments.errors import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.object_clients import gcs_clients
 from sidetier.storage.object_store import ObjectStorage
-from sidetier.storage.port import IfAbsent, IfMatch
+from sidetier.storage.port import IfAbsent, IfMatch, PutOptions
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import MIB, AttemptDeadline, GcsSettings, RetryPolicy
 from tests.harness.gcs_server import GcsBucket
@@ -92,13 +92,13 @@ def test_refusal_is_translated_and_sent_once(
 ) -> None:
     proxy.misbehave(first(1, answer(status, code)))
     with pytest.raises(expected) as caught:
-        store.put_object("dir/k", BytesBody(b"x"), condition=IfAbsent())
+        store.put_object("dir/k", BytesBody(b"x"), PutOptions(condition=IfAbsent()))
     assert type(caught.value) is expected
     assert "/root/dir/k" in str(caught.value)
     assert code in str(caught.value)
     assert "Debug source" not in str(caught.value)
     assert len(proxy.seen) == 1, "obstore's own retries must stay off"
-    store.put_object("dir/k", BytesBody(b"x"), condition=IfAbsent())
+    store.put_object("dir/k", BytesBody(b"x"), PutOptions(condition=IfAbsent()))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_lost_answer_is_ambiguous_and_the_write_is_sent_once(
     retrying = RetryingStorage(store, QUICK)
     proxy.misbehave(first(1, lose_the_answer, method="PUT"))
     with pytest.raises(PreconditionFailedError) as caught:
-        retrying.put_object("k", BytesBody(b"mine"), condition=IfAbsent())
+        retrying.put_object("k", BytesBody(b"mine"), PutOptions(condition=IfAbsent()))
     assert caught.value.ambiguous
     assert store.get_object("k").data == b"mine"
 
@@ -158,10 +158,10 @@ def test_interrupted_large_create_is_complete_or_absent(
         )[steps_done]
     )
     if steps_done == 2:
-        store.put_object("big", BytesBody(LARGE), condition=IfAbsent())
+        store.put_object("big", BytesBody(LARGE), PutOptions(condition=IfAbsent()))
     else:
         with pytest.raises(StoreUnavailableError):
-            store.put_object("big", BytesBody(LARGE), condition=IfAbsent())
+            store.put_object("big", BytesBody(LARGE), PutOptions(condition=IfAbsent()))
     proxy.heal()
     there = direct(gcs_bucket)
     keys = [row.key for row in there.list_objects("")]
@@ -170,9 +170,9 @@ def test_interrupted_large_create_is_complete_or_absent(
     if keys:
         assert there.get_object("big").data == LARGE
         with pytest.raises(PreconditionFailedError):
-            store.put_object("big", BytesBody(LARGE), condition=IfAbsent())
+            store.put_object("big", BytesBody(LARGE), PutOptions(condition=IfAbsent()))
     else:
-        etag = store.put_object("big", BytesBody(LARGE), condition=IfAbsent())
+        etag = store.put_object("big", BytesBody(LARGE), PutOptions(condition=IfAbsent()))
         assert there.head_object("big").etag == etag
 
 
@@ -201,7 +201,7 @@ def test_conditional_put_over_a_deleted_object_is_refused(store: ObjectStorage) 
     etag = store.put_object("k", BytesBody(b"x"))
     store.delete_object("k")
     with pytest.raises(PreconditionFailedError):
-        store.put_object("k", BytesBody(b"y"), condition=IfMatch(etag))
+        store.put_object("k", BytesBody(b"y"), PutOptions(condition=IfMatch(etag)))
 
 
 def test_configuration_opens_the_store(
@@ -218,7 +218,7 @@ def test_configuration_opens_the_store(
     )
     with open_archive("c", config) as archive:
         for key in ("t-0/0.log", "t-0/0.log.encrypted-5000", "t-0/offset.wm"):
-            archive.default_store.put_object(key, BytesBody(b"x"), condition=IfAbsent())
+            archive.default_store.put_object(key, BytesBody(b"x"), PutOptions(condition=IfAbsent()))
         assert archive.default_store.capabilities.conditional_writes
     stored = gcs_bucket.server.objects(gcs_bucket.name)
     assert {key: one.headers.get("x-goog-storage-class") for key, one in stored.items()} == {

@@ -17,7 +17,14 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectHead, ObjectSummary
+from sidetier.storage.port import (
+    Condition,
+    IfAbsent,
+    IfMatch,
+    ObjectHead,
+    ObjectSummary,
+    PutOptions,
+)
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import RetryPolicy
 from tests.harness.bodies import BreakingBody, ChangingBody
@@ -115,20 +122,20 @@ def test_lost_answer_makes_a_refusal_ambiguous() -> None:
     fake.fail("put", StoreTimeoutError("lost"), after=True)
     store = RetryingStorage(fake, QUICK)
     with pytest.raises(PreconditionFailedError) as caught:
-        store.put_object("k", BODY, condition=IfAbsent())
+        store.put_object("k", BODY, PutOptions(condition=IfAbsent()))
     assert caught.value.ambiguous
     assert fake.contents() == {"k": b"data"}
     with pytest.raises(PreconditionFailedError) as caught:
-        store.put_object("k", BODY, condition=IfAbsent())
+        store.put_object("k", BODY, PutOptions(condition=IfAbsent()))
     assert not caught.value.ambiguous
 
 
 def _replace(store: RetryingStorage, etag: str) -> object:
-    return store.put_object("k", BytesBody(b"new"), condition=IfMatch(etag))
+    return store.put_object("k", BytesBody(b"new"), PutOptions(condition=IfMatch(etag)))
 
 
 def _create(store: RetryingStorage, _etag: str) -> object:
-    return store.put_object("absent", BODY, condition=IfAbsent())
+    return store.put_object("absent", BODY, PutOptions(condition=IfAbsent()))
 
 
 def _delete(store: RetryingStorage, etag: str) -> None:
@@ -182,7 +189,7 @@ def test_weak_etags_are_named(given: str, stored: str) -> None:
     fake = Weak()
     fake.put_object("k", BODY)
     with pytest.raises(RefusedConditionError, match="weak"):
-        RetryingStorage(fake).put_object("k", BODY, condition=IfMatch(given))
+        RetryingStorage(fake).put_object("k", BODY, PutOptions(condition=IfMatch(given)))
 
 
 def test_source_of_a_copy_that_changes_is_a_conflict() -> None:
@@ -214,7 +221,9 @@ def test_lost_answer_before_a_refusal_that_did_not_hold_keeps_the_next_one_ambig
     fake.fail("put", StoreTimeoutError("lost"))
     fake.fail("put", PreconditionFailedError("412"), nth=2)
     with pytest.raises(PreconditionFailedError) as caught:
-        RetryingStorage(fake, QUICK).put_object("k", BytesBody(b"new"), condition=IfMatch(etag))
+        RetryingStorage(fake, QUICK).put_object(
+            "k", BytesBody(b"new"), PutOptions(condition=IfMatch(etag))
+        )
     assert caught.value.ambiguous
 
 
@@ -224,7 +233,7 @@ def test_refusal_counts_where_the_store_does_not_tell_the_etag() -> None:
     fake.refuse("k", PreconditionFailedError("412"))
     fake.fail("head", AccessDeniedError("403"), times=None)
     with pytest.raises(PreconditionFailedError):
-        RetryingStorage(fake).put_object("k", BODY, condition=IfMatch(etag))
+        RetryingStorage(fake).put_object("k", BODY, PutOptions(condition=IfMatch(etag)))
     assert fake.count("put") == 2
 
 

@@ -6,6 +6,7 @@ from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.encrypted_format import marker_key
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import PutOptions
 from sidetier.uploader.archive.adoption import contiguous
 from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.cut_logs import cut_log
@@ -58,7 +59,7 @@ def test_a_marker_that_a_kill_has_lost_is_stored_again_before_the_segment_is_com
     log_dir.checkpoint_high_watermarks()
     site.settle()
     assert stored_next(inner, log.tp) == 20
-    inner.put_object(mark.head.key, BytesBody(mark.data), metadata=mark.head.metadata)
+    inner.put_object(mark.head.key, BytesBody(mark.data), PutOptions(metadata=mark.head.metadata))
     last = key_of(log.tp, 10)
     marker = marker_key(last, len(inner.contents()[last]))
     inner.delete_object(marker)
@@ -85,7 +86,7 @@ def test_a_segment_that_was_cut_before_it_was_committed_is_not_adopted(
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     site.settle()
-    store.put_object(mark.head.key, BytesBody(mark.data), metadata=mark.head.metadata)
+    store.put_object(mark.head.key, BytesBody(mark.data), PutOptions(metadata=mark.head.metadata))
     last = key_of(log.tp, 10)
     cut_log(store, last)
 

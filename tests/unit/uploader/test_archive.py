@@ -29,7 +29,7 @@ from sidetier.segments.offsets import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import PutOptions, RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
@@ -65,7 +65,7 @@ def put_segment(
         notes = {WRITER_EPOCH_KEY: str(epoch)}
         if kind is FileKind.LOG and end is not None:
             notes[NEXT_OFFSET_KEY] = str(end)
-        store.put_object(key_of(TP, base, kind), BytesBody(b"x"), metadata=notes)
+        store.put_object(key_of(TP, base, kind), BytesBody(b"x"), PutOptions(metadata=notes))
 
 
 def named(store: FakeStorage) -> list[int]:
@@ -348,7 +348,7 @@ def test_pinterest_log_beside_a_sidecar_index_is_not_adopted(
     put_segment(store, 10, None)
     for each in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
         notes = {WRITER_EPOCH_KEY: "1"} if each is kind else {}
-        store.put_object(key_of(TP, 10, each), BytesBody(b"x"), metadata=notes)
+        store.put_object(key_of(TP, 10, each), BytesBody(b"x"), PutOptions(metadata=notes))
     moved = archive_writer.record_gap(TP, archive, OffsetRange(Offset(10), Offset(40)), leader())
     assert moved.next_offset == 40
 
@@ -427,7 +427,7 @@ def test_metadata_of_a_deleted_topic_without_a_watermark_is_discarded(
     put_segment(store, 20, 30)
     before = store.get_object(key_of(TP, 20))
     notes = {**before.head.metadata, TOPIC_ID_KEY: "deleted"}
-    store.put_object(key_of(TP, 20), BytesBody(before.data), metadata=notes)
+    store.put_object(key_of(TP, 20), BytesBody(before.data), PutOptions(metadata=notes))
     metadata = PartitionMetadata(TP).with_segments([(BaseOffset(20), 1)])
     store.put_object(METADATA, BytesBody(encode_metadata(metadata)))
     archive_writer, ours = archive_writer_of(store), leader(topic_id="created again")

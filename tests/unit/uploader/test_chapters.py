@@ -26,6 +26,7 @@ from sidetier.segments.notes import (
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import PutOptions
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.chapters import (
     ChapterEvent,
@@ -63,7 +64,7 @@ def store_logs(
             RECORDS_KEY: "10",
         }
         key = LAYOUT.object_key(TP, BaseOffset(base), FileKind.LOG)
-        store.put_object(key, BytesBody(body), metadata={} if is_pinterest else notes)
+        store.put_object(key, BytesBody(body), PutOptions(metadata={} if is_pinterest else notes))
 
 
 def archive(store: FakeStorage, segments: int, first: int = 0) -> LongArchive:
@@ -117,7 +118,7 @@ def test_a_segment_with_another_size_than_the_noted_one_is_left_out_of_the_chapt
     store_logs(store, 0, SEGMENTS)
     key = LAYOUT.object_key(TP, BaseOffset(70), FileKind.LOG)
     notes = {**store.head_object(key).metadata, **object_note(key, 2)}
-    store.put_object(key, BytesBody(b"x"), metadata=notes)
+    store.put_object(key, BytesBody(b"x"), PutOptions(metadata=notes))
     assert write_chapters(archive(store, SEGMENTS), go_on) == 0
     found = [entry.base_offset for entry in entries(store)]
     assert found == [base for base in range(0, SEGMENTS * 10, 10) if base != 70]

@@ -23,7 +23,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import IfMatch
+from sidetier.storage.port import IfMatch, PutOptions
 from sidetier.telemetry.metrics import status_families
 from sidetier.telemetry.status import ClusterSnapshotStatus
 from sidetier.uploader import cluster_snapshots, engine
@@ -181,7 +181,7 @@ def test_writer_that_lost_its_claim_during_a_turn_stands_by(store: FakeStorage) 
     assert stored is not None
     assert second.turn().is_writer
     with pytest.raises(Exception, match="etag"):  # what the first one would write now is refused
-        store.put_object(INDEX, BytesBody(b"{}"), condition=IfMatch(stored.etag))
+        store.put_object(INDEX, BytesBody(b"{}"), PutOptions(condition=IfMatch(stored.etag)))
     assert not first.turn().is_writer
 
 

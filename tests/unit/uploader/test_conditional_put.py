@@ -16,7 +16,13 @@ from sidetier.segments.notes import CHECKSUM_KEY, LEADER_EPOCH_KEY, NEXT_OFFSET_
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import IfMatch, ObjectHead, RemoteStorage, StorageCapabilities
+from sidetier.storage.port import (
+    IfMatch,
+    ObjectHead,
+    PutOptions,
+    RemoteStorage,
+    StorageCapabilities,
+)
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
@@ -235,7 +241,9 @@ def test_write_between_head_and_put_wins(store: FakeStorage) -> None:
             if isinstance(answer, ObjectHead) and self.store.count("head") == 1:
                 notes = file(b"another").all_metadata()
                 self.store.put_object(
-                    call.key, BytesBody(b"another"), metadata=notes, condition=IfMatch(answer.etag)
+                    call.key,
+                    BytesBody(b"another"),
+                    PutOptions(metadata=notes, condition=IfMatch(answer.etag)),
                 )
             return answer
 

@@ -25,7 +25,7 @@ from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, NEXT_OFFSET_KE
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import IfAbsent, StoredObject
+from sidetier.storage.port import IfAbsent, PutOptions, StoredObject
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.epoch_history_file import NOT_STORED, EpochHistoryFile
 from sidetier.uploader.archive.takeover import HELPERS
@@ -251,7 +251,7 @@ def _stored(
     notes = {NEXT_OFFSET_KEY: f"{end}"} | ({EPOCHS_KEY: epochs} if epochs else {})
     notes |= {} if last is None else {LEADER_EPOCH_KEY: f"{last}"}
     key = LAYOUT.object_key(TP, BaseOffset(base), FileKind.LOG)
-    store.put_object(key, BytesBody(b"log"), metadata=notes)
+    store.put_object(key, BytesBody(b"log"), PutOptions(metadata=notes))
 
 
 def _moved(store: FakeStorage, known: StoredEpochHistory, base: int, end: int) -> Watermark:

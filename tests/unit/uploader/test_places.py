@@ -16,6 +16,7 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartiti
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import PutOptions
 from sidetier.uploader.archive.metadata_cache import MetadataCache, _Version
 from sidetier.uploader.watching.disk import LogDirPartitions, find_partitions, list_names
 from sidetier.uploader.watching.log_dirs import LogDirs
@@ -291,7 +292,7 @@ def test_next_offset_of_a_pinterest_segment_is_read_from_its_log(
 
 
 def test_next_offset_in_the_object_metadata_saves_the_read(store: FakeStorage) -> None:
-    store.put_object(key_of(A, 0), BytesBody(b"x"), metadata={NEXT_OFFSET_KEY: "77"})
+    store.put_object(key_of(A, 0), BytesBody(b"x"), PutOptions(metadata={NEXT_OFFSET_KEY: "77"}))
     assert derive_next_offset(store, LAYOUT, A, BaseOffset(0)) == Offset(77)
     assert store.count("get") + store.count("stream") == 0
 

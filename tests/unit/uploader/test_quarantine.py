@@ -24,7 +24,7 @@ from sidetier.storage.encrypted_format import is_encrypted
 from sidetier.storage.encrypting import EncryptingStorage
 from sidetier.storage.encryption_keys import Keyring
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import PutOptions, RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader.archive import history
@@ -306,8 +306,7 @@ def copied(store: FakeStorage) -> FakeStorage:
         another.put_object(
             row.key,
             BytesBody(found.data),
-            metadata=found.head.metadata,
-            checksum=found.head.checksum,
+            PutOptions(metadata=found.head.metadata, checksum=found.head.checksum),
         )
     return another
 
@@ -577,7 +576,9 @@ def aborted(*markers: int) -> list[AbortedTxn]:
 def note_beside(store: FakeStorage, key: str, txn_index: bytes) -> None:
     found = store.get_object(key)
     note = {NOTE_KEYS[FileKind.TXNINDEX]: f"{crc64nvme(txn_index):016x}"}
-    store.put_object(key, BytesBody(found.data), metadata={**found.head.metadata, **note})
+    store.put_object(
+        key, BytesBody(found.data), PutOptions(metadata={**found.head.metadata, **note})
+    )
 
 
 def test_status_reports_a_running_quarantine(

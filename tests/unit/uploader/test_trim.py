@@ -26,7 +26,12 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPar
 from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import LISTED_AT_ONCE, ChecksumAlgorithm, StorageCapabilities
+from sidetier.storage.port import (
+    LISTED_AT_ONCE,
+    ChecksumAlgorithm,
+    PutOptions,
+    StorageCapabilities,
+)
 from sidetier.telemetry.pages import partitions
 from sidetier.uploader import engine
 from sidetier.uploader.clock import SYSTEM_CLOCK
@@ -196,7 +201,7 @@ def put_again(beside: Beside) -> None:
     key = key_of(TP, 20)
     stored = beside.store.get_object(key)
     data = bytes([*stored.data[:-1], stored.data[-1] ^ 1])
-    beside.store.put_object(key, BytesBody(data), metadata=stored.head.metadata)
+    beside.store.put_object(key, BytesBody(data), PutOptions(metadata=stored.head.metadata))
 
 
 def without_metadata(beside: Beside) -> None:
@@ -248,7 +253,7 @@ def other_first_batch(store: FakeStorage) -> None:
     stored = store.get_object(key_of(TP, 20))
     data = bytes([*stored.data[:17], stored.data[17] ^ 1, *stored.data[18:]])
     notes = {**stored.head.metadata, CHECKSUM_KEY: f"{crc64nvme(data):016x}"}
-    store.put_object(key_of(TP, 20), BytesBody(data), metadata=notes)
+    store.put_object(key_of(TP, 20), BytesBody(data), PutOptions(metadata=notes))
 
 
 def exchange(store: FakeStorage, one: str, other: str) -> None:
@@ -279,7 +284,7 @@ def archived_elsewhere(store: FakeStorage) -> None:
     """The metadata names another place; the first batch is not looked at."""
     stored = store.get_object(key_of(TP, 20))
     notes = {**stored.head.metadata, PLACE_KEY: "t-1/00000000000000000020"}
-    store.put_object(key_of(TP, 20), BytesBody(stored.data), metadata=notes)
+    store.put_object(key_of(TP, 20), BytesBody(stored.data), PutOptions(metadata=notes))
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own checksum", "no own checksum"])

@@ -7,7 +7,7 @@ import pytest
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import Body, ChecksumAlgorithm
+from sidetier.storage.port import NO_OPTIONS, Body, ChecksumAlgorithm, PutOptions
 from sidetier.telemetry.status import PartitionState, SegmentStatus
 from sidetier.uploader.sending.reading import FileBody, SendProgress, Sent
 from tests.harness.daemons import RunningDaemon, Site
@@ -117,9 +117,9 @@ def test_checksums_of_an_encrypted_segment_do_not_count_as_sent(
     before: list[Sent | None] = []
     real = store.put_object
 
-    def put_object(key: str, body: Body, **options: object) -> str:
+    def put_object(key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
         before.append(progress.measure())
-        return real(key, body, **options)  # type: ignore[arg-type]
+        return real(key, body, options)
 
     monkeypatch.setattr(store, "put_object", put_object)
     with path.open("rb") as file:

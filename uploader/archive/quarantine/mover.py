@@ -61,7 +61,14 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset
 from sidetier.segments.txn_index import encode_txn_index, parse_txn_index
 from sidetier.segments.walker import BatchWalker, SegmentFacts
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
+from sidetier.storage.port import (
+    Condition,
+    IfAbsent,
+    IfMatch,
+    ObjectSummary,
+    PutOptions,
+    RemoteStorage,
+)
 from sidetier.uploader.archive.quarantine.relocation import (
     Claim,
     ForEach,
@@ -371,7 +378,7 @@ class _Mover:
         # the move and begun to archive again, with the same bytes in this object.
         self._claim.check()
         try:
-            self._store.put_object(key, BytesBody(data), condition=IfMatch(etag))
+            self._store.put_object(key, BytesBody(data), PutOptions(condition=IfMatch(etag)))
         except PreconditionFailedError:
             raise ArchiveConflictError(f"{key} was written while the archive was moved") from None
 

@@ -25,7 +25,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.json_text import parse_json
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, PutOptions, RemoteStorage
 
 VERSION: Final = 1
 MAX_FILES: Final = 10_000
@@ -275,7 +275,7 @@ class ManifestFile:
         condition: Condition = IfAbsent() if held.etag is None else IfMatch(held.etag)
         try:
             etag = self.store.put_object(
-                self.key, BytesBody(encode_manifest(manifest)), condition=condition
+                self.key, BytesBody(encode_manifest(manifest)), PutOptions(condition=condition)
             )
         except PreconditionFailedError:
             # An earlier attempt may have succeeded although its answer was lost: compare nonces.

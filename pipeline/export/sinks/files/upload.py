@@ -23,7 +23,15 @@ from sidetier.pipeline.export.sinks.files.rows import Rows
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import FileBody
-from sidetier.storage.port import Body, Condition, IfAbsent, IfMatch, ObjectHead, RemoteStorage
+from sidetier.storage.port import (
+    Body,
+    Condition,
+    IfAbsent,
+    IfMatch,
+    ObjectHead,
+    PutOptions,
+    RemoteStorage,
+)
 
 RUN_METADATA: Final = "sidetier-run"
 """Metadata key of each file: generation and nonce of its run."""
@@ -82,7 +90,9 @@ class FileUploader:
         # of this put whose answer was lost. So each refusal is followed by a look at the object.
         for _ in range(_TRIES):
             with suppress(PreconditionFailedError):
-                self.store.put_object(entry.key, body, metadata=notes, condition=condition)
+                self.store.put_object(
+                    entry.key, body, PutOptions(metadata=notes, condition=condition)
+                )
                 return entry.model_copy(update={"bytes": body.size})
             with suppress(ObjectNotFoundError):  # removed in between: put it again if absent
                 head = self.store.head_object(entry.key)

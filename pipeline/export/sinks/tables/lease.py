@@ -25,7 +25,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, PutOptions, RemoteStorage
 
 _PROC: Final = Path("/proc")
 _STARTED: Final = 19
@@ -276,5 +276,5 @@ class Lease:
             "holder": asdict(self._me),
         }
         body = BytesBody(_CODEC.encode(values, sort_keys=False))
-        self._etag = self._store.put_object(self._key, body, condition=condition)
+        self._etag = self._store.put_object(self._key, body, PutOptions(condition=condition))
         self._confirmed, self._unconfirmed = began, None

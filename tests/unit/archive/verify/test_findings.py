@@ -31,6 +31,7 @@ from sidetier.segments.offsets import (
     TopicPartition,
 )
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import PutOptions
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.uploader.archive.unresolved import read_unresolved
 from tests.harness.archived_log import LAYOUT, TP, StoredArchive
@@ -134,7 +135,7 @@ def swapped_entries(archive: StoredArchive, kind: FileKind, size: int) -> None:
         for name, value in archive.head(key).metadata.items()
         if name != "sidetier-crc64nvme"
     }
-    archive.store.put_object(key, BytesBody(changed), metadata=metadata)
+    archive.store.put_object(key, BytesBody(changed), PutOptions(metadata=metadata))
 
 
 def foreign_epochs(archive: StoredArchive) -> None:
@@ -340,7 +341,7 @@ def test_a_segment_that_was_copied_over_another_one_is_a_finding(
     stored = archive.store.get_object(archive.key(60))
     others = {PLACE_KEY: f"orders-1/{60:020d}", TOPIC_ID_KEY: "other"}
     other = {**stored.head.metadata, **others}
-    archive.store.put_object(archive.key(60), BytesBody(stored.data), metadata=other)
+    archive.store.put_object(archive.key(60), BytesBody(stored.data), PutOptions(metadata=other))
     ours = archive.head(archive.key(0)).metadata[TOPIC_ID_KEY]
 
     found = verify(archive, options).findings()
@@ -535,7 +536,9 @@ def test_segment_that_is_replaced_meanwhile_is_read_again(archive: StoredArchive
         nonlocal replaced
         if key == archive.key(60) and with_checksum and not replaced:
             replaced = True
-            archive.store.put_object(key, BytesBody(stored.data), metadata=stored.head.metadata)
+            archive.store.put_object(
+                key, BytesBody(stored.data), PutOptions(metadata=stored.head.metadata)
+            )
         return real(key, with_checksum=with_checksum)
 
     archive.store.head_object = head  # type: ignore[method-assign,assignment]
@@ -603,13 +606,13 @@ def test_local_files_are_compared(archive: StoredArchive, log: PartitionLog) -> 
     data[700] ^= 1
     metadata = dict(archive.head(archive.key(60)).metadata)
     del metadata["sidetier-crc64nvme"]
-    archive.store.put_object(archive.key(60), BytesBody(bytes(data)), metadata=metadata)
+    archive.store.put_object(archive.key(60), BytesBody(bytes(data)), PutOptions(metadata=metadata))
     report = verify(archive, options, directories=directories)
     assert kinds(report) == [("local_difference", segment(60))]
 
     # Another program has replaced the bytes, and kept the metadata.
     noted = {**metadata, "sidetier-crc64nvme": f"{crc64nvme(before):016x}"}
-    archive.store.put_object(archive.key(60), BytesBody(before), metadata=noted)
+    archive.store.put_object(archive.key(60), BytesBody(before), PutOptions(metadata=noted))
     archive.store.overwrite(archive.key(60), bytes(data))
     report = verify(archive, options, directories=directories)
     assert kinds(report) == [("local_difference", segment(60))]
@@ -656,7 +659,7 @@ def without_last_segment(archived: StoredArchive) -> tuple[StoredArchive, Callab
         for key in (*keys, EPOCHS, METADATA, WATERMARK):
             stored = objects[key]
             body = BytesBody(stored.data)
-            archived.store.put_object(key, body, metadata=stored.head.metadata)
+            archived.store.put_object(key, body, PutOptions(metadata=stored.head.metadata))
 
     return archived, commit
 

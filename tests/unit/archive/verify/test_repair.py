@@ -14,6 +14,7 @@ from sidetier.archive.verify.run import Verification, VerifyRequest
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import PutOptions
 from sidetier.uploader.archive.repair import (
     Repairer,
     RepairOutcome,
@@ -165,7 +166,7 @@ def test_segment_that_is_replaced_meanwhile_gets_no_index(archive: StoredArchive
     [outcome] = repair(
         archive,
         lambda: archive.store.put_object(
-            archive.key(60), BytesBody(log.data), metadata=log.head.metadata
+            archive.key(60), BytesBody(log.data), PutOptions(metadata=log.head.metadata)
         ),
     )
     assert outcome.problem is not None
@@ -179,7 +180,7 @@ def test_metadata_of_overlapping_segments_is_not_guessed(archive: StoredArchive)
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
         archive.store.put_object(archive.key(70, kind), BytesBody(b""))
     archive.store.put_object(
-        archive.key(70), BytesBody(stored.data[70:]), metadata=stored.head.metadata
+        archive.key(70), BytesBody(stored.data[70:]), PutOptions(metadata=stored.head.metadata)
     )
 
     outcomes = {o.repair.key: o.problem for o in repair(archive)}

@@ -25,6 +25,7 @@ from sidetier.pipeline.export.state import Tail
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import PutOptions
 from tests.harness.diverged_archive import (
     END,
     FORK,
@@ -256,7 +257,7 @@ def test_files_stay_until_their_replacements_can_be_written(orders: MadeArchive)
     stood = manifest_in(target.contents()).model_copy(update=other)
     target.put_object(manifest_key("topics", "orders"), BytesBody(encode_manifest(stood)))
     waiting = "topics/orders/ten=001/orders+7+0000000010.snappy.parquet"
-    target.put_object(waiting, BytesBody(b"old"), metadata={RUN_METADATA: "1-a"})
+    target.put_object(waiting, BytesBody(b"old"), PutOptions(metadata={RUN_METADATA: "1-a"}))
     with files_job(orders.store, target, TENS, reread=True) as job:
         run_once(job)
     after = manifest_in(target.contents())

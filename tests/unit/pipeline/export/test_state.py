@@ -33,6 +33,7 @@ from sidetier.pipeline.export.state import Tail
 from sidetier.segments.errors import MalformedObjectError, StoreTimeoutError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import PutOptions
 
 EMPTY = Manifest(cluster="prod-a", topic="orders", nonce="n0")
 OPTIONS = FilesOptions()
@@ -190,11 +191,11 @@ def test_only_files_of_abandoned_runs_are_swept() -> None:
     others = ["topics/orders/partition=0/part-1.parquet", "topics/orders/_sidetier/manifest.json"]
     others.append("topics/orders/partition=0/orders+0+0000000099.snappy.parquet")
     for key in others:
-        store.put_object(key, BytesBody(b"theirs"), metadata={})
+        store.put_object(key, BytesBody(b"theirs"), PutOptions(metadata={}))
     store.put_object(
         "topics/other/partition=0/other+0+0000000099.avro",
         BytesBody(b""),
-        metadata={RUN_METADATA: "1-a"},
+        PutOptions(metadata={RUN_METADATA: "1-a"}),
     )
     before = set(store.contents())
     sweep = Sweep("orders", ("topics",), {entry(10, 10).key}, {0: 10, 1: 8}, generation=4)

@@ -12,6 +12,7 @@ from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import PutOptions
 from sidetier.uploader.chapters import LongArchive, write_chapters
 from tests.harness.made_archive import LAYOUT, TP, MadeArchive, batches
 from tests.harness.splits import CountingStorage, plan_of
@@ -34,7 +35,7 @@ def store(made: CountingStorage) -> CountingStorage:
     copy = CountingStorage()
     for row in made.list_objects(""):
         stored = made.get_object(row.key)
-        copy.put_object(row.key, BytesBody(stored.data), metadata=stored.head.metadata)
+        copy.put_object(row.key, BytesBody(stored.data), PutOptions(metadata=stored.head.metadata))
     return copy
 
 
