@@ -5,6 +5,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from sidetier.config.archive_options import in_readers_names
+from sidetier.leadership.cluster import NO_ANSWER
 from sidetier.segments.errors import AccessDeniedError, SegmentError, SidetierError
 from sidetier.segments.offsets import TopicPartition
 
@@ -122,15 +123,11 @@ def given_twice(tp: TopicPartition) -> KafkaException:
     return KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{tp} is given twice"))
 
 
-_PASSING: Final = frozenset(
+_PASSING: Final = NO_ANSWER | frozenset(
     {
-        KafkaError._ALL_BROKERS_DOWN,
         KafkaError._DESTROY_BROKER,
         KafkaError._NO_OFFSET,
         KafkaError._RESOLVE,
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError._TRANSPORT,
         KafkaError._WAIT_CACHE,
         KafkaError._WAIT_COORD,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,

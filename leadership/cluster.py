@@ -41,7 +41,7 @@ def as_texts(properties: Mapping[str, str | int | float | bool]) -> dict[str, st
 
 _THREAD: Final = re.compile(r"^\[thrd:[^]]*\]: ")
 _STATE: Final = re.compile(r" \(after \d+ms in state .*\)$")
-_WITHOUT_REASON: Final = frozenset(
+NO_ANSWER: Final = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own codes begin with _
         KafkaError._TIMED_OUT,  # noqa: SLF001
@@ -49,7 +49,7 @@ _WITHOUT_REASON: Final = frozenset(
         KafkaError._TRANSPORT,  # noqa: SLF001
     }
 )
-"""Errors of a request that do not say why there is no connection: only librdkafka's log does."""
+"""librdkafka's errors of a request that no broker has answered. Only its log says why."""
 
 
 class _ClientLog:
@@ -118,7 +118,7 @@ class QuietAdminClient(AdminClient):
         self.drain_log()
         why = self._log.connection_error
         inner = error.args[0]
-        return f"{inner.str()}: {why}" if inner.code() in _WITHOUT_REASON and why else inner.str()
+        return f"{inner.str()}: {why}" if inner.code() in NO_ANSWER and why else inner.str()
 
     def drain_log(self) -> None:
         """Take over librdkafka's log lines, which it keeps in memory until then."""

@@ -222,7 +222,7 @@ class FetchThreads:
         return None
 
     def _rest(self, partition: Partition, now: float) -> None:
-        """Leave a partition without a request in peace until there may be one."""
+        """Do not ask a partition again until it may have a request."""
         if not partition.waits_for_memory:
             self._candidates.pop(partition, None)
         due = partition.next_time(now)

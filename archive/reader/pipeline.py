@@ -13,7 +13,7 @@ position on. It decides what follows the ending of a run: another run, or a resu
 Three rules keep this simple:
 
 - Nothing is invalidated in place. A `seek`, a pause and a change of the archive replace the
-  pipeline by a new one. What the old one held, and what its requests bring, belongs to nobody.
+  pipeline by a new one. What the old one held is dropped, and so is what its requests bring.
 - A position moves when results are handed out. `Pipeline.position` is behind the results that it
   has returned; `Partition.settled` is behind those that the caller of `take` has received.
 - An exception (KeyboardInterrupt, a bug) may leave a pipeline in any state. Nobody repairs it: the

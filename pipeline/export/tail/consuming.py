@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.archive.kafka_messages import UnreadableHeadersError, records_of
 from sidetier.config.model import BrokerConfig
+from sidetier.leadership.cluster import NO_ANSWER
 from sidetier.pipeline.export.errors import BrokerReadError
 from sidetier.pipeline.export.tail.brokers import client_settings
 from sidetier.pipeline.planning.split import BrokerRange, in_words
@@ -27,17 +28,9 @@ PATIENCE: Final = 60.0
 """Seconds without records or progress after which reading fails."""
 _MOST: Final = 1 << 14
 _WAIT: Final = 0.5
-_PASSING: Final = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 -- names of librdkafka
-        KafkaError._TIMED_OUT,  # noqa: SLF001
-        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
-        KafkaError._TRANSPORT,  # noqa: SLF001
-    }
-)
 _REFUSED: Final = frozenset(
     {
-        KafkaError._AUTHENTICATION,  # noqa: SLF001
+        KafkaError._AUTHENTICATION,  # noqa: SLF001 -- names of librdkafka
         KafkaError.SASL_AUTHENTICATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -252,7 +245,7 @@ def _passes(message: Message, error: KafkaError) -> bool:
     An error without a topic concerns the client's group: the client looks for a coordinator.
     Nothing joins the group, so no permission for it is needed.
     """
-    return message.topic() is None or error.retriable() or error.code() in _PASSING
+    return message.topic() is None or error.retriable() or error.code() in NO_ANSWER
 
 
 def _offset(message: Message) -> int:
