@@ -208,6 +208,7 @@ class Feed:
         May return an empty list before `wait` has passed, so that the caller can check whether the
         consumer is being closed.
         """
+        self._state.watch()
         self._state.router.step()
         self._fetch_available(most)
         shares = self._next_shares(most)

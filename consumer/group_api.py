@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from sidetier.consumer.errors import not_configured
 from sidetier.consumer.feed import DeliveryRecorder, Feed
+from sidetier.consumer.kafka_side import KafkaSide
 from sidetier.consumer.settings import Settings
 from sidetier.consumer.sides import Sides
 from sidetier.consumer.subscription_state import SubscriptionState
@@ -108,7 +109,7 @@ class GroupApi:
             ValueError: both or neither of `message` and `offsets` are given.
             KafkaException: `enable.auto.offset.store` is true, or the message is an error.
         """
-        inner = self._inner("store_offsets")
+        kafka = self._kafka("store_offsets")
         if message is not None and offsets is not None:
             raise ValueError("message and offsets are mutually exclusive")
         if message is None and offsets is None:
@@ -119,7 +120,7 @@ class GroupApi:
         if message is not None:
             offsets = [_behind(message)]
         with self._poll_lock:
-            inner.store_offsets(offsets=offsets or [])
+            kafka.consumer.store_offsets(offsets=offsets or [])
             for offset in offsets or []:
                 tp = domain.TopicPartition(offset.topic, offset.partition)
                 partition = self._state.partitions.get(tp)
@@ -150,10 +151,14 @@ class GroupApi:
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Use other credentials for connections that are opened from now on."""
         with self._poll_lock:
-            self._inner("set_sasl_credentials").set_sasl_credentials(username, password)
+            self._kafka("set_sasl_credentials").set_sasl_credentials(username, password)
 
     def _inner(self, method: str) -> confluent_kafka.Consumer:
-        """Return Kafka's client.
+        """Return Kafka's client; errors as in `_kafka`."""
+        return self._kafka(method).consumer
+
+    def _kafka(self, method: str) -> KafkaSide:
+        """Return Kafka's side.
 
         Raises:
             RuntimeError: the consumer is closed.
@@ -166,7 +171,7 @@ class GroupApi:
                 f"{method}() needs bootstrap.servers: this consumer reads the store alone, without "
                 "a broker and without a group; assign partitions by assign()"
             )
-        return kafka.consumer
+        return kafka
 
     def _require_open(self) -> None:
         if self._closed:

@@ -11,6 +11,7 @@ raises `_STATE`. It must be assigned again, which librdkafka allows for single p
 an eager group.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from sidetier.consumer.errors import is_transient
-from sidetier.consumer.sources import Identity, Logical
+from sidetier.consumer.sources import UNKNOWN, Identity, Logical
 from sidetier.leadership.cluster import topic_id_of
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
@@ -203,32 +204,82 @@ class AtKafka:
 class KafkaSide:
     """The inner consumer. With `KAFKA_ONLY` all partitions are always read from it.
 
+    Args:
+        open_consumer: opens Kafka's client. Called at once, and by `replace`.
+        cooperative: groups assign partitions incrementally.
+        callbacks: the guarded callbacks in the client's configuration.
+        topic_ids: asks brokers for topic ids; without it, no id is known.
+        clock: monotonic clock, in seconds.
+
     Attributes:
+        consumer: Kafka's client.
         callbacks: keeps exceptions of the application's callbacks until a call of `consumer`
             returns.
         seen: the last answer about each topic.
+        met: the first answer about each topic since Kafka's client was opened; unknown if there was
+            none in time.
     """
 
     def __init__(
         self,
-        consumer: confluent_kafka.Consumer,
+        open_consumer: Callable[[], confluent_kafka.Consumer],
         *,
         cooperative: bool,
         callbacks: Callbacks | None = None,
         topic_ids: Callable[[Collection[str]], Mapping[str, TopicIdAnswer]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.consumer = consumer
+        self._open = open_consumer
+        self.consumer = open_consumer()
         self._topic_ids, self._clock = topic_ids, clock
         self.seen: dict[str, Identity] = {}
+        self.met: dict[str, Identity] = {}
         self._unreachable: tuple[float, KafkaError] | None = None
         self.callbacks = callbacks or Callbacks()
         self._cooperative = cooperative
-        self._subscribed = False
+        self._subscription: Callable[[confluent_kafka.Consumer], None] | None = None
+        self._credentials: tuple[str, str] | None = None
 
-    def subscribed(self, *, yes: bool) -> None:
-        """Set whether the group assigns the partitions (`subscribe`)."""
-        self._subscribed = yes
+    @property
+    def subscribed(self) -> bool:
+        """Whether the group assigns the partitions."""
+        return self._subscription is not None
+
+    def subscribe(self, topics: list[str], **callbacks: Callback) -> None:
+        """Join the group, with librdkafka's callbacks `on_assign`, `on_revoke` and `on_lost`."""
+
+        def subscription(consumer: confluent_kafka.Consumer) -> None:
+            consumer.subscribe(topics, **callbacks)
+
+        subscription(self.consumer)
+        self._subscription = subscription
+
+    def unsubscribe(self) -> None:
+        """Leave the group."""
+        self.consumer.unsubscribe()
+        self._subscription = None
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Use other credentials for connections that are opened from now on."""
+        self.consumer.set_sasl_credentials(username, password)
+        self._credentials = username, password
+
+    def replace(self) -> None:
+        """Close Kafka's client, and open a new one, which knows nothing of any topic yet.
+
+        A group's partitions are revoked, and the new member gets its own from the group. Partitions
+        that the application assigned must be assigned again.
+        """
+        new = self._open()
+        if self._credentials is not None:
+            new.set_sasl_credentials(*self._credentials)
+        try:
+            self.consumer.close()
+        finally:
+            self.consumer = new
+            self.met.clear()
+            if self._subscription is not None:
+                self._subscription(new)
 
     def assign(self, starts: Sequence[Start]) -> None:
         """Replace the assignment.
@@ -267,7 +318,7 @@ class KafkaSide:
         if not refused:
             self._flow(starts)
             return False
-        if self._subscribed and not self._cooperative:
+        if self.subscribed and not self._cooperative:
             self.assign(list(everything))
             return True
         self.remove(start.tp for start in refused)
@@ -297,6 +348,14 @@ class KafkaSide:
     def store(self, offsets: list[confluent_kafka.TopicPartition]) -> None:
         """Store offsets for the next commit without offsets, and for the automatic commit."""
         self.consumer.store_offsets(offsets=offsets)
+
+    def unstore(self, tps: Iterable[TopicPartition]) -> None:
+        """Commit nothing of what is stored for these partitions, also not in `replace`.
+
+        librdkafka commits a stored offset only if it is above the last one that it committed.
+        """
+        with contextlib.suppress(KafkaException):  # not assigned any more: nothing is stored
+            self.consumer.store_offsets(offsets=[named(tp) for tp in tps])
 
     def committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, AtKafka]:
         """Return the group's committed offsets."""
@@ -333,8 +392,36 @@ class KafkaSide:
                     self._unreachable = self._clock(), topic_id
                 found[topic] = topic_id
             else:
-                found[topic] = self.seen[topic] = Identity(topic_id, cluster_id)
+                identity = Identity(topic_id, cluster_id)
+                found[topic] = self.seen[topic] = identity
+                self.met.setdefault(topic, identity)
         return found
+
+    def meet(self, topics: Collection[str]) -> None:
+        """Ask for the topics that Kafka's client does not know yet, before they are assigned.
+
+        Without an answer, the topic as the client meets it stays unknown.
+        """
+        new = set(topics) - self.met.keys()
+        if new:
+            self.identities(new)
+            for topic in new:
+                self.met.setdefault(topic, UNKNOWN)
+
+    def recreated(self, topics: Collection[str]) -> dict[str, Identity]:
+        """Return the topics that have another id than Kafka's client has met, as they are now.
+
+        Without an answer, it is none. A topic that was met without an id has another one now.
+        """
+        met = {topic: self.met[topic] for topic in topics if topic in self.met}
+        now = self.identities(met) if met else {}
+        return {
+            topic: identity
+            for topic, identity in now.items()
+            if isinstance(identity, Identity)
+            and identity.topic_id is not None
+            and identity.topic_id != met[topic].topic_id
+        }
 
     def _cluster_id(self) -> str | None:
         try:

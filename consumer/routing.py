@@ -216,7 +216,7 @@ class Router:
             starts = [start_now(partition) for partition in aims.values()]
             everything = (start_now(partition) for partition in self.partitions.values())
             if self._kafka.aim(starts, everything):
-                self._store_again(self._kafka)
+                self.store_again(self._kafka)
         except BaseException:
             # The application may catch it and poll again: the consumer has not moved yet.
             self._aims = aims | self._aims
@@ -239,6 +239,8 @@ class Router:
         return None
 
     def _carry_out(self, partition: Partition, decision: Decision, now: float) -> None:
+        if partition.recreated:
+            self.unstore(partition)
         if isinstance(decision, FromKafka):
             self.from_kafka(partition, decision)
         elif isinstance(decision, FromStore):
@@ -252,6 +254,12 @@ class Router:
             partition.tries += 1
             log.debug("consumer.again", partition=str(partition.tp), why=decision.why)
             _later(partition, now + pause_after(partition.tries))
+
+    def unstore(self, partition: Partition) -> None:
+        """Let no offset of the deleted topic be committed for the new one."""
+        partition.consumed, partition.dirty, partition.stored = False, False, None
+        if self._kafka is not None:
+            self._kafka.unstore([partition.tp])
 
     def _from_store(self, partition: Partition, decision: FromStore) -> None:
         self._log_reset(partition, decision.offset, decision.reset)
@@ -404,7 +412,7 @@ class Router:
         elif partition.tries <= 1 or partition.tries % REPORT_EVERY == 0:
             self.errors.append(error)
 
-    def _store_again(self, kafka: KafkaSide) -> None:
+    def store_again(self, kafka: KafkaSide) -> None:
         """Store the offsets again: a new assignment in librdkafka begins without stored offsets."""
         offsets = []
         for partition in self.partitions.values():

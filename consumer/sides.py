@@ -57,11 +57,11 @@ def open_sides(settings: Settings) -> Sides:
         kafka = None
         if settings.kafka.config is not None:
             callbacks = Callbacks()
-            consumer = confluent_kafka.Consumer(callbacks.guarded(settings.kafka.config))
+            config = callbacks.guarded(settings.kafka.config)
             topic_ids = TopicIds(settings.kafka.config)
             stack.callback(topic_ids.close)
             kafka = KafkaSide(
-                consumer,
+                lambda: confluent_kafka.Consumer(config),
                 cooperative=settings.kafka.cooperative,
                 callbacks=callbacks,
                 topic_ids=topic_ids,

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from confluent_kafka import KafkaError
 
@@ -17,10 +18,23 @@ from sidetier.consumer.kafka_side import KafkaSide, Start
 from sidetier.consumer.lookups import Lookups
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.consumer.partition import Partition, Source
-from sidetier.consumer.routing import Router, start_now
-from sidetier.consumer.sources import Archive, FromKafka, Logical, Mode, Rules
+from sidetier.consumer.routing import Router, log, start_now
+from sidetier.consumer.sources import (
+    UNKNOWN,
+    Archive,
+    FromKafka,
+    Identity,
+    Logical,
+    Mode,
+    Rules,
+)
 from sidetier.consumer.store_side import StoreSide
 from sidetier.segments.offsets import OffsetRange, TopicPartition
+
+SILENT_SECONDS: Final = 30.0
+"""A partition that Kafka's client fetches is asked about after it was silent for this time, and
+again and again while it stays silent; noticed within twice the time.
+"""
 
 
 class SubscriptionState:
@@ -54,7 +68,13 @@ class SubscriptionState:
         self.buffer = FetchBuffer()
         self._rules, self._metrics = rules, metrics
         self._kafka, self._store = sides
+        self._clock = clock
         self._serials = itertools.count(1)
+        # Of `watch`: the positions at its last look, and the topics for which Kafka's client is to
+        # be replaced.
+        self._look_at = 0.0
+        self._looked: dict[TopicPartition, int | None] = {}
+        self._recreated: dict[str, Identity] = {}
         # As in librdkafka: a pause lasts until `resume`, over assignments and rebalances; and only
         # partitions of topics that were assigned before can be paused.
         self._paused: set[TopicPartition] = set()
@@ -69,6 +89,7 @@ class SubscriptionState:
         new = self._new(starts)
         # Kafka's client first: if it raises, nothing has changed here.
         if self._kafka is not None:
+            self._meet(starts)
             self._kafka.assign([self._begin(partition) for partition in new])
         self._forget(list(self.partitions))
         self._accept(new)
@@ -81,6 +102,7 @@ class SubscriptionState:
         """
         new = self._new(starts)
         if self._kafka is not None:
+            self._meet(starts)
             self._kafka.add([self._begin(partition) for partition in new])
         # librdkafka has checked this already. Without a broker, nobody has.
         for tp in starts:
@@ -282,6 +304,84 @@ class SubscriptionState:
             self._drop(partition.tp)
             self.router.from_kafka(partition, FromKafka(position))
             self.router.aim()
+
+    def watch(self) -> None:
+        """Replace Kafka's client if it is silent because a topic was created again.
+
+        librdkafka ignores the leaders of a topic whose leader epochs are lower than those of the
+        deleted topic, and fetches nothing more of it, if it has not seen that the topic was away
+        (https://github.com/confluentinc/librdkafka/issues/4898). A new client knows no epochs. Only
+        an id tells the two topics apart: so each topic is asked for before it is assigned first,
+        and again when one of its partitions is silent.
+        """
+        kafka, now = self._kafka, self._clock()
+        if kafka is None or not self._watches:
+            return
+        if now >= self._look_at:
+            self._look_at = now + SILENT_SECONDS
+            silent = self._silent_topics()
+            if silent:
+                self._recreated |= kafka.recreated(silent)
+        if self._recreated:
+            self._replace_client(kafka)
+
+    @property
+    def _watches(self) -> bool:
+        return self._rules.mode not in {Mode.KAFKA_ONLY, Mode.TIERED_STORAGE_ONLY}
+
+    def _meet(self, tps: Iterable[TopicPartition]) -> None:
+        if self._kafka is not None and self._watches:
+            self._kafka.meet({tp.topic for tp in tps})
+
+    def _silent_topics(self) -> set[str]:
+        """Return the topics with a partition that has not moved since the last call."""
+        before = self._looked
+        self._looked = {
+            tp: partition.position
+            for tp, partition in self.partitions.items()
+            if partition.source is not Source.STORE and not partition.paused
+        }
+        return {tp.topic for tp, at in self._looked.items() if tp in before and before[tp] == at}
+
+    def _replace_client(self, kafka: KafkaSide) -> None:
+        """Read on with a new Kafka client; partitions of the recreated topics by
+        `auto.offset.reset`.
+
+        An exception (Ctrl-C) may come anywhere: the next `watch` then begins again.
+        """
+        log.warning("consumer.kafka_client_replaced", recreated=",".join(sorted(self._recreated)))
+        for partition in self.partitions.values():
+            self._restart_if_recreated(partition, kafka.met)
+        kafka.replace()
+        if kafka.subscribed:
+            self._forget(list(self.partitions))  # what the callback has not removed already
+        else:
+            self._meet(self.partitions)
+            kafka.assign([start_now(partition) for partition in self.partitions.values()])
+            self.router.store_again(kafka)
+        self._recreated = {}
+
+    def _restart_if_recreated(self, partition: Partition, met: Mapping[str, Identity]) -> None:
+        """Search the source of a partition that is at an offset of the deleted topic.
+
+        A partition that is read from the store compares the ids when it leaves the store. If the
+        topic's first id is not known, the partition keeps its position, as it would with Kafka's
+        client. Neither position is committed by the present client.
+        """
+        topic = partition.tp.topic
+        new = self._recreated.get(topic)
+        if new is None:
+            return
+        known = met.get(topic, UNKNOWN) if partition.identity == UNKNOWN else partition.identity
+        if known.topic_id == new.topic_id:
+            return
+        self.router.unstore(partition)
+        if new.differs(known) and partition.source is not Source.STORE:
+            self._drop(partition.tp)
+            self.router.leave(partition)
+            partition.forget()
+            partition.identity, partition.recreated = new, True
+            self.router.look(partition)
 
     def _new(self, starts: Mapping[TopicPartition, int]) -> list[Partition]:
         return [

@@ -71,7 +71,7 @@ class TieredConsumer(GroupApi):
         self._closing = threading.Event()
         self._closed = False
         if serdes is not None and sides.kafka is not None:
-            serdes.cluster_id(sides.kafka.consumer.cluster_id)
+            serdes.cluster_id(self.cluster_id)
 
     @classmethod
     def over(cls, settings: Settings, sides: Sides, serdes: Deserializing | None = None) -> Self:
@@ -188,28 +188,26 @@ class TieredConsumer(GroupApi):
             KafkaException: librdkafka refuses, or there is no broker.
             TypeError: a callback is not callable.
         """
-        inner = self._inner("subscribe")
+        kafka = self._kafka("subscribe")
         named_callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
         for name, callback in named_callbacks.items():
             if callback is not None and not callable(callback):
                 raise TypeError(f"{name} expects a callable")
         with self._poll_lock:
             own = Rebalancing(self, self._assign_new, self._revoke, (on_assign, on_revoke, on_lost))
-            inner.subscribe(
+            kafka.subscribe(
                 topics,
                 on_assign=self._guard(own.on_assign),
                 on_revoke=self._guard(own.on_revoke),
                 on_lost=self._guard(own.on_lost),
             )
             self._rebalancing = own
-            self._tell_subscribed(yes=True)
 
     def unsubscribe(self) -> None:
         """Leave the group."""
-        inner = self._inner("unsubscribe")
+        kafka = self._kafka("unsubscribe")
         with self._poll_lock:
-            inner.unsubscribe()
-            self._tell_subscribed(yes=False)
+            kafka.unsubscribe()
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Replace the assignment. A partition without an offset starts at the committed offset."""
@@ -373,10 +371,6 @@ class TieredConsumer(GroupApi):
     def _answer(self) -> None:
         if self._rebalancing is not None:
             self._rebalancing.answered()
-
-    def _tell_subscribed(self, *, yes: bool) -> None:
-        if self._sides.kafka is not None:
-            self._sides.kafka.subscribed(yes=yes)
 
     def _next(self, timeout: float | None) -> Message | None:
         self._poll_lock.take()

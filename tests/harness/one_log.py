@@ -96,12 +96,20 @@ class World:
     archived_id: str | None = "0"
     archived_cluster: str | None = None
     archived: dict[TopicPartition, Log] = field(default_factory=dict)
+    unseen: int = 0
+    """Clients that have a topic before this one do not see that it was created again."""
+    left: list[TopicPartition] = field(default_factory=list)
+    """Partitions of a member that has left the group; the next member gets them."""
 
-    def recreate(self, records: int) -> None:
-        """Delete the topic and create it again, with records. Its archive stays until `retire`."""
+    def recreate(self, records: int, *, seen: bool = True) -> None:
+        """Delete the topic and create it again, with records. Its archive stays until `retire`.
+
+        If its absence is not `seen`, clients fetch nothing of the new topic.
+        """
         self.archived, self.committed = self.archived or self.logs, {}
         topic = 1 + max(log.topic for log in self.logs.values())
         self.topic_id = str(topic)
+        self.unseen = self.unseen if seen else topic
         self.logs = {tp: Log(topic=topic) for tp in self.logs}
         for log in self.logs.values():
             log.produce(records)
@@ -111,6 +119,12 @@ class World:
         self.archived, self.archived_id = {}, self.topic_id
         for log in self.logs.values() if uploads else ():
             log.upload(log.end)
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str | KafkaError | None]:
+        """Act as `TopicIds`."""
+        if self.brokers_away:
+            return {topic: KafkaError(KafkaError._TRANSPORT) for topic in topics}
+        return dict.fromkeys(topics, self.topic_id)
 
     def stored(self, tp: TopicPartition) -> Log:
         """Return the log that the partition's archive is of."""
@@ -153,6 +167,7 @@ class FakeKafka:
         self.closed = False
         self.served = 0
         self.stored: dict[TopicPartition, int] = {}
+        self.sent: dict[TopicPartition, int] = {}
         self.commits: list[dict[TopicPartition, int]] = []
         self.fetchers: dict[TopicPartition, _Fetcher] = {}
         self.paused: set[TopicPartition] = set()
@@ -161,12 +176,16 @@ class FakeKafka:
         self.queue: list[Callable[[], None]] = []
         self.errors: list[Message] = []
         self.cached: dict[TopicPartition, int] = {}
+        self.met: dict[TopicPartition, int] = {}
         self._random = random.Random(world.seed)
 
     # Group
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
         self.group, self.callbacks = True, callbacks
+        if self.world.left:
+            self.rebalance(self.world.left)
+            self.world.left = []
 
     def unsubscribe(self) -> None:
         self.group = False
@@ -269,6 +288,9 @@ class FakeKafka:
         if self.world.brokers_away or fetcher is None or fetcher.paused or fetcher.stopped:
             return
         log = self.world.log(tp)
+        if self.met[tp] < min(log.topic, self.world.unseen):
+            return
+        self.met[tp] = log.topic
         self._place(tp, fetcher)
         if len(fetcher.ahead) >= self.ahead or any(message.error() for message in fetcher.ahead):
             return
@@ -318,6 +340,7 @@ class FakeKafka:
         if offsets and not assigned:
             raise _state("not assigned")
         self.stored.update((_tp(partition), partition.offset) for partition in assigned)
+        self.stored = {tp: offset for tp, offset in self.stored.items() if offset != INVALID}
 
     def commit(
         self,
@@ -336,23 +359,18 @@ class FakeKafka:
         if not new:
             raise KafkaException(KafkaError(KafkaError._NO_OFFSET, "no offset stored"))
         self.commits.append(new)
-        self.world.committed.update(new)
+        self._send(new)
         return None if asynchronous else [_named(tp, offset) for tp, offset in new.items()]
 
     def close(self) -> None:
         if self.group and self.fetchers:
+            self.world.left = list(self.fetchers)
             self.callbacks["on_revoke"](self, self.assignment())
         self._auto_commit(self.fetchers)
         self.closed = True
 
     def cluster_id(self, timeout: float = -1) -> str:
         return "fake"
-
-    def topic_ids(self, topics: Collection[str]) -> dict[str, str | KafkaError | None]:
-        """Act as `TopicIds`."""
-        if self.world.brokers_away:
-            return {topic: KafkaError(KafkaError._TRANSPORT) for topic in topics}
-        return dict.fromkeys(topics, self.world.topic_id)
 
     def memberid(self) -> str:
         return "member"
@@ -361,6 +379,7 @@ class FakeKafka:
         for partition in partitions:
             tp = _tp(partition)
             self.known_topics.add(tp.topic)
+            self.met.setdefault(tp, self.world.log(tp).topic)
             self.fetchers[tp] = _Fetcher(partition.offset, paused=tp in self.paused)
 
     def _back(self, fetcher: _Fetcher) -> None:
@@ -399,7 +418,12 @@ class FakeKafka:
         return min(later, default=END)
 
     def _auto_commit(self, tps: Iterable[TopicPartition]) -> None:
-        self.world.committed.update({tp: self.stored[tp] for tp in tps if tp in self.stored})
+        stored = {tp: self.stored[tp] for tp in tps if tp in self.stored}
+        self._send({tp: at for tp, at in stored.items() if at != self.sent.get(tp)})
+
+    def _send(self, offsets: dict[TopicPartition, int]) -> None:
+        self.sent.update(offsets)
+        self.world.committed.update(offsets)
 
     def _reachable(self) -> None:
         if self.world.brokers_away:

@@ -28,10 +28,15 @@ class Tiered:
     """A consumer and its fakes."""
 
     consumer: TieredConsumer
-    kafka: FakeKafka
+    clients: list[FakeKafka]
     reader: FakeReader
     world: World
     registry: CollectorRegistry
+
+    @property
+    def kafka(self) -> FakeKafka:
+        """The present client of Kafka; earlier ones were replaced."""
+        return self.clients[-1]
 
     def read(self, polls: int = 40) -> list[int]:
         """Return the offsets from this number of polls; an error fails the test."""
@@ -79,13 +84,20 @@ def tiered(
             **(config or {}),
         }
     )
-    kafka = FakeKafka(world, cooperative=settings.kafka.cooperative)
+    clients: list[FakeKafka] = []
+
+    def opened() -> FakeKafka:
+        clients.append(FakeKafka(world, cooperative=settings.kafka.cooperative))
+        return clients[-1]
+
     reader = FakeReader(world)
+    if not broker:
+        opened()
     side = (
         KafkaSide(
-            kafka,  # type: ignore[arg-type]
+            opened,  # type: ignore[arg-type]
             cooperative=settings.kafka.cooperative,
-            topic_ids=kafka.topic_ids,
+            topic_ids=world.topic_ids,
             clock=world.clock,
         )
         if broker
@@ -95,7 +107,8 @@ def tiered(
     lookups = Lookups(side, reader, pool=pool or AtOnce())
     sides = Sides(side, reader, lookups, metrics, world.clock, world, reader.close)
     serdes, _ = deserializing(settings.deserializers, {})
-    return Tiered(TieredConsumer.over(settings, sides, serdes), kafka, reader, world, registry)
+    consumer = TieredConsumer.over(settings, sides, serdes)
+    return Tiered(consumer, clients, reader, world, registry)
 
 
 def at(offset: int, tp: TopicPartition = TP) -> KafkaTopicPartition:

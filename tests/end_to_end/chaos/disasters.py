@@ -65,10 +65,6 @@ _ARCHIVE_SECONDS = 30.0
 _FAILURE_SECONDS = 120.0
 _GOES_ON_SECONDS = 120.0
 _TOPIC_SECONDS = 240.0
-_SEEN_SECONDS = 3.0
-"""Absence of a topic that every Kafka client notices. A client that does not notice it ignores the
-leaders of the new topic, because their epochs are lower, and reads nothing (librdkafka #4898).
-"""
 _REFUSALS = (
     KafkaException,
     AssertionError,
@@ -116,8 +112,7 @@ def store_of(broker: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """The servers, observers, records and special topics' producers that an action needs.
-    `begin_reading` starts readers at the beginning of the topic that is about to be deleted, and
-    `replace_readers` replaces those that read Kafka.
+    `begin_reading` starts readers at the beginning of the topic that is about to be deleted.
     `broken` are the deliberately broken log dirs; `spooled` has, by partition, the offset up to
     which brokers have deleted segments that only a spool holds.
     """
@@ -128,7 +123,6 @@ class Stage:
     loads: Mapping[str, PausableLoad]
     tell: Callable[[str], None]
     begin_reading: Callable[[], None] = lambda: None
-    replace_readers: Callable[[], None] = lambda: None
     guards: Guards = field(default_factory=Guards)
     broken: set[str] = field(default_factory=set)
     spooled: dict[Partition, int] = field(default_factory=dict)
@@ -468,8 +462,6 @@ def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
             if action.ahead:
                 load.send(tp, archived_to[tp] + _AHEAD_RECORDS)
     stage.tell(f"topic id {old} is {new} now; archived were {archived_to}")
-    if action.down < _SEEN_SECONDS:
-        stage.replace_readers()
 
 
 def _deleted(stage: Stage) -> bool:

@@ -59,12 +59,6 @@ class RecreatedReaders:
         for group in self._slow:
             group.replace()
 
-    def replace(self) -> None:
-        """Replace all readers that may read Kafka."""
-        for group in self._groups:
-            if group.mode != "TIERED_STORAGE_ONLY":
-                group.replace()
-
     def end(self, truth: Truth, stored: Mapping[Partition, int]) -> Iterator[str]:
         """Wait until everybody has read up to the end, stop, and yield the violations.
 

@@ -233,7 +233,6 @@ class Chaos:
                 special,
                 self.tell,
                 readers.begin_again,
-                readers.replace,
             )
             nemesis = Nemesis(stage, self._schedule, lag, careless.burst)
             with nemesis:

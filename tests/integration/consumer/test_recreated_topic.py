@@ -5,18 +5,22 @@ import os
 import subprocess
 import sys
 import uuid
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from devtools.sandbox.kafka import KraftCluster
 from devtools.sandbox.s3server import S3Server
 from sidetier import TieredConsumer
+from sidetier.consumer import subscription_state
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import s3_store
+from tests.harness.clusters import KraftFactory
 from tests.harness.ledger import Ledger
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.s3 import new_bucket
@@ -28,7 +32,7 @@ MODES = ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED", "TIERED_STORAGE_ONLY")
 NEW = 40
 
 
-def read(consumer: TieredConsumer, count: int) -> list[tuple[int, bytes]]:
+def read(consumer: TieredConsumer | Consumer, count: int) -> list[tuple[int, bytes]]:
     """Return at least this number of records, or those that came within 30 seconds."""
     found: list[tuple[int, bytes]] = []
     deadline = monotonic() + 30
@@ -111,3 +115,60 @@ def test_recreated_topic_is_read_from_kafka_until_its_old_archive_is_retired(
                 assert read(consumer, len(values)) == values
                 assert consumer.get_watermark_offsets(where, 30) == (0, len(values))
         assert "archive_of_another_topic" not in caplog.text
+
+
+def test_reader_of_kafka_continues_with_a_topic_whose_absence_its_client_has_not_seen(
+    kraft_cluster: KraftFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Librdkafka #4898: Kafka's own consumer reads nothing more."""
+    monkeypatch.setattr(subscription_state, "SILENT_SECONDS", 2.0)
+    cluster, topic = kraft_cluster(brokers=1), "again"
+    bootstrap = cluster.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=2)
+    cluster.kill_broker(1)
+    cluster.start_broker(1)  # raises the leader epochs
+    old, new = Ledger(), Ledger(seed=7)
+    old.produce(bootstrap, topic, 40)
+
+    def settings(name: str, **more: str) -> dict[str, Any]:
+        own = {"bootstrap.servers": bootstrap, "group.id": name, "auto.offset.reset": "earliest"}
+        return {**own, "log_level": 0, **more}
+
+    def tiered(mode: str, name: str, strategy: str) -> TieredConsumer:
+        return TieredConsumer(
+            {
+                **settings(name, **{"partition.assignment.strategy": strategy}),
+                "tiered.storage.mode": mode,
+                "tiered.storage.url": f"file://{tmp_path}/archive",
+                "tiered.storage.cluster.name": "c",
+            }
+        )
+
+    def all_of(ledger: Ledger) -> list[tuple[int, bytes]]:
+        return sorted(
+            (offset, record.value or b"")
+            for records in ledger.records.values()
+            for offset, record in records.items()
+        )
+
+    by_hand = [TopicPartition(topic, number, 0) for number in range(2)]
+    with ExitStack() as stack:
+        plain = Consumer(settings("plain"))
+        stack.callback(plain.close)
+        plain.assign(by_hand)
+        readers = [
+            stack.enter_context(tiered(mode, f"{mode}-{strategy}", strategy))
+            for mode, strategy in product(MODES[:2], ["range", "cooperative-sticky"])
+        ]
+        readers[0].assign(by_hand)
+        for reader in readers[1:]:
+            reader.subscribe([topic])
+        assert sorted(read(plain, 40)) == all_of(old)
+        for reader in readers:
+            assert sorted(read(reader, 40)) == all_of(old)
+        delete_topic(bootstrap, topic)
+        create_topic(bootstrap, topic, partitions=2)
+        new.produce(bootstrap, topic, 60)
+        for reader in readers:
+            assert sorted(read(reader, 60)) == all_of(new)
+        assert plain.consume(1, 3.0) == []

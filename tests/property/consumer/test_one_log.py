@@ -46,6 +46,9 @@ class OneLog(RuleBasedStateMachine):
         self.assigned: set[TopicPartition] = set()
         self.unnoticed: set[TopicPartition] = set()
         """Partitions of a recreated topic that were read on from an offset of the deleted one."""
+        self.recreating = False
+        self.again: set[TopicPartition] = set()
+        """Partitions that were assigned again while a recreated topic is noticed."""
         self.kills = self.recreations = 0
         self.it: Tiered
 
@@ -76,6 +79,10 @@ class OneLog(RuleBasedStateMachine):
             log = self.world.log(tp)
             low = min(log.kafka_start, log.store_start)
             self.next[tp] = self.world.committed.get(tp, low)
+            if self.recreating:
+                # What was committed may be an offset of the deleted topic: a commit has no id.
+                self.again.add(tp)
+                self.seen[tp] |= set(log.between(0, self.next[tp]))
             self.assigned.add(tp)
             self.was_assigned = True
 
@@ -141,9 +148,16 @@ class OneLog(RuleBasedStateMachine):
             and self.world.store_error is None
         )
     )
-    @rule(records=st.integers(1, 30), retires=st.booleans(), ahead=st.booleans())
-    def recreate(self, records: int, *, retires: bool, ahead: bool) -> None:
-        """Create the topic again under the reader, and read until it has noticed.
+    @rule(
+        records=st.integers(1, 30),
+        retires=st.booleans(),
+        ahead=st.booleans(),
+        seen=st.booleans(),
+    )
+    def recreate(self, records: int, *, retires: bool, ahead: bool, seen: bool) -> None:
+        """Create the topic again under the reader, and read until it has noticed. If its absence is
+        not `seen`, Kafka's client fetches nothing of it until it is replaced, and then the group
+        assigns the partitions again.
 
         Records of the deleted topic may still be returned, in order. Then the new topic's follow,
         from its first one on: except after a read from Kafka at an offset that the new topic has,
@@ -159,13 +173,14 @@ class OneLog(RuleBasedStateMachine):
         # At none of these positions, so that there is something to read.
         while records in set().union(*unnoticed.values()):
             records += 1
-        self.world.recreate(records)
+        self.world.recreate(records, seen=seen)
         if retires or self.mode == "TIERED_STORAGE_ONLY":
             self.world.retire(uploads=True)
         if ahead:
             self.it.kafka.fetch(TP)
         self.next, self.seen = {}, {tp: set() for tp in PARTITIONS}
         self.unnoticed.clear()
+        self.recreating = True
         for _ in range(150):
             self.pool.run()
             for tp, offset, value in self.consumed():
@@ -179,13 +194,16 @@ class OneLog(RuleBasedStateMachine):
             if all(self.next.get(tp) == records for tp in self.assigned):
                 break
         assert self.next == dict.fromkeys(self.assigned, records), "a partition stands still"
+        self.recreating = False
+        self.again.clear()
         self.commit()
 
     def handed_out_of_the_new_topic(
         self, tp: TopicPartition, offset: int, unnoticed: set[int | None]
     ) -> None:
-        if tp not in self.next:
-            skipped = offset if offset in unnoticed else 0
+        if tp not in self.next or tp in self.again:
+            skipped = offset if offset in {*unnoticed, self.next.get(tp)} else 0
+            self.again.discard(tp)
             self.next[tp], self.seen[tp] = skipped, set(range(skipped))
             if skipped:
                 self.unnoticed.add(tp)

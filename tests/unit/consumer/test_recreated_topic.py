@@ -3,6 +3,7 @@ to an archive that Kafka does not continue.
 """
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from sidetier.consumer.lookups import Answer, Question
 from sidetier.consumer.partition import Partition
 from sidetier.consumer.routing import _learn
 from sidetier.consumer.sources import Archive, Identity
-from sidetier.segments.offsets import Offset, OffsetRange
-from tests.harness.one_log import Later, World
-from tests.harness.tiered import TP, Tiered, at, tiered, world_of
+from sidetier.consumer.subscription_state import SILENT_SECONDS
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from tests.harness.one_log import FakeKafka, Later, World
+from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
 
 READING = ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED")
 BOTH = pytest.mark.parametrize("mode", READING)
@@ -235,6 +237,173 @@ def test_foreign_archive_that_no_broker_confirms_is_looked_up_again(
         pool.run()
         found += values(it, 3)
     assert found == new_records(20)
+
+
+GROUPS = pytest.mark.parametrize("strategy", ["", "range", "cooperative-sticky"])
+
+
+def at_kafka(mode: str, strategy: str = "", **config: object) -> Tiered:
+    """Return a consumer that has read [0, 30) to the end, of a group if it has a strategy."""
+    more = {"partition.assignment.strategy": strategy} if strategy else {}
+    it = tiered(world_of(end=30, store=(0, 20)), mode, {**more, **config})
+    if strategy:
+        it.consumer.subscribe(["t"])
+        it.kafka.rebalance([TP])
+    else:
+        it.consumer.assign([at(0)])
+    assert it.read(100) == list(range(30))
+    return it
+
+
+@BOTH
+@GROUPS
+@pytest.mark.parametrize("records", [20, 30, 50])
+def test_recreated_topic_whose_absence_kafkas_client_has_not_seen_is_read_with_a_new_client(
+    mode: str, strategy: str, records: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Librdkafka #4898. The new topic may be shorter or longer than the deleted one."""
+    caplog.set_level(logging.WARNING, "sidetier.consumer")
+    it = at_kafka(mode, strategy)
+    it.world.recreate(records, seen=False)
+    began = it.world.now
+    found: list[bytes] = []
+    while len(found) < records and it.world.now < began + 2 * SILENT_SECONDS + 5:
+        found += values(it, 1)
+    assert found == new_records(records)
+    assert values(it) == []
+    assert [client.closed for client in it.clients] == [True, False]
+    assert it.world.committed.get(TP) in {None, records}
+    assert caplog.text.count("consumer.kafka_client_replaced recreated=t") == 1
+    it.world.log(TP).produce(3)
+    assert values(it) == new_records(records + 3, records)
+
+
+@BOTH
+@GROUPS
+def test_silent_partition_keeps_kafkas_client_while_its_topic_is_the_same(
+    mode: str, strategy: str
+) -> None:
+    it = at_kafka(mode, strategy)
+    side, asked = it.consumer._sides.kafka, []
+    assert side is not None
+
+    def topic_ids(topics: Collection[str]) -> dict[str, str | KafkaError | None]:
+        asked.append(it.world.now)
+        return it.world.topic_ids(topics)
+
+    side._topic_ids = topic_ids
+    began = it.world.now
+    while it.world.now < began + 20 * SILENT_SECONDS:
+        assert values(it, 10) == []
+    assert 19 <= len(asked) <= 21
+    it.world.brokers_away = True
+    assert values(it, 2000) == []
+    assert len(it.clients) == 1
+
+
+@BOTH
+def test_topic_recreated_while_its_archive_is_read_needs_a_new_client_for_the_rest(
+    mode: str,
+) -> None:
+    """Its partitions were assigned to Kafka's client all the time, and are fetched first now."""
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.consumer.assign([at(0)])
+    assert it.read(3) == [0, 1, 2]
+    it.world.recreate(200, seen=False)
+    found = values(it, 1500)
+    assert [value for value in found if value.startswith(b"new")] == new_records(200)
+    assert len(it.clients) == 2
+
+
+@BOTH
+@GROUPS
+def test_client_that_has_noticed_the_new_topic_is_replaced_without_repeating_records(
+    mode: str, strategy: str
+) -> None:
+    """It was refused and reset, and has read the new topic: the partition is just quiet now."""
+    it = at_kafka(mode, strategy)
+    it.world.recreate(20)
+    assert values(it) == new_records(20)
+    it.consumer.commit(asynchronous=False)
+    assert values(it, 1500) == []
+    assert len(it.clients) == 2
+    it.world.log(TP).produce(3)
+    assert values(it, 1500) == new_records(23, 20)
+    assert len(it.clients) == 2
+
+
+def test_other_partitions_continue_at_their_positions_with_the_new_client() -> None:
+    """Paused partitions stay paused, and the archive's partitions stay there."""
+    world = world_of(end=30, store=(0, 20))
+    world.log(OTHER).produce(40)
+    quiet, stored = TopicPartition("u", 0), TopicPartition("u", 1)
+    world.log(quiet).produce(50)
+    world.log(stored).produce(60)
+    world.log(stored).upload(60)
+    it = tiered(world, "KAFKA_PREFERRED")
+    side = it.consumer._sides.kafka
+    assert side is not None
+    side._topic_ids = lambda topics: {
+        topic: world.topic_id if topic == "t" else "u" for topic in topics
+    }
+    it.consumer.assign([at(0), at(0, OTHER), at(0, quiet), at(0, stored)])
+    assert len(it.read(300)) == 180
+    it.consumer.pause([at(0, OTHER)])
+    logs = {tp: world.log(tp) for tp in (quiet, stored)}
+    world.recreate(20, seen=False)
+    world.logs |= logs  # the other topic stays
+    for log in logs.values():
+        log.produce(5)
+    found = [(one.topic(), one.partition(), one.offset()) for one in it.messages(1500)]
+    assert sorted(found) == [
+        *(("t", 0, offset) for offset in range(20)),
+        *(("u", 0, offset) for offset in range(50, 55)),
+        *(("u", 1, offset) for offset in range(60, 65)),
+    ]
+    it.consumer.resume([at(0, OTHER)])
+    assert sorted(values(it)) == sorted(new_records(20))
+
+
+@GROUPS
+def test_interrupted_replacement_of_kafkas_client_is_finished_by_the_next_poll(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = at_kafka("KAFKA_PREFERRED", strategy)
+    it.world.recreate(20, seen=False)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(it.kafka, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            values(it, 1500)
+    if strategy:  # the member that could not leave is gone
+        it.world.left = [TP]
+    assert values(it, 1500) == new_records(20)
+
+
+def test_kafka_only_is_kafkas_client_alone() -> None:
+    it = tiered(world_of(end=30), "KAFKA_ONLY")
+    it.consumer.assign([at(0)])
+    assert it.read(100) == list(range(30))
+    it.world.recreate(20, seen=False)
+    assert values(it, 2000) == []
+    assert len(it.clients) == 1
+
+
+def test_other_credentials_are_given_to_the_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[FakeKafka, str, str]] = []
+
+    def credentials(client: FakeKafka, username: str, password: str) -> None:
+        given.append((client, username, password))
+
+    monkeypatch.setattr(FakeKafka, "set_sasl_credentials", credentials, raising=False)
+    it = at_kafka("KAFKA_PREFERRED")
+    it.consumer.set_sasl_credentials("me", "new")
+    it.world.recreate(20, seen=False)
+    assert values(it, 1500) == new_records(20)
+    assert given == [(client, "me", "new") for client in it.clients]
 
 
 def test_answer_about_the_new_topic_drops_what_was_known_of_the_deleted_one() -> None:

@@ -431,7 +431,7 @@ def test_cached_bounds_need_no_broker() -> None:
 
     def topic_ids(topics: Collection[str]) -> dict[str, str | KafkaError | None]:
         asked.append(list(topics))
-        return it.kafka.topic_ids(topics)
+        return it.world.topic_ids(topics)
 
     side._topic_ids = topic_ids
     for _ in range(3):
@@ -444,7 +444,7 @@ def test_topic_without_an_answer_does_not_hold_the_others() -> None:
     error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
     answers: dict[str, str | KafkaError | None] = {"t": error, "u": "id"}
     side = KafkaSide(
-        FakeKafka(world_of(), cooperative=False),  # type: ignore[arg-type]
+        lambda: FakeKafka(world_of(), cooperative=False),  # type: ignore[arg-type,return-value]
         cooperative=False,
         topic_ids=lambda topics: {topic: answers[topic] for topic in topics},
     )
