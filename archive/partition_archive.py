@@ -196,8 +196,8 @@ class PartitionArchive:
         """Return the largest timestamp in the metadata of a segment's `.log`, in ms. One request.
 
         Returns:
-            None if it is not noted, or if another version is stored now. No request for a segment
-            of Pinterest's uploader.
+            None if it is not recorded, or if another version is stored now. No request for a
+            segment of Pinterest's uploader.
         """
         view = None if self._latest is None else self._latest.view
         if view is not None and view.is_pinterest:

@@ -48,7 +48,7 @@ def cluster_prefixes(store: RemoteStorage, layout: ArchiveLayout) -> Iterable[st
 def stored_partitions(
     store: RemoteStorage, layout: ArchiveLayout, cluster_prefix: str, topic: str | None = None
 ) -> Iterator[TopicPartition]:
-    """Yield the partitions below one of `cluster_prefixes`; only those of `topic` if it is given.
+    """Yield the partitions below one of `cluster_prefixes`, of `topic` alone if it is given.
 
     The contents of their directories are not listed.
     """

@@ -247,7 +247,7 @@ class PartitionTransactions:
                 raise DamagedSegmentError(f"{log.key}: no whole batch at byte {position}")
         if tracker.end < view.until(log.base_offset):
             # The last batches may have been compacted away. If they were lost, their markers and
-            # transactions are unknown, and the error says so.
+            # transactions are unknown, as the error states.
             proven_end(self._store, log.key, log.row.etag, tracker.end)
         return SegmentTransactions(
             tracker.end, tuple(tracker.aborted), tuple(tracker.open.values())

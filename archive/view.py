@@ -209,11 +209,11 @@ def _is_another_topic(old: Watermark, new: Watermark) -> bool:
 
 
 def _first_difference(old: ArchiveView, new: ArchiveView) -> Offset | None:
-    """Return the lowest offset at which another segment is stored. Retention at the start is no
-    change.
+    """Return the lowest offset at which another segment is stored. Retention at the start is not
+    a change.
     """
     version_by_base = {log.base_offset: log.version for log in new.logs}
-    # A segment of an extract that is no longer stored is no change: reading it reports the loss.
+    # A lost segment of an extract is not a change: reading it reports the loss.
     lost = [
         Offset(log.base_offset)
         for log in old.logs

@@ -8,7 +8,7 @@ class LocalServerError(SidetierError):
 
 
 class JavaMissingError(LocalServerError):
-    """No Java 17 or newer was found; the message says how to install one."""
+    """No Java 17 or newer was found; the message explains how to install one."""
 
 
 class FetchError(LocalServerError):

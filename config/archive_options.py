@@ -165,7 +165,7 @@ def archive_of(
     Args:
         options: the parsed options.
         given: the keys that were parsed.
-        why: part of the error text that says what the archive is needed for (` with ...`).
+        why: part of the error text: what the archive is needed for (` with ...`).
 
     Raises:
         ConfigurationError: the location is missing or given twice; or the sidecar's configuration

@@ -34,7 +34,7 @@ def _is_part(annotation: object) -> bool:
 
 
 def _step(annotation: Any, step: str | int) -> Any | None:  # noqa: ANN401 -- see above
-    """Return the annotation one step down; None if there is no such name."""
+    """Return the annotation one step down; None if the name is unknown."""
     if _is_part(annotation):
         field = annotation.model_fields.get(step)
         return None if field is None else field.annotation
@@ -46,7 +46,7 @@ def _step(annotation: Any, step: str | int) -> Any | None:  # noqa: ANN401 -- se
 
 
 def annotation_at(path: SettingPath) -> Any | None:  # noqa: ANN401 -- see above
-    """Return the annotation of the setting at the path; None if there is no such setting."""
+    """Return the annotation of the setting at the path; None if the path is unknown."""
     annotation: Any = Config
     for step in path:
         annotation = _step(_bare(annotation), step)

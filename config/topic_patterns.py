@@ -30,7 +30,7 @@ class PatternSelection:
 
 
 def selections(config: Config, topics: Collection[str]) -> Iterator[PatternSelection]:
-    """Yield each pattern of the configuration, with those of these topics that it selects."""
+    """Yield each pattern of the configuration, with the topics among these that it selects."""
     for setting, patterns in _settings(config):
         for pattern in patterns:
             selected = sorted(topic for topic in topics if matches_any([pattern], topic))

@@ -210,7 +210,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class NoReset:
-    """`auto.offset.reset` is `error`, and there is no valid offset to read from."""
+    """`auto.offset.reset` is `error`, and no offset to read from is valid."""
 
     why: str
 
@@ -244,7 +244,7 @@ def _without_position(mode: Mode, reset: Reset, facts: Facts) -> Decision:
     """Decide for logical and tail offsets, and for a group without a committed offset."""
     if facts.wanted is None:
         decision = _by_reset(mode, reset, facts, "no offset is committed")
-        # A group's first read is no reset to warn about: no offset was lost.
+        # A group's first read is not a reset to warn about: no offset was lost.
         return (
             replace(decision, reset="") if isinstance(decision, FromKafka | FromStore) else decision
         )

@@ -274,7 +274,8 @@ class SubscriptionState:
             tp: the partition.
             gap: the missing offsets.
             detail: why they are missing.
-            below: the archive's start has moved beyond them, so they are no gap inside the archive.
+            below: the archive's start has moved beyond them, so they are not a gap inside the
+            archive.
         """
         partition = self.partitions[tp]
         self._metrics.missed(Source.STORE)

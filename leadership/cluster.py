@@ -113,7 +113,7 @@ class QuietAdminClient(AdminClient):
 
     def reason(self, error: KafkaException) -> str:
         """Return the text of a request's error, with the newest connection error if it does not
-        say itself why there is no connection.
+        itself explain the missing connection.
         """
         self.drain_log()
         why = self._log.connection_error

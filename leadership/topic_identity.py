@@ -18,7 +18,7 @@ _UNKNOWN_TOPIC: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class TopicIdentity:
-    """What brokers say about a topic and their cluster, in one answer.
+    """What brokers report about a topic and their cluster, in one answer.
 
     Attributes:
         cluster_id: Kafka's id of the cluster; None if the brokers have none.
@@ -52,7 +52,7 @@ def ask_identity(
 
 
 def identity_in(metadata: "ClusterMetadata", topic: str) -> TopicIdentity:
-    """Return what brokers have said about a topic."""
+    """Return what brokers have reported about a topic."""
     described = metadata.topics.get(topic)
     if described is None:
         return TopicIdentity(metadata.cluster_id)

@@ -116,8 +116,8 @@ class MirrorPlan:
 
     Attributes:
         topics: The topics.
-        offsets_left: Number of offsets to copy of each source topic, including those of markers and
-            aborted records.
+        offsets_left: Number of offsets to copy of each source topic, including markers and aborted
+            records.
     """
 
     topics: Sequence[PlannedCopy]

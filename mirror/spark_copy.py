@@ -128,8 +128,7 @@ def unfinished(
     """Return a line for each incomplete target partition: its position, and the reason if known.
 
     Args:
-        tasks: All tasks, including those of partitions that were complete when the copy was
-            planned.
+        tasks: All tasks, also of partitions that were complete when the copy was planned.
         progress: The offset of the next source record, by target partition.
         outcomes: The outcomes by task number; a task that did not run or end has none.
     """

@@ -40,7 +40,7 @@ class Remaining:
     Attributes:
         partitions: Number of partitions that are not complete.
         of_partitions: Number of all partitions with a task.
-        offsets: Number of offsets, including those of markers and aborted records.
+        offsets: Number of offsets, including markers and aborted records.
     """
 
     partitions: int
@@ -73,7 +73,7 @@ def check_spark_request(
         has_registry: Whether metrics are wanted.
 
     Raises:
-        ConfigurationError: The text names the option and says what to do.
+        ConfigurationError: The text names the option and the remedy.
     """
     if request.on_gap is OnGap.SKIP:
         raise ConfigurationError(

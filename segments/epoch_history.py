@@ -314,7 +314,7 @@ def encode_runs(runs: Iterable[Entry]) -> str:
 def parse_runs(text: str) -> EpochHistory:
     """Parse the text of `encode_runs` as the epoch history of that segment.
 
-    Only the first run's start can be above that of its epoch: the segment begins there.
+    Only the first run can start above its epoch's start: the segment begins there.
 
     Returns:
         An empty history if the text is not of that form.

@@ -12,7 +12,7 @@ def parse_json(data: str | bytes) -> Any:  # noqa: ANN401 -- JSON
     convert.
 
     Raises:
-        ValueError: It is no JSON (RFC 8259), its values are nested too deeply, or a number is
+        ValueError: It is not JSON (RFC 8259), its values are nested too deeply, or a number is
             beyond the range of a float.
     """
     text = data

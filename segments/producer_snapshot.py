@@ -57,7 +57,7 @@ def check_snapshot(pieces: Iterable[bytes]) -> int:
 class ProducerState(NamedTuple):
     """One producer in a snapshot. The fields are in the order of the bytes.
 
-    `first_offset` is that of its open transaction; -1 if it has none.
+    `first_offset` is its open transaction's; -1 if it has none.
     """
 
     producer_id: int

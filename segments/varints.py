@@ -2,7 +2,7 @@
 
 Source: Kafka's `ByteUtils`. The messages of the protocol and the metadata log have unsigned varints
 of 32 bits. Records have zigzag varints: 0, -1, 1, -2 are 0, 1, 2, 3. `segments.arrow.varints`
-decodes those of many records at once.
+decodes the varints of many records at once.
 """
 
 from typing import Final

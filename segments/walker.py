@@ -110,7 +110,7 @@ class BatchWalker:
             is 0.
 
     Raises:
-        ValueError: Indexes are to be rebuilt, and `name` is not a segment's.
+        ValueError: `rebuild_indexes` is set, and `name` is not a segment's.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class BatchWalker:
                 epoch = new_epoch
             last = base + delta
             # Strictly above, as `LogSegment.append`: the time index names the first batch that has
-            # the maximum, by its last offset, because a header does not tell which record has it.
+            # the maximum, by its last offset, because a header does not show which record has it.
             if timestamp > max_timestamp:
                 max_timestamp = self._max_timestamp = timestamp
                 self._max_timestamp_offset = last

@@ -78,7 +78,7 @@ def _refusal(where: str, error: boto.ClientError) -> StorageError:
     """Return our error for an error response of the store."""
     response: Any = error.response
     details, meta = response.get("Error", {}), response.get("ResponseMetadata", {})
-    # The code is the status in digits if the response had no body, as that of a HEAD.
+    # The code is the status in digits if the response had no body, as after a HEAD.
     code, status = str(details.get("Code", "")), int(meta.get("HTTPStatusCode", 0))
     fields = {name: str(value) for name, value in details.items()}
     fields["RequestId"] = str(meta.get("RequestId", ""))

@@ -1,4 +1,4 @@
-"""Format of an encrypted `.log`, and of the marker that tells a listing its size. Pure.
+"""Format of an encrypted `.log`, and of the marker that shows its size in listings. Pure.
 
 ::
 
@@ -14,8 +14,8 @@ the last one. So a changed header, and chunks that were cut off, reordered, repe
 not decrypt. Chunks decrypt one by one, so a range of the plaintext needs a range of the object.
 
 The place in the header is the partition and the base offset, `orders-0/00000000000000000100`. It
-must be that of the object's key, so an object that was copied over another segment is refused. All
-moves keep it: quarantine and retirement change only the folders around it, and copies of the
+must be the place in the object's key, so an object that was copied over another segment is refused.
+All moves keep it: quarantine and retirement change only the folders around it, and copies of the
 archive only the store, the prefix or the name of the cluster.
 
 The header has a fixed size, so the sizes of plaintext and object follow from each other.
@@ -191,7 +191,7 @@ def missing_marker(key: str, listed: int, size: int) -> str | None:
     Args:
         key: The key of the `.log`.
         listed: Its size in a listing.
-        size: Its size by its metadata: that of the plaintext, in the same version of the object.
+        size: Its size by its metadata: the plaintext's, in the same version of the object.
     """
     return marker_key(key, listed) if listed == stored_size(size) else None
 

@@ -1,8 +1,8 @@
 """Keys that wrap data keys: 32 bytes of this configuration, or a key of AWS KMS.
 
 A data key encrypts objects; it is stored in their headers, wrapped by a key. So a new key needs no
-object to be written again: new data keys are wrapped by it, and the old one still unwraps those of
-old objects.
+object to be written again: new data keys are wrapped by it, and the old one still unwraps the keys
+of old objects.
 
 Neither keys nor data keys are part of a text or a `repr`.
 """
@@ -67,7 +67,8 @@ class WrappingKey(Protocol):
         """Return the data key.
 
         Raises:
-            EncryptionKeyError: This key has not wrapped it. The text says why, without the object.
+            EncryptionKeyError: This key has not wrapped it. The text has the reason, without the
+                object.
         """
         ...
 
@@ -85,12 +86,12 @@ class LocalKey:
         self._secret = secret
 
     def generate(self) -> tuple[bytes, bytes]:
-        """See `WrappingKey`."""
+        """Wrap a random key with AES key wrap (RFC 3394); no request."""
         secret = os.urandom(DATA_KEY_BYTES)
         return secret, aes_key_wrap(self._secret, secret)
 
     def unwrap(self, wrapped: bytes) -> bytes:
-        """See `WrappingKey`."""
+        """Unwrap with AES key wrap (RFC 3394); no request."""
         try:
             return aes_key_unwrap(self._secret, wrapped)
         except (InvalidUnwrap, ValueError):
@@ -143,7 +144,7 @@ class KmsKey:
         self._client = client
 
     def generate(self) -> tuple[bytes, bytes]:
-        """See `WrappingKey`. One request."""
+        """One request (GenerateDataKey)."""
         answer = self._ask(
             "GenerateDataKey",
             lambda kms: kms.generate_data_key(
@@ -153,7 +154,7 @@ class KmsKey:
         return answer["Plaintext"], answer["CiphertextBlob"]
 
     def unwrap(self, wrapped: bytes) -> bytes:
-        """See `WrappingKey`. One request."""
+        """One request (Decrypt)."""
         answer = self._ask(
             "Decrypt",
             lambda kms: kms.decrypt(

@@ -29,7 +29,7 @@ def check_driver(url: str) -> None:
     """Check that the driver of a storage URL is installed, without importing it.
 
     Raises:
-        ConfigurationError: The driver is missing; the text says which package to install.
+        ConfigurationError: The driver is missing; the text names the package to install.
     """
     extra, modules = _DRIVERS.get(urlsplit(url).scheme, ("", ()))
     for name in modules:
@@ -101,7 +101,7 @@ def _encrypting(store: RemoteStorage, settings: EncryptionSettings | None) -> Re
 
 
 def _selector(topics: Iterable[str]) -> Callable[[str], bool]:
-    """Return whether a key is that of a segment of these topics; they are patterns."""
+    """Return whether a key belongs to a segment of these topics, which are patterns."""
     patterns = [re.compile(pattern) for pattern in topics]
 
     def selects(key: str) -> bool:

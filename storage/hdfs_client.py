@@ -137,7 +137,7 @@ class HdfsClient:
 
         Args:
             url: `hdfs://host:port`, `hdfs://nameservice`, or `hdfs://` for `fs.defaultFS`.
-            properties: Hadoop properties; they override those of the configuration directory.
+            properties: Hadoop properties; they override the configuration directory's.
             config_dir: Directory with `core-site.xml` and `hdfs-site.xml`; None for the directory
                 of HADOOP_CONF_DIR or HADOOP_HOME.
             deadline: Deadline of each call.
@@ -287,7 +287,7 @@ class HdfsClient:
         """Open a file. The reader keeps this version when another file is renamed over it.
 
         Raises:
-            FileNotFoundError: There is no file.
+            FileNotFoundError: The file does not exist.
         """
         return HdfsFile(self, path, self._run("open", path, self._client.read(path)))
 

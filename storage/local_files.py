@@ -165,7 +165,7 @@ def temporary_file(directory: Path) -> Iterator[tuple[Path, int]]:
     path = directory / uuid4().hex
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        # The lock tells `sweep` of another process that this file is in use.
+        # The lock shows `sweep` of another process that this file is in use.
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield path, handle
     finally:

@@ -46,5 +46,5 @@ def keeps_default_class(key: str, names: Collection[str]) -> bool:
 
 
 def with_class_tag(tags: Mapping[str, str], key: str, *, tagged: bool) -> dict[str, str]:
-    """Return the tags of a new object: the given ones and, if `tagged`, that of its class."""
+    """Return the tags of a new object: the given ones and, if `tagged`, its class's."""
     return {**tags, CLASS_TAG: object_class(key).value} if tagged else dict(tags)

@@ -180,7 +180,7 @@ def fields_of(text: str) -> dict[str, str]:
 
 
 def refusal_text(where: str, status: int, fields: Mapping[str, str]) -> str:
-    """Return the text of an error answer: what the store says, and which setting to change.
+    """Return the text of an error answer: the store's reason, and which setting to change.
 
     Args:
         where: Operation and object.

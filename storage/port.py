@@ -123,9 +123,9 @@ class ObjectHead:
         etag: Etag of the version.
         modified_ms: Last modification, in ms since 1970.
         metadata: The metadata of the writer. Keys are lower case.
-        checksum: Checksum that the adapter noted with the object when it wrote it; None if another
-            program wrote the object. A program that replaces the bytes may keep it, so it proves
-            nothing about the present bytes.
+        checksum: Checksum that the adapter recorded with the object when it wrote it; None if
+            another program wrote the object. A program that replaces the bytes may keep it, so it
+            proves nothing about the present bytes.
         own_checksum: Checksum that the store has computed or verified itself for the present bytes;
             None if it has none, or was not asked for it.
     """

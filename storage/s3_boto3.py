@@ -93,7 +93,7 @@ class Boto3Requests:
     def put_in_parts(self, key: str, body: Body, options: PutOptions) -> str:
         """Store the body in parts and return its etag. Memory does not grow with the body's size.
 
-        The store combines the checksums of the parts into that of the whole object and compares it.
+        The store combines the checksums of the parts into the whole object's, and compares it.
 
         Raises:
             ChecksumMismatchError: The bytes read do not match the given checksum.
@@ -201,7 +201,7 @@ class Boto3Requests:
                 Key=self._root + key,
                 ChecksumAlgorithm=algorithm.value,
                 # Otherwise S3 stores a checksum of the parts'
-                # checksums, which says nothing about the whole object.
+                # checksums, which proves nothing about the whole object.
                 ChecksumType="FULL_OBJECT",
                 **self._creation(key, metadata),
             )

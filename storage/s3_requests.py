@@ -2,8 +2,8 @@
 
 obstore collects a body in buffers of its own, hands them from its threads to Python's, and leaves
 the copy to us. Here the kernel copies the bytes of a range from the socket to their final place,
-which takes a third of the CPU time (benchmarks/RESULTS.md, "Serving the archive"), and those of a
-file to the socket. urllib3 keeps the connections, awscrt signs the requests.
+which takes a third of the CPU time (benchmarks/RESULTS.md, "Serving the archive"), and the bytes of
+a file to the socket. urllib3 keeps the connections, awscrt signs the requests.
 """
 
 import hashlib

@@ -135,7 +135,7 @@ class StoreCalls:
     def try_again(self, call: StoreCall) -> None:
         """Record that an attempt failed and another one follows after a pause."""
         # Before the number: a reader in between must not
-        # take the old start for that of the new attempt.
+        # take the old start for the new attempt's.
         call.attempt_began = self._clock()
         call.attempt += 1
 

@@ -110,7 +110,7 @@ class Application:
         bearer_token: reads the token that requests must carry; None for no token. `/healthz` and
             `/readyz` answer without a token, because probes carry none, but then without reasons.
         with_partitions: whether there are the status page and `/api/partitions`; a process that
-            is no sidecar has none.
+            is not a sidecar has none.
         hosts: names that the header Host may have where no token is required. Other requests get
             no data, because a browser may have been led here (`allowed_hosts`).
         pages: returns one page of the partitions; None to take the pages from `source`, which
@@ -201,7 +201,7 @@ class Application:
         scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
         # WSGI decodes header bytes as Latin-1 (PEP 3333).
         given = token.strip().encode("latin-1")
-        # Constant time: a plain comparison would tell by its duration how many characters match.
+        # Constant time: the duration of a plain comparison shows how many characters match.
         return scheme.lower() == "bearer" and hmac.compare_digest(given, self._token().encode())
 
     def _partitions(self, environ: "WSGIEnvironment") -> Page:

@@ -55,7 +55,7 @@ class SchemaField:
 
     Attributes:
         name: Its name.
-        kafka_type: kio's name of its primitive type, or that of its array's entries; empty for
+        kafka_type: kio's name of its primitive type, or of its array's entries' type; empty for
             entities.
         entity: The class of the entity, or of the array's entries; None for primitive types.
         is_array: Whether it is an array.
@@ -105,8 +105,8 @@ class Checked(NamedTuple):
     """Bytes of an entity that kio can decode at a cost that the caller knows.
 
     Attributes:
-        data: The bytes, without the tagged fields that the schema does not have. More bytes than
-            those of the entity may follow.
+        data: The bytes, without the tagged fields that the schema does not have. Further
+            bytes may follow the entity.
         entries: Number of entries of all arrays together.
     """
 

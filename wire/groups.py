@@ -1,7 +1,7 @@
 """Group membership with the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
 Members are static (KIP-345): a process that starts with the instance id of another one replaces it.
-Brokers before 2.5 do not support all of it. Errors are those of `Cluster.request`.
+Brokers before 2.5 do not support all of it. Errors as `Cluster.request`.
 """
 
 from collections.abc import Mapping

@@ -296,7 +296,7 @@ def decode_request(
 def request_body(api: ApiKey, version: int, frame: memoryview, position: int) -> memoryview:
     """Return the bytes of a request that follow its header, of which its tagged fields are a part.
 
-    The arguments are those of `decode_request`.
+    Arguments as `decode_request`.
 
     Raises:
         MalformedRequestError: The tagged fields of the header do not end within the frame.

@@ -1,7 +1,7 @@
 """Requests to a cluster as functions: transactions, offsets, producers, quotas, SCRAM users.
 
 Each request goes to the broker that is responsible for it, and is retried until `timeout`
-(`Cluster.retrying`); errors are those of `Cluster.request`. A request for many partitions goes to
+(`Cluster.retrying`); errors as `Cluster.request`. A request for many partitions goes to
 their leaders one after the other. Results are plain values: kio's entities stay inside this module.
 """
 

@@ -3,7 +3,7 @@
 Each need has the topic id of its offset, which must be the one of the archive. `PartitionCollector`
 compares them once more: the topic may be recreated meanwhile.
 
-Committed offsets of a group are those of the brokers at the time of the request. If an open
+Committed offsets of a group are the brokers' at the time of the request. If an open
 transaction commits later ones, they do not count yet. Brokers store no topic id with a committed
 offset, so they are asked for the topic's id and for the cluster's before and after they are asked
 for the offsets.
@@ -137,7 +137,7 @@ def group_consumer(archive: ArchiveAccess, properties: Mapping[str, str], group:
 
 
 class GroupAnswer(NamedTuple):
-    """The committed offsets of a group in a topic, and what the brokers say about the topic."""
+    """The committed offsets of a group in a topic, and what the brokers report about the topic."""
 
     topic: str
     committed: Mapping[TopicPartition, CommittedOffset]

@@ -6,8 +6,8 @@ An archive that Sidetier writes consists of the segments from the one that has t
 Orphan segments: a request of a former leader's sidecar may reach the store after other sidecars
 have stored and committed the same offsets in segments with other base offsets. A store cannot
 prevent that, and the cluster may have discarded the records of that request in an unclean election.
-`_metadata` tells them apart: the sidecar adds every segment to it before it moves `offset.wm` over
-the segment.
+`_metadata` distinguishes them: the sidecar adds every segment to it before it moves `offset.wm`
+over the segment.
 """
 
 from bisect import bisect_right

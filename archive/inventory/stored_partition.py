@@ -81,7 +81,7 @@ _SEARCH_WIDTHS: Final = tuple(1 << bits for bits in range(10, 63, 4))
 class StoredPartition:
     """The place of one partition's archive. Every method makes requests.
 
-    All raise StorageError as `RemoteStorage` says.
+    All raise StorageError as `RemoteStorage`.
     """
 
     store: RemoteStorage

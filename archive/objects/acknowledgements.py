@@ -1,9 +1,9 @@
-"""Acknowledgements: an operator accepts a gap, and says why.
+"""Acknowledgements: an operator accepts a gap, with a reason.
 
 The acknowledgement of the gap record `_sidetier/<cluster>/gaps/<partition>/<start>-<end>.json` is
 `_sidetier/<cluster>/acknowledged/gaps/<partition>/<start>-<end>.json`. The gap record stays as it
 is, because readers need it. Earlier versions of the sidecar only look whether the key exists, so
-an empty object, as the runbook once told operators to store, counts as well.
+an empty object, as an earlier runbook recommended, counts as well.
 
 An acknowledgement covers every gap in its range. It may be older than the gap record: an operator
 accepts in advance that records of an old message format are lost (`accept_loss`).
@@ -88,8 +88,8 @@ def acknowledge_gap(
         False if the gap had been acknowledged before: the earlier reason stays.
 
     Raises:
-        ConfigurationError: No gap of exactly these offsets is recorded; the message names those
-            that are.
+        ConfigurationError: No gap of exactly these offsets is recorded; the message names the
+            recorded ones.
     """
     recorded = sorted(recorded_gaps(store, layout, [tp])[tp])
     if gap not in recorded:

@@ -120,7 +120,7 @@ def encode_snapshot(
             "broker_id": broker_id,
         }
     )
-    # The text is inserted, not encoded again, so that its checksum is that of the stored bytes.
+    # The text is inserted, not encoded again, so that the stored bytes have its checksum.
     return f'{head[:-1]}, "content": {content}}}\n'.encode()
 
 

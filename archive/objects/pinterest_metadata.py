@@ -47,7 +47,7 @@ class PartitionMetadata:
     def with_segment(self, base: BaseOffset, timestamp_ms: int) -> "PartitionMetadata":
         """Return these entries and one for a segment. A segment that has an entry keeps it.
 
-        A timestamp below that of the entry before it is raised to that one. A reader that seeks by
+        A timestamp below the previous entry's is raised to that one. A reader that seeks by
         time then begins too early at worst, and misses nothing.
         """
         return self.with_segments([(base, timestamp_ms)])
@@ -139,7 +139,7 @@ _LONGEST_END: Final = 256
 def append_segments(data: bytes, segments: Iterable[tuple[BaseOffset, int]]) -> bytes | None:
     """Append entries to an encoded document without parsing all of its entries.
 
-    The result equals that of `with_segments` and `encode_metadata`.
+    The result equals `with_segments` followed by `encode_metadata`.
 
     Args:
         data: A document that `encode_metadata` has made.
@@ -173,7 +173,7 @@ def count_entries(data: bytes) -> int | None:
     """Return the number of entries that an encoded document states, without parsing its entries.
 
     Returns:
-        None if the document has another form than that of `encode_metadata`, or no entry.
+        None if the document has another form than `encode_metadata` writes, or no entry.
     """
     end = _END.fullmatch(data, max(0, data.rfind(b'{"timestamp":', -_LONGEST_END)))
     return None if end is None else int(end[4])

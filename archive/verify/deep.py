@@ -86,7 +86,7 @@ class CheckedSegment:
     Attributes:
         findings: What is wrong.
         next_offset: End of the segment: from the metadata of its `.log`, or else from its batches;
-            None if neither tells.
+            None if neither has it.
         size: Bytes that were read.
     """
 
@@ -96,7 +96,7 @@ class CheckedSegment:
 
 
 class _Sums:
-    """Checksums of the bytes of one object, for comparison with those of the store."""
+    """Checksums of the bytes of one object, for comparison with the store's."""
 
     def __init__(self, head: ObjectHead) -> None:
         self._head = head
@@ -328,7 +328,7 @@ class _Check:
                     except (DamagedSegmentError, UnsupportedFormatError) as error:
                         damage = str(error)  # the rest is still read, for the checksum
         except EncryptionKeyError:
-            raise  # it says nothing about the segment
+            raise  # it proves nothing about the segment
         except EncryptionError as error:
             self._size += size
             return str(error)
@@ -414,7 +414,7 @@ def _cut(data: bytes, size: int) -> Iterator[bytes]:
 
 
 def _wrong_notes(head: ObjectHead, facts: SegmentFacts) -> Iterator[str]:
-    """Describe each value in the metadata of a `.log` that is not that of its batches."""
+    """Describe each value in the metadata of a `.log` that differs from its batches."""
     timestamp = head.metadata.get(MAX_TIMESTAMP_KEY)
     if timestamp is not None and timestamp != str(facts.max_timestamp):
         yield (

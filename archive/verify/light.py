@@ -60,7 +60,7 @@ def read_partition(
 
 
 def kind_of(found: Mismatch) -> FindingKind:
-    """Return the kind of the finding about a `.log` that is not what its metadata says."""
+    """Return the kind of the finding about a `.log` that contradicts its metadata."""
     return FindingKind.WRONG_SIZE if found.kind == "size" else FindingKind.WRONG_PLACE
 
 

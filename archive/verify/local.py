@@ -43,9 +43,9 @@ def compare_with_local(
 ) -> Finding | None:
     """Compare a stored `.log` with the broker's file of the same base offset.
 
-    If both have the same size, and the store has a checksum of its own, it is compared with that of
-    the local bytes, without reading the object. Otherwise the bytes that both have are read and
-    compared: segments of different sizes end at different offsets.
+    If both have the same size, and the store has a checksum of its own, it is compared with the
+    checksum of the local bytes, without reading the object. Otherwise the bytes that both have are
+    read and compared: segments of different sizes end at different offsets.
 
     Returns:
         None if they are equal, or if the broker has deleted the file meanwhile.

@@ -220,7 +220,7 @@ class Verification:
     def run(
         self, partitions: Sequence[TopicPartition], on_progress: OnProgress = ignore_progress
     ) -> VerifyReport:
-        """Check partitions: all light ones first, then the segments if they are to be read."""
+        """Run all light checks first, then read the segments for `deep` or local log dirs."""
         self.light(partitions)
         if self._request.deep or self._directories:
             self.segments(partitions, on_progress)
@@ -285,7 +285,7 @@ class Verification:
             totals.size += sum(segment.log.size for segment in wanted)
             self.report.of_partitions[tp] = result
             if inventory.watermark is not None:
-                # A growing archive is read as far as the totals say.
+                # A growing archive is read only up to the totals.
                 self._last[tp] = inventory.watermark.watermark.base_offset
 
     def _judge(self, inventory: Inventory) -> list[Finding]:

@@ -80,9 +80,7 @@ class ArchiveTopicSource:
         return self._reader.take(most, timeout)
 
     def _refuse(self, partition: int | None = None) -> NoReturn:
-        """Raise: nothing is archived under these settings. If the entropy bits are wrong, the error
-        says so.
-        """
+        """Raise: nothing is archived under these settings. The error names wrong entropy bits."""
         layout, url = self._archive.layout, self._archive.url(self._topic)
         store = self._archive.store(self._topic)
         note = read_note(store, layout)

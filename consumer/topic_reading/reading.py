@@ -105,7 +105,7 @@ class TopicReading:
 
     @property
     def total(self) -> int | None:
-        """Number of offsets to read; None if there is no end."""
+        """Number of offsets to read; None if the end is open."""
         if self._request.follow:
             return None
         return sum((partition.end or 0) - partition.first for partition in self.partitions.values())
@@ -133,7 +133,7 @@ class TopicReading:
         records that were returned.
 
         Raises:
-            SidetierError: Reading cannot continue; for a gap, the text says how to continue.
+            SidetierError: Reading cannot continue; for a gap, the text explains how to continue.
         """
         starts = {c.tp: c.first for c in self.partitions.values() if not c.is_done}
         if not starts or self._left == 0:

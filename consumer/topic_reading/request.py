@@ -43,7 +43,7 @@ class TopicReadRequest:
 
     Attributes:
         partitions: Empty for all partitions of the topic.
-        bootstrap: Addresses of the brokers, in place of those of the configuration.
+        bootstrap: Addresses of the brokers, in place of the configured ones.
         skip_gaps: Report a gap and continue after it; otherwise it is an error.
         follow: Continue to read without an end.
         limit: Maximum number of records over all partitions; None for no limit.

@@ -223,7 +223,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SidetierVerifyFindings",
         # Each run replaces the file that node exporter reads, so the alert lasts until a later run
-        # has no such finding. The rule's label `severity` replaces that of the metric.
+        # has no such finding. The rule's label `severity` replaces the metric's.
         f'{verify_names.FINDINGS.name}{{severity="error"}} > 0',
         "0m",
         "critical",
@@ -359,7 +359,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     Alert(
         "SidetierServeDown",
-        # The parts are those of SidetierMirrorDown.
+        # The same parts as SidetierMirrorDown.
         f"up == 0 and on (job, instance) {_ENDPOINTS} or (up == 0 and on (job) {_ENDPOINTS} "
         f"unless on (job) last_over_time({_BUILD}[1d])) "
         f"or count by (job) ({_ENDPOINTS}) unless on (job) up",

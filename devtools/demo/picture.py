@@ -122,7 +122,7 @@ def draw(
     """Write a PNG: records and bytes on the broker and on the store over time, with each deletion.
 
     With `counts`, a third chart shows the records that Spark has counted in each minute, in UTC.
-    With `consumed`, a line below says how many records Kafka's console consumer has read.
+    With `consumed`, a line below shows how many records Kafka's console consumer has read.
 
     Raises:
         ConfigurationError: The file cannot be written.

@@ -100,7 +100,7 @@ def run_demo(settings: DemoSettings, progress: Progress) -> DemoOutcome:
 
     Raises:
         LocalServerError: Java is missing, Kafka cannot be downloaded, or a server ended.
-        DemoFailedError: A part of the demo failed; the text says which.
+        DemoFailedError: A part of the demo failed; the text names it.
     """
     progress.say(
         "Kafka keeps records for seconds here; the sidecar archives each segment when it closes."

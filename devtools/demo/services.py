@@ -38,7 +38,7 @@ _ERRORS_ONLY: Final = 3
 
 
 class DemoFailedError(SidetierError):
-    """The demo could not be completed; the text says which part failed."""
+    """The demo could not be completed; the text names the part that failed."""
 
 
 class Topic:

@@ -36,7 +36,7 @@ _IMAGE_VERSION: Final = re.compile(r'org\.opencontainers\.image\.version="([^"]+
 
 
 class ReleaseError(Exception):
-    """A release cannot be built. The message says what to do."""
+    """A release cannot be built. The message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def export(repository: Path, tree: Path) -> Source:
     """Write the files of the last commit into `tree`, which is created.
 
     Raises:
-        ReleaseError: This is no git repository, or the files of the commit have different versions.
+        ReleaseError: This is not a git repository, or the commit's files differ in their version.
     """
     archive = _git(repository, "archive", "--format=tar", "HEAD")
     tree.mkdir(parents=True)

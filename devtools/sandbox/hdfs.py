@@ -65,7 +65,7 @@ class HdfsCluster:
         *,
         datanodes: int = 1,
     ) -> None:
-        """Choose ports. `properties` are Hadoop's and override those of the sandbox."""
+        """Choose ports. `properties` are Hadoop's and override the sandbox's."""
         self.directory = directory.absolute()
         self.port = free_port()
         self.url = f"hdfs://{HOST}:{self.port}"

@@ -11,7 +11,7 @@ _TIMEOUT_SECONDS: Final = 900
 
 
 class NodeMissingError(LocalServerError):
-    """Node.js or npm was not found; the message says how to install them."""
+    """Node.js or npm was not found; the message explains how to install them."""
 
 
 def install(npm: str, packages: Path, folder: Path, name: str) -> None:

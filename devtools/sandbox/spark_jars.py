@@ -24,7 +24,7 @@ def _alone(group: str, name: str, version: str) -> Artifact:
 
 
 def _kafka_source(scala: str, spark: str, clients: str, pool: str) -> Distribution:
-    """Return Spark's own Kafka source, and those of its dependencies that PySpark lacks."""
+    """Return Spark's own Kafka source, and its dependencies that PySpark lacks."""
     return Distribution(
         f"spark-{spark}-kafka",
         (

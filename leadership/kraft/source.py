@@ -40,10 +40,10 @@ class _Log:
 class CombinedView:
     """Combines the metadata log and the broker's Metadata responses into one view. Pure.
 
-    A partition is led if both sources say so. The log is prompt, but its tail may be uncommitted;
-    the response contains only committed metadata, but comes only on request. So a loss counts at
-    once from either source, and a gain counts when a request that was sent after the log showed it
-    is answered.
+    A partition is led if both sources report it. The log is prompt, but its tail may be
+    uncommitted; the response contains only committed metadata, but comes only on request. So a loss
+    counts at once from either source, and a gain counts when a request that was sent after the log
+    showed it is answered.
 
     While the broker does not respond (it restarts, or recovers its logs), the last response stays
     valid for `stale_after` seconds: a partition that was led then, and that the log does not report

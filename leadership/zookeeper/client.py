@@ -109,7 +109,7 @@ class KazooTreeClient:
             elif state == KazooState.SUSPENDED:
                 on_session(Session.SUSPENDED)
             # kazoo reports refused credentials as LOST.
-            # Only the client's own state tells them apart.
+            # Only the client's own state distinguishes them.
             elif client.client_state == KeeperState.AUTH_FAILED:
                 on_session(Session.REFUSED)
             else:

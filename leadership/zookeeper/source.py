@@ -152,7 +152,7 @@ class ZookeeperLeadership:
             case Session():
                 self._change_session(message)
             case _Fired(path):
-                # A watch cannot be removed: those of partitions that moved away still fire.
+                # A watch cannot be removed: watches of partitions that moved away still fire.
                 if self._is_of_interest(path):
                     self._pending[path] = None
             case _Read(generation, path, outcome) if generation == self._generation:

@@ -309,7 +309,7 @@ def most_chunks(max_runs: int) -> int:
 def shorter_map(
     chunks: Mapping[bytes, MapChunk], offsets: OffsetMap, topic_id: str
 ) -> list[MapRecord]:
-    """Return records that replace a partition's chunks by those of a shorter map.
+    """Return records that replace a partition's chunks by a shorter map's.
 
     The newest chunks stay, because the mirror may be writing one of them. If the process is killed
     after any of the records, the map has more runs than it needs, and each of them is correct.

@@ -283,7 +283,7 @@ def _difference_of_aborted(
             begun.append(coming.pop())
         begun = [transaction for transaction in begun if transaction[2] >= start]
         missing = {(producer, first) for first, producer, _ in begun} - named
-        # From the plan's end on, the transactions are those of producers that have written since.
+        # From the plan's end on, the transactions belong to producers that have written since.
         unknown = {transaction for transaction in named - known if transaction[1] < placed.plan.end}
         if missing or unknown:
             producer, first = min(missing or unknown)

@@ -8,7 +8,7 @@ is unique: no end can be higher.
 
 Transactions v2 (KIP-890): the coordinator raises the producer epoch with each transaction, and its
 markers have the raised epoch. So (producer id, epoch of the records) identifies one transaction in
-all partitions. A commit marker whose epoch is above that of the records before it proves version 2.
+all partitions. A commit marker with a higher epoch than the records before it proves version 2.
 
 A segment that was never archived can have records of a transaction that the archive does not show
 in that partition. Three facts decide:
@@ -50,7 +50,7 @@ class TransactionalBatch(NamedTuple):
         producer_id: The producer id of the batch.
         epoch: The producer epoch of the batch.
         marker: Its marker; `Marker.NONE` for records.
-        timestamp_ms: The largest timestamp. Only that of a marker is set by the broker.
+        timestamp_ms: The largest timestamp. The broker sets it only in markers.
     """
 
     offset: Offset
@@ -242,7 +242,7 @@ def _parts(tp: TopicPartition, known: PartitionTransactions) -> Iterator[_Part]:
             key = ended.producer_id, ended.producer_epoch
             yield _Part(tp, key, ended.first_offset, batch)
         elif not known.is_from_start:  # its records are further back, where nothing was read
-            # As in transactions v2: the marker's epoch is one above that of the records.
+            # As in transactions v2: the marker's epoch is one above the records' epoch.
             yield _Part(tp, (batch.producer_id, batch.epoch - 1), batch.offset, batch)
     for still_open in tracker.open.values():
         key = still_open.producer_id, still_open.producer_epoch

@@ -155,7 +155,7 @@ def wanted_replicas(
     """Return the wanted replicas of each partition that has too few.
 
     The present replicas come first. Then come brokers in the racks with the fewest replicas of the
-    partition, by ascending id after that of the first replica.
+    partition, by ascending id after the first replica's.
 
     Args:
         plan: The plan, with the replication factors.

@@ -152,7 +152,7 @@ def destinations(
 
 
 def check_live_directory(directory: Path, topic_id: str | None) -> None:
-    """Check that a partition's directory is that of the created topic, and has no records.
+    """Check that a partition's directory belongs to the created topic, and has no records.
 
     Raises:
         ConfigurationError: The directory belongs to another topic, or is not empty.

@@ -354,7 +354,7 @@ class _Placement:
             self.journal.forget(name)  # a broker was started meanwhile, and deleted what was staged
         if self._live.is_dir():
             self._check_live()
-            # The plan needs no other files than those of the live directory: an empty log that
+            # The plan needs no other files than the live directory's: an empty log that
             # begins at 0.
             if self._partition.end == 0:
                 self.journal.note_placed(name)
@@ -498,14 +498,14 @@ class _Placement:
             else:
                 scanner.finish()
             file.flush()
-            # The rename of the `.part` file says that the segment is whole, so its bytes must be
+            # The rename of the `.part` file marks the segment as whole, so its bytes must be
             # durable first.
             os.fsync(file.fileno())
         facts = walker.finish()
         if facts.indexes is None:
             raise DamagedSegmentError(f"{segment.key}: no index could be built")
         stem = self._staged / name.removesuffix(FileKind.LOG.value)
-        # Before the `.part` file is renamed: the final name says that the indexes exist, too.
+        # Before the `.part` file is renamed: the final name promises that the indexes exist, too.
         _write_durably(stem.with_suffix(FileKind.INDEX.value), facts.indexes.index)
         _write_durably(stem.with_suffix(FileKind.TIMEINDEX.value), facts.indexes.timeindex)
         aborted = transactions.aborted_in(segment)

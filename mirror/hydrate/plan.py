@@ -84,7 +84,7 @@ class PlannedPartition:
 class PlannedTopic:
     """How a topic is created, and the configs that are set at the end.
 
-    `replication_factor` and `configs` are those of the lost cluster; None if no snapshot has them.
+    `replication_factor` and `configs` come from the lost cluster; None if no snapshot has them.
     """
 
     partitions: int

@@ -5,9 +5,9 @@ Each target partition has one object in the default store of the source's archiv
 runs: all of the newest, fewer of the older ones (`OffsetMap.thinned`). Each write is a conditional
 put: it replaces the object only if it is still the one that was read.
 
-A kill leaves the former object, whose `mirrored_to` says up to which offset its map is complete. If
-two workers both believe that they own a partition, each writes a correct map. The condition admits
-one of them; the other reads that map and adds its own runs.
+A kill leaves the former object, whose `mirrored_to` is the offset up to which its map is complete.
+If two workers both believe that they own a partition, each writes a correct map. The condition
+admits one of them; the other reads that map and adds its own runs.
 
 Earlier versions stored the maps of the longest topic names at another key, which file systems
 refuse (`ArchiveLayout.mirror_map_keys`). Such a map is read, and deleted after the next write.

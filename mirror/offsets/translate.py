@@ -167,7 +167,7 @@ class OffsetMapReader:
         if record.key is None:
             return None
         if record.value is None:
-            # A tombstone does not say of which partition it is.
+            # A tombstone does not name its partition.
             for known in self._chunks.values():
                 known.pop(record.key, None)
             return None
@@ -177,7 +177,7 @@ class OffsetMapReader:
             return None
         known = self._chunks.setdefault(chunk.partition, {})
         # One run is enough to sort the chunks; all runs are in the map.
-        # A chunk of a former topic is noted, too, so that `shortened` deletes it.
+        # A chunk of a former topic is recorded, too, so that `shortened` deletes it.
         known[record.key] = chunk._replace(runs=chunk.runs[:1])
         return chunk if chunk.is_of(topic_id) else None
 

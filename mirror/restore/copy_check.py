@@ -72,10 +72,10 @@ class _NotedCount:
 
 
 class ArchivedRecords:
-    """Reads the archived records that were to be copied. Not thread-safe.
+    """Reads the archived records that the copy must have. Not thread-safe.
 
-    The stored segments are compared with what was noted when they were archived: the copy was made
-    from the same objects, so it cannot be a witness for them.
+    The stored segments are compared with what was recorded when they were archived: the copy was
+    made from the same objects, so it cannot be a witness for them.
 
     Args:
         archive: The archive.
@@ -110,7 +110,7 @@ class ArchivedRecords:
             view: The archive's segments; None if they are not known.
 
         Raises:
-            DamagedArchiveError: A segment is not as it was noted.
+            DamagedArchiveError: A segment is not as it was recorded.
             SidetierError: The archive cannot be read.
         """
         tp, end = copied.source, copied.end
@@ -134,7 +134,7 @@ class ArchivedRecords:
         """Check the heads of the segments with wanted offsets, one request each.
 
         Returns:
-            The noted numbers of records of the segments whose offsets are all wanted.
+            The recorded numbers of records of the segments whose offsets are all wanted.
         """
         store = self._archive.store(tp.topic)
 

@@ -51,7 +51,7 @@ def translate_restored_group(
         on_snapshot: Called with the time of the group's snapshot, in ms since 1970.
 
     Raises:
-        ConfigurationError: No snapshot has the group, or there is no such restore.
+        ConfigurationError: No snapshot has the group, or the restore does not exist.
         SidetierError: The store or the target cannot be read, or the target refuses the offsets.
     """
     archive.require_directories()

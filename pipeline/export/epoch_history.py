@@ -1,4 +1,4 @@
-"""Compare the leader epochs of exported records with those of the log, to detect truncation
+"""Compare the leader epochs of exported records with the log's, to detect truncation
 (KIP-320).
 
 Beside each next offset, an export keeps the leader epochs that wrote the records below it: the

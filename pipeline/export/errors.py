@@ -164,14 +164,7 @@ class NewerStateError(MalformedObjectError):
 
 
 def refuse_later(version: int, known: int, kind: str, where: str) -> None:
-    """Raise NewerStateError if the stored version is later than the known one.
-
-    Args:
-        version: the stored version.
-        known: the latest version that this program can read.
-        kind: the kind of state, for the message.
-        where: the place of the state, for the message.
-    """
+    """Raise NewerStateError if the stored version of a `kind` of state is later than `known`."""
     if version > known:
         raise NewerStateError(
             f"{where}: version {version} of {kind}, {known} is known here: upgrade "

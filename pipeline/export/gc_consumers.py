@@ -87,7 +87,9 @@ def table_consumer(storage: "StorageConfig", cluster: str, table: "RetainedTable
 
 @contextmanager
 def _output(storage: "StorageConfig", url: str, consumer: str) -> Iterator["RemoteStorage"]:
-    """Open the output of an export. Every error in the block tells that its progress is unknown."""
+    """Open the output of an export. Every error in the block becomes one that its progress is
+    unknown.
+    """
     target = storage.model_copy(update={"url": url, "overrides": ()})
     try:
         require_directory(url)

@@ -309,7 +309,7 @@ def should_retry(
 
     Returns:
         False if the archive was replaced below an offset of `offsets_without_epoch`: the next run
-        could not tell which records were replaced, and would skip the new ones.
+        could not know which records were replaced, and would skip the new ones.
     """
     is_replaced = isinstance(error, ArchiveReplacedError)
     if not is_replaced and not isinstance(error, _CHANGED_ARCHIVE):

@@ -336,7 +336,7 @@ def open_iceberg_export(
 ) -> Iterator[TableExport]:
     """Start Spark, and connect an export to the archive and an Iceberg table; closed on exit.
 
-    The arguments and errors are those of `open_hudi_export`.
+    Arguments and errors as `open_hudi_export`.
     """
 
     @contextmanager

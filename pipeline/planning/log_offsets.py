@@ -122,5 +122,5 @@ class Edges:
 
     @property
     def latest(self) -> Offset:
-        """See `Ends.of`."""
+        """Return the end (exclusive) of what readers of this isolation level may read."""
         return self.ends.of(self.tp, self.view, self.isolation)

@@ -80,7 +80,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Requested offsets that are not stored. `detail` says why, and where they were searched."""
+    """Requested offsets that are not stored. `detail`: why, and where they were searched."""
 
     tp: TopicPartition
     range: OffsetRange

@@ -61,8 +61,8 @@ def holds_all(store: RemoteStorage, split: Split) -> bool:
     """Whether every offset of the split is a record that readers of any isolation level see.
 
     True only if no record was compacted away and none belongs to a transaction. Costs a request for
-    each segment, or one if the first segment's metadata does not say. False if this is unknown, or
-    if a segment is gone or not in the planned version: the reader handles these cases.
+    each segment, or one if the first segment's metadata does not have it. False if this is unknown,
+    or if a segment is gone or not in the planned version: the reader handles these cases.
     """
     if split.origin.is_pinterest:
         return False
@@ -101,7 +101,7 @@ def _end_of_full(store: RemoteStorage, piece: Piece) -> Offset | None:
     end, records = noted_next_offset(head), noted_records(head)
     if head.etag != piece.etag or end is None or records != end - piece.base_offset:
         return None
-    # The count is that of the archived bytes: all of them must still be stored.
+    # The count is of the archived bytes: all of them must still be stored.
     return end if is_full(head) else None
 
 

@@ -1,7 +1,7 @@
 """Offset of a stream, as Spark stores it in the checkpoint.
 
 The next offsets are stored as Spark's Kafka source stores them: `{"orders": {"0": 1200}}`. Two keys
-that cannot be topic names have the data to check that the records below are still those of the log:
+that cannot be topic names have the data to check that the records below are still in the log:
 `"sidetier:leader_epochs": {"orders": {"0": [[3, 0], [5, 120]]}}` and
 `"sidetier:topic_ids": {"orders": "..."}`. A third, `sidetier:reread_from`, has the offsets at which
 a batch goes back. Earlier versions wrote only the next offsets.

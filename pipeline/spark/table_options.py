@@ -1,7 +1,7 @@
 """Options of a table in Spark's catalog: `CREATE TABLE t USING sidetier OPTIONS (...)`.
 
 When the table is created, Spark passes each option twice, under its name and as `option.<name>`,
-among the table's properties (`provider`, `owner`, `location`, those of TBLPROPERTIES). When the
+among the table's properties (`provider`, `owner`, `location`, TBLPROPERTIES). When the
 table is read, Spark passes none of them to a Python source (4.0), only the catalog's columns with
 their metadata. So the options are stored in this metadata. They contain no secret, only references.
 """

@@ -149,7 +149,7 @@ def _read(payload: Payload, place: Place, *, contents: bool) -> _Records:
     except NoRecordsError as error:
         raise batches.damaged(place, error.row, str(error)) from None
     # A batch without records (compaction keeps the headers of some) has no first or last row.
-    # Its row in `firsts` is that of the next batch, so all indexing by `firsts` needs this mask.
+    # Its row in `firsts` is the next batch's, so all indexing by `firsts` needs this mask.
     filled = counts > 0
     lasts = (firsts + counts - 1)[filled]
     ends = np.empty_like(starts)

@@ -26,7 +26,7 @@ _FULL: Final = (
 
 
 class CodecError(Exception):
-    """The bytes are not valid data of this codec. The message says why."""
+    """The bytes are not valid data of this codec. The message has the reason."""
 
 
 class NoRoomError(Exception):

@@ -115,7 +115,7 @@ def record_starts(
     row = int(np.argmax(wrong))
     batch = int(filled[row])
     size = int(ends[batch] - begins[batch])
-    # A length that leads nowhere gives `FAR`, which says nothing to the reader of the error.
+    # A length that leads nowhere gives `FAR`, which would not help the reader of the error.
     reached = min(int(followed.reached[row] - begins[batch]), size)
     raise NoRecordsError(
         batch,

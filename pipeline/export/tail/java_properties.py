@@ -1,4 +1,4 @@
-"""Conversion of librdkafka's properties to those of Kafka's Java client, which Spark's source uses.
+"""Conversion of librdkafka's properties to properties of Kafka's Java client, for Spark's source.
 
 Certificates are read here and passed as text, because executors may not have the files.
 

@@ -1,6 +1,6 @@
 """The schema of a partition's rows while producers change theirs.
 
-The terms and rules are those of `schema.compatibility` of Confluent's sink connectors
+Terms and rules as `schema.compatibility` of Confluent's sink connectors
 (`StorageSchemaCompatibility`). A decision depends only on the current schema, which the export's
 state keeps, and on the schema id of a record. So a repeated run makes the same decisions.
 """
@@ -37,10 +37,7 @@ class SchemaTracker:
     def __init__(
         self, options: ValueOptions, registry: SchemaRegistry | None, current: int | None
     ) -> None:
-        """Create a tracker.
-
-        `current` is the schema id of the rows before; None if there are no such rows.
-        """
+        """`current` is the schema id of the rows before; None without such rows."""
         self._options = options
         self._registry = registry
         self.current = current
@@ -157,7 +154,7 @@ class SchemaGuard:
         """Check the schemas of some records.
 
         Raises:
-            NewerSchemaError: a schema is newer than that of the rows.
+            NewerSchemaError: a schema is newer than the rows' schema.
             StoreUnavailableError, ConfigurationError: see `SchemaRegistry.version`.
         """
         options, registry = self._options, self._registry
@@ -180,7 +177,7 @@ class SchemaGuard:
 
 
 def _changes(ids: Any) -> list[int]:  # noqa: ANN401 -- an array of numpy
-    """Return the rows whose schema differs from that of the row before."""
+    """Return the rows whose schema differs from the row before."""
     if not len(ids):
         return []
     return [0, *(int(row) + 1 for row in np.flatnonzero(ids[1:] != ids[:-1]))]

@@ -1,4 +1,4 @@
-"""JSON texts of values, column by column. The text is the same as that of Python's `json` module.
+"""JSON texts of values, column by column. The text equals the output of Python's `json` module.
 
 The byte strings of all rows of a column are assembled at once (`joined`).
 """

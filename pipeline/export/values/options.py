@@ -1,4 +1,4 @@
-"""Options that say how keys and values are decoded."""
+"""Options for the decoding of keys and values."""
 
 from enum import StrEnum
 from typing import Final, Self

@@ -178,7 +178,7 @@ class SchemaRegistry:
 
         Raises:
             StoreUnavailableError, UnusableSchemaError: see `by_id`.
-            ConfigurationError: there is no such subject, or the registry refuses the request.
+            ConfigurationError: the subject does not exist, or the registry refuses the request.
         """
         request = f"subject {subject}"
         # The client would answer from its cache, whatever was registered since.

@@ -71,7 +71,7 @@ def table_values(
         return values, []
     try:
         return _converted(values, kind), []
-    # Arrow does not say which value it refuses, so each is tried alone.
+    # Arrow does not name the value that it refuses, so each is tried alone.
     except UnfitError:
         misfits = list(_refused(values, kind, path))
         rows = np.arange(len(values))

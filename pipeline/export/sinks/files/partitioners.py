@@ -52,7 +52,7 @@ def field_type(kind: pa.DataType, path: str) -> pa.DataType:
     """Return the type of a field; dots in `path` lead to nested fields.
 
     Raises:
-        ConfigurationError: there is no such field.
+        ConfigurationError: the field does not exist.
     """
     field_kind = kind
     for step in path.split("."):

@@ -80,7 +80,7 @@ class FileGroups:
     """Finds where all files of one Kafka partition end together, as in Confluent's sink connector.
 
     A group of files starts right after the group before it. It ends when it holds `flush_size`
-    records; before a record whose time is `rotate_interval` or more after that of the group's first
+    records; before a record whose time is `rotate_interval` or more after the group's first
     record; and before a record that would open one file too many. So the groups depend only on the
     records since the first group, not on the number of runs that write them.
     """
@@ -94,7 +94,7 @@ class FileGroups:
     def ends(
         self, offsets: Longs, times: Longs, codes: Codes, names: Sequence[str]
     ) -> Iterator[GroupEnd]:
-        """Yield the ends of groups among the next records. The columns are those of
+        """Yield the ends of groups among the next records, which have the columns of
         `Router.route`.
         """
         start = 0

@@ -118,8 +118,7 @@ class Prepared:
     """Result of converting one batch.
 
     Attributes:
-        misfits: records that do not fit, in order of offsets. Their row numbers are those of the
-            batch.
+        misfits: records that do not fit, in order of offsets, with row numbers of the batch.
         skipped: offsets of the records without a value that the options leave out.
     """
 
@@ -184,7 +183,7 @@ class RowMaker:
             misfits |= {
                 misfit.row: Misfit(misfit.row, f"key: {misfit.reason}") for misfit in keys.misfits
             }
-        # Last, because the last reason of a record wins: that of its value.
+        # Last, because the last reason of a record wins: its value's.
         misfits |= {misfit.row: misfit for misfit in decoded.misfits}
         keep = np.ones(batch.num_rows, dtype=np.bool_)
         keep[list(misfits)] = False

@@ -86,8 +86,8 @@ class FileUploader:
             RECORDS_METADATA: f"{entry.records} {entry.first} {entry.last}",
         }
         condition: Condition = IfAbsent()
-        # A refused put says nothing about the object that is there: it may be of an earlier attempt
-        # of this put whose answer was lost. So each refusal is followed by a look at the object.
+        # A refused put proves nothing about the object that is there: it may be of an earlier
+        # attempt of this put whose answer was lost. So each refusal leads to a look at the object.
         for _ in range(_TRIES):
             with suppress(PreconditionFailedError):
                 self.store.put_object(

@@ -38,9 +38,8 @@ def zone_named(name: str) -> ZoneInfo:
 
 
 def moment(milliseconds: int) -> datetime:
-    """Return the date and time that is this many ms after the start of 1970.
-
-    The time may be UTC or local time; the result is marked as UTC in both cases.
+    """Return the date and time this many ms after the start of 1970, in UTC or local time. The
+    result is marked as UTC in both cases.
     """
     return EPOCH + timedelta(milliseconds=milliseconds)
 

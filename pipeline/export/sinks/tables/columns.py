@@ -40,7 +40,7 @@ class ValueColumns:
 
     Attributes:
         options: how values are decoded.
-        flat: whether the fields of a value are columns beside those of the record. Otherwise the
+        flat: whether the fields of a value are columns beside the record's. Otherwise the
             value is one column.
         schema: schema of a batch of records, value included.
         letters: receives records whose key or value does not fit; if None, they are an error.
@@ -89,7 +89,7 @@ class ValueColumns:
         return _with_value(schema, table_type(values.type), flat=self.flat)
 
     def _parts(self) -> tuple[tuple[ValueDecoder, SchemaGuard], tuple[ValueDecoder, SchemaGuard]]:
-        """Return decoder and schema guard of values, and those of keys."""
+        """Return decoder and schema guard of values, and of keys."""
 
         def part(options: ValueOptions) -> tuple[ValueDecoder, SchemaGuard]:
             registry = registry_of(options, self.registry)

@@ -52,7 +52,7 @@ def default_scheme(spark: SparkSession) -> str:
 
 
 def java_process(spark: SparkSession) -> int:
-    """Return the process id of the driver's JVM. It makes commits, and may outlive Python
+    """Return the process id of the driver's JVM, which makes commits and may outlive Python
     briefly.
     """
     return int(jvm(spark).java.lang.ProcessHandle.current().pid())
@@ -74,7 +74,7 @@ def require_class(spark: SparkSession, name: str, jar: TableJar) -> None:
     Raises:
         MissingJarsError: it does not. The message names the jar's coordinates.
     """
-    # Without a loader, Java would take that of py4j, which does not have the jars of `--packages`.
+    # Without a loader, Java would take py4j's, which does not have the jars of `--packages`.
     loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
     try:
         jvm(spark).java.lang.Class.forName(name, False, loader)  # noqa: FBT003 - a Java call has no keywords

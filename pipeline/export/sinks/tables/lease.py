@@ -34,7 +34,7 @@ _STARTED: Final = 19
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """Identity of one process, different from that of every other process at any time.
+    """Identity of one process, different from every other process's at any time.
 
     Attributes:
         machine: boot id of the machine, and its namespace of process ids; empty if unknown.

@@ -102,13 +102,8 @@ class RowCounts:
 
 
 def require_rows(where: str, given: int, written: int, *, merges: bool = False) -> None:
-    """Raise RecordCountError unless a commit has the rows that it was given.
-
-    Args:
-        where: the commit.
-        given: number of rows that the tasks returned.
-        written: number of rows that the commit states.
-        merges: whether the table keeps only one of several rows with the same key.
+    """Raise RecordCountError unless a commit has `given` rows; fewer pass if the table `merges`
+    rows with the same key.
     """
     if written == given or (merges and written < given):
         return

@@ -1,4 +1,4 @@
-"""The types of rows beside those of the table that gets them. No access to a table.
+"""The types of rows beside the types of the table that gets them. No access to a table.
 
 Spark and Hive compare the names of columns, and of members of structs, without case. Iceberg and
 Hudi compare them with case when a table gets new columns. A field `ID` beside a column `id` would

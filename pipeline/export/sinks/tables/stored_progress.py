@@ -11,10 +11,10 @@ type hadoop numbers its files, and the one with the highest number is current. E
 keeps the name of the current file to itself. Its files begin with a number that each commit
 increases by one. A commit that was refused, or whose writer was killed, can leave a file with the
 next number. So the current file has the highest number or the one before it. The lowest offsets in
-all of these files are at or below those of the current one.
+all of these files are at or below the current one's.
 
-A table that was dropped without its files leaves metadata files with higher numbers than those of a
-table that is then created in the same location. They are older, so the newest file tells.
+A table that was dropped without its files leaves metadata files with higher numbers than the files
+of a table that is then created in the same location. They are older, so the newest file decides.
 """
 
 import gzip
@@ -111,12 +111,8 @@ def _extra_metadata(data: bytes, key: str) -> Mapping[str, str]:
 
 
 def iceberg_progress(store: RemoteStorage, cluster: str) -> Exported:
-    """Return the next offset of each partition that was exported to an Iceberg table, or a lower
-    one: see the module. The topic ids are those in which the files that were read agree.
-
-    Args:
-        store: a store whose root is the table's location.
-        cluster: name of the cluster that must have been exported.
+    """Return the next offset of each partition of a table whose location is the store's root, or a
+    lower one: see the module. Topic ids are those in which the files that were read agree.
 
     Raises:
         As `hudi_progress`.
