@@ -6,7 +6,6 @@ a segment of 1 GiB. A bounded cache keeps the indexes that were read last.
 """
 
 import logging
-import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,9 +43,6 @@ log = logging.getLogger("sidetier.consumer")
 
 _INDEX: Final = np.dtype([("relative", ">u4"), ("position", ">u4")])
 _TIMEINDEX: Final = np.dtype([("timestamp", ">i8"), ("relative", ">u4")])
-# One entry of a `.timeindex`, without numpy: timestamp, relative offset.
-_LAST: Final = struct.Struct(">qI")
-TIME_ENTRY_BYTES: Final = _LAST.size
 
 Entries = npt.NDArray[np.void]
 
@@ -78,19 +74,6 @@ def time_entries(data: bytes, name: str) -> Entries:
     _check_rising(entries["timestamp"], name, strictly=True)
     _check_rising(entries["relative"], name, strictly=False)
     return entries
-
-
-def last_timestamp(data: bytes) -> int | None:
-    """Return the largest timestamp of a segment, in ms, from the last 12 bytes of its `.timeindex`.
-
-    Returns:
-        None if the bytes are not an entry, or are zeros: an index that was uploaded before the
-        broker trimmed it need not have the entry with the largest timestamp.
-    """
-    if len(data) != TIME_ENTRY_BYTES or not any(data):
-        return None
-    timestamp, _ = _LAST.unpack(data)
-    return int(timestamp)
 
 
 def position_of(entries: Entries, relative: int) -> int:

@@ -33,7 +33,7 @@ Without the state at the first batch that is read:
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
@@ -87,6 +87,22 @@ def read_marker(header: BatchHeader, payload: bytes) -> Marker:
     return marker
 
 
+@dataclass(frozen=True, slots=True)
+class StableEnd:
+    """The end of the part of a log in which every transaction is known to be committed or aborted.
+
+    Attributes:
+        offset: The last stable offset, exclusive; the end of what was read if no transaction is
+            open.
+        producer_id: Producer of the transaction that is open at `offset`; None if none is open.
+        newest_ms: Largest timestamp of the segments that were read, in ms; None if it is not known.
+    """
+
+    offset: Offset
+    producer_id: int | None = None
+    newest_ms: int | None = None
+
+
 class TransactionTracker:
     """The transactions of one partition, as far as its batches were fed. Not thread-safe.
 
@@ -124,6 +140,13 @@ class TransactionTracker:
     def oldest_open(self) -> OpenTransaction | None:
         """The open transaction with the lowest first offset; None if none is open."""
         return next(iter(self._open.values()), None)
+
+    @property
+    def stable_end(self) -> StableEnd:
+        """The last stable offset, with the producer of the transaction that is open there."""
+        oldest = self.oldest_open
+        producer_id = None if oldest is None else oldest.producer_id
+        return StableEnd(self.last_stable_offset, producer_id)
 
     @property
     def last_stable_offset(self) -> Offset:

@@ -10,7 +10,6 @@ a reader of its records sees it, and holds them back.
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -24,28 +23,12 @@ from sidetier.archive.view import ArchiveView
 from sidetier.segments.arrow import feed_table, read_markers
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
-from sidetier.segments.transactions import TransactionTracker
+from sidetier.segments.transactions import StableEnd, TransactionTracker
 from sidetier.storage.port import RemoteStorage
 
 _RANGE: Final = 8 << 20
 _AHEAD: Final = 3
 _BATCH_RANGE: Final = 64 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class StableEnd:
-    """The end of the decided part of an archive.
-
-    Attributes:
-        offset: The last stable offset: below it every transaction is committed or aborted. The
-            readable end if no transaction is open.
-        producer_id: Producer of the transaction that is open at `offset`; None if there is none.
-        newest_ms: Largest timestamp of the segments that were read, in ms; None if there is none.
-    """
-
-    offset: Offset
-    producer_id: int | None = None
-    newest_ms: int | None = None
 
 
 def last_stable_offset(source: ArchiveSource, view: ArchiveView) -> StableEnd:

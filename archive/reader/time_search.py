@@ -15,10 +15,8 @@ from typing import Final
 import numpy as np
 
 from sidetier.archive.locate import (
-    TIME_ENTRY_BYTES,
     Entries,
     Locator,
-    last_timestamp,
     relatives_of,
 )
 from sidetier.archive.objects.log_check import cut_at
@@ -30,6 +28,7 @@ from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.arrow import decode_batches
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
+from sidetier.segments.indexes import TIMEINDEX_ENTRY_BYTES, last_timestamp
 from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.ranges import ReadRange
 
@@ -123,7 +122,7 @@ class SegmentTimes:
         if noted is not None:
             return noted
         row = log.timeindex
-        if row is None or row.size < TIME_ENTRY_BYTES:
+        if row is None or row.size < TIMEINDEX_ENTRY_BYTES:
             return _UNKNOWN
         if row.size <= SMALL_INDEX:
             return _last(self.locator.times(self.read, log), row.size)
@@ -131,11 +130,12 @@ class SegmentTimes:
 
     def _ask_last(self, log: StoredLog) -> int:
         row = log.timeindex
-        if row is None or row.size < TIME_ENTRY_BYTES or row.size % TIME_ENTRY_BYTES:
+        if row is None or row.size < TIMEINDEX_ENTRY_BYTES or row.size % TIMEINDEX_ENTRY_BYTES:
             return _UNKNOWN
         try:
-            first = 0 if row.size <= _WHOLE else row.size - TIME_ENTRY_BYTES
-            last = last_timestamp(self.read(row, first, row.size)[-TIME_ENTRY_BYTES:])
+            first = 0 if row.size <= _WHOLE else row.size - TIMEINDEX_ENTRY_BYTES
+            entry = self.read(row, first, row.size)[-TIMEINDEX_ENTRY_BYTES:]
+            last = last_timestamp(entry, row.size)
         # The index was emptied or replaced since the listing: the segment is searched.
         except (ObjectNotFoundError, PreconditionFailedError):
             return _UNKNOWN
@@ -148,7 +148,7 @@ def _last(entries: Entries | None, size: int) -> int:
     Zeros after the last entry mean that the index was uploaded before the broker trimmed it. The
     broker adds the entry with the largest timestamp right before that, so it may be missing.
     """
-    if entries is None or not len(entries) or len(entries) * TIME_ENTRY_BYTES < size:
+    if entries is None or not len(entries) or len(entries) * TIMEINDEX_ENTRY_BYTES < size:
         return _UNKNOWN
     return int(entries["timestamp"][-1])
 

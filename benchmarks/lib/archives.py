@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from lib.log_dirs import LogDir, Shape, make_log_dir
 from lib.options import work_directory
-from sidetier.archive.locate import TIME_ENTRY_BYTES, last_timestamp
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.brokers.cache import fetch_once
+from sidetier.segments.indexes import TIMEINDEX_ENTRY_BYTES, last_timestamp
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
@@ -52,7 +52,7 @@ def _put(store: LocalStorage, log_dir: LogDir, tp: TopicPartition, base: int) ->
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
         data = (log_dir.path / str(tp) / segment_file_name(BaseOffset(base), kind)).read_bytes()
         if kind is FileKind.TIMEINDEX:
-            notes[MAX_TIMESTAMP_KEY] = str(last_timestamp(data[-TIME_ENTRY_BYTES:]))
+            notes[MAX_TIMESTAMP_KEY] = str(last_timestamp(data[-TIMEINDEX_ENTRY_BYTES:], len(data)))
         metadata = notes if kind is FileKind.LOG else {}
         key = LAYOUT.object_key(tp, BaseOffset(base), kind)
         store.put_object(key, BytesBody(data), PutOptions(metadata=metadata))

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 
 from sidetier.archive.objects.segment import Version
-from sidetier.archive.reader.last_stable_offset import StableEnd, last_stable_offset, timestamp_at
+from sidetier.archive.reader.last_stable_offset import last_stable_offset, timestamp_at
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.transactions import StableEnd
 
 
 @dataclass(frozen=True, slots=True)

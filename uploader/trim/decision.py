@@ -9,12 +9,13 @@ archive end offset, nor beyond the committed offset of a protected consumer grou
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from sidetier.config.model import INTERNAL_TOPICS
 from sidetier.config.retention import INTERNAL_PREFIX, LocalRetentionConfig
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.transactions import StableEnd
 
 
 class Hindrance(StrEnum):
@@ -74,18 +75,6 @@ class Held:
 
     hindrance: Hindrance
     text: str
-
-
-class StableEnd(NamedTuple):
-    """The end of the part of an archive in which every transaction is known to be decided.
-
-    Attributes:
-        offset: The offset, exclusive.
-        producer_id: Producer of the transaction that is open there; None if none is open there.
-    """
-
-    offset: Offset
-    producer_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import open_transactions
-from sidetier.segments.transactions import TransactionTracker
+from sidetier.segments.transactions import StableEnd, TransactionTracker
 from sidetier.uploader.pinning.pins import read_largest_timestamp
-from sidetier.uploader.trim.decision import LocalSegment, StableEnd
+from sidetier.uploader.trim.decision import LocalSegment
 from sidetier.uploader.watching.checkpoints import read_offset_checkpoint
 from sidetier.uploader.watching.disk import list_names
 
@@ -78,11 +78,7 @@ def stable_end(
         path = os.path.join(directory, segment_file_name(base, FileKind.SNAPSHOT))
         with suppress(OSError, SegmentError):
             still_open = open_transactions(Path(path).read_bytes(), path)
-            tracker = TransactionTracker(base, still_open)
-            oldest = tracker.oldest_open
-            return StableEnd(
-                tracker.last_stable_offset, None if oldest is None else oldest.producer_id
-            )
+            return TransactionTracker(base, still_open).stable_end
     return None
 
 

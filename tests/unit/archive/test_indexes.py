@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sidetier.archive.locate import (
     Locator,
-    last_timestamp,
     offset_entries,
     position_behind,
     position_of,
@@ -17,7 +16,7 @@ from sidetier.archive.locate import (
 )
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.segments.errors import DamagedSegmentError
-from sidetier.segments.indexes import parse_offset_index
+from sidetier.segments.indexes import last_timestamp, parse_offset_index
 from sidetier.segments.offsets import BaseOffset
 from sidetier.storage.port import ObjectSummary
 from tests.harness.index_lookups import lookup_position
@@ -91,12 +90,13 @@ def test_error_names_the_damaged_time_index(data: bytes) -> None:
         time_entries(data + data, "some.timeindex")
 
 
-@given(st.integers(-1, 2**63 - 1), st.integers(1, 2**31 - 1))
+@given(st.integers(0, 2**63 - 1), st.integers(1, 2**31 - 1))
 def test_last_entry_has_the_largest_timestamp(timestamp: int, relative: int) -> None:
     data = struct.pack(">qI", timestamp, relative)
 
-    assert last_timestamp(data) == timestamp == int(time_entries(data, "t")["timestamp"][-1])
-    assert last_timestamp(bytes(12)) is None
+    assert last_timestamp(data, 12) == timestamp == int(time_entries(data, "t")["timestamp"][-1])
+    for index_size in (12, 24):
+        assert last_timestamp(bytes(12), index_size) is None, "padding"
 
 
 def test_indexes_without_entries_are_not_kept_for_ever() -> None:
