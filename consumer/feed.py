@@ -21,6 +21,7 @@ from sidetier.consumer.errors import TieredError
 from sidetier.consumer.kafka_side import KafkaSide
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.consumer.partition import Partition, Source
+from sidetier.consumer.sources import UNKNOWN
 from sidetier.consumer.store_side import StoreRecords, StoreSide, StoreSlice
 from sidetier.consumer.subscription_state import SubscriptionState
 from sidetier.segments.offsets import OffsetRange, TopicPartition
@@ -114,9 +115,18 @@ class DeliveryRecorder:
                 self._records[source] = self._bytes[source] = 0
         if self._kafka is None or not self._stores:
             return
-        moved = [partition for partition in partitions if partition.dirty]
+        moved = [one for one in partitions if one.dirty and self._may_be_committed(one)]
         if moved:
             self._store(self._kafka, moved)
+
+    def _may_be_committed(self, partition: Partition) -> bool:
+        """Whether the position is not known to be of a topic that was deleted: a commit has no id,
+        and would count for the topic that has its name now.
+        """
+        if self._kafka is None or partition.recreated:
+            return False
+        now = self._kafka.seen.get(partition.tp.topic, UNKNOWN)
+        return not now.differs(partition.identity)
 
     def _store(self, kafka: KafkaSide, moved: Sequence[Partition]) -> None:
         try:
@@ -208,7 +218,7 @@ class Feed:
         May return an empty list before `wait` has passed, so that the caller can check whether the
         consumer is being closed.
         """
-        self._state.watch()
+        self._state.replace_silent_client()
         self._state.router.step()
         self._fetch_available(most)
         shares = self._next_shares(most)

@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from sidetier.consumer.errors import is_transient
-from sidetier.consumer.sources import UNKNOWN, Identity, Logical
+from sidetier.consumer.sources import Identity, Logical
 from sidetier.leadership.cluster import topic_id_of
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
@@ -137,28 +137,40 @@ TopicIdAnswer = str | KafkaError | None
 _NOT_OF_ADMIN: Final = frozenset({*_GUARDED, "logger", "statistics.interval.ms"})
 
 
-class TopicIds:
-    """Asks brokers for topic ids, which Kafka's consumer does not return.
+class KafkaClients:
+    """Opens Kafka's clients with the application's settings: consumers, and one admin client, which
+    asks brokers for topic ids. Kafka's consumer does not return them.
 
-    An admin client with the consumer's settings asks them. It is created at the first question.
+    Args:
+        config: librdkafka's settings.
+        callbacks: guards the callbacks in `config`.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        own = {key: value for key, value in config.items() if key not in _NOT_OF_ADMIN}
-        # The consumer itself logs that no broker answers, and calls `error_cb`.
-        self._config = {**own, "log_level": 0}
+    def __init__(self, config: Mapping[str, Any], callbacks: Callbacks) -> None:
+        self._config = callbacks.guarded(config)
         self._admin: AdminClient | None = None
 
-    def __call__(self, topics: Collection[str]) -> dict[str, TopicIdAnswer]:
+    def open_consumer(self) -> confluent_kafka.Consumer:
+        """Return a new consumer. It knows nothing of any topic yet."""
+        return confluent_kafka.Consumer(self._config)
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, TopicIdAnswer]:
         """Return the id of each topic; waits up to `LOOKUP_SECONDS`."""
         if self._admin is None:
-            self._admin = AdminClient(self._config)
+            own = {key: value for key, value in self._config.items() if key not in _NOT_OF_ADMIN}
+            # The consumer itself logs that no broker answers, and calls `error_cb`.
+            self._admin = AdminClient({**own, "log_level": 0})
         asked = TopicCollection(list(topics))
         futures = self._admin.describe_topics(asked, request_timeout=LOOKUP_SECONDS)
         return {topic: _topic_id(future) for topic, future in futures.items()}
 
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Use other credentials in the clients that are opened from now on."""
+        self._config |= {"sasl.username": username, "sasl.password": password}
+        self._admin = None
+
     def close(self) -> None:
-        """Close the client. May be called twice."""
+        """Close the admin client. May be called twice."""
         self._admin = None
 
 
@@ -205,10 +217,9 @@ class KafkaSide:
     """The inner consumer. With `KAFKA_ONLY` all partitions are always read from it.
 
     Args:
-        open_consumer: opens Kafka's client. Called at once, and by `replace`.
+        clients: opens Kafka's clients, and asks for topic ids.
         cooperative: groups assign partitions incrementally.
-        callbacks: the guarded callbacks in the client's configuration.
-        topic_ids: asks brokers for topic ids; without it, no id is known.
+        callbacks: the guarded callbacks in the clients' configuration.
         clock: monotonic clock, in seconds.
 
     Attributes:
@@ -216,29 +227,27 @@ class KafkaSide:
         callbacks: keeps exceptions of the application's callbacks until a call of `consumer`
             returns.
         seen: the last answer about each topic.
-        met: the first answer about each topic since Kafka's client was opened; unknown if there was
-            none in time.
+        first: the first answer with an id about each topic, since Kafka's client was opened.
     """
 
     def __init__(
         self,
-        open_consumer: Callable[[], confluent_kafka.Consumer],
+        clients: KafkaClients,
         *,
         cooperative: bool,
         callbacks: Callbacks | None = None,
-        topic_ids: Callable[[Collection[str]], Mapping[str, TopicIdAnswer]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._open = open_consumer
-        self.consumer = open_consumer()
-        self._topic_ids, self._clock = topic_ids, clock
+        self._clients, self._clock = clients, clock
+        self.consumer = clients.open_consumer()
         self.seen: dict[str, Identity] = {}
-        self.met: dict[str, Identity] = {}
+        self.first: dict[str, Identity] = {}
         self._unreachable: tuple[float, KafkaError] | None = None
         self.callbacks = callbacks or Callbacks()
         self._cooperative = cooperative
         self._subscription: Callable[[confluent_kafka.Consumer], None] | None = None
-        self._credentials: tuple[str, str] | None = None
+        self._next: confluent_kafka.Consumer | None = None
+        self._closed = False
 
     @property
     def subscribed(self) -> bool:
@@ -262,24 +271,43 @@ class KafkaSide:
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Use other credentials for connections that are opened from now on."""
         self.consumer.set_sasl_credentials(username, password)
-        self._credentials = username, password
+        self._clients.set_sasl_credentials(username, password)
+
+    def prepare(self) -> None:
+        """Open the client with which `replace` replaces Kafka's client.
+
+        Raises:
+            KafkaException: it cannot be opened; the present one is kept.
+        """
+        if self._next is None:
+            self._next = self._clients.open_consumer()
 
     def replace(self) -> None:
-        """Close Kafka's client, and open a new one, which knows nothing of any topic yet.
+        """Close Kafka's client, and continue with a new one.
 
         A group's partitions are revoked, and the new member gets its own from the group. Partitions
         that the application assigned must be assigned again.
         """
-        new = self._open()
-        if self._credentials is not None:
-            new.set_sasl_credentials(*self._credentials)
+        self.prepare()
         try:
-            self.consumer.close()
+            # It is closed already if an earlier call was interrupted.
+            with contextlib.suppress(RuntimeError):
+                self.consumer.close()
         finally:
-            self.consumer = new
-            self.met.clear()
-            if self._subscription is not None:
-                self._subscription(new)
+            if self._next is not None:
+                self.consumer, self._next = self._next, None
+            self.first.clear()
+            if self._closed:  # by a callback
+                self.consumer.close()
+            elif self._subscription is not None:
+                self._subscription(self.consumer)
+
+    def close(self) -> None:
+        """Leave the group, and close Kafka's client."""
+        self._closed = True
+        self.consumer.close()
+        if self._next is not None:
+            self._next.close()
 
     def assign(self, starts: Sequence[Start]) -> None:
         """Replace the assignment.
@@ -349,12 +377,14 @@ class KafkaSide:
         """Store offsets for the next commit without offsets, and for the automatic commit."""
         self.consumer.store_offsets(offsets=offsets)
 
-    def unstore(self, tps: Iterable[TopicPartition]) -> None:
-        """Commit nothing of what is stored for these partitions, also not in `replace`.
+    def clear_stored(self, tps: Iterable[TopicPartition]) -> None:
+        """Clear the stored offsets of these partitions, so that no later commit sends them.
 
-        librdkafka commits a stored offset only if it is above the last one that it committed.
+        librdkafka sends a stored offset only if it is above the last one that it has sent, so that
+        an invalid one is never sent.
         """
-        with contextlib.suppress(KafkaException):  # not assigned any more: nothing is stored
+        # Not assigned any more, or closed: nothing is stored.
+        with contextlib.suppress(KafkaException, RuntimeError):
             self.consumer.store_offsets(offsets=[named(tp) for tp in tps])
 
     def committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, AtKafka]:
@@ -380,7 +410,7 @@ class KafkaSide:
         now = self._clock()
         if self._unreachable is not None and now - self._unreachable[0] < LOOKUP_SECONDS:
             return dict.fromkeys(topics, self._unreachable[1])
-        ids = self._topic_ids(topics) if self._topic_ids is not None else {}
+        ids = self._clients.topic_ids(topics)
         # Not without an answer: it would wait as long again.
         answered = any(not isinstance(topic_id, KafkaError) for topic_id in ids.values())
         cluster_id = self._cluster_id() if answered else None
@@ -394,33 +424,23 @@ class KafkaSide:
             else:
                 identity = Identity(topic_id, cluster_id)
                 found[topic] = self.seen[topic] = identity
-                self.met.setdefault(topic, identity)
+                if topic_id is not None:
+                    self.first.setdefault(topic, identity)
         return found
 
-    def meet(self, topics: Collection[str]) -> None:
-        """Ask for the topics that Kafka's client does not know yet, before they are assigned.
-
-        Without an answer, the topic as the client meets it stays unknown.
-        """
-        new = set(topics) - self.met.keys()
-        if new:
-            self.identities(new)
-            for topic in new:
-                self.met.setdefault(topic, UNKNOWN)
-
     def recreated(self, topics: Collection[str]) -> dict[str, Identity]:
-        """Return the topics that have another id than Kafka's client has met, as they are now.
+        """Return those of the topics that have another id than Kafka's client has seen first.
 
-        Without an answer, it is none. A topic that was met without an id has another one now.
+        Without an answer, and for a topic without an id, nothing is known.
         """
-        met = {topic: self.met[topic] for topic in topics if topic in self.met}
-        now = self.identities(met) if met else {}
+        first = {topic: self.first[topic] for topic in topics if topic in self.first}
+        now = self.identities(topics)
         return {
             topic: identity
             for topic, identity in now.items()
-            if isinstance(identity, Identity)
-            and identity.topic_id is not None
-            and identity.topic_id != met[topic].topic_id
+            if topic in first
+            and isinstance(identity, Identity)
+            and identity.topic_id not in {None, first[topic].topic_id}
         }
 
     def _cluster_id(self) -> str | None:

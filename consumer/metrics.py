@@ -34,6 +34,7 @@ class ConsumerMetrics:
         self._switches = counter(consumer_catalogue.SWITCHES, registry)
         self._misses = counter(consumer_catalogue.MISSES, registry)
         self._resets = counter(consumer_catalogue.RESETS, registry)
+        self._clients_replaced = counter(consumer_catalogue.CLIENTS_REPLACED, registry)
         self._gaps = counter(consumer_catalogue.SKIPPED_OFFSETS, registry)
         self._prefetch = counter(consumer_catalogue.PREFETCH, registry)
         self._fetched = counter(consumer_catalogue.FETCHED_BYTES, registry)
@@ -63,6 +64,10 @@ class ConsumerMetrics:
     def reset(self) -> None:
         """Count an offset that was replaced according to `auto.offset.reset`."""
         self._resets.inc()
+
+    def client_replaced(self) -> None:
+        """Count a Kafka client that was silent after a topic was created again."""
+        self._clients_replaced.inc()
 
     def gap(self, offsets: int) -> None:
         """Count skipped offsets that neither Kafka nor the store has."""

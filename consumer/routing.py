@@ -190,10 +190,14 @@ class Router:
 
         The topic may have been deleted and created again while its archive was read.
         """
-        if self._kafka is None or partition.identity == UNKNOWN:
-            return True  # neither the archive nor a lookup has led here
+        if self._kafka is None:
+            return True
         topic = partition.tp.topic
         identity = self._kafka.identities([topic])[topic]
+        if partition.identity == UNKNOWN:  # neither the archive nor a lookup has led here
+            if isinstance(identity, Identity):
+                partition.identified(identity)
+            return True
         if not isinstance(identity, Identity):
             partition.tries += 1
             partition.ended = None  # Kafka has not refused the offset
@@ -240,7 +244,7 @@ class Router:
 
     def _carry_out(self, partition: Partition, decision: Decision, now: float) -> None:
         if partition.recreated:
-            self.unstore(partition)
+            self.clear_stored(partition)
         if isinstance(decision, FromKafka):
             self.from_kafka(partition, decision)
         elif isinstance(decision, FromStore):
@@ -255,11 +259,11 @@ class Router:
             log.debug("consumer.again", partition=str(partition.tp), why=decision.why)
             _later(partition, now + pause_after(partition.tries))
 
-    def unstore(self, partition: Partition) -> None:
-        """Let no offset of the deleted topic be committed for the new one."""
+    def clear_stored(self, partition: Partition) -> None:
+        """Let no offset that was stored so far be committed: it is one of a deleted topic."""
         partition.consumed, partition.dirty, partition.stored = False, False, None
         if self._kafka is not None:
-            self._kafka.unstore([partition.tp])
+            self._kafka.clear_stored([partition.tp])
 
     def _from_store(self, partition: Partition, decision: FromStore) -> None:
         self._log_reset(partition, decision.offset, decision.reset)

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import confluent_kafka
-
 from sidetier.archive.access import open_archive
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.config.archive_options import in_readers_names
 from sidetier.consumer.feed import Idle
-from sidetier.consumer.kafka_side import Callbacks, KafkaSide, TopicIds
+from sidetier.consumer.kafka_side import Callbacks, KafkaClients, KafkaSide
 from sidetier.consumer.lookups import Lookups
 from sidetier.consumer.metrics import ConsumerMetrics, metrics_of
 from sidetier.consumer.settings import Settings
@@ -57,15 +55,9 @@ def open_sides(settings: Settings) -> Sides:
         kafka = None
         if settings.kafka.config is not None:
             callbacks = Callbacks()
-            config = callbacks.guarded(settings.kafka.config)
-            topic_ids = TopicIds(settings.kafka.config)
-            stack.callback(topic_ids.close)
-            kafka = KafkaSide(
-                lambda: confluent_kafka.Consumer(config),
-                cooperative=settings.kafka.cooperative,
-                callbacks=callbacks,
-                topic_ids=topic_ids,
-            )
+            clients = KafkaClients(settings.kafka.config, callbacks)
+            stack.callback(clients.close)
+            kafka = KafkaSide(clients, cooperative=settings.kafka.cooperative, callbacks=callbacks)
         lookups = Lookups(kafka, reader, threads=settings.reader.fetch_threads)
         close = stack.pop_all().close
         return Sides(kafka, reader, lookups, metrics, time.monotonic, threading.Event(), close)

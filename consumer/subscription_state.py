@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from sidetier.consumer.errors import (
     EndReachedError,
@@ -32,9 +32,7 @@ from sidetier.consumer.store_side import StoreSide
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 SILENT_SECONDS: Final = 30.0
-"""A partition that Kafka's client fetches is asked about after it was silent for this time, and
-again and again while it stays silent; noticed within twice the time.
-"""
+"""Time between two looks for partitions that have not moved, whose topics are then asked for."""
 
 
 class SubscriptionState:
@@ -70,11 +68,10 @@ class SubscriptionState:
         self._kafka, self._store = sides
         self._clock = clock
         self._serials = itertools.count(1)
-        # Of `watch`: the positions at its last look, and the topics for which Kafka's client is to
-        # be replaced.
-        self._look_at = 0.0
-        self._looked: dict[TopicPartition, int | None] = {}
-        self._recreated: dict[str, Identity] = {}
+        self._check_at = 0.0
+        self._checked: dict[TopicPartition, int | None] = {}
+        self._recreated: set[str] = set()
+        self._replacing = False
         # As in librdkafka: a pause lasts until `resume`, over assignments and rebalances; and only
         # partitions of topics that were assigned before can be paused.
         self._paused: set[TopicPartition] = set()
@@ -89,7 +86,6 @@ class SubscriptionState:
         new = self._new(starts)
         # Kafka's client first: if it raises, nothing has changed here.
         if self._kafka is not None:
-            self._meet(starts)
             self._kafka.assign([self._begin(partition) for partition in new])
         self._forget(list(self.partitions))
         self._accept(new)
@@ -102,7 +98,6 @@ class SubscriptionState:
         """
         new = self._new(starts)
         if self._kafka is not None:
-            self._meet(starts)
             self._kafka.add([self._begin(partition) for partition in new])
         # librdkafka has checked this already. Without a broker, nobody has.
         for tp in starts:
@@ -306,89 +301,116 @@ class SubscriptionState:
             self.router.from_kafka(partition, FromKafka(position))
             self.router.aim()
 
-    def watch(self) -> None:
+    def replace_silent_client(self) -> None:
         """Replace Kafka's client if it is silent because a topic was created again.
 
         librdkafka ignores the leaders of a topic whose leader epochs are lower than those of the
         deleted topic, and fetches nothing more of it, if it has not seen that the topic was away
         (https://github.com/confluentinc/librdkafka/issues/4898). A new client knows no epochs. Only
-        an id tells the two topics apart: so each topic is asked for before it is assigned first,
-        and again when one of its partitions is silent.
+        an id distinguishes the two topics: so each topic is asked for before it is assigned, and
+        again while one of its partitions is silent.
         """
         kafka, now = self._kafka, self._clock()
-        if kafka is None or not self._watches:
+        if kafka is None or not self._compares or self._replacing:
             return
-        if now >= self._look_at:
-            self._look_at = now + SILENT_SECONDS
-            silent = self._silent_topics()
-            if silent:
-                self._recreated |= kafka.recreated(silent)
+        if now >= self._check_at:
+            self._recreated |= self._silent_recreated(kafka)
+            self._check_at = now + SILENT_SECONDS
+            if self._recreated and not self._prepared(kafka):
+                self._recreated = set()
         if self._recreated:
-            self._replace_client(kafka)
+            # A callback in here may poll.
+            self._replacing = True
+            try:
+                self._replace_client(kafka)
+            finally:
+                self._replacing = False
 
     @property
-    def _watches(self) -> bool:
+    def _compares(self) -> bool:
         return self._rules.mode not in {Mode.KAFKA_ONLY, Mode.TIERED_STORAGE_ONLY}
 
-    def _meet(self, tps: Iterable[TopicPartition]) -> None:
-        if self._kafka is not None and self._watches:
-            self._kafka.meet({tp.topic for tp in tps})
+    def _silent_recreated(self, kafka: KafkaSide) -> set[str]:
+        """Return the recreated topics of which Kafka's client may have missed the absence."""
+        silent = self._silent()
+        asked = {partition.tp.topic for partition in silent}
+        # An answer may not have come in time, or was one of a broker that lags behind: a position
+        # of another topic is not stored, so that it stays dirty.
+        asked |= {
+            tp.topic
+            for tp, partition in self.partitions.items()
+            if partition.dirty or tp.topic not in kafka.first
+        }
+        now = kafka.recreated(asked) if asked else {}
+        return {
+            partition.tp.topic
+            for partition in silent
+            if partition.tp.topic in now and not _reads(partition, now[partition.tp.topic])
+        }
 
-    def _silent_topics(self) -> set[str]:
-        """Return the topics with a partition that has not moved since the last call."""
-        before = self._looked
-        self._looked = {
+    def _silent(self) -> list[Partition]:
+        """Return the partitions that are not read from the store, and have not moved since the last
+        call.
+        """
+        before = self._checked
+        self._checked = {
             tp: partition.position
             for tp, partition in self.partitions.items()
             if partition.source is not Source.STORE and not partition.paused
         }
-        return {tp.topic for tp, at in self._looked.items() if tp in before and before[tp] == at}
+        return [
+            self.partitions[tp]
+            for tp, position in self._checked.items()
+            if tp in before and before[tp] == position
+        ]
+
+    def _prepared(self, kafka: KafkaSide) -> bool:
+        try:
+            kafka.prepare()
+        except KafkaException as error:
+            log.warning("consumer.kafka_client_not_replaced", error=error)
+            return False
+        return True
 
     def _replace_client(self, kafka: KafkaSide) -> None:
-        """Read on with a new Kafka client; partitions of the recreated topics by
+        """Read on with a new Kafka client; partitions at an offset of a deleted topic by
         `auto.offset.reset`.
 
-        An exception (Ctrl-C) may come anywhere: the next `watch` then begins again.
+        An exception (Ctrl-C) may come anywhere: the next poll then begins again.
         """
         log.warning("consumer.kafka_client_replaced", recreated=",".join(sorted(self._recreated)))
-        for partition in self.partitions.values():
-            self._restart_if_recreated(partition, kafka.met)
+        recreated = [one for tp, one in self.partitions.items() if tp.topic in self._recreated]
+        for partition in recreated:
+            if kafka.seen[partition.tp.topic].differs(partition.identity):
+                self.router.clear_stored(partition)
+            if partition.position is None:
+                partition.identity = UNKNOWN  # the committed offset is looked up again
+            # A partition of the store compares the ids when it leaves the store.
+            if partition.source is not Source.STORE:
+                self._lost(partition)
         kafka.replace()
+        self._metrics.client_replaced()
         if kafka.subscribed:
             self._forget(list(self.partitions))  # what the callback has not removed already
         else:
-            self._meet(self.partitions)
             kafka.assign([start_now(partition) for partition in self.partitions.values()])
             self.router.store_again(kafka)
-        self._recreated = {}
-
-    def _restart_if_recreated(self, partition: Partition, met: Mapping[str, Identity]) -> None:
-        """Search the source of a partition that is at an offset of the deleted topic.
-
-        A partition that is read from the store compares the ids when it leaves the store. If the
-        topic's first id is not known, the partition keeps its position, as it would with Kafka's
-        client. Neither position is committed by the present client.
-        """
-        topic = partition.tp.topic
-        new = self._recreated.get(topic)
-        if new is None:
-            return
-        known = met.get(topic, UNKNOWN) if partition.identity == UNKNOWN else partition.identity
-        if known.topic_id == new.topic_id:
-            return
-        self.router.unstore(partition)
-        if new.differs(known) and partition.source is not Source.STORE:
-            self._drop(partition.tp)
-            self.router.leave(partition)
-            partition.forget()
-            partition.identity, partition.recreated = new, True
-            self.router.look(partition)
+        self._recreated = set()
 
     def _new(self, starts: Mapping[TopicPartition, int]) -> list[Partition]:
-        return [
-            Partition(tp, start, next(self._serials), paused=tp in self._paused)
-            for tp, start in starts.items()
-        ]
+        here: Mapping[str, Identity | KafkaError] = {}
+        if self._kafka is not None and self._compares and starts:
+            # Before Kafka's client sees them, which may miss that they are created again.
+            here = self._kafka.identities({tp.topic for tp in starts})
+        return [self._one_new(tp, start, here.get(tp.topic)) for tp, start in starts.items()]
+
+    def _one_new(
+        self, tp: TopicPartition, start: int, here: Identity | KafkaError | None
+    ) -> Partition:
+        partition = Partition(tp, start, next(self._serials), paused=tp in self._paused)
+        if isinstance(here, Identity) and self._begins_at_kafka(start):
+            partition.identity = here
+        return partition
 
     def _begin(self, partition: Partition) -> Start:
         """Return the partition's start in Kafka's consumer; choose Kafka as source if that needs no
@@ -396,12 +418,16 @@ class SubscriptionState:
 
         With `KAFKA_PREFERRED` and a start at the committed offset, librdkafka looks this offset up.
         """
-        start, mode = partition.start, self._rules.mode
-        direct = start >= 0 or start in (Logical.STORED, Logical.INVALID)
-        if mode is Mode.KAFKA_ONLY or (mode is Mode.KAFKA_PREFERRED and direct):
+        start = partition.start
+        if self._begins_at_kafka(start):
             partition.source = Source.KAFKA
             partition.position = start if start >= 0 else None
         return start_now(partition)
+
+    def _begins_at_kafka(self, start: int) -> bool:
+        direct = start >= 0 or start in (Logical.STORED, Logical.INVALID)
+        mode = self._rules.mode
+        return mode is Mode.KAFKA_ONLY or (mode is Mode.KAFKA_PREFERRED and direct)
 
     def _accept(self, new: Iterable[Partition]) -> None:
         for partition in new:
@@ -427,6 +453,11 @@ class SubscriptionState:
         self.buffer.drop(tp, self.partitions.get(tp))
         errors = self.router.errors
         errors[:] = [error for error in errors if (error.topic, error.partition) != tp]
+
+
+def _reads(partition: Partition, topic: Identity) -> bool:
+    """Whether records of this topic were returned: Kafka's client fetches it."""
+    return partition.consumed and partition.identity.topic_id == topic.topic_id
 
 
 def _advance(partition: Partition, position: int) -> None:

@@ -337,7 +337,7 @@ class TieredConsumer(GroupApi):
             self._delivery.flush(self._state.partitions.values())
             sides.lookups.close()
             if sides.kafka is not None:
-                sides.kafka.consumer.close()
+                sides.kafka.close()
                 sides.kafka.callbacks.check()
         finally:
             sides.close()

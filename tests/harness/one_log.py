@@ -121,7 +121,7 @@ class World:
             log.upload(log.end)
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | KafkaError | None]:
-        """Act as `TopicIds`."""
+        """Act as `KafkaClients.topic_ids`."""
         if self.brokers_away:
             return {topic: KafkaError(KafkaError._TRANSPORT) for topic in topics}
         return dict.fromkeys(topics, self.topic_id)
@@ -182,6 +182,7 @@ class FakeKafka:
     # Group
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
+        self._must_be_open()
         self.group, self.callbacks = True, callbacks
         if self.world.left:
             self.rebalance(self.world.left)
@@ -198,6 +199,7 @@ class FakeKafka:
     # Assignment
 
     def assign(self, partitions: list[KafkaTopicPartition]) -> None:
+        self._must_be_open()
         if self.group and self.cooperative:
             raise _state("must be made using incremental_assign()")
         self._auto_commit(self.fetchers)
@@ -205,10 +207,12 @@ class FakeKafka:
         self._start(partitions)
 
     def unassign(self) -> None:
+        self._must_be_open()
         self._auto_commit(self.fetchers)
         self.fetchers, self.stored = {}, {}
 
     def incremental_assign(self, partitions: list[KafkaTopicPartition]) -> None:
+        self._must_be_open()
         if self.group and not self.cooperative:
             raise _state("must be made using assign()")
         for partition in partitions:
@@ -217,6 +221,7 @@ class FakeKafka:
         self._start(partitions)
 
     def incremental_unassign(self, partitions: list[KafkaTopicPartition]) -> None:
+        self._must_be_open()
         if self.group and not self.cooperative:
             raise _state("must be made using assign()")
         revoked = [_tp(partition) for partition in partitions]
@@ -232,6 +237,7 @@ class FakeKafka:
         return [_named(tp, INVALID) for tp in self.fetchers]
 
     def pause(self, partitions: list[KafkaTopicPartition]) -> None:
+        self._must_be_open()
         for partition in partitions:
             if partition.topic in self.known_topics:
                 self.paused.add(_tp(partition))
@@ -241,6 +247,7 @@ class FakeKafka:
                 self._back(fetcher)
 
     def resume(self, partitions: list[KafkaTopicPartition]) -> None:
+        self._must_be_open()
         for partition in partitions:
             self.paused.discard(_tp(partition))
             fetcher = self.fetchers.get(_tp(partition))
@@ -248,6 +255,7 @@ class FakeKafka:
                 fetcher.paused = False
 
     def seek(self, partition: KafkaTopicPartition) -> None:
+        self._must_be_open()
         fetcher = self.fetchers.get(_tp(partition))
         if fetcher is None or fetcher.stopped:
             raise _state("not in a fetch state")
@@ -259,7 +267,7 @@ class FakeKafka:
     # Reads
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        assert not self.closed, "used after close"
+        self._must_be_open()
         self.served += 1
         self.world.now += max(timeout, 0.0)
         raised: list[BaseException] = []
@@ -336,6 +344,7 @@ class FakeKafka:
     # Commits
 
     def store_offsets(self, *, offsets: list[KafkaTopicPartition]) -> None:
+        self._must_be_open()
         assigned = [partition for partition in offsets if _tp(partition) in self.fetchers]
         if offsets and not assigned:
             raise _state("not assigned")
@@ -355,7 +364,7 @@ class FakeKafka:
         elif offsets is not None:
             new = {_tp(partition): partition.offset for partition in offsets}
         else:
-            new = dict(self.stored)
+            new = self._unsent(self.stored)
         if not new:
             raise KafkaException(KafkaError(KafkaError._NO_OFFSET, "no offset stored"))
         self.commits.append(new)
@@ -363,6 +372,7 @@ class FakeKafka:
         return None if asynchronous else [_named(tp, offset) for tp, offset in new.items()]
 
     def close(self) -> None:
+        self._must_be_open()
         if self.group and self.fetchers:
             self.world.left = list(self.fetchers)
             self.callbacks["on_revoke"](self, self.assignment())
@@ -419,15 +429,41 @@ class FakeKafka:
 
     def _auto_commit(self, tps: Iterable[TopicPartition]) -> None:
         stored = {tp: self.stored[tp] for tp in tps if tp in self.stored}
-        self._send({tp: at for tp, at in stored.items() if at != self.sent.get(tp)})
+        self._send(self._unsent(stored))
+
+    def _unsent(self, stored: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return what librdkafka commits: offsets above the last one that it has committed."""
+        return {tp: at for tp, at in stored.items() if at > self.sent.get(tp, INVALID)}
 
     def _send(self, offsets: dict[TopicPartition, int]) -> None:
         self.sent.update(offsets)
         self.world.committed.update(offsets)
 
+    def _must_be_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("Consumer closed")
+
     def _reachable(self) -> None:
+        self._must_be_open()
         if self.world.brokers_away:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no broker answers"))
+
+
+class FakeClients:
+    """Acts as `KafkaClients`. `opened` has the consumers, the present one last."""
+
+    def __init__(self, world: World, *, cooperative: bool) -> None:
+        self.opened: list[FakeKafka] = []
+        self.topic_ids = world.topic_ids
+        self.credentials: list[tuple[str, str]] = []
+        self._world, self._cooperative = world, cooperative
+
+    def open_consumer(self) -> FakeKafka:
+        self.opened.append(FakeKafka(self._world, cooperative=self._cooperative))
+        return self.opened[-1]
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        self.credentials.append((username, password))
 
 
 @dataclass(slots=True)

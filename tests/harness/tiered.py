@@ -17,7 +17,7 @@ from sidetier.consumer.settings import read_settings
 from sidetier.consumer.sides import Sides
 from sidetier.consumer.tiered_consumer import TieredConsumer
 from sidetier.segments.offsets import TopicPartition
-from tests.harness.one_log import AtOnce, FakeKafka, FakeReader, World
+from tests.harness.one_log import AtOnce, FakeClients, FakeKafka, FakeReader, World
 
 TP = TopicPartition("t", 0)
 OTHER = TopicPartition("t", 1)
@@ -28,7 +28,7 @@ class Tiered:
     """A consumer and its fakes."""
 
     consumer: TieredConsumer
-    clients: list[FakeKafka]
+    clients: FakeClients
     reader: FakeReader
     world: World
     registry: CollectorRegistry
@@ -36,7 +36,7 @@ class Tiered:
     @property
     def kafka(self) -> FakeKafka:
         """The present client of Kafka; earlier ones were replaced."""
-        return self.clients[-1]
+        return self.clients.opened[-1]
 
     def read(self, polls: int = 40) -> list[int]:
         """Return the offsets from this number of polls; an error fails the test."""
@@ -84,28 +84,13 @@ def tiered(
             **(config or {}),
         }
     )
-    clients: list[FakeKafka] = []
-
-    def opened() -> FakeKafka:
-        clients.append(FakeKafka(world, cooperative=settings.kafka.cooperative))
-        return clients[-1]
-
+    clients = FakeClients(world, cooperative=settings.kafka.cooperative)
     reader = FakeReader(world)
-    if not broker:
-        opened()
-    side = (
-        KafkaSide(
-            opened,  # type: ignore[arg-type]
-            cooperative=settings.kafka.cooperative,
-            topic_ids=world.topic_ids,
-            clock=world.clock,
-        )
-        if broker
-        else None
-    )
+    side = KafkaSide(clients, cooperative=settings.kafka.cooperative, clock=world.clock)  # type: ignore[arg-type]
     metrics = ConsumerMetrics(registry)
-    lookups = Lookups(side, reader, pool=pool or AtOnce())
-    sides = Sides(side, reader, lookups, metrics, world.clock, world, reader.close)
+    at_kafka = side if broker else None
+    lookups = Lookups(at_kafka, reader, pool=pool or AtOnce())
+    sides = Sides(at_kafka, reader, lookups, metrics, world.clock, world, reader.close)
     serdes, _ = deserializing(settings.deserializers, {})
     consumer = TieredConsumer.over(settings, sides, serdes)
     return Tiered(consumer, clients, reader, world, registry)

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from devtools.sandbox.kafka import KraftCluster
 from devtools.sandbox.s3server import S3Server
@@ -32,7 +32,7 @@ MODES = ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED", "TIERED_STORAGE_ONLY")
 NEW = 40
 
 
-def read(consumer: TieredConsumer | Consumer, count: int) -> list[tuple[int, bytes]]:
+def read(consumer: TieredConsumer, count: int) -> list[tuple[int, bytes]]:
     """Return at least this number of records, or those that came within 30 seconds."""
     found: list[tuple[int, bytes]] = []
     deadline = monotonic() + 30
@@ -117,11 +117,15 @@ def test_recreated_topic_is_read_from_kafka_until_its_old_archive_is_retired(
         assert "archive_of_another_topic" not in caplog.text
 
 
-def test_reader_of_kafka_continues_with_a_topic_whose_absence_its_client_has_not_seen(
-    kraft_cluster: KraftFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_readers_of_kafka_continue_with_a_topic_whose_absence_their_clients_have_not_seen(
+    kraft_cluster: KraftFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Librdkafka #4898: Kafka's own consumer reads nothing more."""
     monkeypatch.setattr(subscription_state, "SILENT_SECONDS", 2.0)
+    caplog.set_level(logging.WARNING, "sidetier.consumer")
     cluster, topic = kraft_cluster(brokers=1), "again"
     bootstrap = cluster.bootstrap_servers
     create_topic(bootstrap, topic, partitions=2)
@@ -130,14 +134,14 @@ def test_reader_of_kafka_continues_with_a_topic_whose_absence_its_client_has_not
     old, new = Ledger(), Ledger(seed=7)
     old.produce(bootstrap, topic, 40)
 
-    def settings(name: str, **more: str) -> dict[str, Any]:
-        own = {"bootstrap.servers": bootstrap, "group.id": name, "auto.offset.reset": "earliest"}
-        return {**own, "log_level": 0, **more}
-
-    def tiered(mode: str, name: str, strategy: str) -> TieredConsumer:
+    def tiered(mode: str, strategy: str) -> TieredConsumer:
         return TieredConsumer(
             {
-                **settings(name, **{"partition.assignment.strategy": strategy}),
+                "bootstrap.servers": bootstrap,
+                "group.id": f"{mode}-{strategy}",
+                "auto.offset.reset": "earliest",
+                "partition.assignment.strategy": strategy,
+                "log_level": 0,
                 "tiered.storage.mode": mode,
                 "tiered.storage.url": f"file://{tmp_path}/archive",
                 "tiered.storage.cluster.name": "c",
@@ -151,19 +155,14 @@ def test_reader_of_kafka_continues_with_a_topic_whose_absence_its_client_has_not
             for offset, record in records.items()
         )
 
-    by_hand = [TopicPartition(topic, number, 0) for number in range(2)]
     with ExitStack() as stack:
-        plain = Consumer(settings("plain"))
-        stack.callback(plain.close)
-        plain.assign(by_hand)
         readers = [
-            stack.enter_context(tiered(mode, f"{mode}-{strategy}", strategy))
+            stack.enter_context(tiered(mode, strategy))
             for mode, strategy in product(MODES[:2], ["range", "cooperative-sticky"])
         ]
-        readers[0].assign(by_hand)
+        readers[0].assign([TopicPartition(topic, number, 0) for number in range(2)])
         for reader in readers[1:]:
             reader.subscribe([topic])
-        assert sorted(read(plain, 40)) == all_of(old)
         for reader in readers:
             assert sorted(read(reader, 40)) == all_of(old)
         delete_topic(bootstrap, topic)
@@ -171,4 +170,5 @@ def test_reader_of_kafka_continues_with_a_topic_whose_absence_its_client_has_not
         new.produce(bootstrap, topic, 60)
         for reader in readers:
             assert sorted(read(reader, 60)) == all_of(new)
-        assert plain.consume(1, 3.0) == []
+    # A client may happen to see the absence.
+    assert 1 <= caplog.text.count("consumer.kafka_client_replaced recreated=again") <= len(readers)

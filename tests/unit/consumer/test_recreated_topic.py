@@ -4,16 +4,18 @@ to an archive that Kafka does not continue.
 
 import logging
 from collections.abc import Collection
+from itertools import product
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, Message
 
 from sidetier.consumer.lookups import Answer, Question
 from sidetier.consumer.partition import Partition
 from sidetier.consumer.routing import _learn
 from sidetier.consumer.sources import Archive, Identity
 from sidetier.consumer.subscription_state import SILENT_SECONDS
+from sidetier.consumer.tiered_consumer import TieredConsumer
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from tests.harness.one_log import FakeKafka, Later, World
 from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
@@ -151,7 +153,7 @@ def test_remembered_topic_id_does_not_lead_back_to_the_archive_of_a_deleted_topi
     it.world.recreate(120)
     late = dict.fromkeys(["t"], KafkaError(KafkaError._TIMED_OUT))
     with monkeypatch.context() as patch:
-        patch.setattr(it.consumer._state._kafka, "_topic_ids", lambda _: late)
+        patch.setattr(it.clients, "topic_ids", lambda _: late)
         assert values(it, 20) == []
     assert values(it, 600) == new_records(120)
 
@@ -228,7 +230,7 @@ def test_foreign_archive_that_no_broker_confirms_is_looked_up_again(
     assert it.consumer.poll(0.1) is None  # Kafka has answered, and the store has not
     late = dict.fromkeys(["t"], KafkaError(KafkaError._TIMED_OUT))
     with monkeypatch.context() as patch:
-        patch.setattr(it.consumer._state._kafka, "_topic_ids", lambda _: late)
+        patch.setattr(it.clients, "topic_ids", lambda _: late)
         pool.run()
         assert values(it, 3) == []
     it.world.retire(uploads=True)
@@ -240,6 +242,8 @@ def test_foreign_archive_that_no_broker_confirms_is_looked_up_again(
 
 
 GROUPS = pytest.mark.parametrize("strategy", ["", "range", "cooperative-sticky"])
+LONG = 900
+"""Polls of more than twice `SILENT_SECONDS`."""
 
 
 def at_kafka(mode: str, strategy: str = "", **config: object) -> Tiered:
@@ -271,11 +275,14 @@ def test_recreated_topic_whose_absence_kafkas_client_has_not_seen_is_read_with_a
         found += values(it, 1)
     assert found == new_records(records)
     assert values(it) == []
-    assert [client.closed for client in it.clients] == [True, False]
+    assert [client.closed for client in it.clients.opened] == [True, False]
     assert it.world.committed.get(TP) in {None, records}
     assert caplog.text.count("consumer.kafka_client_replaced recreated=t") == 1
+    assert it.count("kafka_clients_replaced_total") == 1
     it.world.log(TP).produce(3)
     assert values(it) == new_records(records + 3, records)
+    it.consumer.commit(asynchronous=False)
+    assert it.world.committed[TP] == records + 3
 
 
 @BOTH
@@ -284,21 +291,38 @@ def test_silent_partition_keeps_kafkas_client_while_its_topic_is_the_same(
     mode: str, strategy: str
 ) -> None:
     it = at_kafka(mode, strategy)
-    side, asked = it.consumer._sides.kafka, []
-    assert side is not None
+    asked = []
 
     def topic_ids(topics: Collection[str]) -> dict[str, str | KafkaError | None]:
         asked.append(it.world.now)
         return it.world.topic_ids(topics)
 
-    side._topic_ids = topic_ids
+    it.clients.topic_ids = topic_ids
     began = it.world.now
     while it.world.now < began + 20 * SILENT_SECONDS:
         assert values(it, 10) == []
     assert 19 <= len(asked) <= 21
     it.world.brokers_away = True
-    assert values(it, 2000) == []
-    assert len(it.clients) == 1
+    assert values(it, LONG) == []
+    assert len(it.clients.opened) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("first", [None, KafkaError(KafkaError._TIMED_OUT)])
+def test_client_is_kept_if_the_topic_was_not_known_when_it_was_assigned(
+    mode: str, first: KafkaError | None
+) -> None:
+    """The topic did not exist yet, or brokers answered late. Later answers are compared."""
+    it = tiered(world_of(end=30, store=(0, 20)), mode)
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, first)
+    it.consumer.assign([at(25)])
+    values(it)
+    it.clients.topic_ids = it.world.topic_ids
+    values(it, LONG)
+    assert len(it.clients.opened) == 1
+    it.world.recreate(20, seen=False)
+    assert values(it, LONG) == new_records(20)
+    assert len(it.clients.opened) == 2
 
 
 @BOTH
@@ -310,30 +334,26 @@ def test_topic_recreated_while_its_archive_is_read_needs_a_new_client_for_the_re
     it.consumer.assign([at(0)])
     assert it.read(3) == [0, 1, 2]
     it.world.recreate(200, seen=False)
-    found = values(it, 1500)
+    found = values(it, 2 * LONG)
     assert [value for value in found if value.startswith(b"new")] == new_records(200)
-    assert len(it.clients) == 2
+    assert len(it.clients.opened) == 2
 
 
 @BOTH
 @GROUPS
-def test_client_that_has_noticed_the_new_topic_is_replaced_without_repeating_records(
-    mode: str, strategy: str
-) -> None:
+def test_client_that_has_noticed_the_new_topic_is_kept(mode: str, strategy: str) -> None:
     """It was refused and reset, and has read the new topic: the partition is just quiet now."""
     it = at_kafka(mode, strategy)
     it.world.recreate(20)
     assert values(it) == new_records(20)
-    it.consumer.commit(asynchronous=False)
-    assert values(it, 1500) == []
-    assert len(it.clients) == 2
+    assert values(it, LONG) == []
     it.world.log(TP).produce(3)
-    assert values(it, 1500) == new_records(23, 20)
-    assert len(it.clients) == 2
+    assert values(it, LONG) == new_records(23, 20)
+    assert len(it.clients.opened) == 1
 
 
 def test_other_partitions_continue_at_their_positions_with_the_new_client() -> None:
-    """Paused partitions stay paused, and the archive's partitions stay there."""
+    """Paused partitions stay paused."""
     world = world_of(end=30, store=(0, 20))
     world.log(OTHER).produce(40)
     quiet, stored = TopicPartition("u", 0), TopicPartition("u", 1)
@@ -341,9 +361,7 @@ def test_other_partitions_continue_at_their_positions_with_the_new_client() -> N
     world.log(stored).produce(60)
     world.log(stored).upload(60)
     it = tiered(world, "KAFKA_PREFERRED")
-    side = it.consumer._sides.kafka
-    assert side is not None
-    side._topic_ids = lambda topics: {
+    it.clients.topic_ids = lambda topics: {
         topic: world.topic_id if topic == "t" else "u" for topic in topics
     }
     it.consumer.assign([at(0), at(0, OTHER), at(0, quiet), at(0, stored)])
@@ -354,7 +372,7 @@ def test_other_partitions_continue_at_their_positions_with_the_new_client() -> N
     world.logs |= logs  # the other topic stays
     for log in logs.values():
         log.produce(5)
-    found = [(one.topic(), one.partition(), one.offset()) for one in it.messages(1500)]
+    found = [(one.topic(), one.partition(), one.offset()) for one in it.messages(2 * LONG)]
     assert sorted(found) == [
         *(("t", 0, offset) for offset in range(20)),
         *(("u", 0, offset) for offset in range(50, 55)),
@@ -364,23 +382,107 @@ def test_other_partitions_continue_at_their_positions_with_the_new_client() -> N
     assert sorted(values(it)) == sorted(new_records(20))
 
 
-@GROUPS
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_offset_that_the_application_has_sought_in_the_new_topic_stays(reset: str) -> None:
+    it = at_kafka("KAFKA_PREFERRED", **{"auto.offset.reset": reset})
+    it.world.recreate(50, seen=False)
+    it.consumer.seek(at(10))
+    assert values(it, LONG) == new_records(50, 10)
+    assert it.count("offset_resets_total") == 0
+
+
+def test_position_in_the_archive_of_the_deleted_topic_is_not_committed_for_the_new_one() -> None:
+    """Another partition has shown that the topic was created again."""
+    world = world_of(kafka_start=60, store=(0, 80))
+    world.log(OTHER).produce(30)
+    it = tiered(world, "TIERED_STORAGE_PREFERRED")
+    it.consumer.assign([at(0), at(0, OTHER)])
+    it.consumer.pause([at(0)])
+    assert it.read(100) == list(range(30))
+    world.recreate(20, seen=False)
+    assert values(it, LONG) == new_records(20)
+    it.consumer.resume([at(0)])
+    while (found := values(it, 1)) != [b"new-1-0"]:
+        assert not found or found[0].startswith(b"value")
+        assert world.committed.get(TP) is None
+        assert TP not in it.kafka.stored
+    assert values(it) == new_records(20, 1)
+    it.consumer.commit(asynchronous=False)
+    assert world.committed[TP] == 20
+
+
+def test_answer_of_a_broker_that_lags_behind_delays_commits_only() -> None:
+    it = at_kafka("KAFKA_PREFERRED", "range")
+    it.consumer.commit(asynchronous=False)
+    kafka = it.consumer._sides.kafka
+    assert kafka is not None
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, "deleted")
+    kafka.identities(["t"])
+    it.clients.topic_ids = it.world.topic_ids
+    it.world.log(TP).produce(5)
+    assert it.read() == list(range(30, 35))
+    assert it.kafka.stored[TP] == 30
+    assert it.read(LONG) == []
+    assert it.kafka.stored[TP] == 35
+    assert len(it.clients.opened) == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "step"),
+    [
+        *product([""], ["close", "assign", "pause", "store_offsets"]),
+        *product(["range", "cooperative-sticky"], ["close", "subscribe", "store_offsets"]),
+    ],
+)
 def test_interrupted_replacement_of_kafkas_client_is_finished_by_the_next_poll(
-    strategy: str, monkeypatch: pytest.MonkeyPatch
+    strategy: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = at_kafka("KAFKA_PREFERRED", strategy)
     it.world.recreate(20, seen=False)
 
-    def interrupted() -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(it.kafka, "close", interrupted)
+        patch.setattr(FakeKafka, step, interrupt)
         with pytest.raises(KeyboardInterrupt):
-            values(it, 1500)
+            values(it, LONG)
     if strategy:  # the member that could not leave is gone
-        it.world.left = [TP]
-    assert values(it, 1500) == new_records(20)
+        it.world.left = it.world.left or [TP]
+    assert values(it, LONG) == new_records(20)
+
+
+def test_client_that_cannot_be_opened_is_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    it = at_kafka("KAFKA_PREFERRED")
+    it.world.recreate(20, seen=False)
+
+    def refuse() -> None:
+        raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE, "no threads"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(it.clients, "open_consumer", refuse)
+        assert values(it, 2 * LONG) == []
+    assert 2 <= caplog.text.count("consumer.kafka_client_not_replaced") <= 8
+    assert values(it, LONG) == new_records(20)
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_callback_may_poll_while_the_client_is_replaced(strategy: str) -> None:
+    it = at_kafka("KAFKA_PREFERRED", strategy)
+    polled: list[Message | None] = []
+
+    def polls(consumer: TieredConsumer, _: object) -> None:
+        if not polled:
+            polled.append(consumer.poll(0))
+
+    it.consumer.subscribe(["t"], on_revoke=polls)
+    it.world.recreate(20, seen=False)
+    assert values(it, LONG) == new_records(20)
+    assert polled == [None]
+    it.consumer.close()
+    assert [client.closed for client in it.clients.opened] == [True, True]
 
 
 def test_kafka_only_is_kafkas_client_alone() -> None:
@@ -388,22 +490,18 @@ def test_kafka_only_is_kafkas_client_alone() -> None:
     it.consumer.assign([at(0)])
     assert it.read(100) == list(range(30))
     it.world.recreate(20, seen=False)
-    assert values(it, 2000) == []
-    assert len(it.clients) == 1
+    assert values(it, LONG) == []
+    assert len(it.clients.opened) == 1
 
 
-def test_other_credentials_are_given_to_the_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[FakeKafka, str, str]] = []
-
-    def credentials(client: FakeKafka, username: str, password: str) -> None:
-        given.append((client, username, password))
-
-    monkeypatch.setattr(FakeKafka, "set_sasl_credentials", credentials, raising=False)
+def test_other_credentials_are_given_to_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        FakeKafka, "set_sasl_credentials", lambda _, *pair: given.append(pair), raising=False
+    )
     it = at_kafka("KAFKA_PREFERRED")
     it.consumer.set_sasl_credentials("me", "new")
-    it.world.recreate(20, seen=False)
-    assert values(it, 1500) == new_records(20)
-    assert given == [(client, "me", "new") for client in it.clients]
+    assert given == it.clients.credentials == [("me", "new")]
 
 
 def test_answer_about_the_new_topic_drops_what_was_known_of_the_deleted_one() -> None:

@@ -30,7 +30,7 @@ from sidetier.consumer.sources import Identity
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
 from sidetier.segments.offsets import Offset
 from sidetier.segments.offsets import TopicPartition as PartitionName
-from tests.harness.one_log import FakeKafka
+from tests.harness.one_log import FakeClients
 from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
 
 STORED = (0, 80)
@@ -426,14 +426,13 @@ def test_cached_bounds_contain_only_known_values(
 
 def test_cached_bounds_need_no_broker() -> None:
     it = tiered(world_of(kafka_start=60, store=(20, 80)), "KAFKA_PREFERRED")
-    side, asked = it.consumer._queries.sides.kafka, []
-    assert side is not None
+    asked = []
 
     def topic_ids(topics: Collection[str]) -> dict[str, str | KafkaError | None]:
         asked.append(list(topics))
         return it.world.topic_ids(topics)
 
-    side._topic_ids = topic_ids
+    it.clients.topic_ids = topic_ids
     for _ in range(3):
         assert it.consumer.get_watermark_offsets(at(0), cached=True) == (20, OFFSET_INVALID)
     assert asked == [["t"]]  # once, because nothing was known
@@ -443,11 +442,9 @@ def test_topic_without_an_answer_does_not_hold_the_others() -> None:
     """Only brokers that do not answer at all are left alone for a second."""
     error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
     answers: dict[str, str | KafkaError | None] = {"t": error, "u": "id"}
-    side = KafkaSide(
-        lambda: FakeKafka(world_of(), cooperative=False),  # type: ignore[arg-type,return-value]
-        cooperative=False,
-        topic_ids=lambda topics: {topic: answers[topic] for topic in topics},
-    )
+    clients = FakeClients(world_of(), cooperative=False)
+    clients.topic_ids = lambda topics: {topic: answers[topic] for topic in topics}
+    side = KafkaSide(clients, cooperative=False)  # type: ignore[arg-type]
     assert side.identities(["t", "u"]) == {"t": error, "u": Identity("id", "fake")}
     assert side.identities(["u"]) == {"u": Identity("id", "fake")}
     assert side.identities(["t"]) == {"t": error}
