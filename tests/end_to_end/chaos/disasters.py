@@ -297,7 +297,17 @@ def _break(
         return all(broker not in scene.in_sync(tp) for tp in inside)
 
     try:
-        wait_until(is_offline, _FAILURE_SECONDS, f"broker {broker} to fail {log_dir}", ASK_SECONDS)
+        try:
+            wait_until(
+                is_offline, _FAILURE_SECONDS, f"broker {broker} to fail {log_dir}", ASK_SECONDS
+            )
+        except AssertionError:
+            kept = [tp for tp in inside if broker in scene.in_sync(tp)]
+            if len(kept) == len(inside):
+                raise
+            # KRaft's controller has another log dir for these replicas than the broker, and leaves
+            # them in sync: the broker stopped serving 9 partitions, and the controller changed 8.
+            raise DidNotHappenError(f"{kept} stay in sync on broker {broker}") from None
         stage.tell(f"broker {broker} goes on without {log_dir}, which has {inside}")
         _expect_progress(stage, broker)
         pause(down)
