@@ -164,7 +164,7 @@ class RequestHandlers:
         if topic is None:
             return _error_row(_unknown(name), name, topic_id)
         if not access.can_read(topic.name):
-            # As brokers do: the id is no secret, but the name is.
+            # As brokers do: the id is not a secret, but the name is.
             return _error_row(ErrorCode.topic_authorization_failed, None, topic_id)
         return topic
 

@@ -91,7 +91,7 @@ class Positions:
 
         Raises:
             NotFetchedError: Without `may_wait`, bytes on the way are not there yet.
-            DamagedSegmentError, UnsupportedFormatError: Bytes on the way are no batch.
+            DamagedSegmentError, UnsupportedFormatError: Bytes on the way are not a batch.
             StorageError: As `RemoteStorage` says.
         """
         indexed = self._indexed_batch(topic, log, offset, may_wait=may_wait)

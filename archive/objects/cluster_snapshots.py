@@ -128,7 +128,7 @@ def decode_snapshot(data: bytes, key: str) -> ClusterSnapshot:
     """Decode the snapshot in an object; `key` is for errors.
 
     Raises:
-        MalformedObjectError: The bytes are no snapshot, or of an unknown version or kind.
+        MalformedObjectError: The bytes are not a snapshot, or of an unknown version or kind.
     """
     stored = _SNAPSHOTS[_KIND.decode(data, key).kind].decode(data, key)
     return ClusterSnapshot(
@@ -145,7 +145,7 @@ def decode_index(data: bytes, key: str) -> SnapshotIndex:
     """Decode the index in an object; `key` is for errors.
 
     Raises:
-        MalformedObjectError: The bytes are no index, or of an unknown version.
+        MalformedObjectError: The bytes are not an index, or of an unknown version.
     """
     stored = _INDEX.decode(data, key)
     return SnapshotIndex(
