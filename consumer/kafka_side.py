@@ -245,7 +245,7 @@ class KafkaSide:
         self._unreachable: tuple[float, KafkaError] | None = None
         self.callbacks = callbacks or Callbacks()
         self._cooperative = cooperative
-        self._subscription: Callable[[confluent_kafka.Consumer], None] | None = None
+        self._subscription: tuple[list[str], dict[str, Callback]] | None = None
         self._next: confluent_kafka.Consumer | None = None
         self._closed = False
 
@@ -256,12 +256,8 @@ class KafkaSide:
 
     def subscribe(self, topics: list[str], **callbacks: Callback) -> None:
         """Join the group, with librdkafka's callbacks `on_assign`, `on_revoke` and `on_lost`."""
-
-        def subscription(consumer: confluent_kafka.Consumer) -> None:
-            consumer.subscribe(topics, **callbacks)
-
-        subscription(self.consumer)
-        self._subscription = subscription
+        self.consumer.subscribe(topics, **callbacks)
+        self._subscription = topics, callbacks
 
     def unsubscribe(self) -> None:
         """Leave the group."""
@@ -300,7 +296,8 @@ class KafkaSide:
             if self._closed:  # by a callback
                 self.consumer.close()
             elif self._subscription is not None:
-                self._subscription(self.consumer)
+                topics, callbacks = self._subscription
+                self.consumer.subscribe(topics, **callbacks)
 
     def close(self) -> None:
         """Leave the group, and close Kafka's client."""

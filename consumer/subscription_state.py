@@ -393,6 +393,9 @@ class SubscriptionState:
         if kafka.subscribed:
             self._forget(list(self.partitions))  # what the callback has not removed already
         else:
+            kafka.identities(
+                {tp.topic for tp in self.partitions}
+            )  # before the new client sees them
             kafka.assign([start_now(partition) for partition in self.partitions.values()])
             self.router.store_again(kafka)
         self._recreated = set()
