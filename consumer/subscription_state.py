@@ -269,8 +269,7 @@ class SubscriptionState:
             tp: the partition.
             gap: the missing offsets.
             detail: why they are missing.
-            below: the archive's start has moved beyond them, so they are not a gap inside the
-            archive.
+            below: the archive's start has moved beyond them, so they are not a gap within it.
         """
         partition = self.partitions[tp]
         self._metrics.missed(Source.STORE)
@@ -393,9 +392,8 @@ class SubscriptionState:
         if kafka.subscribed:
             self._forget(list(self.partitions))  # what the callback has not removed already
         else:
-            kafka.identities(
-                {tp.topic for tp in self.partitions}
-            )  # before the new client sees them
+            # Before the new client sees them.
+            kafka.identities({tp.topic for tp in self.partitions})
             kafka.assign([start_now(partition) for partition in self.partitions.values()])
             self.router.store_again(kafka)
         self._recreated = set()
