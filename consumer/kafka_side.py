@@ -139,7 +139,9 @@ _NOT_OF_ADMIN: Final = frozenset({*_GUARDED, "logger", "statistics.interval.ms"}
 
 class KafkaClients:
     """Opens Kafka's clients with the application's settings: consumers, and one admin client, which
-    asks brokers for topic ids. Kafka's consumer does not return them.
+    asks brokers for topic ids. Kafka's consumer does not return them, and may not be asked in its
+    own callbacks: measured with confluent-kafka 2.16, a `cluster_id()` in `on_assign` ends the
+    process at the next `stats_cb` of the same call (`CallState_get: Assertion failed`).
 
     Args:
         config: librdkafka's settings.
@@ -149,6 +151,7 @@ class KafkaClients:
     def __init__(self, config: Mapping[str, Any], callbacks: Callbacks) -> None:
         self._config = callbacks.guarded(config)
         self._admin: AdminClient | None = None
+        self._cluster_id: str | None = None
 
     def open_consumer(self) -> confluent_kafka.Consumer:
         """Return a new consumer. It knows nothing of any topic yet."""
@@ -156,13 +159,24 @@ class KafkaClients:
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, TopicIdAnswer]:
         """Return the id of each topic; waits up to `LOOKUP_SECONDS`."""
+        asked = TopicCollection(list(topics))
+        futures = self._opened().describe_topics(asked, request_timeout=LOOKUP_SECONDS)
+        return {topic: _topic_id(future) for topic, future in futures.items()}
+
+    def cluster_id(self) -> str | None:
+        """Return the cluster's id, which is asked for once; None without an answer."""
+        if self._cluster_id is None:
+            future = self._opened().describe_cluster(request_timeout=LOOKUP_SECONDS)
+            with contextlib.suppress(KafkaException, TimeoutError):
+                self._cluster_id = future.result(2 * LOOKUP_SECONDS).cluster_id
+        return self._cluster_id
+
+    def _opened(self) -> AdminClient:
         if self._admin is None:
             own = {key: value for key, value in self._config.items() if key not in _NOT_OF_ADMIN}
             # The consumer itself logs that no broker answers, and calls `error_cb`.
             self._admin = AdminClient({**own, "log_level": 0})
-        asked = TopicCollection(list(topics))
-        futures = self._admin.describe_topics(asked, request_timeout=LOOKUP_SECONDS)
-        return {topic: _topic_id(future) for topic, future in futures.items()}
+        return self._admin
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Use other credentials in the clients that are opened from now on."""
@@ -410,7 +424,7 @@ class KafkaSide:
         ids = self._clients.topic_ids(topics)
         # Not without an answer: it would wait as long again.
         answered = any(not isinstance(topic_id, KafkaError) for topic_id in ids.values())
-        cluster_id = self._cluster_id() if answered else None
+        cluster_id = self._clients.cluster_id() if answered else None
         found: dict[str, Identity | KafkaError] = {}
         for topic in topics:
             topic_id = ids.get(topic)
@@ -439,12 +453,6 @@ class KafkaSide:
             and isinstance(identity, Identity)
             and identity.topic_id not in {None, first[topic].topic_id}
         }
-
-    def _cluster_id(self) -> str | None:
-        try:
-            return self.consumer.cluster_id(LOOKUP_SECONDS)
-        except KafkaException:
-            return None
 
     def spans(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, AtKafka]:
         """Return where the logs of these partitions start and end now."""

@@ -114,13 +114,13 @@ def last_timestamp(last_entry: bytes, index_size: int) -> int | None:
 
     Returns:
         None if the index has no entry, or is preallocated: after a broker was killed, it grows the
-        index again, filled with zeros, before it rebuilds it. An entry of zeros is none, either.
+        index again, filled with zeros, before it rebuilds it.
     """
     if len(last_entry) != TIMEINDEX_ENTRY_BYTES or index_size % TIMEINDEX_ENTRY_BYTES:
         return None
     timestamp, relative_offset = TIMEINDEX_ENTRY.unpack(last_entry)
     # Only the first entry of an index can have relative offset 0.
-    is_padding = relative_offset == 0 and (index_size > TIMEINDEX_ENTRY_BYTES or timestamp == 0)
+    is_padding = relative_offset == 0 and index_size > TIMEINDEX_ENTRY_BYTES
     return None if timestamp < 0 or is_padding else int(timestamp)
 
 

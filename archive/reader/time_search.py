@@ -135,7 +135,9 @@ class SegmentTimes:
         try:
             first = 0 if row.size <= _WHOLE else row.size - TIMEINDEX_ENTRY_BYTES
             entry = self.read(row, first, row.size)[-TIMEINDEX_ENTRY_BYTES:]
-            last = last_timestamp(entry, row.size)
+            # Zeros do not prove a record of 1970: the index may be uploaded before the broker
+            # writes its last entry.
+            last = last_timestamp(entry, row.size) if any(entry) else None
         # The index was emptied or replaced since the listing: the segment is searched.
         except (ObjectNotFoundError, PreconditionFailedError):
             return _UNKNOWN

@@ -462,6 +462,9 @@ class FakeClients:
         self.opened.append(FakeKafka(self._world, cooperative=self._cooperative))
         return self.opened[-1]
 
+    def cluster_id(self) -> str:
+        return "fake"
+
     def set_sasl_credentials(self, username: str, password: str) -> None:
         self.credentials.append((username, password))
 
