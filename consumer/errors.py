@@ -46,7 +46,7 @@ class GapError(TieredError):
 
 
 class NoOffsetError(TieredError):
-    """`auto.offset.reset` is `error`, and no offset to read from is valid."""
+    """`auto.offset.reset` is `error`, and there is no valid offset to read from."""
 
     def __init__(self, tp: TopicPartition, offset: int | None, why: str) -> None:
         error = KafkaError(KafkaError._AUTO_OFFSET_RESET, f"{tp}: {why}")

@@ -115,18 +115,10 @@ class DeliveryRecorder:
                 self._records[source] = self._bytes[source] = 0
         if self._kafka is None or not self._stores:
             return
-        moved = [one for one in partitions if one.dirty and self._may_be_committed(one)]
+        kafka = self._kafka
+        moved = [one for one in partitions if one.dirty and not _of_a_deleted_topic(one, kafka)]
         if moved:
-            self._store(self._kafka, moved)
-
-    def _may_be_committed(self, partition: Partition) -> bool:
-        """Whether the position is not known to be of a topic that was deleted: a commit has no id,
-        and would count for the topic that has its name now.
-        """
-        if self._kafka is None or partition.recreated:
-            return False
-        now = self._kafka.seen.get(partition.tp.topic, UNKNOWN)
-        return not now.differs(partition.identity)
+            self._store(kafka, moved)
 
     def _store(self, kafka: KafkaSide, moved: Sequence[Partition]) -> None:
         try:
@@ -136,6 +128,14 @@ class DeliveryRecorder:
                 raise  # _STATE: the assignment was lost, and another member continues
         for partition in moved:
             partition.dirty = False
+
+
+def _of_a_deleted_topic(partition: Partition, kafka: KafkaSide) -> bool:
+    """Whether the position is known to be one of a deleted topic. A commit has no topic id, and
+    would count for the topic that has the name now.
+    """
+    now = kafka.seen.get(partition.tp.topic, UNKNOWN)
+    return partition.recreated or now.differs(partition.identity)
 
 
 def _offset(partition: Partition) -> KafkaTopicPartition:

@@ -307,9 +307,8 @@ class KafkaSide:
             if self._next is not None:
                 self.consumer, self._next = self._next, None
             self.first.clear()
-            if self._closed:  # by a callback
-                self.consumer.close()
-            elif self._subscription is not None:
+            # A callback may have closed both clients.
+            if self._subscription is not None and not self._closed:
                 topics, callbacks = self._subscription
                 self.consumer.subscribe(topics, **callbacks)
 

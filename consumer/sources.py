@@ -210,7 +210,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class NoReset:
-    """`auto.offset.reset` is `error`, and no offset to read from is valid."""
+    """`auto.offset.reset` is `error`, and there is no valid offset to read from."""
 
     why: str
 

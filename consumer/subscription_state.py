@@ -68,6 +68,7 @@ class SubscriptionState:
         self._kafka, self._store = sides
         self._clock = clock
         self._serials = itertools.count(1)
+        self._compares = rules.mode not in {Mode.KAFKA_ONLY, Mode.TIERED_STORAGE_ONLY}
         self._check_at = 0.0
         self._checked: dict[TopicPartition, int | None] = {}
         self._recreated: set[str] = set()
@@ -310,7 +311,7 @@ class SubscriptionState:
         again while one of its partitions is silent.
         """
         kafka, now = self._kafka, self._clock()
-        if kafka is None or not self._compares or self._replacing:
+        if kafka is None or self._replacing or not self._compares:
             return
         if now >= self._check_at:
             self._recreated |= self._silent_recreated(kafka)
@@ -324,10 +325,6 @@ class SubscriptionState:
                 self._replace_client(kafka)
             finally:
                 self._replacing = False
-
-    @property
-    def _compares(self) -> bool:
-        return self._rules.mode not in {Mode.KAFKA_ONLY, Mode.TIERED_STORAGE_ONLY}
 
     def _silent_recreated(self, kafka: KafkaSide) -> set[str]:
         """Return the recreated topics of which Kafka's client may have missed the absence."""
@@ -403,15 +400,14 @@ class SubscriptionState:
         if self._kafka is not None and self._compares and starts:
             # Before Kafka's client sees them, which may miss that they are created again.
             here = self._kafka.identities({tp.topic for tp in starts})
-        return [self._one_new(tp, start, here.get(tp.topic)) for tp, start in starts.items()]
-
-    def _one_new(
-        self, tp: TopicPartition, start: int, here: Identity | KafkaError | None
-    ) -> Partition:
-        partition = Partition(tp, start, next(self._serials), paused=tp in self._paused)
-        if isinstance(here, Identity) and self._begins_at_kafka(start):
-            partition.identity = here
-        return partition
+        new = []
+        for tp, start in starts.items():
+            partition = Partition(tp, start, next(self._serials), paused=tp in self._paused)
+            identity = here.get(tp.topic)
+            if isinstance(identity, Identity) and self._begins_at_kafka(start):
+                partition.identity = identity
+            new.append(partition)
+        return new
 
     def _begin(self, partition: Partition) -> Start:
         """Return the partition's start in Kafka's consumer; choose Kafka as source if that needs no

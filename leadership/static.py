@@ -53,7 +53,7 @@ class StaticLeadership:
         return self._publisher.view
 
     def failure(self) -> BaseException | None:
-        """Return None: no thread could die."""
+        """Return None: no thread runs that could die."""
         return None
 
     def stop(self) -> None:

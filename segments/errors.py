@@ -1,4 +1,4 @@
-"""All errors that Sidetier raises. `retry` of each one is whether a retry can help.
+"""All errors that Sidetier raises. The attribute `retry` of each states whether a retry can help.
 
 ::
 

@@ -705,7 +705,7 @@ class Engine:
 
     def _has_new_copies(self) -> bool:
         """Whether topics or partitions were added, deleted, created again, take batches of another
-        size, or were put off until now.
+        size, or are to be tried again.
         """
         if (
             self._refresh_seconds is None

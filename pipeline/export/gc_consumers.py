@@ -87,8 +87,8 @@ def table_consumer(storage: "StorageConfig", cluster: str, table: "RetainedTable
 
 @contextmanager
 def _output(storage: "StorageConfig", url: str, consumer: str) -> Iterator["RemoteStorage"]:
-    """Open the output of an export. Every error in the block becomes one that its progress is
-    unknown.
+    """Open the output of an export. Every error in the block is raised as one that states that the
+    export's progress is unknown.
     """
     target = storage.model_copy(update={"url": url, "overrides": ()})
     try:

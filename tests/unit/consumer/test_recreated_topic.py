@@ -485,6 +485,21 @@ def test_callback_may_poll_while_the_client_is_replaced(strategy: str) -> None:
     assert [client.closed for client in it.clients.opened] == [True, True]
 
 
+def test_callback_that_closes_the_consumer_leaves_no_member_in_the_group() -> None:
+    it = at_kafka("KAFKA_PREFERRED", "range")
+
+    def closes(consumer: TieredConsumer, _: object) -> None:
+        if not it.consumer._closing.is_set():
+            consumer.close()
+
+    it.consumer.subscribe(["t"], on_revoke=closes)
+    it.world.recreate(20, seen=False)
+    with pytest.raises(RuntimeError, match="closed"):
+        values(it, LONG)
+    assert [client.closed for client in it.clients.opened] == [True, True]
+    assert it.clients.opened[1].group is False
+
+
 def test_kafka_only_is_kafkas_client_alone() -> None:
     it = tiered(world_of(end=30), "KAFKA_ONLY")
     it.consumer.assign([at(0)])
