@@ -466,11 +466,12 @@ def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
         ask = partial(_new_topic_id, scene, partitions[0], old)
         new = wait_for(ask, _TOPIC_SECONDS, "the new topic's id", ASK_SECONDS)
         for tp in partitions:
-            stage.ledger.lose_to_deletion(tp, archived_to[tp], old)
+            lost = stage.ledger.lose_to_deletion(tp, archived_to[tp], old)
             stage.observer.turn(tp, Turn(0, topic_id=new))
             load.begin_anew(tp)
             if action.ahead:
-                load.send(tp, archived_to[tp] + _AHEAD_RECORDS)
+                end = 1 + max((offset for offset, _ in lost.records.items()), default=-1)
+                load.send(tp, max(end, archived_to[tp]) + _AHEAD_RECORDS)
     stage.tell(f"topic id {old} is {new} now; archived were {archived_to}")
 
 

@@ -170,8 +170,8 @@ class RestartEverything:
 @dataclass(frozen=True, slots=True)
 class RecreateTopic:
     """The dedicated topic is deleted, and recreated under its name after `down`. With `ahead`, it
-    gets more records at once than were archived of the deleted one: Kafka then does not refuse the
-    offset at which a reader leaves the old archive.
+    gets more records at once than the deleted one had: Kafka then does not refuse the offset at
+    which a reader leaves the old archive, or at which a group has committed.
     """
 
     down: float
