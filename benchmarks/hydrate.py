@@ -11,6 +11,7 @@ from threading import Event
 
 import click
 from lib import plain_fetch
+from lib.installed import installed_programs
 from lib.log_dirs import Shape
 from lib.measured_process import Run, timed
 from lib.mirror_clusters import cluster
@@ -62,7 +63,7 @@ class Bench:
 
     def hydrate(self, step: str, plan: Path, *options: str) -> list[str]:
         """Return the command line of a step."""
-        program = str(Path(sys.executable).with_name("sidetier"))
+        program = str(installed_programs("consumer") / "sidetier")
         return [program, "--config", str(self.config), "hydrate", step, str(plan), *options]
 
     def timed(self, line: Sequence[str], given: str = "") -> Run:

@@ -17,13 +17,8 @@ from lib.stores import RealStore, StandIn, real_store
 _MIB = 1 << 20
 _SEGMENTS = 16
 _UNWANTED = ("cramjam", "numpy", "pyarrow", "pyspark")
-_ABSENT = "snappy"
-"""prometheus-client imports it if it is installed, for a protocol that the sidecar does not speak.
-It is not a requirement of the sidecar, but the development environment has it, with cramjam, for
-kafka-python.
-"""
 _TIMEOUT = 600.0
-_LIMIT_MB = 110
+_LIMIT_MB = 100
 _HOW = """\
 Sixteen closed segments of as many partitions are uploaded by eight workers, the default. They are
 one file with sixteen names. The stand-in reads the bodies and discards them; versitygw keeps them.
@@ -37,7 +32,6 @@ with open({path!r}, "a") as marks:
     marks.write(__name__ + "\\n")
 raise ImportError(__name__ + " is not wanted here")
 """
-_HIDE = 'raise ImportError(__name__ + " is not installed beside a sidecar")\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +56,7 @@ class Place:
 
 
 class Marks:
-    """Fake modules that record whether a module was imported that must not be; and one that is not
-    there, as in an environment with the sidecar's requirements only.
-    """
+    """Fake modules that record whether a module was imported that must not be."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "imported"
@@ -72,7 +64,6 @@ class Marks:
         self.directory.mkdir()
         for name in _UNWANTED:
             (self.directory / f"{name}.py").write_text(_MARK.format(path=str(self._path)))
-        (self.directory / f"{_ABSENT}.py").write_text(_HIDE)
 
     def imported(self) -> list[str]:
         """Return the names of the modules that were imported."""

@@ -11,6 +11,7 @@ import click
 from lib import processes, unchecked_sidecar
 from lib.backlog import broker, create_topic, delete_topic
 from lib.clock import stopwatch
+from lib.installed import installed_programs
 from lib.log_dirs import LogDir, Shape, cached_log_dir
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
@@ -110,7 +111,9 @@ class Plan:
 def tampered(setup: Setup, kind: str) -> Setup:
     """Return the setup of a sidecar that a script starts without some checks."""
     script = unchecked_sidecar.__file__
-    return replace(setup, program=(sys.executable, "-P", script, _KINDS[kind]))
+    return replace(
+        setup, program=(str(installed_programs("runtime") / "python"), "-P", script, _KINDS[kind])
+    )
 
 
 def rounds_of(count: int) -> Iterator[list[str]]:

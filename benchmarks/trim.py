@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 from lib import processes
 from lib.clock import monotonic
+from lib.installed import installed_programs
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
 from lib.sidecar import BYTE_CODE, CLUSTER
@@ -25,14 +26,6 @@ from sidetier.brokers.kafka import KAFKA_3_9
 _PARTITIONS, _FEW = 2000, 50
 _RECORD, _SEGMENT, _PER_PARTITION = 1000, 4096, 9000
 _LIMIT_SECONDS = 10.0
-_PROGRAM = """\
-import sys
-sys.modules["hypothesis"] = None
-from sidetier.cli.main import main
-main()"""
-"""`sidetier` as in an installation. Kafka's messages (kio) import hypothesis where it is installed,
-which takes 1 to 2 s of CPU time and 200 MB in a development environment.
-"""
 _HOW = """\
 One broker (Kafka {version}) leads {partitions:,} partitions of one topic, with closed segments of 4
 KiB that are archived in versitygw on the same machine. `sidetier trim --dry-run` verifies the
@@ -63,7 +56,8 @@ class Trim:
 
     def run(self, *arguments: str) -> tuple[Figures, Any]:
         """Run the command with more arguments, and return its figures and its result."""
-        line = [sys.executable, "-c", _PROGRAM, "--config", str(self.config), "trim"]
+        program = str(installed_programs("runtime") / "sidetier")
+        line = [program, "--config", str(self.config), "trim"]
         before = self._figures()
         done = subprocess.run(
             [*line, "--output", "json", *arguments],

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from lib import plain_list, plain_read
+from lib.installed import installed_programs
 from lib.log_dirs import Shape
 from lib.measured_process import Run, timed
 from lib.options import benchmark_options, work_directory
@@ -82,7 +83,7 @@ class Bench:
         config = self.directory / "sidetier.yaml"
         settings = {"cluster": {"name": CLUSTER}, "storage": self.storage}
         config.write_text(json.dumps(settings))
-        program = str(Path(sys.executable).with_name("sidetier"))
+        program = str(installed_programs("consumer") / "sidetier")
         line = [program, "--config", str(config), "verify", "--output", "json", *options]
         run, output = self.timed(size, line)
         result = json.loads(output)

@@ -1,13 +1,13 @@
 """`sidetier serve` as a separate process, measured from outside."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from lib import processes
 from lib.clock import wait_until
+from lib.installed import installed_programs
 from lib.sidecar import CLUSTER
 from sidetier.brokers.processes import Command, ManagedProcess
 
@@ -32,7 +32,7 @@ class Endpoint:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "sidetier.yaml"
         path.write_text(json.dumps({"cluster": {"name": CLUSTER}, "storage": storage}))
-        program = str(Path(sys.executable).with_name("sidetier"))
+        program = str(installed_programs("consumer") / "sidetier")
         line = [program, "serve", "--config", str(path), "--listen", "127.0.0.1:0", *options]
         self._log = directory / "serve.log"
         self.process = ManagedProcess(Command("sidetier serve", line, self._log, {**environment}))

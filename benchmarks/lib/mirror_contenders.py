@@ -1,7 +1,6 @@
 """The contenders of the mirror benchmark: `sidetier mirror` and MirrorMaker 2."""
 
 import json
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from devtools.sandbox.kafka import KraftCluster
 from devtools.sandbox.kafka_clients import MIRROR_MAKER
 from lib.clock import monotonic, pause
+from lib.installed import installed_programs
 from lib.mirror_clusters import PARTITIONS, RECORD_BYTES, Shape, has_records
 from lib.processes import cpu_seconds, has_ended, peak_resident_bytes
 from sidetier.brokers.jars import class_path, jars_of
@@ -116,7 +116,7 @@ class SidetierMirror(Contender):
                 "log_level": 0,
             }
         )
-        line = [str(Path(sys.executable).with_name("sidetier")), "mirror", "--name", run]
+        line = [str(installed_programs("consumer") / "sidetier"), "mirror", "--name", run]
         line += ["--topic", shape.name, "--rename", rf"(.*)={run}.\1", "--delivery", delivery]
         line += ["--source", f"bootstrap.servers={pair.source.bootstrap_servers}"]
         line += ["--target", f"bootstrap.servers={pair.target.bootstrap_servers}"]

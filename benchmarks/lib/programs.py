@@ -3,17 +3,18 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from lib.installed import installed_programs
 
 _TIMEOUT = 300.0
 
 
 def program_line(script: str, asked: Mapping[str, Any]) -> list[str]:
     """Return the command line of a program with its parameters."""
-    return [sys.executable, script, json.dumps(asked)]
+    return [str(installed_programs("consumer") / "python"), script, json.dumps(asked)]
 
 
 def program_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:

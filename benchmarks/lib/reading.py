@@ -22,7 +22,6 @@ from lib.processes import peak_resident_bytes
 from sidetier import TieredConsumer
 from sidetier.archive.access import open_archive
 from sidetier.config.storage import StorageConfig
-from sidetier.endpoint.service import EndpointSettings, serving
 
 _BATCH = 500
 _WAIT_SECONDS = 60.0
@@ -89,6 +88,9 @@ def read(reading: Reading) -> Read:
 def _consumer(reading: Reading, stack: ExitStack) -> Any:  # noqa: ANN401 - one of two classes
     config = dict(reading.config)
     if reading.side.endswith("endpoint"):
+        # Imported here: the memory of other readers is measured without it.
+        from sidetier.endpoint.service import EndpointSettings, serving  # noqa: PLC0415
+
         storage = StorageConfig.model_validate(config.pop("storage"), strict=False)
         archive = stack.enter_context(open_archive(config.pop("cluster"), storage))
         served = stack.enter_context(serving(archive, EndpointSettings(("127.0.0.1", 0))))

@@ -3,7 +3,6 @@
 import http.client
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lib import processes
 from lib.clock import wait_until
+from lib.installed import installed_programs
 from sidetier.brokers.processes import Command, ManagedProcess
 
 CLUSTER = "bench"
@@ -57,7 +57,7 @@ class Sidecar:
         path.write_text(json.dumps(config, indent=2))
         self.log = setup.directory / "sidetier.log"
         self.log.unlink(missing_ok=True)
-        program = setup.program or (str(Path(sys.executable).with_name("sidetier")),)
+        program = setup.program or (str(installed_programs("runtime") / "sidetier"),)
         line = [*program, "--config", str(path), "run"]
         self._gives_way = setup.gives_way
         if setup.gives_way:
