@@ -76,7 +76,13 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class AtEnd:
-    """The offset, or the next one that could be stored, is at the readable end or above it."""
+    """The offset, or the next one that could be stored, is at the readable end or above it.
+
+    Attributes:
+        offset: The offset at which reading continues.
+        as_of: As that of `Opened`. From `open` never None, and at most `max_age` seconds ago: the
+            source is asked again `look_interval` after it, and with None at once.
+    """
 
     offset: Offset
     as_of: float | None
@@ -124,7 +130,9 @@ class Source(Protocol):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """All changes of the stored records that `open` and `refresh` have found, in order."""
+        """All changes of the stored records that `open` and `refresh` have found, in the order in
+        which they were found: a partition counts those that it has seen.
+        """
         ...
 
     @property
@@ -140,11 +148,13 @@ class Source(Protocol):
         ...
 
     def open_elsewhere(self, stuck: Stuck) -> Opening:
-        """Find other bytes that hold the offset, or the reason why it is missing."""
+        """Find other bytes that hold the offset, but none of `Stuck.tried`; or the reason why it is
+        missing.
+        """
         ...
 
     def fetch(self, log: StoredLog, start: int, end: int) -> memoryview:
-        """Return a range of a segment: fewer bytes if the segment is shorter than its `size`."""
+        """Return a range of a segment. Fewer bytes mean that it was cut, which is damage."""
         ...
 
     def refresh(self, max_age: float) -> None:
