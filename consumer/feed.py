@@ -5,7 +5,8 @@ polls, Kafka's client is called at least every 50 ms even if no partition is rea
 runs callbacks, rebalances, and the check of `max.poll.interval.ms`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby, islice
 from operator import lt
 from typing import Any, Final, Protocol
@@ -205,10 +206,15 @@ class Feed:
         if not isinstance(piece, StoreRecords):
             return None
         message = piece.next_message()
-        self._delivery.count_message(Source.STORE, message)
-        if not piece.left:
-            self._kafka_turn = True
-            self._finished(piece)
+        try:
+            self._delivery.count_message(Source.STORE, message)
+            if not piece.left:
+                self._kafka_turn = True
+                self._finished(piece)
+        except BaseException:
+            self._take_back([message])
+            self._state.store_interrupted()
+            raise
         return message
 
     def gather(self, most: int, wait: float) -> list[Share]:
@@ -221,12 +227,34 @@ class Feed:
         self._state.replace_silent_client()
         self._state.router.step()
         self._fetch_available(most)
-        shares = self._next_shares(most)
-        if not shares and wait > 0 and not self._state.router.errors:
-            self._fetch_waiting(most, wait)
-            self._state.router.step()
-            shares = self._next_shares(most)
+        shares: list[Share] = []
+        with self.taking_back(shares):
+            self._add_shares(most, shares)
+            if not shares and wait > 0 and not self._state.router.errors:
+                self._fetch_waiting(most, wait)
+                self._state.router.step()
+                self._add_shares(most, shares)
         return shares
+
+    @contextmanager
+    def taking_back(self, shares: Sequence[Share]) -> Iterator[None]:
+        """If the block raises, take back the records of `shares`: they are returned again next.
+
+        Their positions have moved, but the application does not get them: without this, an
+        interrupted `consume` would skip them, and `close` would commit the offsets after them.
+        """
+        try:
+            yield
+        except BaseException:
+            for share in reversed(shares):
+                if isinstance(share, StoreSlice):
+                    share.piece.partition.position = share.first_offset
+                elif isinstance(share, list) and share[0].error() is None:
+                    self._held.extendleft(reversed(share))
+                    self._take_back(share)
+            if any(isinstance(share, StoreSlice) for share in shares):
+                self._state.store_interrupted()
+            raise
 
     def give_back(self, message: Message) -> None:
         """Take back the last returned message. It is returned again next."""
@@ -234,6 +262,13 @@ class Feed:
         if partition is not None:
             self._buffer.given_back = (message, partition)
             partition.position = message.offset()
+
+    def _take_back(self, messages: Sequence[Message]) -> None:
+        """Set the positions of messages back that the application does not get."""
+        for message in reversed(messages):
+            partition = self._of(message)
+            if partition is not None:
+                partition.position = message.offset()
 
     def _fetch_available(self, most: int) -> None:
         """Fetch the available records of both sources, without waiting."""
@@ -296,23 +331,23 @@ class Feed:
         else:
             self._stored.append(taken)
 
-    def _next_shares(self, most: int) -> list[Share]:
+    def _add_shares(self, most: int, shares: list[Share]) -> None:
         errors = self._state.router.errors
         if errors:
-            return [errors.pop(0)]
+            shares.append(errors.pop(0))
+            return
         if self._buffer.given_back is not None:
             message, partition = self._buffer.given_back
             self._buffer.given_back = None
+            shares.append([message])
             partition.moved(int(message.offset() or 0) + 1, message.leader_epoch())
-            return [[message]]
-        shares: list[Share] = []
+            return
         for _ in range(2):
             source = self._share_of_kafka if self._kafka_turn else self._share_of_store
             self._kafka_turn = not self._kafka_turn
             most -= source(most, shares)
             if most <= 0:
                 break
-        return shares
 
     def _share_of_kafka(self, most: int, shares: list[Share]) -> int:
         run: list[Message] = []
@@ -361,7 +396,12 @@ class Feed:
         while self._held and self._held[0].error() is None:
             message = self._held.popleft()
             if self._accepts(message):
-                self._delivery.count_message(Source.KAFKA, message)
+                try:
+                    self._delivery.count_message(Source.KAFKA, message)
+                except BaseException:
+                    self._held.appendleft(message)
+                    self._take_back([message])
+                    raise
                 return message
         if not self._held:
             self._kafka_turn = False

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -29,6 +29,7 @@ from sidetier.segments import offsets as domain
 _SLICE_SECONDS: Final = 0.1
 """Longest time until a poll notices `close`, or lets another thread in, in seconds."""
 _MAX_MESSAGES: Final = 1_000_000
+_T = TypeVar("_T")
 
 
 class TieredConsumer(GroupApi):
@@ -114,10 +115,7 @@ class TieredConsumer(GroupApi):
             return []
         if self._serdes is not None:
             return self._consume_deserialized(self._serdes, num_messages, timeout)
-        shares = self._shares(num_messages, self._deadline(timeout))
-        if len(shares) == 1:
-            return _messages(shares[0])
-        return [message for share in shares for message in _messages(share)]
+        return self._gathered(num_messages, self._deadline(timeout), _all_messages)
 
     def consume_arrow(
         self, max_records: int = 10_000, timeout: float | None = -1
@@ -141,10 +139,8 @@ class TieredConsumer(GroupApi):
             raise ValueError("max_records must be at least 1")
         deadline = self._deadline(timeout)
         while True:
-            shares = self._shares(max_records, deadline)
-            batches = [batch for share in shares for batch in _batches(share)]
-            # Only ends of partitions have arrived: continue.
-            if batches or not shares:
+            batches = self._gathered(max_records, deadline, _all_batches)
+            if batches is not None:
                 return batches
 
     def __iter__(self) -> Iterator[Message]:
@@ -381,12 +377,16 @@ class TieredConsumer(GroupApi):
             self._poll_lock.give()
         if message is not None:
             return message
-        for share in self._shares(1, self._deadline(timeout)):
-            return _messages(share)[0]
-        return None
+        messages = self._gathered(1, self._deadline(timeout), _all_messages)
+        return messages[0] if messages else None
 
-    def _shares(self, most: int, deadline: float | None) -> list[Share]:
-        """Return the next items; an empty list at the deadline."""
+    def _gathered(
+        self, most: int, deadline: float | None, convert: Callable[[list[Share]], _T]
+    ) -> _T:
+        """Return the next items, converted; `convert` gets an empty list at the deadline.
+
+        If the conversion is interrupted or fails, the records are returned by the next call.
+        """
         clock = self._sides.clock
         while True:
             with self._poll_lock.slice:
@@ -394,8 +394,9 @@ class TieredConsumer(GroupApi):
                 left = _SLICE_SECONDS if deadline is None else deadline - clock()
                 # Not longer: the lock is held meanwhile, and `close` and other threads wait for it.
                 shares = self._feed.gather(most, max(0.0, min(left, _SLICE_SECONDS)))
-            if shares or (deadline is not None and clock() >= deadline):
-                return shares
+                if shares or (deadline is not None and clock() >= deadline):
+                    with self._feed.taking_back(shares):
+                        return convert(shares)
 
     def _consume_deserialized(
         self, serdes: Deserializing, most: int, timeout: float | None
@@ -434,6 +435,18 @@ def _messages(share: Share) -> list[Message]:
     if isinstance(share, list):
         return share
     return share.messages() if isinstance(share, StoreSlice) else [share.message()]
+
+
+def _all_messages(shares: list[Share]) -> list[Message]:
+    if len(shares) == 1:
+        return _messages(shares[0])
+    return [message for share in shares for message in _messages(share)]
+
+
+def _all_batches(shares: list[Share]) -> list[ArrowBatch] | None:
+    """Return the records as batches; None if only ends of partitions have arrived."""
+    batches = [batch for share in shares for batch in _batches(share)]
+    return batches if batches or not shares else None
 
 
 def _batches(share: Share) -> Iterator[ArrowBatch]:

@@ -23,10 +23,13 @@ from confluent_kafka.serialization import StringDeserializer
 
 from sidetier import TieredConsumer
 from sidetier.archive.reader import Failed, Taken
+from sidetier.consumer import tiered_consumer
 from sidetier.consumer.errors import GapError, StoreError
+from sidetier.consumer.feed import DeliveryRecorder
 from sidetier.consumer.kafka_side import Callbacks, KafkaSide
 from sidetier.consumer.settings import read_settings
 from sidetier.consumer.sources import Identity
+from sidetier.consumer.store_side import StoreSlice
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
 from sidetier.segments.offsets import Offset
 from sidetier.segments.offsets import TopicPartition as PartitionName
@@ -136,6 +139,47 @@ def test_records_lost_to_an_interruption_are_read_again(monkeypatch: pytest.Monk
     for _ in range(200):
         with suppress(KeyboardInterrupt):
             seen += [int(message.offset() or 0) for message in it.consumer.consume(7, 0.1)]
+    assert seen == list(range(100))
+
+
+@pytest.mark.parametrize("mode", ["KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"])
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (DeliveryRecorder, "count_message"),
+        (DeliveryRecorder, "count_messages"),
+        (DeliveryRecorder, "count_slice"),
+        (StoreSlice, "messages"),
+        (StoreSlice, "batch"),
+        (tiered_consumer, "batches_of"),
+    ],
+)
+@pytest.mark.parametrize("call", ["poll", "consume", "consume_arrow"])
+def test_records_of_an_interrupted_call_are_returned_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, owner: object, method: str, call: str, mode: str
+) -> None:
+    """The positions have moved when a call is interrupted, and `close` would commit them."""
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.consumer.assign([at(0)])
+    original, calls = getattr(owner, method), itertools.count()
+
+    def interrupted(*arguments: Any) -> Any:  # noqa: ANN401
+        if next(calls) % 3 == 0:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, method, interrupted)
+    seen: list[int] = []
+    for _ in range(300):
+        with suppress(KeyboardInterrupt):
+            if call == "poll":
+                message = it.consumer.poll(0.1)
+                seen += [] if message is None else [int(message.offset() or 0)]
+            elif call == "consume":
+                seen += [int(message.offset() or 0) for message in it.consumer.consume(7, 0.1)]
+            else:
+                for batch in it.consumer.consume_arrow(7, 0.1):
+                    seen += batch.records.column("offset").to_pylist()
     assert seen == list(range(100))
 
 
