@@ -24,12 +24,13 @@ from sidetier.pipeline.export.exporting import (
     will_retry,
 )
 from sidetier.pipeline.export.held_back import HeldBack
+from sidetier.pipeline.export.output import require_fencing
 from sidetier.pipeline.export.report import ExportPlan, FilesReport
 from sidetier.pipeline.export.request import FilesRequest
 from sidetier.pipeline.export.sinks.files.engines import LocalEngine, SparkEngine, Watcher
 from sidetier.pipeline.export.sinks.files.manifest import ManifestFile, manifest_key
 from sidetier.pipeline.export.sinks.files.run import FilesRun, RunResult, files_read
-from sidetier.pipeline.export.sinks.files.tasks import Connections, Engine, require_fencing
+from sidetier.pipeline.export.sinks.files.tasks import Connections, Engine
 from sidetier.pipeline.export.source import ArchiveSource, Source, TailedSource
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner

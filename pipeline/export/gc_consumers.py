@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from sidetier.archive.access import endpoint_provider, require_directory
+from sidetier.archive.access import require_directory
 from sidetier.archive.gc.needs import Consumer, NextOffset, UnknownProgressError
+from sidetier.pipeline.export.output import open_output
 from sidetier.segments.errors import ObjectNotFoundError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.factory import open_storage
 
 if TYPE_CHECKING:
     from sidetier.config.retention import RetainedExport, RetainedTable
@@ -93,11 +93,8 @@ def _output(storage: "StorageConfig", url: str, consumer: str) -> Iterator["Remo
     target = storage.model_copy(update={"url": url, "overrides": ()})
     try:
         require_directory(url)
-        store = open_storage(endpoint_provider(target).endpoints[0])
-        try:
+        with open_output(target) as store:
             yield store
-        finally:
-            store.close()
     except UnknownProgressError:
         raise
     except SidetierError as error:

@@ -11,7 +11,7 @@ from typing import Final
 import pyspark
 from pyspark.sql import SparkSession
 
-from sidetier.archive.access import endpoint_provider, open_archive
+from sidetier.archive.access import open_archive
 from sidetier.config.model import BrokerConfig, Config
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.exporting import (
@@ -25,10 +25,10 @@ from sidetier.pipeline.export.exporting import (
     waits,
     will_retry,
 )
+from sidetier.pipeline.export.output import open_output, require_fencing
 from sidetier.pipeline.export.report import ExportPlan, TableReport
 from sidetier.pipeline.export.request import TableRequest
 from sidetier.pipeline.export.run import Chunk, run_at_interval
-from sidetier.pipeline.export.sinks.files.tasks import require_fencing
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.frames import (
@@ -57,7 +57,6 @@ from sidetier.pipeline.spark.report import ReadReport
 from sidetier.pipeline.spark.session import spark_session
 from sidetier.pipeline.spark.settings import ArchivePlace, ReadSettings, TaskOptions
 from sidetier.segments.errors import SidetierError
-from sidetier.storage.factory import open_storage
 
 Opened = Callable[[SparkSession], AbstractContextManager[Table]]
 """Opens the table for the duration of an export."""
@@ -106,10 +105,11 @@ def _open_table_export(
             properties = java_properties(config.broker, request.kafka)
             kafka = KafkaSource(spark, properties, request.terms.isolation)
         frames = table_frames(spark, settings, columns, report, kafka)
-        source: Source = ArchiveSource(config.cluster.name, planner, request.read, say=on_note)
+        archived = ArchiveSource(config.cluster.name, planner, request.read, say=on_note)
+        source: Source = archived
         if kafka is not None:
             logs = TopicLogs(planner, config.broker, request.topics, say=on_note)
-            source = TailedSource(ArchiveSource(config.cluster.name, planner, request.read), logs)
+            source = TailedSource(archived, logs)
         writer = TableWriter(table, frames, report, letters)
         yield TableExport(config.broker, request, planner, source, writer, on_note)
 
@@ -311,13 +311,10 @@ def open_hudi_export(
 
 @contextmanager
 def _lease(place: LeasePlace, options: HudiOptions, holder: ProcessId) -> Iterator[Lease]:
-    store = open_storage(endpoint_provider(place.target).endpoints[0])
-    try:
+    with open_output(place.target) as store:
         require_fencing(store, place.target)
         name = options.base_path.rpartition("/")[2]
         yield Lease(store, f"_sidetier/{name}.lease", place.times, holder)
-    finally:
-        store.close()
 
 
 ICEBERG_SESSION: Final = {

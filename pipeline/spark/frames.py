@@ -1,18 +1,16 @@
 """Reads as a DataFrame of splits and `mapInArrow`, for PySpark 3.5 and later."""
 
 import logging
-import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from sidetier.pipeline.planning.split import Plan, Split
 from sidetier.pipeline.spark.columns import spark_schema
 from sidetier.pipeline.spark.python_workers import check_python_workers
-from sidetier.pipeline.spark.report import ReadReport, TaskReporter, describe_plan
-from sidetier.pipeline.spark.settings import COLUMNS, ReadSettings, read_settings
-from sidetier.pipeline.spark.tasks import Counts, plan_batch, read_task
+from sidetier.pipeline.spark.report import ReadReport, describe_plan
+from sidetier.pipeline.spark.settings import COLUMNS, read_settings
+from sidetier.pipeline.spark.task_runner import task_rows
+from sidetier.pipeline.spark.tasks import plan_batch, read_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,37 +53,6 @@ def read(
     log.info("reading %s", describe_plan(plan))
     if report is not None:
         report.expect(plan)
-    count = len(plan.splits)
-    work = SplitWork(settings, plan, None if report is None else report.task_reporter())
-    # One row and one Spark partition for each split: one task each. Spark refuses 0 partitions.
-    frame = spark.range(0, count, 1, max(count, 1))
-    return frame.mapInArrow(work, spark_schema(settings.columns))
-
-
-class SplitWork:
-    """Function that executors run. Each input row is the number of a split to read.
-
-    Spark shows its name in plans and in the UI. Each split is pickled alone, so that a task
-    unpickles only its own split.
-    """
-
-    def __init__(self, settings: ReadSettings, plan: Plan, reporter: TaskReporter | None) -> None:
-        self.__name__ = f"sidetier {describe_plan(plan)}"
-        self._settings = settings
-        self._splits = [pickle.dumps(split) for split in plan.splits]
-        self._reporter = reporter
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the records of each split."""
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from self._read(pickle.loads(self._splits[number]))  # noqa: S301 -- pickled by the driver
-
-    def _read(self, split: Split) -> Iterator[pa.RecordBatch]:
-        reporter = self._reporter
-
-        def done(counts: Counts) -> None:
-            if reporter is not None:
-                reporter(split, counts)
-
-        return read_task(self._settings, split, done)
+    work = partial(read_task, settings, done=None if report is None else report.task_reporter())
+    schema = spark_schema(settings.columns)
+    return task_rows(spark, f"sidetier {describe_plan(plan)}", plan.splits, work, schema)

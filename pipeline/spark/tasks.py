@@ -30,7 +30,7 @@ class Counts:
 
 
 def read_task(
-    settings: ReadSettings, split: Split, done: Callable[[Counts], None] = lambda _counts: None
+    settings: ReadSettings, split: Split, done: Callable[[Split, Counts], None] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one split; call `done` with the counts at the end.
 
@@ -53,7 +53,8 @@ def read_task(
             counts.records += records.num_rows
             yield shape.of(records)
     log.info("read %d records of %s", counts.records, describe_split(split))
-    done(counts)
+    if done is not None:
+        done(split, counts)
 
 
 def describe_split(split: Split) -> str:

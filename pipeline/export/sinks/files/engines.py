@@ -7,7 +7,7 @@ itself. A task that Spark runs again, or twice at once by speculation, writes th
 import pickle
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +20,7 @@ from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.sinks.files.tasks import Connections, Done, Task, carry_out
 from sidetier.pipeline.export.values.registry import RegistryConfig
+from sidetier.pipeline.spark.task_runner import task_rows
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.port import RemoteStorage
 
@@ -157,10 +158,11 @@ class SparkEngine:
         """Run one Spark task for each task; errors come back as values and are raised here."""
         if not tasks:
             return []
-        count = len(tasks)
-        self._describe(tasks)
-        work = _Work(tuple(tasks), self.places, self._tries(), self.max_batch_bytes)
-        rows = self.spark.range(0, count, 1, count).mapInArrow(work, _SCHEMA).collect()
+        offsets = sum(task.span.until - task.span.first for task in tasks)
+        name = f"sidetier: {tasks[0].tp.topic} to files, {offsets} offsets"
+        self.spark.sparkContext.setJobDescription(name)  # shown in Spark's UI
+        work = _Work(self.places, self._tries(), self.max_batch_bytes)
+        rows = task_rows(self.spark, name, tasks, work, _SCHEMA).collect()
         outcomes = [pickle.loads(row.outcome) for row in rows]  # noqa: S301 -- pickled by our executors
         for outcome in outcomes:
             if isinstance(outcome, SidetierError):
@@ -170,12 +172,6 @@ class SparkEngine:
     def cancel(self) -> None:
         """Cancel all jobs of the session, also jobs of others."""
         self.spark.sparkContext.cancelAllJobs()
-
-    def _describe(self, tasks: Sequence[Task]) -> None:
-        """Set the job description that Spark's UI shows."""
-        offsets = sum(task.span.until - task.span.first for task in tasks)
-        text = f"sidetier: {tasks[0].tp.topic} to files, {offsets} offsets"
-        self.spark.sparkContext.setJobDescription(text)
 
     def _tries(self) -> int:
         master = str(self.spark.sparkContext.master)
@@ -187,18 +183,14 @@ class SparkEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The function that Spark runs on executors. Each row that it gets is the number of a task."""
+    """Carries out a task on an executor, and returns its outcome as a row."""
 
-    tasks: tuple[Task, ...]
     places: Connections
     tries: int
     max_batch_bytes: int
 
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                outcome = self._outcome(self.tasks[number])
-                yield pa.RecordBatch.from_arrays([pa.array([outcome])], schema=_ARROW)
+    def __call__(self, task: Task) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_arrays([pa.array([self._outcome(task)])], schema=_ARROW)
 
     def _outcome(self, task: Task) -> bytes:
         """Return the pickled result of a task, or its pickled error.

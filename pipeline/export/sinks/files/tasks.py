@@ -8,11 +8,12 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from sidetier.archive.access import ArchiveAccess, endpoint_provider, open_archive
+from sidetier.archive.access import ArchiveAccess, open_archive
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.model import BrokerConfig
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.errors import RecordCountError
+from sidetier.pipeline.export.output import open_output
 from sidetier.pipeline.export.sinks.files.manifest import NO_SCHEMAS, SchemaIds, Span
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.files.upload import FileUploader
@@ -26,10 +27,8 @@ from sidetier.pipeline.export.tail.consuming import BrokerReader
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.planning.split import BrokerRange, Missing, Split
 from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
-from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.factory import open_storage
 from sidetier.storage.port import RemoteStorage
 
 
@@ -100,27 +99,11 @@ class Connections:
             ConfigurationError: a secret cannot be read in this process, or a storage driver is
                 missing.
         """
-        with open_archive(self.cluster, self.archive) as access:
-            target = open_storage(endpoint_provider(self.target).endpoints[0])
-            try:
-                yield access, target
-            finally:
-                target.close()
-
-
-def require_fencing(target: RemoteStorage, config: StorageConfig) -> None:
-    """Raise ConfigurationError if the target store has no conditional puts.
-
-    Without them two exports of the same output could overwrite each other's files and state. The
-    setting `fencing: unfenced_acknowledged` accepts this.
-    """
-    if target.capabilities.conditional_writes or config.fencing != "required":
-        return
-    raise ConfigurationError(
-        f"{config.url}: this store has no conditional writes, so two exports at once could spoil "
-        "each other's files and state; set fencing: unfenced_acknowledged for the output to use it "
-        "all the same"
-    )
+        with (
+            open_archive(self.cluster, self.archive) as access,
+            open_output(self.target) as target,
+        ):
+            yield access, target
 
 
 _MAX_RECORDS: Final = 1 << 16

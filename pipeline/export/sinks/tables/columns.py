@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from sidetier.pipeline.export.errors import MisfitError
+from sidetier.pipeline.export.output import open_output
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.row_checks import RowCheck
 from sidetier.pipeline.export.sinks.tables.row_counts import Tally
@@ -120,7 +121,7 @@ class ValueColumns:
         schema = self._decoded_schema(decoder, key_decoder)
         value_type, key_type = table_type(decoder.type), table_type(key_decoder.type, _KEY)
         with ExitStack() as stack:
-            store = stack.enter_context(self.letters.open()) if self.letters else None
+            store = stack.enter_context(open_output(self.letters.place)) if self.letters else None
             for batch in batches:
                 if self.null_values == "skip":
                     counts.left_out += batch.column(_VALUE).null_count

@@ -8,18 +8,15 @@ After a kill in between, the object of a record exists that the next run stores 
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from sidetier.archive.access import endpoint_provider
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.values.decoder import Misfit
 from sidetier.pipeline.spark.report import MergedByKey
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.factory import open_storage
 from sidetier.storage.port import RemoteStorage
 
 if TYPE_CHECKING:
@@ -48,15 +45,6 @@ class DeadLetters:
     def count(self) -> int:
         """Number of records that were stored as dead letters. Available on the driver."""
         return len(self.told.value)
-
-    @contextmanager
-    def open(self) -> Iterator[RemoteStorage]:
-        """Open the store; it is closed at the end of the `with` block."""
-        store = open_storage(endpoint_provider(self.place).endpoints[0])
-        try:
-            yield store
-        finally:
-            store.close()
 
     def put(self, store: RemoteStorage, batch: pa.RecordBatch, misfits: Sequence[Misfit]) -> None:
         """Store these records of a batch as dead letters.

@@ -8,7 +8,8 @@ in no plan, and Kafka's client hides passwords where it logs its settings.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -31,11 +32,12 @@ from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
 from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.planning.offsets_json import numbers_json, partitions_json
-from sidetier.pipeline.planning.split import BrokerRange, Plan
+from sidetier.pipeline.planning.split import BrokerRange, Plan, Split
 from sidetier.pipeline.spark.columns import TYPES, all_columns
-from sidetier.pipeline.spark.frames import SplitWork
-from sidetier.pipeline.spark.report import ReadReport
+from sidetier.pipeline.spark.report import ReadReport, describe_plan
 from sidetier.pipeline.spark.settings import ReadSettings
+from sidetier.pipeline.spark.task_runner import task_rows
+from sidetier.pipeline.spark.tasks import read_task
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.isolation import IsolationLevel
 
@@ -198,14 +200,10 @@ def table_frames(
         current = columns.with_newest_schemas()
         schema = _spark_schema(current)
         report.expect(plan)
-        count = len(plan.splits)
-        numbers = spark.range(0, count, 1, max(count, 1))
-        work = _RowWork(
-            SplitWork(settings, replace(plan, on_broker=()), report.task_reporter()),
-            current,
-            counter,
-        )
-        stored = numbers.mapInArrow(work, schema)
+        read = partial(read_task, settings, done=report.task_reporter())
+        work = partial(decoded_rows, read, current, counter)
+        name = f"sidetier {describe_plan(plan)}"
+        stored = task_rows(spark, name, enumerate(plan.splits), work, schema)
         if kafka is None or not plan.on_broker:
             return stored
         behind = kafka.frame(plan.on_broker, current, counter)
@@ -214,17 +212,21 @@ def table_frames(
     return rows
 
 
-class _RowWork:
-    """The function that Spark runs on executors: it reads splits and decodes their values."""
+def decoded_rows(
+    read: Callable[[Split], Iterator[pa.RecordBatch]],
+    values: ValueColumns,
+    counter: TaskCounter,
+    numbered: tuple[int, Split],
+) -> Iterator[pa.RecordBatch]:
+    """Read a split and decode its values. Runs on executors.
 
-    def __init__(self, work: SplitWork, values: ValueColumns, counter: TaskCounter) -> None:
-        self.__name__ = work.__name__
-        self._work = work
-        self._values = values
-        self._counter = counter
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            tally = Tally()
-            yield from self._values(self._work([batch]), tally)
-            self._counter(("archive", *batch.column(0).to_pylist()), tally.rows)
+    Args:
+        read: yields the records of a split.
+        values: decodes them.
+        counter: receives the number of rows at the end.
+        numbered: the split, and its number in the frame.
+    """
+    number, split = numbered
+    tally = Tally()
+    yield from values(read(split), tally)
+    counter(("archive", number), tally.rows)

@@ -116,8 +116,8 @@ def test_work_and_results_of_executors_can_be_pickled() -> None:
     done = Done(TP, written=None)  # type: ignore[arg-type]
     assert pickle.loads(pickle.dumps(done)) == done  # noqa: S301
     [task, *_] = tasks(_one())
-    work = _Work((task,), None, 1, 1 << 20)  # type: ignore[arg-type]
-    assert pickle.loads(pickle.dumps(work)) == work  # noqa: S301
+    work = _Work(None, 1, 1 << 20)  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps((task, work))) == (task, work)  # noqa: S301
 
 
 def _one() -> MadeArchive:

@@ -20,9 +20,9 @@ from sidetier.cli.output import say
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export import files_export
 from sidetier.pipeline.export.exporting import wait_for, wait_for_archive
+from sidetier.pipeline.export.output import require_fencing
 from sidetier.pipeline.export.sinks.files.manifest import Run, Span, encode_manifest, manifest_key
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
-from sidetier.pipeline.export.sinks.files.tasks import require_fencing
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.segments.errors import ConfigurationError

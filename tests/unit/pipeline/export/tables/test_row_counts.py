@@ -13,7 +13,7 @@ from sidetier.pipeline.export.errors import RecordCountError
 from sidetier.pipeline.export.sinks.tables import columns as columns_module
 from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
-from sidetier.pipeline.export.sinks.tables.frames import _RowWork
+from sidetier.pipeline.export.sinks.tables.frames import decoded_rows
 from sidetier.pipeline.export.sinks.tables.row_counts import RowCounts, Tally, require_rows
 from sidetier.pipeline.export.values.options import ValueFormat
 from tests.unit.pipeline.export.tables.test_values import ORDER, Told, batch, columns
@@ -21,7 +21,7 @@ from tests.unit.pipeline.export.tables.test_values import ORDER, Told, batch, co
 if TYPE_CHECKING:
     from pyspark import Accumulator
 
-    from sidetier.pipeline.spark.frames import SplitWork
+    from sidetier.pipeline.planning.split import Split
 
 VALUES = (b'{"id": 1}', None, b"[", b'{"id": 2}')
 
@@ -30,17 +30,15 @@ def counts() -> RowCounts:
     return RowCounts(cast("Accumulator[Any]", Told()))
 
 
-def work(how: ValueColumns, made: RowCounts) -> _RowWork:
-    """Work over splits that each hold the same records."""
+def work(how: ValueColumns, made: RowCounts) -> Callable[[int], Iterator[pa.RecordBatch]]:
+    """Return a function that reads a split by its number; each split holds the same records."""
+    counter = made.of_new_frame()
 
-    class Reads:
-        __name__ = "reads"
+    def rows(number: int) -> Iterator[pa.RecordBatch]:
+        split = (number, cast("Split", None))
+        return decoded_rows(lambda _split: iter([batch(*VALUES)]), how, counter, split)
 
-        def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for each in numbers:
-                yield from (batch(*VALUES) for _ in range(each.num_rows))
-
-    return _RowWork(cast("SplitWork", Reads()), how, made.of_new_frame())
+    return rows
 
 
 @pytest.fixture
@@ -53,17 +51,13 @@ def how(tmp_path: Path) -> ValueColumns:
     return replace(made, letters=letters, null_values="skip")
 
 
-def splits(*numbers: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"id": list(numbers)})
-
-
 def test_rows_of_a_frame_are_counted_once_for_each_part(how: ValueColumns) -> None:
     made = counts()
     rows = work(how, made)
     for _ in range(2):  # another attempt, or another job
-        assert sum(each.num_rows for each in rows(iter([splits(0), splits(1, 2)]))) == 6
+        assert sum(each.num_rows for number in range(3) for each in rows(number)) == 6
     assert made.rows() == 6
-    unfinished = rows(iter([splits(3)]))
+    unfinished = rows(3)
     next(unfinished)
     assert made.rows() == 6
     work(how, made)
@@ -105,7 +99,7 @@ def test_task_that_loses_a_row_ends_with_an_error(
     rows = work(how, made)
     spoil(monkeypatch)
     with pytest.raises(RecordCountError, match="4 records were read: 1 are rows, 1 dead letters"):
-        list(rows(iter([splits(0)])))
+        list(rows(0))
     assert made.rows() == 0
 
 
