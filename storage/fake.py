@@ -42,10 +42,12 @@ from sidetier.storage.port import (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One received request."""
+    """One received request; a `stream` with its range of bytes, `end` exclusive."""
 
     operation: str
     key: str
+    start: int = 0
+    end: int | None = None
 
 
 @dataclass(slots=True)
@@ -56,9 +58,10 @@ class _Fault:
     key: str | None
     skip: int
     times: int | None
-    error: Exception | None
-    after: bool
-    gate: threading.Event | None
+    error: Exception | None = None
+    after: bool = False
+    gate: threading.Event | None = None
+    act: Callable[[], object] | None = None
 
     def concerns(self, request: Request) -> bool:
         return self.operation in {None, request.operation} and self.key in {None, request.key}
@@ -103,18 +106,33 @@ class Faulty:
             times: Number of consecutive requests that fail; None for all later ones.
             after: Raise the error after the request took effect, as if the response were lost.
         """
-        self._add(_Fault(operation, key, nth - 1, times, error, after, None))
+        self._add(_Fault(operation, key, nth - 1, times, error, after))
+
+    def race(
+        self,
+        operation: str,
+        act: Callable[[], object],
+        *,
+        key: str | None = None,
+        times: int | None = 1,
+        after: bool = False,
+    ) -> None:
+        """Let another process act right before a request takes effect, or right after it.
+
+        The requests of `act` count as well: with `times` None, it must make none that match.
+        """
+        self._add(_Fault(operation, key, 0, times, after=after, act=act))
 
     def refuse(self, key: str, error: StorageError | None = None) -> None:
         """Refuse every put of a key."""
         refusal = error or AccessDeniedError(f"put {key}: 403 AccessDenied")
-        self._add(_Fault("put", key, 0, None, refusal, after=False, gate=None))
+        self._add(_Fault("put", key, 0, None, refusal))
 
     @contextmanager
     def hold(self, operation: str | None = None, key: str | None = None) -> Iterator[None]:
         """Block matching requests before they take effect, until the block ends."""
         gate = threading.Event()
-        fault = _Fault(operation, key, 0, None, None, after=False, gate=gate)
+        fault = _Fault(operation, key, 0, None, gate=gate)
         self._add(fault)
         try:
             yield
@@ -125,8 +143,7 @@ class Faulty:
     @contextmanager
     def away(self) -> Iterator[None]:
         """Make the store unreachable until the block ends."""
-        error = StoreUnavailableError("connection refused")
-        fault = _Fault(None, None, 0, None, error, after=False, gate=None)
+        fault = _Fault(None, None, 0, None, StoreUnavailableError("connection refused"))
         self._add(fault)
         try:
             yield
@@ -155,8 +172,10 @@ class Faulty:
             self._faults = [other for other in self._faults if other is not fault]
 
     @contextmanager
-    def _request(self, operation: str, key: str) -> Iterator[None]:
-        request = Request(operation, key)
+    def _request(
+        self, operation: str, key: str, start: int = 0, end: int | None = None
+    ) -> Iterator[None]:
+        request = Request(operation, key, start, end)
         with self._guard_of_faults:
             self.requests.append(request)
             struck = [
@@ -169,13 +188,15 @@ class Faulty:
             if fault.gate:
                 fault.gate.wait()
         # Before the request takes effect; the others after it, as when an answer is lost.
-        _raise_first(fault for fault in struck if not fault.after)
+        _apply(fault for fault in struck if not fault.after)
         yield
-        _raise_first(fault for fault in struck if fault.after)
+        _apply(fault for fault in struck if fault.after)
 
 
-def _raise_first(faults: Iterator[_Fault]) -> None:
+def _apply(faults: Iterator[_Fault]) -> None:
     for fault in faults:
+        if fault.act is not None:
+            fault.act()
         if fault.error is not None:
             # A copy: `raise` sets the traceback of the object, and a fault can strike again.
             raise copy(fault.error)
@@ -196,7 +217,7 @@ class Contents:
 
 
 class FakeStorage(Faulty):
-    """Store in memory. Inject faults with `fail`, `refuse`, `hold` and `away`."""
+    """Store in memory. Inject faults with `fail`, `race`, `refuse`, `hold` and `away`."""
 
     def __init__(
         self,
@@ -253,7 +274,7 @@ class FakeStorage(Faulty):
         """The stream keeps the version that was current. One request."""
         check_key(key)
         check_range(key, start, end)
-        with self._request("stream", key):
+        with self._request("stream", key, start, end):
             stored = self._find(key)
             check_condition(key, condition, stored.head.etag)
             return io.BytesIO(stored.data[start:end])
@@ -316,6 +337,12 @@ class FakeStorage(Faulty):
         head = self._find(key).head
         own = checksum_of_bytes(data, ChecksumAlgorithm.CRC64NVME)
         self._store(key, data, PutOptions(head.metadata, head.checksum), own)
+
+    def cut(self, key: str, size: int) -> None:
+        """Keep the first `size` bytes of an object, as a damaged disk; its head stays the same."""
+        stored = self._find(key)
+        with self._guard:
+            self._objects[key] = replace(stored, data=stored.data[:size])
 
     def close(self) -> None:
         """Nothing to close."""

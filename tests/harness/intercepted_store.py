@@ -1,6 +1,6 @@
 """The one store of the tests that intercepts requests: subclasses decide what happens to each.
 
-Plain faults need no interception: `FakeStorage` has `fail`, `refuse`, `hold` and `away`.
+Plain faults need no interception: `FakeStorage` has `fail`, `race`, `refuse`, `hold` and `away`.
 """
 
 import threading
@@ -151,30 +151,6 @@ class InterceptedStore:
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
-
-
-class RacingStore(InterceptedStore):
-    """Another process acts once, right before a request for a key takes effect.
-
-    Args:
-        store: The store.
-        operation: Operation of the request, see `StoreCall`.
-        key: Key of the request.
-        act: What the other process does.
-    """
-
-    def __init__(
-        self, store: FakeStorage, operation: str, key: str, act: Callable[[], object]
-    ) -> None:
-        super().__init__(store)
-        self._moment = (operation, key)
-        self._acts = [act]
-
-    def intercept(self, call: StoreCall) -> object:
-        """Let the other process act if the moment has come, and carry out the request."""
-        if (call.operation, call.key) == self._moment and self._acts:
-            self._acts.pop()()
-        return super().intercept(call)
 
 
 class KilledError(BaseException):

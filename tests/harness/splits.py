@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,43 +12,14 @@ from sidetier.pipeline.planning.split import Missing, Plan, Split
 from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import IfMatch, RemoteStorage
+from sidetier.storage.fake import FakeStorage, Request
+from sidetier.storage.port import RemoteStorage
 from tests.harness.made_archive import LAYOUT, TP, access_to
 
 
-@dataclass(slots=True)
-class Ranges:
-    """The requested byte ranges, by key suffix."""
-
-    asked: list[tuple[str, int, int | None]] = field(default_factory=list)
-
-    def of(self, suffix: str) -> list[tuple[int, int | None]]:
-        return [(start, end) for key, start, end in self.asked if key.endswith(suffix)]
-
-
-class CountingStorage(FakeStorage):
-    """A store that records the requested byte ranges."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ranges = Ranges()
-
-    def get_object_input_stream(
-        self,
-        key: str,
-        start: int = 0,
-        end: int | None = None,
-        *,
-        condition: IfMatch | None = None,
-    ) -> BinaryIO:
-        self.ranges.asked.append((key, start, end))
-        return super().get_object_input_stream(key, start, end, condition=condition)
-
-    def forget(self) -> None:
-        """Forget the requests so far."""
-        del self.requests[:]
-        self.ranges.asked.clear()
+def reads(store: FakeStorage, suffix: str = "") -> list[Request]:
+    """Return the requests for byte ranges of keys with this suffix."""
+    return [one for one in store.requests if one.operation == "stream" and one.key.endswith(suffix)]
 
 
 def plan_of(

@@ -17,7 +17,6 @@ from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FULL, FakeStorage
-from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
 LAYOUT = ArchiveLayout("prod-a", 5)
 KEY = "_sidetier/prod-a/drill.json"
@@ -68,25 +67,12 @@ def test_drill_that_ended_earlier_does_not_replace_a_later_one() -> None:
     assert merged == replace(FAILED, last_successful_ms=RECORD.finished_ms)
 
 
-class Overtaken(InterceptedStore):
-    """Another drill writes its record right after the first GET."""
-
-    other: DrillRecord | None = FAILED
-
-    def intercept(self, call: StoreCall) -> object:
-        try:
-            return super().intercept(call)
-        finally:
-            other, self.other = self.other, None
-            if other is not None:
-                self.store.put_object(call.key, BytesBody(encode_drill(other)))
-
-
 @pytest.mark.parametrize("has_conditional_writes", [True, False])
 def test_two_drills_that_end_together_keep_both_outcomes(*, has_conditional_writes: bool) -> None:
     """A store without conditional writes also checks the condition just before the write."""
     capabilities = replace(FULL, conditional_writes=has_conditional_writes)
-    store = Overtaken(FakeStorage(capabilities=capabilities))
+    store = FakeStorage(capabilities=capabilities)
+    store.race("put", lambda: store.put_object(KEY, BytesBody(encode_drill(FAILED))), key=KEY)
     record_drill(store, LAYOUT, RECORD)
     found = read_drill(store, LAYOUT)
     assert found == replace(FAILED, last_successful_ms=RECORD.finished_ms)

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 from confluent_kafka import TopicPartition as Place
@@ -35,7 +34,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.encrypted_format import HEADER_BYTES, SEALED_BYTES, is_encrypted, marker_key
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
-from sidetier.storage.port import IfMatch, PutOptions, RemoteStorage
+from sidetier.storage.port import PutOptions, RemoteStorage
 from tests.harness.command_line import CommandLine
 from tests.harness.cut_logs import cut_log, note_as_earlier
 from tests.harness.encryption import encryption
@@ -321,35 +320,13 @@ def test_a_cut_encrypted_segment_is_not_whole(cli: CommandLine) -> None:
     assert (finding["kind"], finding["key"]) == ("wrong_size", key)
 
 
-class ShortReads(FakeStorage):
-    """Its disk has lost the end of an object: listing, metadata and etag are as before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: dict[str, int] = {}
-
-    def get_object_input_stream(
-        self,
-        key: str,
-        start: int = 0,
-        end: int | None = None,
-        *,
-        condition: IfMatch | None = None,
-    ) -> BinaryIO:
-        size = self.sizes.get(key)
-        if size is not None:
-            end = size if end is None else min(size, end)
-            start = min(start, end)
-        return super().get_object_input_stream(key, start, end, condition=condition)
-
-
 @pytest.mark.parametrize("reader", [name for name in READERS if name != "Spark, offsets only"])
 def test_an_object_that_ends_before_its_listed_size_is_damaged(reader: str, tmp_path: Path) -> None:
-    store = ShortReads()
+    """The store's disk has lost the end: listing, metadata and etag are as before."""
+    store = FakeStorage()
     archive = MadeArchive(store)
     archive.segments(0, 20, 40, 60)
-    whole = len(store.get_object(archive.key(20)).data)
-    store.sizes[archive.key(20)] = whole // 2
+    store.cut(archive.key(20), len(store.contents()[archive.key(20)]) // 2)
     with pytest.raises((DamagedSegmentError, MissingRecordsError), match=r"0{18}20\.log"):
         READERS[reader](archive, tmp_path)
 
@@ -409,9 +386,9 @@ def test_a_segment_of_another_partition_with_the_same_offsets_is_found(
 
 def test_an_index_that_ends_before_its_listed_size_is_not_used() -> None:
     """The end of Pinterest's archive is otherwise read from the last entry of the last index."""
-    store = ShortReads()
+    store = FakeStorage()
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200)
     index = archive.key(100, FileKind.INDEX)
-    store.sizes[index] = len(store.get_object(index).data) - 3
+    store.cut(index, len(store.contents()[index]) - 3)
     assert offsets_of(read_from(archive, 0)) == list(range(200))

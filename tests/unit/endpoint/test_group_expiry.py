@@ -28,7 +28,7 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
-from tests.harness.intercepted_store import KilledError, MortalStore, RacingStore
+from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.made_archive import LAYOUT, MadeArchive, access_to
 from tests.harness.waiting import wait_until
 
@@ -237,8 +237,8 @@ def test_a_group_that_another_endpoint_uses_meanwhile_is_kept(world: World, oper
     two = world.start("two")
     two.commit(5)
     world.ahead += 8 * DAY
-    racing = RacingStore(world.store, operation, key, lambda: two.commit(6))
-    one = world.start(store=racing)
+    world.store.race(operation, lambda: two.commit(6), key=key)
+    one = world.start()
     with capture_logs() as logs:
         one.expiry.run_once()
     assert not logs
@@ -258,8 +258,9 @@ def test_a_group_is_closed_while_it_is_deleted(world: World) -> None:
                 request()
             refused.append(error.value.error)
 
-    one = world.start(store=RacingStore(world.store, "delete", key, use))
+    one = world.start()
     one.commit(5)
+    world.store.race("delete", use, key=key)
     world.ahead += 8 * DAY
     one.expiry.run_once()
     assert refused == [ErrorCode.coordinator_not_available] * 2
@@ -307,8 +308,8 @@ def test_nothing_is_deleted_without_the_time_of_the_store(world: World, operatio
     one.expiry.run_once()
     assert world.groups() == ["g"]
     # Another process replaces the object right before it is read.
-    replace = lambda: world.store.put_object(clock, BytesBody(b"x"))  # noqa: E731
-    world.start("two", RacingStore(world.store, "head", clock, replace)).expiry.run_once()
+    world.store.race("head", lambda: world.store.put_object(clock, BytesBody(b"x")), key=clock)
+    world.start("two").expiry.run_once()
     assert world.groups() == ["g"]
 
 

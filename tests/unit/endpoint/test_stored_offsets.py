@@ -229,26 +229,13 @@ def test_a_lost_group_is_taken_back_at_once_if_its_object_was_deleted(process: P
     assert stored(store).owner == "one"
 
 
-class Race(InterceptedStore):
-    """Lets another process take the group just before the first put."""
-
-    def __init__(self, store: FakeStorage, rival: Callable[[], object]) -> None:
-        super().__init__(store)
-        self.rivals = [rival]
-
-    def intercept(self, call: StoreCall) -> object:
-        if call.operation == "put" and self.rivals:
-            self.rivals.pop()()
-        return super().intercept(call)
-
-
 def test_of_two_processes_that_take_a_group_at_once_the_last_one_owns_it(
     process: Process,
 ) -> None:
     store = FakeStorage()
     rivals: list[OwnedGroup] = []
-    slow = Race(store, lambda: rivals.append(process(store, "two").take("g")))
-    mine = process(slow, "one").take("g")
+    store.race("put", lambda: rivals.append(process(store, "two").take("g")))
+    mine = process(store, "one").take("g")
     assert (stored(store).owner, mine.previous_owner) == ("one", "two")
     with pytest.raises(ArchiveConflictError):
         commit(rivals[0], 1)

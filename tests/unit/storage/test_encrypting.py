@@ -4,7 +4,7 @@ import base64
 import io
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,18 +62,23 @@ from sidetier.uploader.errors import StoredByAnotherError
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
 from tests.harness.bodies import ChangingBody
 from tests.harness.encryption import FIRST, SECOND, encrypting, settings, without_keys
-from tests.harness.intercepted_store import RacingStore
 
 PREFIX = "cluster/orders-0/"
 LOG = f"{PREFIX}00000000000000000000.log"
 LATER = f"{PREFIX}00000000000000000100.log"
 INDEX = f"{PREFIX}00000000000000000000.index"
 DATA = b"records of a segment " * 10_000
+MARKER = marker_key(LOG, stored_size(len(DATA)))
 CRC64 = ChecksumAlgorithm.CRC64NVME
 
 
 def sizes(store: RemoteStorage, prefix: str = "") -> dict[str, int]:
     return {row.key: row.size for row in store.list_objects(prefix)}
+
+
+def store_again(inner: FakeStorage) -> None:
+    """Store the log as another process that has found none."""
+    encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
 
 
 def test_only_the_log_is_encrypted_and_no_record_is_stored_in_the_clear() -> None:
@@ -202,15 +207,9 @@ def test_a_refused_delete_keeps_the_marker() -> None:
 
 def test_a_log_that_is_stored_during_a_delete_keeps_its_marker() -> None:
     inner = FakeStorage()
-
-    class Late(FakeStorage):
-        def delete_objects(self, keys: Sequence[str]) -> None:
-            encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
-            inner.delete_objects(keys)
-
-    late = Late(contents=inner._stored)
     encrypting(inner).put_object(LOG, BytesBody(DATA))
-    encrypting(late).delete_object(LOG)
+    inner.race("delete", lambda: store_again(inner), key=MARKER)
+    encrypting(inner).delete_object(LOG)
     assert sizes(without_keys(inner)) == {LOG: len(DATA)}
 
 
@@ -589,14 +588,11 @@ def test_an_old_data_key_is_not_used_when_kms_refuses() -> None:
         ring.data_key()
 
 
-MARKER = marker_key(LOG, stored_size(len(DATA)))
-
-
 def test_a_put_during_a_delete_of_its_key_keeps_its_marker() -> None:
     inner = FakeStorage()
     encrypting(inner).put_object(LOG, BytesBody(DATA))
-    racing = RacingStore(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
-    encrypting(racing).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
+    inner.race("put", lambda: encrypting(inner).delete_object(LOG), key=LOG)
+    encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
     assert sizes(without_keys(inner)) == {LOG: len(DATA)}
     assert MARKER in inner.contents()
 
@@ -605,8 +601,8 @@ def test_a_copy_during_a_delete_of_its_target_keeps_its_marker() -> None:
     inner, target = FakeStorage(), f"_sidetier/cluster/retired/orders-0/id/{LOG[-24:]}"
     for key in (LOG, target):
         encrypting(inner).put_object(key, BytesBody(DATA))
-    racing = RacingStore(inner, "copy", target, lambda: encrypting(inner).delete_object(target))
-    encrypting(racing).copy_object(LOG, target, condition=IfAbsent())
+    inner.race("copy", lambda: encrypting(inner).delete_object(target), key=target)
+    encrypting(inner).copy_object(LOG, target, condition=IfAbsent())
     assert sizes(without_keys(inner)) == {LOG: len(DATA), target: len(DATA)}
 
 
@@ -615,11 +611,8 @@ def test_a_log_that_is_stored_during_a_delete_of_many_keeps_its_marker(deleted: 
     inner = FakeStorage()
     for key in (LOG, LATER):
         encrypting(inner).put_object(key, BytesBody(DATA))
-
-    def store_again() -> None:
-        encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
-
-    encrypting(RacingStore(inner, "delete", MARKER, store_again)).delete_objects(deleted)
+    inner.race("delete", lambda: store_again(inner), key=MARKER)
+    encrypting(inner).delete_objects(deleted)
     left = {LOG, LATER} - (set(deleted) - {LOG})
     assert sizes(without_keys(inner)) == dict.fromkeys(sorted(left), len(DATA))
 
@@ -627,20 +620,20 @@ def test_a_log_that_is_stored_during_a_delete_of_many_keeps_its_marker(deleted: 
 def test_a_killed_put_can_lose_its_marker_to_a_delete() -> None:
     inner = FakeStorage()
     encrypting(inner).put_object(LOG, BytesBody(DATA))
-    racing = RacingStore(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
+    inner.race("put", lambda: encrypting(inner).delete_object(LOG), key=LOG)
     inner.fail("head", OSError("killed"), key=MARKER)
     with pytest.raises(OSError, match="killed"):
-        encrypting(racing).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
+        encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
     assert sizes(without_keys(inner)) == {LOG: stored_size(len(DATA))}
 
 
 def test_a_retried_put_stores_its_marker_again() -> None:
     inner = FakeStorage()
     encrypting(inner).put_object(LOG, BytesBody(DATA))
-    racing = RacingStore(inner, "put", LOG, lambda: encrypting(inner).delete_object(LOG))
+    inner.race("put", lambda: encrypting(inner).delete_object(LOG), key=LOG)
     inner.fail("head", StoreUnavailableError("away"), key=MARKER)
     before = inner.count("head", MARKER)
-    store = RetryingStorage(encrypting(racing), RetryPolicy(first_delay=0.001))
+    store = RetryingStorage(encrypting(inner), RetryPolicy(first_delay=0.001))
     with pytest.raises(PreconditionFailedError):  # by the `.log` of the first attempt
         store.put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
     assert inner.count("head", MARKER) - before == 1
@@ -650,14 +643,10 @@ def test_a_retried_put_stores_its_marker_again() -> None:
 def test_a_killed_delete_can_lose_the_marker_of_a_new_log() -> None:
     inner = FakeStorage()
     encrypting(inner).put_object(LOG, BytesBody(DATA))
-
-    def store_again() -> None:
-        encrypting(inner).put_object(LOG, BytesBody(DATA), PutOptions(condition=IfAbsent()))
-
-    racing = RacingStore(inner, "delete", MARKER, store_again)
+    inner.race("delete", lambda: store_again(inner), key=MARKER)
     inner.fail("head", OSError("killed"), key=LOG)
     with pytest.raises(OSError, match="killed"):
-        encrypting(racing).delete_object(LOG)
+        encrypting(inner).delete_object(LOG)
     assert sizes(without_keys(inner)) == {LOG: stored_size(len(DATA))}
 
 

@@ -52,6 +52,25 @@ def test_request_with_a_lost_answer_takes_effect() -> None:
     assert fake.contents() == {}
 
 
+def test_another_process_acts_before_or_after_a_request() -> None:
+    fake, seen = FakeStorage(), list[bytes | None]()
+    for after in (False, True):
+        fake.race("put", lambda: seen.append(fake.contents().get("k")), key="k", after=after)
+    fake.put_object("other", BODY)
+    fake.put_object("k", BODY)
+    fake.put_object("k", BytesBody(b"more"))
+    assert seen == [None, b"data"]
+
+
+def test_an_object_that_is_cut_keeps_its_head() -> None:
+    fake = FakeStorage()
+    fake.put_object("k", BODY)
+    head = fake.head_object("k")
+    fake.cut("k", 3)
+    assert fake.get_object_input_stream("k", 1).read() == b"at"
+    assert fake.head_object("k") == head
+
+
 def test_away_fails_every_operation() -> None:
     fake = FakeStorage()
     with fake.away():

@@ -18,7 +18,6 @@ from sidetier.segments.errors import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import (
-    Condition,
     IfAbsent,
     IfMatch,
     ObjectHead,
@@ -193,31 +192,20 @@ def test_weak_etags_are_named(given: str, stored: str) -> None:
 
 
 def test_source_of_a_copy_that_changes_is_a_conflict() -> None:
-    class Changing(FakeStorage):
-        def copy_object(
-            self, source: str, target: str, *, condition: Condition | None = None
-        ) -> str:
-            del target, condition
-            self.put_object(source, BODY)
-            raise PreconditionFailedError(f"{source} has changed")
-
-    fake = Changing()
+    fake = FakeStorage()
     fake.put_object("k", BODY)
+    fake.race("copy", lambda: fake.put_object("k", BODY), times=None)
+    fake.fail("copy", PreconditionFailedError("k has changed"), times=None)
     with pytest.raises(PreconditionFailedError, match="k has changed"):
         RetryingStorage(fake, QUICK).copy_object("k", "copy")
 
 
 def test_lost_answer_before_a_refusal_that_did_not_hold_keeps_the_next_one_ambiguous() -> None:
     """The write whose answer was lost may have taken effect at any time since."""
-
-    class Late(FakeStorage):
-        def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-            head = super().head_object(key, with_checksum=with_checksum)
-            self.put_object(key, BytesBody(b"new"))  # the lost write arrives now
-            return head
-
-    fake = Late()
+    fake = FakeStorage()
     etag = fake.put_object("k", BODY)
+    # The lost write arrives after the request that asks for the etag.
+    fake.race("head", lambda: fake.put_object("k", BytesBody(b"new")), times=None, after=True)
     fake.fail("put", StoreTimeoutError("lost"))
     fake.fail("put", PreconditionFailedError("412"), nth=2)
     with pytest.raises(PreconditionFailedError) as caught:

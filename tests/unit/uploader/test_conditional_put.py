@@ -17,7 +17,6 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset,
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import (
-    IfMatch,
     ObjectHead,
     PutOptions,
     RemoteStorage,
@@ -41,7 +40,6 @@ from sidetier.uploader.sending.conditional_put import (
 )
 from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, stored_next
-from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
 TP = TopicPartition("t", 0)
 KEY = key_of(TP, 10)
@@ -234,36 +232,19 @@ def test_write_between_head_and_put_wins(store: FakeStorage) -> None:
     replaced.
     """
     store.put_object(KEY, BytesBody(b"Pinterest's"))
-
-    class WrittenAfterFirstHead(InterceptedStore):
-        def intercept(self, call: StoreCall) -> object:
-            answer = super().intercept(call)
-            if isinstance(answer, ObjectHead) and self.store.count("head") == 1:
-                notes = file(b"another").all_metadata()
-                self.store.put_object(
-                    call.key,
-                    BytesBody(b"another"),
-                    PutOptions(metadata=notes, condition=IfMatch(answer.etag)),
-                )
-            return answer
-
+    options = PutOptions(metadata=file(b"another").all_metadata())
+    store.race("head", lambda: store.put_object(KEY, BytesBody(b"another"), options), after=True)
     with pytest.raises(StoredByAnotherError):
-        store_file(WrittenAfterFirstHead(store), file(b"ours", 2), may_exist=True)
+        store_file(store, file(b"ours", 2), may_exist=True)
     assert store.contents()[KEY] == b"another"
 
 
 def test_object_that_changes_after_every_head_is_a_conflict(store: FakeStorage) -> None:
     store.put_object(KEY, BytesBody(b"Pinterest's"))
-
-    class WrittenAfterEachHead(InterceptedStore):
-        def intercept(self, call: StoreCall) -> object:
-            answer = super().intercept(call)
-            if call.operation == "head":
-                self.store.put_object(call.key, BytesBody(b"Pinterest's, again"))
-            return answer
-
+    again = BytesBody(b"Pinterest's, again")
+    store.race("head", lambda: store.put_object(KEY, again), times=None, after=True)
     with pytest.raises(ArchiveConflictError, match="at the same time"):
-        send(WrittenAfterEachHead(store), file(b"ours", 2))
+        send(store, file(b"ours", 2))
 
 
 def test_store_refuses_bytes_that_differ_from_the_verified_ones(

@@ -33,7 +33,7 @@ from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_nex
 from tests.harness.encryption import FIRST as KEY
 from tests.harness.encryption import SECOND as OTHER_KEY
 from tests.harness.encryption import encryption, settings
-from tests.harness.intercepted_store import KilledError, MortalStore, RacingStore
+from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.log_dir import CLUSTER_ID, LogDir, PartitionLog
 
 FIRST, SECOND = "file:///first", "file:///second"
@@ -296,15 +296,10 @@ def test_keys_are_compared_when_the_store_is_back(
 
 def test_of_two_first_brokers_the_later_one_is_refused() -> None:
     store = FakeStorage()
-
-    late = RacingStore(
-        store,
-        "put",
-        FINGERPRINT,
-        lambda: write_or_check_fingerprint(store, LAYOUT, settings(k1=OTHER_KEY)),
-    )
+    other = settings(k1=OTHER_KEY)
+    store.race("put", lambda: write_or_check_fingerprint(store, LAYOUT, other), key=FINGERPRINT)
     with pytest.raises(ConfigurationError, match="the key 'k1' of this broker"):
-        write_or_check_fingerprint(late, LAYOUT, settings())
+        write_or_check_fingerprint(store, LAYOUT, settings())
 
 
 @pytest.mark.parametrize("after", [False, True])

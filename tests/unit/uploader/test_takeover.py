@@ -33,7 +33,7 @@ from tests.harness.log_dir import LogDir, PartitionLog, record_batch
 from tests.harness.pinterest_archive import THREE, PinterestArchive, read_as_pinterest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping, MutableSequence
+    from collections.abc import MutableMapping, MutableSequence
 
 pytestmark = pytest.mark.usefixtures("quick_gaps")
 
@@ -504,15 +504,7 @@ def test_pinterest_write_during_the_scan_is_detected(scene: Scene) -> None:
     scene.log_dir.checkpoint_high_watermarks()
     daemon = scene.site.daemon()
     metadata = LAYOUT.metadata_key(scene.log.tp)
-    original: Callable[..., str] = scene.store.put_object
-
-    def put(key: str, *args: object, **kwargs: object) -> str:
-        etag = original(key, *args, **kwargs)
-        if key == metadata:
-            scene.pinterest.move_watermark(50)
-        return etag
-
-    scene.store.put_object = put  # type: ignore[method-assign]
+    scene.store.race("put", lambda: scene.pinterest.move_watermark(50), key=metadata, after=True)
     with capture_logs() as logs:
         daemon.run_until_settled()
     assert [entry["event"] for entry in logs].count("pinterest.still_running") == 1

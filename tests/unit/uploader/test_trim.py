@@ -336,16 +336,10 @@ def test_trim_stops_before_a_damaged_encrypted_object(
 
 
 def test_bytes_are_read_only_where_the_store_has_no_checksum_of_its_own(beside: Beside) -> None:
-    read: list[int | None] = []
-    real = beside.store.get_object_input_stream
-
-    def noting(key: str, start: int, end: int | None, **options: object) -> object:
-        read.append(end)
-        return real(key, start, end, **options)  # type: ignore[arg-type]
-
-    beside.store.get_object_input_stream = noting  # type: ignore[method-assign,assignment]
+    beside.store.requests.clear()
     assert beside.run().end == 40
-    assert read == [HEADER_BYTES] * 4
+    read = [request for request in beside.store.requests if request.operation == "stream"]
+    assert [request.end for request in read] == [HEADER_BYTES] * 4
 
 
 @pytest.mark.parametrize(("seconds", "end"), [(61.0, 0), (59.0, 40)])
@@ -363,21 +357,18 @@ def test_check_that_took_long_is_made_again_before_the_deletion(
         beside.led(),
         replace(beside.led(), topic_partition=other.tp, directory=str(other.path)),
     )
-    read: list[str] = []
-    real = store.get_object_input_stream
 
-    def slow(key: str, start: int, end: int | None, **options: object) -> object:
+    def lose() -> None:
         nonlocal now
-        read.append(key)
-        if key == key_of(other.tp, 30):
-            now += seconds
-            store.delete_object(key_of(TP, 0))
-        return real(key, start, end, **options)  # type: ignore[arg-type]
+        now += seconds
+        store.delete_object(key_of(TP, 0))
 
-    store.get_object_input_stream = slow  # type: ignore[method-assign,assignment]
+    store.race("stream", lose, key=key_of(other.tp, 30))
+    store.requests.clear()
     trims = beside.trimmer.survey([first, last]).trims
     verified = beside.trimmer.verify(list(zip([first, last], trims, strict=True)))
     assert [trim.end for _, trim in verified] == [end, 40]
+    read = [request.key for request in store.requests if request.operation == "stream"]
     assert len(read) == len(set(read)) == 8, "each object is read once"
 
 
@@ -511,16 +502,9 @@ def test_moved_back_watermark_counts_and_not_the_known_one(beside: Beside) -> No
 def test_watermark_that_is_deleted_or_written_meanwhile(beside: Beside, *, is_known: bool) -> None:
     key = LAYOUT.watermark_key(TP)
     known = known_watermark(beside) if is_known else {}
-    real = beside.store.head_object
-
-    def written_first(name: str, **options: bool) -> object:
-        if name == key_of(TP, 0):
-            beside.replace_watermark()
-        return real(name, **options)
-
-    beside.store.head_object = written_first  # type: ignore[method-assign,assignment]
+    beside.store.race("head", beside.replace_watermark, key=key_of(TP, 0), times=None)
     assert hindrance(beside.run(**known)) is Hindrance.ARCHIVE_CHANGED
-    beside.store.head_object = real  # type: ignore[method-assign]
+    beside.store.heal()
     beside.store.delete_object(key)
     assert hindrance(beside.run(archived_to=Offset(40), **known)) is Hindrance.ARCHIVE_CHANGED
     assert not beside.broker.requests

@@ -7,7 +7,7 @@ import pytest
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import NO_OPTIONS, Body, ChecksumAlgorithm, PutOptions
+from sidetier.storage.port import ChecksumAlgorithm
 from sidetier.telemetry.status import PartitionState, SegmentStatus
 from sidetier.uploader.sending.reading import FileBody, SendProgress, Sent
 from tests.harness.daemons import RunningDaemon, Site
@@ -111,17 +111,11 @@ def test_reading_for_a_checksum_does_not_count_as_sent(path: Path) -> None:
 
 
 def test_checksums_of_an_encrypted_segment_do_not_count_as_sent(
-    path: Path, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+    path: Path, store: FakeStorage
 ) -> None:
     progress = SendProgress(lambda: 50.0)
     before: list[Sent | None] = []
-    real = store.put_object
-
-    def put_object(key: str, body: Body, options: PutOptions = NO_OPTIONS) -> str:
-        before.append(progress.measure())
-        return real(key, body, options)
-
-    monkeypatch.setattr(store, "put_object", put_object)
+    store.race("put", lambda: before.append(progress.measure()), times=None)
     with path.open("rb") as file:
         body = FileBody(file.fileno(), 800, lambda _: None, 100, progress)
         encrypting(store).put_object("t-0/00000000000000000000.log", body)

@@ -313,25 +313,10 @@ def test_entries_that_are_added_after_the_survey_are_removed(
     def repaired() -> None:
         store.put_object(key, BytesBody(whole))
 
-    collector(Between(store, LAYOUT.watermark_key(tp), repaired), tp).collect()
+    store.race("put", repaired, key=LAYOUT.watermark_key(tp))
+    collector(store, tp).collect()
     assert named(store, tp) == [30, 40]
     assert stored_logs(store, tp).keys() == {30, 40}
-
-
-class Between(InterceptedStore):
-    """Runs an action once, before the first put of a key."""
-
-    def __init__(self, store: FakeStorage, key: str, action: Callable[[], None]) -> None:
-        super().__init__(store)
-        self._key = key
-        self._action: Callable[[], None] | None = action
-
-    def intercept(self, call: StoreCall) -> object:
-        action = self._action
-        if action is not None and call.operation == "put" and call.key == self._key:
-            self._action = None
-            action()
-        return super().intercept(call)
 
 
 def test_commit_of_a_sidecar_between_read_and_write_of_the_watermark_is_kept(
@@ -342,7 +327,8 @@ def test_commit_of_a_sidecar_between_read_and_write_of_the_watermark_is_kept(
         log_dir.checkpoint_high_watermarks()
         site.settle()
 
-    collector(Between(store, LAYOUT.watermark_key(tp), commit), tp).collect()
+    store.race("put", commit, key=LAYOUT.watermark_key(tp))
+    collector(store, tp).collect()
     assert stored_next(store, tp) == 60
     assert check_readable(store, tp, end=60) == 30
     check_archive(store, tp, start=30)
@@ -356,7 +342,8 @@ def test_commit_of_a_sidecar_between_read_and_write_of_metadata_is_kept(
         log_dir.checkpoint_high_watermarks()
         site.settle()
 
-    collector(Between(store, LAYOUT.metadata_key(tp), commit), tp).collect()
+    store.race("put", commit, key=LAYOUT.metadata_key(tp))
+    collector(store, tp).collect()
     assert named(store, tp) == [30, 40, 50]
     check_archive(store, tp, start=30)
 

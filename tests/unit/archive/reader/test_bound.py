@@ -18,6 +18,7 @@ from sidetier.segments.arrow import scan_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import ObjectSummary
 from tests.harness.made_archive import (
     TP,
@@ -31,19 +32,19 @@ from tests.harness.made_archive import (
     take_until,
 )
 from tests.harness.record_batches import TransactionalLog
-from tests.harness.splits import CountingStorage
+from tests.harness.splits import reads
 
 FIRST_INDEX = 200
 """Bytes between the entries of a generated index."""
 
 
 @pytest.fixture
-def store() -> CountingStorage:
-    return CountingStorage()
+def store() -> FakeStorage:
+    return FakeStorage()
 
 
 @pytest.fixture
-def archive(store: CountingStorage) -> MadeArchive:
+def archive(store: FakeStorage) -> MadeArchive:
     made = MadeArchive(store)
     made.segments(0, 100, 200, 1000)
     return made
@@ -52,7 +53,7 @@ def archive(store: CountingStorage) -> MadeArchive:
 @pytest.mark.usefixtures("archive")
 @pytest.mark.parametrize("isolation", IsolationLevel)
 def test_records_below_the_bound_are_followed_by_its_end(
-    store: CountingStorage, isolation: IsolationLevel
+    store: FakeStorage, isolation: IsolationLevel
 ) -> None:
     for first, until in ((0, 100), (30, 250), (103, 104), (198, 203), (990, 1000)):
         with reading(store, isolation=isolation) as reader:
@@ -66,7 +67,7 @@ def test_records_below_the_bound_are_followed_by_its_end(
 
 
 @pytest.mark.usefixtures("archive")
-def test_nothing_is_fetched_beyond_the_bound(store: CountingStorage) -> None:
+def test_nothing_is_fetched_beyond_the_bound(store: FakeStorage) -> None:
     with reading(store, isolation=IsolationLevel.READ_COMMITTED) as reader:
         reader.assign(TP, 150, until=250)
         assert offsets(take_to_end(reader)) == list(range(150, 250))
@@ -74,14 +75,14 @@ def test_nothing_is_fetched_beyond_the_bound(store: CountingStorage) -> None:
     # Two index entries lie between the start of the bound's batch and the offset where it ends for
     # sure.
     behind = len(encoded(batches(200, 250))) + 2 * (FIRST_INDEX + len(encoded(batches(0, 5))))
-    (start, end), *rest = store.ranges.of("0200.log")
-    assert (start, rest) == (0, [])
-    assert end is not None
-    assert len(encoded(batches(200, 250))) <= end <= behind
+    (read,) = reads(store, "0200.log")
+    assert read.start == 0
+    assert read.end is not None
+    assert len(encoded(batches(200, 250))) <= read.end <= behind
 
 
 @pytest.mark.usefixtures("archive")
-def test_seek_keeps_the_bound(store: CountingStorage) -> None:
+def test_seek_keeps_the_bound(store: FakeStorage) -> None:
     with reading(store) as reader:
         reader.assign(TP, 0, until=150)
         take_until(reader, lambda one: isinstance(one, Records), most=10)
@@ -96,7 +97,7 @@ def test_seek_keeps_the_bound(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_bound_above_the_end_is_waited_for(store: CountingStorage, archive: MadeArchive) -> None:
+def test_bound_above_the_end_is_waited_for(store: FakeStorage, archive: MadeArchive) -> None:
     with reading(store, look_interval=0.01) as reader:
         reader.assign(TP, 990, until=1010)
         assert take_to_end(reader)[-1] == ReachedEnd(TP, Offset(1000))
@@ -106,7 +107,7 @@ def test_bound_above_the_end_is_waited_for(store: CountingStorage, archive: Made
         assert offsets(taken) == list(range(1000, 1010))
 
 
-def test_gap_is_reported_up_to_the_bound(store: CountingStorage, archive: MadeArchive) -> None:
+def test_gap_is_reported_up_to_the_bound(store: FakeStorage, archive: MadeArchive) -> None:
     archive.lose(100)
     with reading(store) as reader:
         reader.assign(TP, 50, until=150)
@@ -130,7 +131,7 @@ def damage(archive: MadeArchive, base: int, end: int, within: int) -> None:
 
 @pytest.mark.parametrize("until", [None, 60])
 def test_batch_that_cannot_be_decoded_is_reported_before_later_errors(
-    store: CountingStorage, archive: MadeArchive, until: int | None
+    store: FakeStorage, archive: MadeArchive, until: int | None
 ) -> None:
     damage(archive, 0, 100, 55)
     archive.lose(100)
@@ -159,12 +160,12 @@ def extract_of(archive: MadeArchive, *bases: int, end: int, first: int = 0) -> E
 
 @pytest.mark.parametrize("is_pinterest", [False, True])
 def test_extract_is_read_without_listing_and_later_offsets_with_one(
-    store: CountingStorage, *, is_pinterest: bool
+    store: FakeStorage, *, is_pinterest: bool
 ) -> None:
     archive = MadeArchive(store, is_pinterest=is_pinterest)
     archive.segments(0, 100, 200, 300, 400)
     extract = extract_of(archive, 100, 200, end=300, first=100)
-    store.forget()
+    store.requests.clear()
     with reading(store) as reader:
         reader.assign(TP, 100, until=300, extract=extract)
         assert offsets(take_to_end(reader)) == list(range(100, 300))
@@ -176,10 +177,10 @@ def test_extract_is_read_without_listing_and_later_offsets_with_one(
         assert offsets(take_to_end(reader)) == list(range(100, 400))
 
 
-def test_extract_does_not_expire(store: CountingStorage, archive: MadeArchive) -> None:
+def test_extract_does_not_expire(store: FakeStorage, archive: MadeArchive) -> None:
     clock = Clock()
     extract = extract_of(archive, 100, 200, end=1000, first=100)
-    store.forget()
+    store.requests.clear()
     with reading(store, clock=clock, first_range=500, largest_range=500) as reader:
         reader.assign(TP, 100, until=900, extract=extract)
         taken = take_until(reader, lambda one: isinstance(one, Records), most=10)
@@ -212,7 +213,7 @@ def test_records_beyond_the_bound_are_not_buffered() -> None:
 
 
 def test_bounds_of_an_extract_are_those_of_the_archive(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     with reading(store) as reader:
         reader.assign(TP, 100, until=200, extract=extract_of(archive, 100, end=200, first=100))
@@ -223,7 +224,7 @@ def test_bounds_of_an_extract_are_those_of_the_archive(
 
 
 def test_undecided_transaction_is_held_back_at_the_bound(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     log = TransactionalLog()
     log.write(-1, 10, transactional=False)
@@ -241,7 +242,7 @@ def test_undecided_transaction_is_held_back_at_the_bound(
 
 
 def test_transaction_that_is_open_behind_an_extract_is_decided_without_reading_segments(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     archive = MadeArchive(store)
     bases = (0, 10, 20, 30, 40)
@@ -264,7 +265,7 @@ def test_transaction_that_is_open_behind_an_extract_is_decided_without_reading_s
     assert not read & {archive.key(20), archive.key(30)}
 
 
-def test_missing_index_is_no_obstacle(store: CountingStorage, archive: MadeArchive) -> None:
+def test_missing_index_is_no_obstacle(store: FakeStorage, archive: MadeArchive) -> None:
     archive.lose(200, FileKind.INDEX)
     with reading(store) as reader:
         reader.assign(TP, 150, until=300)

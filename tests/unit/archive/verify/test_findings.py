@@ -528,23 +528,12 @@ def test_error_of_one_object_does_not_end_the_run(archive: StoredArchive) -> Non
 
 def test_segment_that_is_replaced_meanwhile_is_read_again(archive: StoredArchive) -> None:
     """As after a quarantine: the etag that was listed is gone, and the new object is whole."""
-    stored = archive.store.get_object(archive.key(60))
-    replaced = False
-    real = archive.store.head_object
-
-    def head(key: str, *, with_checksum: bool = False) -> object:
-        nonlocal replaced
-        if key == archive.key(60) and with_checksum and not replaced:
-            replaced = True
-            archive.store.put_object(
-                key, BytesBody(stored.data), PutOptions(metadata=stored.head.metadata)
-            )
-        return real(key, with_checksum=with_checksum)
-
-    archive.store.head_object = head  # type: ignore[method-assign,assignment]
+    stored, key = archive.store.get_object(archive.key(60)), archive.key(60)
+    body, options = BytesBody(stored.data), PutOptions(metadata=stored.head.metadata)
+    archive.store.race("head", lambda: archive.store.put_object(key, body, options), key=key)
     report = verify(archive)
 
-    assert replaced
+    assert archive.store.count("put", key) == 1
     assert kinds(report) == []
     assert report.totals.checked_segments == 5
 
@@ -631,17 +620,7 @@ def test_every_kind_is_documented() -> None:
 
 def at_first_listing(archive: StoredArchive, change: Callable[[], object]) -> None:
     """Let another process change the archive after `offset.wm` was read, before the listing."""
-    real, prefix = archive.store.list_objects, LAYOUT.partition_prefix(TP)
-    changed = False
-
-    def listing(wanted: str, *, start_after: str = "") -> object:
-        nonlocal changed
-        if wanted == prefix and not changed:
-            changed = True
-            change()
-        return real(wanted, start_after=start_after)
-
-    archive.store.list_objects = listing  # type: ignore[method-assign,assignment]
+    archive.store.race("list", change, key=LAYOUT.partition_prefix(TP))
 
 
 def without_last_segment(archived: StoredArchive) -> tuple[StoredArchive, Callable[[], None]]:

@@ -12,34 +12,35 @@ from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import PutOptions
 from sidetier.uploader.chapters import LongArchive, write_chapters
 from tests.harness.made_archive import LAYOUT, TP, MadeArchive, batches
-from tests.harness.splits import CountingStorage, plan_of
+from tests.harness.splits import plan_of
 
 COUNT = SEGMENTS + 10
 SINCE = (SEGMENTS - 1) * 2
 
 
 @pytest.fixture(scope="module")
-def made() -> CountingStorage:
+def made() -> FakeStorage:
     """Segments of two offsets; each timestamp equals its offset."""
-    store = CountingStorage()
+    store = FakeStorage()
     MadeArchive(store).segments(*range(0, (COUNT + 1) * 2, 2))
     return store
 
 
 @pytest.fixture
-def store(made: CountingStorage) -> CountingStorage:
+def store(made: FakeStorage) -> FakeStorage:
     """The same archive for each test."""
-    copy = CountingStorage()
+    copy = FakeStorage()
     for row in made.list_objects(""):
         stored = made.get_object(row.key)
         copy.put_object(row.key, BytesBody(stored.data), PutOptions(metadata=stored.head.metadata))
     return copy
 
 
-def write(store: CountingStorage) -> str:
+def write(store: FakeStorage) -> str:
     """Write the chapter and return its key."""
     archive = LongArchive(store, LAYOUT, TP, None, BaseOffset((COUNT - 1) * 2), COUNT)
     write_chapters(archive, lambda: False)
@@ -47,7 +48,7 @@ def write(store: CountingStorage) -> str:
     return chapter.key
 
 
-def requests(store: CountingStorage) -> Counter[str]:
+def requests(store: FakeStorage) -> Counter[str]:
     """Number of requests of each kind for `.log` and `.timeindex` objects."""
     return Counter(
         request.operation
@@ -56,14 +57,14 @@ def requests(store: CountingStorage) -> Counter[str]:
     )
 
 
-def planned(store: CountingStorage, **request: Any) -> tuple[Plan, Counter[str]]:  # noqa: ANN401
-    store.forget()
+def planned(store: FakeStorage, **request: Any) -> tuple[Plan, Counter[str]]:  # noqa: ANN401
+    store.requests.clear()
     plan = plan_of(store, **request)
     return plan, requests(store)
 
 
 def test_plan_with_chapters_is_equal_and_needs_a_fraction_of_the_requests(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     plans: dict[str, dict[str, Any]] = {
         "since": {"filters": Filters(since_ms=SINCE)},
@@ -79,7 +80,7 @@ def test_plan_with_chapters_is_equal_and_needs_a_fraction_of_the_requests(
 
 
 def test_the_metadata_of_a_segment_that_was_replaced_since_the_chapter_is_requested(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     write(store)
     late = MadeArchive(store)
@@ -91,7 +92,7 @@ def test_the_metadata_of_a_segment_that_was_replaced_since_the_chapter_is_reques
 
 @pytest.mark.parametrize("damage", ["malformed", "gone"])
 def test_unreadable_chapter_only_costs_requests(
-    store: CountingStorage, caplog: pytest.LogCaptureFixture, damage: str
+    store: FakeStorage, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     expected, without = planned(store, filters=Filters(since_ms=SINCE))
     key = write(store)
@@ -106,9 +107,9 @@ def test_unreadable_chapter_only_costs_requests(
     assert (key in caplog.text) == (damage == "malformed")
 
 
-def test_short_read_does_not_read_chapters(store: CountingStorage) -> None:
+def test_short_read_does_not_read_chapters(store: FakeStorage) -> None:
     key = write(store)
-    store.forget()
+    store.requests.clear()
     plan_of(store, filters=Filters(until=Offset(20)), find_gaps=True)
     assert key not in {request.key for request in store.requests}
     assert store.get_object(LAYOUT.object_key(TP, BaseOffset(0), FileKind.LOG)).data

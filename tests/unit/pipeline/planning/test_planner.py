@@ -36,7 +36,7 @@ from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.made_archive import INDEX_INTERVAL, LAYOUT, TP, MadeArchive, access_to, batches
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
-from tests.harness.splits import CountingStorage, plan_of, read_splits
+from tests.harness.splits import plan_of, read_splits, reads
 from tests.harness.waiting import holds_for, wait_until
 
 COMMITTED = IsolationLevel.READ_COMMITTED
@@ -44,12 +44,12 @@ OTHER = TopicPartition("payments", 2)
 
 
 @pytest.fixture
-def store() -> CountingStorage:
-    return CountingStorage()
+def store() -> FakeStorage:
+    return FakeStorage()
 
 
 @pytest.fixture
-def archive(store: CountingStorage) -> MadeArchive:
+def archive(store: FakeStorage) -> MadeArchive:
     made = MadeArchive(store)
     made.segments(0, 100, 200, 300, 400)
     return made
@@ -76,7 +76,7 @@ def partitions(store: FakeStorage, selection: Selection) -> tuple[TopicPartition
 
 
 @pytest.fixture
-def several(store: CountingStorage) -> list[TopicPartition]:
+def several(store: FakeStorage) -> list[TopicPartition]:
     tps = [
         TopicPartition(topic, partition)
         for topic in ("orders", "orders-eu", "payments")
@@ -89,7 +89,7 @@ def several(store: CountingStorage) -> list[TopicPartition]:
 
 
 def test_topics_are_found_by_name_and_by_pattern(
-    store: CountingStorage, several: list[TopicPartition]
+    store: FakeStorage, several: list[TopicPartition]
 ) -> None:
     assert partitions(store, Topics(("payments", "orders", "orders"))) == (
         *several[:3],
@@ -102,7 +102,7 @@ def test_topics_are_found_by_name_and_by_pattern(
 
 
 def test_a_named_topic_that_is_not_stored_is_an_error(
-    store: CountingStorage, several: list[TopicPartition]
+    store: FakeStorage, several: list[TopicPartition]
 ) -> None:
     with pytest.raises(NoSuchTopicError, match=r"topic nothing: .* cluster prod-a at memory://"):
         partitions(store, Topics(("orders", "nothing")))
@@ -110,7 +110,7 @@ def test_a_named_topic_that_is_not_stored_is_an_error(
         partitions(store, Assigned((several[0], TopicPartition("orders", 7))))
 
 
-def test_topic_under_other_entropy_bits_is_an_error(store: CountingStorage) -> None:
+def test_topic_under_other_entropy_bits_is_an_error(store: FakeStorage) -> None:
     MadeArchive(store, ArchiveLayout("prod-a", 5)).segments(0, 100)
 
     with pytest.raises(WrongPlaceError, match="the archive has 5 prefix entropy bits"):
@@ -138,8 +138,8 @@ def test_each_topic_is_searched_in_its_own_store() -> None:
 
 
 @pytest.mark.usefixtures("several")
-def test_search_for_partitions_does_not_list_their_objects(store: CountingStorage) -> None:
-    store.forget()
+def test_search_for_partitions_does_not_list_their_objects(store: FakeStorage) -> None:
+    store.requests.clear()
     partitions(store, TopicPattern(".*"))
 
     # One request for each of 8 prefixes.
@@ -150,7 +150,7 @@ def test_search_for_partitions_does_not_list_their_objects(store: CountingStorag
 
 
 @pytest.mark.usefixtures("archive")
-def test_archive_is_read_from_its_start_to_its_end(store: CountingStorage) -> None:
+def test_archive_is_read_from_its_start_to_its_end(store: FakeStorage) -> None:
     plan = plan_of(store)
 
     assert plan.ranges == {TP: span(0, 400)}
@@ -162,7 +162,7 @@ def test_archive_is_read_from_its_start_to_its_end(store: CountingStorage) -> No
 
 
 @pytest.mark.usefixtures("archive")
-def test_offsets_may_lie_within_segments(store: CountingStorage) -> None:
+def test_offsets_may_lie_within_segments(store: FakeStorage) -> None:
     plan = plan_of(store, starting=AtOffsets({TP: 150}), ending=AtOffsets({TP: 250}))
 
     assert ranges(plan) == [span(150, 250)]
@@ -174,14 +174,14 @@ def test_offsets_may_lie_within_segments(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_earliest_and_latest_have_numbers(store: CountingStorage) -> None:
+def test_earliest_and_latest_have_numbers(store: FakeStorage) -> None:
     plan = plan_of(store, starting=AtOffsets({TP: -2}), ending=AtOffsets({TP: -1}))
 
     assert plan.ranges == {TP: span(0, 400)}
 
 
 @pytest.mark.usefixtures("archive")
-def test_a_range_whose_end_is_below_its_start_is_empty(store: CountingStorage) -> None:
+def test_a_range_whose_end_is_below_its_start_is_empty(store: FakeStorage) -> None:
     for starting, ending in ((300, 200), (500, 400), (400, -1)):
         plan = plan_of(store, starting=AtOffsets({TP: starting}), ending=AtOffsets({TP: ending}))
         assert plan.splits == ()
@@ -205,14 +205,14 @@ def test_a_range_whose_end_is_below_its_start_is_empty(store: CountingStorage) -
 )
 @pytest.mark.usefixtures("archive")
 def test_offsets_name_exactly_the_partitions_that_are_read(
-    store: CountingStorage, limits: dict[str, Any], text: str
+    store: FakeStorage, limits: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=text):
         plan_of(store, **limits)
 
 
 @pytest.mark.usefixtures("archive")
-def test_times_are_those_of_records(store: CountingStorage) -> None:
+def test_times_are_those_of_records(store: FakeStorage) -> None:
     # The timestamps of records equal their offsets.
     plan = plan_of(store, starting=AtTimes(123), ending=AtTimes(times={TP: 321}))
     assert plan.ranges == {TP: span(123, 321)}
@@ -224,7 +224,7 @@ def test_times_are_those_of_records(store: CountingStorage) -> None:
     assert late.ranges == {TP: span(400, 400)}
 
 
-def test_empty_archive_is_no_error(store: CountingStorage, archive: MadeArchive) -> None:
+def test_empty_archive_is_no_error(store: FakeStorage, archive: MadeArchive) -> None:
     for base in (0, 100, 200, 300):
         archive.lose(base)
 
@@ -239,7 +239,7 @@ def test_empty_archive_is_no_error(store: CountingStorage, archive: MadeArchive)
 
 
 @pytest.mark.usefixtures("archive")
-def test_offsets_below_and_above_the_archive_are_missing(store: CountingStorage) -> None:
+def test_offsets_below_and_above_the_archive_are_missing(store: FakeStorage) -> None:
     MadeArchive(store, tp=OTHER).segments(50, 100)
     request = ReadRequest(
         Assigned((TP, OTHER)),
@@ -261,7 +261,7 @@ def test_offsets_below_and_above_the_archive_are_missing(store: CountingStorage)
     assert ranges(plan) == [span(0, 400), span(50, 100)]
 
 
-def test_recorded_gaps_are_missing(store: CountingStorage) -> None:
+def test_recorded_gaps_are_missing(store: FakeStorage) -> None:
     archive = MadeArchive(store)
     archive.segment(0, batches(0, 60))
     archive.segment(100, batches(100, 200))
@@ -280,7 +280,7 @@ def test_recorded_gaps_are_missing(store: CountingStorage) -> None:
     assert result.offsets == [*range(60), *range(100, 200), *range(250, 300)]
 
 
-def test_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
+def test_gaps_of_a_topic_are_listed_once(store: FakeStorage) -> None:
     tps = [TopicPartition("orders", number) for number in (0, 1, 10)]
     for tp in tps:
         made = MadeArchive(store, tp=tp)
@@ -291,7 +291,7 @@ def test_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
     MadeArchive(store, tp=TopicPartition("orders-1", 0)).gap(0, 60)
     gap_keys = "_sidetier/prod-a/gaps/"
 
-    store.forget()
+    store.requests.clear()
     plan = plan_of(store, *tps, fail_on_data_loss=False)
     assert [request.key for request in store.requests if request.key.startswith(gap_keys)] == [
         f"{gap_keys}orders-"
@@ -300,19 +300,19 @@ def test_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
         (number, span(60 + number, 100)) for number in (0, 1, 10)
     }
 
-    store.forget()
+    store.requests.clear()
     plan_of(store, tps[1], fail_on_data_loss=False)
     assert [request.key for request in store.requests if request.key.startswith(gap_keys)] == [
         f"{gap_keys}orders-1/"
     ]
-    store.forget()
+    store.requests.clear()
     plan_of(store, tps[1], starting=AtOffsets({tps[1]: 200}))
     assert not any(request.key.startswith(gap_keys) for request in store.requests)
 
 
 @pytest.mark.parametrize("is_pinterest", [False, True])
 def test_unrecorded_gaps_are_reported_only_on_request(
-    store: CountingStorage, *, is_pinterest: bool
+    store: FakeStorage, *, is_pinterest: bool
 ) -> None:
     archive = MadeArchive(store, is_pinterest=is_pinterest)
     archive.segment(0, batches(0, 260))
@@ -339,7 +339,7 @@ def test_unrecorded_gaps_are_reported_only_on_request(
 
 
 @pytest.mark.parametrize("find_gaps", [False, True])
-def test_compacted_tail_is_no_gap(store: CountingStorage, *, find_gaps: bool) -> None:
+def test_compacted_tail_is_no_gap(store: FakeStorage, *, find_gaps: bool) -> None:
     archive = MadeArchive(store)
     archive.segment(0, batches(0, 60), next_offset=100)
     archive.segment(100, batches(100, 180), next_offset=200)
@@ -351,7 +351,7 @@ def test_compacted_tail_is_no_gap(store: CountingStorage, *, find_gaps: bool) ->
     assert read_splits(store, plan.splits).offsets == [*range(60), *range(100, 180)]
 
 
-def test_removed_partition_is_missing(store: CountingStorage, archive: MadeArchive) -> None:
+def test_removed_partition_is_missing(store: FakeStorage, archive: MadeArchive) -> None:
     request = ReadRequest(Topics(("orders",)), fail_on_data_loss=False)
     for base in (0, 100, 200, 300):
         archive.lose(base)
@@ -368,7 +368,7 @@ def test_removed_partition_is_missing(store: CountingStorage, archive: MadeArchi
 
 
 @pytest.mark.usefixtures("archive")
-def test_small_segments_are_combined_and_large_ones_cut(store: CountingStorage) -> None:
+def test_small_segments_are_combined_and_large_ones_cut(store: FakeStorage) -> None:
     whole = plan_of(store).size
 
     assert bases(plan_of(store, max_split_bytes=whole // 2 + 100)) == [[0, 100], [200, 300]]
@@ -382,12 +382,12 @@ def test_small_segments_are_combined_and_large_ones_cut(store: CountingStorage) 
 
 
 @pytest.mark.usefixtures("archive")
-def test_plan_has_at_least_min_partitions_splits(store: CountingStorage) -> None:
+def test_plan_has_at_least_min_partitions_splits(store: FakeStorage) -> None:
     for least in (1, 3, 8):
         assert least <= len(plan_of(store, min_partitions=least).splits) <= 2 * least
 
 
-def test_overlaps_are_read_once(store: CountingStorage) -> None:
+def test_overlaps_are_read_once(store: FakeStorage) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segment(0, batches(0, 130))
     archive.segment(100, batches(100, 250))
@@ -403,21 +403,21 @@ def test_overlaps_are_read_once(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_indexes_are_read_only_where_a_segment_is_cut(store: CountingStorage) -> None:
-    store.forget()
+def test_indexes_are_read_only_where_a_segment_is_cut(store: FakeStorage) -> None:
+    store.requests.clear()
     plan_of(store)
-    assert not store.ranges.asked
+    assert not reads(store)
 
     plan_of(store, starting=AtOffsets({TP: 150}), ending=AtOffsets({TP: 350}))
-    assert len(store.ranges.of(".index")) == len(store.ranges.asked) == 2
+    assert len(reads(store, ".index")) == len(reads(store)) == 2
 
 
 @pytest.mark.usefixtures("archive")
-def test_planning_again_requests_only_changes(store: CountingStorage, archive: MadeArchive) -> None:
+def test_planning_again_requests_only_changes(store: FakeStorage, archive: MadeArchive) -> None:
     request = ReadRequest(Assigned((TP,)))
     with Planner(access_to(store), threads=2) as planner:
         planner.plan(request)
-        store.forget()
+        store.requests.clear()
         planner.ends([TP], request.isolation)
         assert [request.operation for request in store.requests] == ["get"]
         archive.segment(400, batches(400, 450))
@@ -430,7 +430,7 @@ def test_planning_again_requests_only_changes(store: CountingStorage, archive: M
 
 
 @pytest.mark.usefixtures("archive")
-def test_filters_prune_partitions_offsets_and_times(store: CountingStorage) -> None:
+def test_filters_prune_partitions_offsets_and_times(store: FakeStorage) -> None:
     MadeArchive(store, tp=TopicPartition("orders", 1)).segments(0, 100)
     filters = Filters(partitions=frozenset({0}), first=Offset(50), until=Offset(350), since_ms=215)
     plan = plan_of(store, TP, TopicPartition("orders", 1), filters=filters)
@@ -445,7 +445,7 @@ def test_filters_prune_partitions_offsets_and_times(store: CountingStorage) -> N
 
 @pytest.mark.parametrize("is_pinterest", [True, False])
 def test_segments_with_a_late_enough_largest_timestamp_are_kept(
-    store: CountingStorage,
+    store: FakeStorage,
     is_pinterest: bool,  # noqa: FBT001
 ) -> None:
     """By the metadata of the `.log`s; by the time indexes where Pinterest's uploader wrote them."""
@@ -466,7 +466,7 @@ def test_segments_with_a_late_enough_largest_timestamp_are_kept(
 
 
 def test_a_time_index_that_has_lost_its_last_entries_hides_no_record(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     archive = MadeArchive(store)
     archive.segments(0, 100, 200, 300)
@@ -477,7 +477,7 @@ def test_a_time_index_that_has_lost_its_last_entries_hides_no_record(
     assert plan_of(store, starting=AtTimes(150)).ranges == {TP: span(150, 300)}
 
 
-def test_a_time_index_that_cannot_be_trusted_prunes_nothing(store: CountingStorage) -> None:
+def test_a_time_index_that_cannot_be_trusted_prunes_nothing(store: FakeStorage) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200, 300, 400, 500)
     store.put_object(archive.key(100, FileKind.TIMEINDEX), BytesBody(bytes(30)))  # two and a half
@@ -490,7 +490,7 @@ def test_a_time_index_that_cannot_be_trusted_prunes_nothing(store: CountingStora
     assert [base for split in bases(plan) for base in split] == [100, 200, 300, 400]
 
 
-def test_untrimmed_time_index_is_searched_for_a_time(store: CountingStorage) -> None:
+def test_untrimmed_time_index_is_searched_for_a_time(store: FakeStorage) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200, 300)
     early = struct.pack(">qI", 110, 10)  # the largest, which closing the segment adds, is 199
@@ -500,7 +500,7 @@ def test_untrimmed_time_index_is_searched_for_a_time(store: CountingStorage) -> 
 
 
 def test_requests_for_segments_run_in_parallel_over_all_partitions(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     other = TopicPartition("orders", 1)
     MadeArchive(store).segments(*range(0, 1000, 100))
@@ -531,13 +531,13 @@ def test_requests_for_segments_run_in_parallel_over_all_partitions(
     }
     assert result == {TP: set(range(300, 900, 100)), other: {300}}
     assert store.count("head") == 9 + 4
-    assert len(store.ranges.of(".index")) == 6 + 1
+    assert len(reads(store, ".index")) == 6 + 1
 
 
 # Read committed
 
 
-def transactional(store: CountingStorage) -> MadeArchive:
+def transactional(store: FakeStorage) -> MadeArchive:
     """Three segments: a transaction that begins in the second one is open at the end."""
     log = TransactionalLog()
     archive = MadeArchive(store)
@@ -560,7 +560,7 @@ def transactional(store: CountingStorage) -> MadeArchive:
     return archive
 
 
-def test_committed_records_end_at_the_last_stable_offset(store: CountingStorage) -> None:
+def test_committed_records_end_at_the_last_stable_offset(store: FakeStorage) -> None:
     transactional(store)
     stable = 46 + 20
 
@@ -577,33 +577,33 @@ def test_committed_records_end_at_the_last_stable_offset(store: CountingStorage)
     assert "transaction" in beyond.missing[0].detail
 
 
-def test_last_segment_is_read_once_for_the_last_stable_offset(store: CountingStorage) -> None:
+def test_last_segment_is_read_once_for_the_last_stable_offset(store: FakeStorage) -> None:
     archive = transactional(store)
     last = archive.key(46 + 45)
     with Planner(access_to(store), threads=2) as planner:
-        store.forget()
+        store.requests.clear()
         assert planner.ends([TP], COMMITTED) == {TP: 66}
-        assert [key for key, _, _ in store.ranges.asked] == [last]
-        store.forget()
+        assert [one.key for one in reads(store)] == [last]
+        store.requests.clear()
         assert planner.ends([TP], COMMITTED) == {TP: 66}
         assert planner.plan(ReadRequest(Assigned((TP,)), isolation=COMMITTED)).ranges
-        assert not store.ranges.of(".log")
+        assert not reads(store, ".log")
         assert planner.ends([TP], IsolationLevel.READ_UNCOMMITTED) == {TP: 137}
 
 
 def test_a_range_that_ends_below_the_last_segment_needs_no_last_stable_offset(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     transactional(store)
-    store.forget()
+    store.requests.clear()
 
     plan = plan_of(store, isolation=COMMITTED, ending=AtOffsets({TP: 46}))
 
     assert ranges(plan) == [span(0, 46)]
-    assert not store.ranges.of(".log")
+    assert not reads(store, ".log")
 
 
-def test_planner_detects_a_replaced_archive(store: CountingStorage, archive: MadeArchive) -> None:
+def test_planner_detects_a_replaced_archive(store: FakeStorage, archive: MadeArchive) -> None:
     archive.mark(300, 400, topic_id="old")
     with Planner(access_to(store), threads=2) as planner:
         assert planner.ends([TP], COMMITTED) == {TP: 400}
@@ -619,29 +619,29 @@ def test_planner_detects_a_replaced_archive(store: CountingStorage, archive: Mad
 
 
 def test_ranges_beyond_the_cached_snapshot_need_a_new_snapshot(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     request = ReadRequest(Assigned((TP,)))
     with Planner(access_to(store), threads=2) as planner:
         planner.ends([TP], request.isolation)
         archive.segment(400, batches(400, 450))
         archive.mark(400, 450)
-        store.forget()
+        store.requests.clear()
         assert ranges(planner.plan_ranges({TP: span(0, 400)}, request)) == [span(0, 400)]
         assert "get" not in {request.operation for request in store.requests}
         assert ranges(planner.plan_ranges({TP: span(0, 450)}, request)) == [span(0, 450)]
 
 
-def test_previous_segment_is_read_without_a_producer_snapshot(store: CountingStorage) -> None:
+def test_previous_segment_is_read_without_a_producer_snapshot(store: FakeStorage) -> None:
     archive = transactional(store)
     archive.lose(46 + 45, FileKind.SNAPSHOT)
     with Planner(access_to(store), threads=2) as planner:
         assert planner.ends([TP], COMMITTED) == {TP: 66}
-    assert {key for key, _, _ in store.ranges.asked} == {archive.key(46), archive.key(91)}
+    assert {one.key for one in reads(store)} == {archive.key(46), archive.key(91)}
 
 
 def test_ends_and_starts_of_partitions_that_are_not_stored_are_zero(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     archive.lose(0)
     with Planner(access_to(store), threads=2) as planner:
@@ -666,7 +666,7 @@ def stepped(planner: Planner, asked: dict[TopicPartition, OffsetRange], most: in
 
 
 @pytest.mark.parametrize("most", [1, 1500, 4000, 9000, 1 << 30])
-def test_ranges_end_within_the_byte_limit(store: CountingStorage, most: int) -> None:
+def test_ranges_end_within_the_byte_limit(store: FakeStorage, most: int) -> None:
     """The limit is shared out in proportion, at index entries; each partition continues."""
     sizes = {TP: 400, OTHER: 100}
     for tp, end in sizes.items():
@@ -675,9 +675,9 @@ def test_ranges_end_within_the_byte_limit(store: CountingStorage, most: int) -> 
         whole = planner.plan_ranges(
             {tp: span(0, end) for tp, end in sizes.items()}, ReadRequest(Assigned((TP, OTHER)))
         )
-        store.forget()
+        store.requests.clear()
         ends = planner.ends_within(whole.ranges, most)
-        assert len(store.ranges.asked) == len(store.ranges.of(".index")) <= 2
+        assert len(reads(store)) == len(reads(store, ".index")) <= 2
         assert planner.ends_within(whole.ranges, most) == ends
         plans = stepped(planner, dict(whole.ranges), most)
     result = read_splits(store, [split for plan in plans for split in plan.splits])
@@ -692,7 +692,7 @@ def test_ranges_end_within_the_byte_limit(store: CountingStorage, most: int) -> 
 
 
 def test_range_ends_with_a_segment_without_an_index(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     for base in (0, 100, 200, 300):
         archive.lose(base, FileKind.INDEX)
@@ -703,7 +703,7 @@ def test_range_ends_with_a_segment_without_an_index(
 
 
 @pytest.mark.usefixtures("archive")
-def test_a_partition_that_is_not_stored_has_no_bytes(store: CountingStorage) -> None:
+def test_a_partition_that_is_not_stored_has_no_bytes(store: FakeStorage) -> None:
     archive = MadeArchive(store, tp=OTHER)
     archive.segments(100, 200, 300)
     third = TopicPartition("payments", 3)
@@ -718,7 +718,7 @@ def test_a_partition_that_is_not_stored_has_no_bytes(store: CountingStorage) -> 
 
 
 def test_epoch_history_that_the_watermark_does_not_name_is_ignored(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     """The loser of a race for the watermark has written its own epoch history."""
     ours = EpochHistory(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(120))))
@@ -744,7 +744,7 @@ def test_epoch_history_that_the_watermark_does_not_name_is_ignored(
 
 
 def test_epoch_history_beside_a_pinterest_archive_is_ignored(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     """Pinterest's uploader writes none: an earlier sidecar left it."""
     archive = MadeArchive(store, is_pinterest=True)

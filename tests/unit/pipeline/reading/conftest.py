@@ -2,17 +2,17 @@
 
 import pytest
 
+from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import MadeArchive
-from tests.harness.splits import CountingStorage
 
 
 @pytest.fixture
-def store() -> CountingStorage:
-    return CountingStorage()
+def store() -> FakeStorage:
+    return FakeStorage()
 
 
 @pytest.fixture
-def archive(store: CountingStorage) -> MadeArchive:
+def archive(store: FakeStorage) -> MadeArchive:
     """An archive of three segments with 100, 100 and 1,000 records."""
     made = MadeArchive(store)
     made.segments(0, 100, 200, 1200)

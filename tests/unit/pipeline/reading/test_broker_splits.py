@@ -6,11 +6,12 @@ import pytest
 
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.fake import FakeStorage
 from tests.harness.arrow_reading import as_consumed, expected
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import ROOT, directories
 from tests.harness.made_archive import LAYOUT
-from tests.harness.splits import CountingStorage, plan_of, read_splits
+from tests.harness.splits import plan_of, read_splits
 
 
 @pytest.mark.parametrize("isolation", IsolationLevel)
@@ -18,7 +19,7 @@ from tests.harness.splits import CountingStorage, plan_of, read_splits
 def test_splits_of_every_fixture_equal_the_consumer_output(
     name: str, isolation: IsolationLevel
 ) -> None:
-    store = CountingStorage()
+    store = FakeStorage()
     segments = store_broker_segments(store, LAYOUT, name)
     topic, _, partition = name.rpartition("-")
     tp = TopicPartition(topic, int(partition))

@@ -12,32 +12,33 @@ from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.notes import NEXT_OFFSET_KEY, RECORDS_KEY, SIZE_KEY
 from sidetier.segments.offsets import Offset
+from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import MadeArchive, batches, encoded
 from tests.harness.record_batches import TransactionalLog
-from tests.harness.splits import CountingStorage, Told, plan_of, read_splits
+from tests.harness.splits import Told, plan_of, read_splits
 
 OFFSET = ("offset",)
 
 
-def asked(store: CountingStorage) -> Counter[str]:
+def asked(store: FakeStorage) -> Counter[str]:
     return Counter(request.operation for request in store.requests)
 
 
-def told(store: CountingStorage, columns: Sequence[str] = OFFSET) -> Told:
+def told(store: FakeStorage, columns: Sequence[str] = OFFSET) -> Told:
     """Read all splits; planning happens before the requests are counted."""
     splits = plan_of(store).splits
-    store.forget()
+    store.requests.clear()
     return read_splits(store, splits, columns=columns, isolation=IsolationLevel.READ_COMMITTED)
 
 
 @pytest.mark.usefixtures("archive")
-def test_one_request_per_segment_gives_all_offsets(store: CountingStorage) -> None:
+def test_one_request_per_segment_gives_all_offsets(store: FakeStorage) -> None:
     assert told(store).offsets == list(range(1200))
     assert asked(store) == {"head": 3}
 
 
 @pytest.mark.usefixtures("archive")
-def test_batches_equal_those_of_a_read(store: CountingStorage) -> None:
+def test_batches_equal_those_of_a_read(store: FakeStorage) -> None:
     (split,) = plan_of(store).splits
     noted = read_splits(store, [split], columns=OFFSET, most_records=500).batches
     read = read_splits(store, [split], columns=("offset", "key"), most_records=500).batches
@@ -47,22 +48,22 @@ def test_batches_equal_those_of_a_read(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_parts_of_segments_are_described_too(store: CountingStorage) -> None:
+def test_parts_of_segments_are_described_too(store: FakeStorage) -> None:
     splits = plan_of(store, max_split_bytes=6000).splits
     assert len(splits) > 3
-    store.forget()
+    store.requests.clear()
 
     assert read_splits(store, splits, columns=OFFSET).offsets == list(range(1200))
     assert set(asked(store)) == {"head"}
 
 
 @pytest.mark.usefixtures("archive")
-def test_a_request_beyond_the_end_gets_the_stored_records(store: CountingStorage) -> None:
+def test_a_request_beyond_the_end_gets_the_stored_records(store: FakeStorage) -> None:
     assert told(store, ("offset", "timestamp")).offsets == list(range(1200))
     assert asked(store)["stream"]
 
 
-def test_offsets_of_transactions_are_read(store: CountingStorage) -> None:
+def test_offsets_of_transactions_are_read(store: FakeStorage) -> None:
     log = TransactionalLog()
     log.write(7, 10)
     log.mark(7, commit=False)
@@ -76,7 +77,7 @@ def test_offsets_of_transactions_are_read(store: CountingStorage) -> None:
     assert asked(store) == {"head": 1, "stream": 1}
 
 
-def test_offsets_that_compaction_has_removed_are_not_missing(store: CountingStorage) -> None:
+def test_offsets_that_compaction_has_removed_are_not_missing(store: FakeStorage) -> None:
     archive = MadeArchive(store)
     archive.segment(0, [*batches(0, 50), *batches(70, 100)])
     archive.mark(0, 100)
@@ -85,7 +86,7 @@ def test_offsets_that_compaction_has_removed_are_not_missing(store: CountingStor
 
 
 def test_offsets_that_compaction_has_removed_at_the_end_are_not_missing(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     archive = MadeArchive(store)
     archive.segment(0, batches(0, 90), next_offset=100)
@@ -99,7 +100,7 @@ def test_offsets_that_compaction_has_removed_at_the_end_are_not_missing(
     "notes", [{}, {RECORDS_KEY: "many"}, {RECORDS_KEY: "99"}, {RECORDS_KEY: "100"}]
 )
 def test_segments_without_metadata_are_read(
-    store: CountingStorage, archive: MadeArchive, notes: dict[str, str]
+    store: FakeStorage, archive: MadeArchive, notes: dict[str, str]
 ) -> None:
     log = encoded(batches(100, 200))
     archive.put(archive.key(100), log, {NEXT_OFFSET_KEY: "200"} | notes)
@@ -108,7 +109,7 @@ def test_segments_without_metadata_are_read(
     assert asked(store)["stream"] == 3
 
 
-def test_pinterests_segments_have_no_metadata_and_are_read(store: CountingStorage) -> None:
+def test_pinterests_segments_have_no_metadata_and_are_read(store: FakeStorage) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200)
 
@@ -117,7 +118,7 @@ def test_pinterests_segments_have_no_metadata_and_are_read(store: CountingStorag
 
 
 def test_an_only_offsets_read_reports_a_gap_between_segments(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     archive.lose(100)
 
@@ -125,7 +126,7 @@ def test_an_only_offsets_read_reports_a_gap_between_segments(
         told(store)
 
 
-def test_an_only_offsets_read_reports_a_gap_behind_a_split(store: CountingStorage) -> None:
+def test_an_only_offsets_read_reports_a_gap_behind_a_split(store: FakeStorage) -> None:
     archive = MadeArchive(store)
     archive.segments(0, 100)
     archive.segment(200, batches(200, 300))
@@ -142,7 +143,7 @@ def test_an_only_offsets_read_reports_a_gap_behind_a_split(store: CountingStorag
 
 
 def test_a_damaged_segment_is_counted_because_nothing_is_read(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     log = bytearray(encoded(batches(100, 200)))
     log[-1] ^= 1
@@ -155,7 +156,7 @@ def test_a_damaged_segment_is_counted_because_nothing_is_read(
 
 
 def test_first_segment_with_missing_offsets_ends_the_metadata_requests(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     """Not every one of a split's many segments is queried before the read begins."""
     archive = MadeArchive(store)
@@ -167,7 +168,7 @@ def test_first_segment_with_missing_offsets_ends_the_metadata_requests(
 
 
 def test_an_only_offsets_read_reports_a_segment_that_was_deleted_after_planning(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     splits = plan_of(store).splits
     archive.lose(100)
@@ -177,7 +178,7 @@ def test_an_only_offsets_read_reports_a_segment_that_was_deleted_after_planning(
 
 
 def test_an_only_offsets_read_reports_a_segment_that_is_not_the_planned_one(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     (split,) = plan_of(store).splits
     archive.segment(100, batches(100, 200, each=7))
@@ -186,19 +187,19 @@ def test_an_only_offsets_read_reports_a_segment_that_is_not_the_planned_one(
         read_splits(store, [split], columns=OFFSET)
 
 
-def test_offsets_below_the_first_segment_are_not_invented(store: CountingStorage) -> None:
+def test_offsets_below_the_first_segment_are_not_invented(store: FakeStorage) -> None:
     archive = MadeArchive(store)
     archive.segment(100, batches(100, 200))
     archive.mark(100, 200)
     (split,) = plan_of(store).splits
     wider = replace(split, range=split.range._replace(start=Offset(50)))
-    store.forget()
+    store.requests.clear()
 
     with pytest.raises(MissingRecordsError, match=r"offsets \[50, 100\)"):
         read_splits(store, [wider], columns=OFFSET)
 
 
-def test_unavailable_store_is_an_error(store: CountingStorage, archive: MadeArchive) -> None:
+def test_unavailable_store_is_an_error(store: FakeStorage, archive: MadeArchive) -> None:
     splits = plan_of(store).splits
     store.fail("head", StoreUnavailableError("503"), key=archive.key(100), times=None)
 

@@ -19,10 +19,11 @@ from sidetier.segments.headers import Compression
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, OffsetRange
+from sidetier.storage.fake import FakeStorage
 from tests.harness.batches import with_crc
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches, encoded
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
-from tests.harness.splits import CountingStorage, plan_of, read_splits
+from tests.harness.splits import plan_of, read_splits, reads
 from tests.harness.waiting import wait_until
 
 COMMITTED = IsolationLevel.READ_COMMITTED
@@ -36,20 +37,21 @@ def span(first: int, until: int) -> OffsetRange:
 
 
 @pytest.mark.usefixtures("archive")
-def test_task_reads_only_the_bytes_of_its_pieces(store: CountingStorage) -> None:
+def test_task_reads_only_the_bytes_of_its_pieces(store: FakeStorage) -> None:
     plan = plan_of(store, max_split_bytes=6000)
     assert [len(split.pieces) for split in plan.splits][:2] == [2, 1]
     for split in plan.splits:
-        store.forget()
+        store.requests.clear()
         result = read_splits(store, [split], isolation=COMMITTED)
 
         assert result.offsets == list(range(split.range.start, split.range.end))
         assert {request.operation for request in store.requests} == {"stream"}
-        assert store.ranges.asked == [(piece.key, piece.start, piece.end) for piece in split.pieces]
+        pieces = [(piece.key, piece.start, piece.end) for piece in split.pieces]
+        assert [(one.key, one.start, one.end) for one in reads(store)] == pieces
 
 
 @pytest.mark.usefixtures("archive")
-def test_bound_within_a_batch_cuts_the_batch(store: CountingStorage) -> None:
+def test_bound_within_a_batch_cuts_the_batch(store: FakeStorage) -> None:
     split = plan_of(store).splits[0]
     inner = replace(split, range=span(103, 107))
 
@@ -58,7 +60,7 @@ def test_bound_within_a_batch_cuts_the_batch(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_only_requested_columns_are_returned(store: CountingStorage) -> None:
+def test_only_requested_columns_are_returned(store: FakeStorage) -> None:
     split = plan_of(store).splits[0]
 
     result = read_splits(store, [split], columns=("timestamp", "key"), most_records=7)
@@ -68,7 +70,7 @@ def test_only_requested_columns_are_returned(store: CountingStorage) -> None:
     assert sum(batch.num_rows for batch in result.batches) == 1200
 
 
-def open_at_the_cut(store: CountingStorage, between: int) -> tuple[MadeArchive, int]:
+def open_at_the_cut(store: FakeStorage, between: int) -> tuple[MadeArchive, int]:
     """Store a transaction over the offsets 0 to 9 whose marker follows `between` other batches;
     return the marker's position.
     """
@@ -85,27 +87,26 @@ def open_at_the_cut(store: CountingStorage, between: int) -> tuple[MadeArchive, 
     return archive, marker.first
 
 
-def test_marker_after_the_split_is_searched_in_the_segment(store: CountingStorage) -> None:
+def test_marker_after_the_split_is_searched_in_the_segment(store: FakeStorage) -> None:
     open_at_the_cut(store, between=3)
     plan = plan_of(store, isolation=COMMITTED)
     whole = plan.splits[0]
     end = 400
     split = replace(whole, range=span(0, 10), pieces=(replace(whole.pieces[0], end=end),))
-    store.forget()
+    store.requests.clear()
 
     result = read_splits(store, [split], isolation=COMMITTED)
 
     assert result.offsets == list(range(10))
     assert {request.operation for request in store.requests} == {"stream"}
-    first, *behind = store.ranges.of(".log")
-    assert first == (0, end)
-    assert behind == [(end, whole.pieces[0].size)]
-    store.forget()
+    ranges = [(one.start, one.end) for one in reads(store, ".log")]
+    assert ranges == [(0, end), (end, whole.pieces[0].size)]
+    store.requests.clear()
     assert read_splits(store, [split]).offsets == list(range(10))
-    assert store.ranges.of(".log") == [(0, end)]
+    assert [(one.start, one.end) for one in reads(store, ".log")] == [(0, end)]
 
 
-def test_marker_in_the_next_segment_needs_no_listing(store: CountingStorage) -> None:
+def test_marker_in_the_next_segment_needs_no_listing(store: FakeStorage) -> None:
     log = TransactionalLog()
     log.write(7, 10)
     log.mark(7, commit=True)
@@ -116,14 +117,14 @@ def test_marker_in_the_next_segment_needs_no_listing(store: CountingStorage) -> 
     archive.mark(10, log.next_offset)
     plan = plan_of(store, isolation=COMMITTED, max_split_bytes=1)
     assert [piece.base_offset for piece in plan.splits[0].origin.behind] == [10]
-    store.forget()
+    store.requests.clear()
     result = read_splits(store, plan.splits[:1], isolation=COMMITTED)
 
     assert result.offsets == list(range(10))
     assert {request.operation for request in store.requests} <= {"stream", "head"}
 
 
-def test_marker_in_a_later_segment_is_found_by_a_listing(store: CountingStorage) -> None:
+def test_marker_in_a_later_segment_is_found_by_a_listing(store: FakeStorage) -> None:
     log = TransactionalLog()
     archive = MadeArchive(store)
     bases = []
@@ -144,7 +145,7 @@ def test_marker_in_a_later_segment_is_found_by_a_listing(store: CountingStorage)
     assert not result.missing
 
 
-def test_undecided_records_are_never_skipped(store: CountingStorage) -> None:
+def test_undecided_records_are_never_skipped(store: FakeStorage) -> None:
     log = TransactionalLog()
     log.write(-1, 10, transactional=False)
     log.write(7, 10)
@@ -167,16 +168,14 @@ def test_undecided_records_are_never_skipped(store: CountingStorage) -> None:
 # Missing data
 
 
-def lost(store: CountingStorage) -> list[Missing]:
+def lost(store: FakeStorage) -> list[Missing]:
     """The missing range in place of the second segment; assert that the rest is read."""
     result = read_splits(store, plan_of(store).splits, fail_on_data_loss=False)
     assert result.offsets == [at for at in range(1200) if not 100 <= at < 200]
     return result.missing
 
 
-def test_a_gap_is_an_error_or_a_reported_range(
-    store: CountingStorage, archive: MadeArchive
-) -> None:
+def test_a_gap_is_an_error_or_a_reported_range(store: FakeStorage, archive: MadeArchive) -> None:
     archive.lose(100)
 
     with pytest.raises(MissingRecordsError) as caught:
@@ -193,7 +192,7 @@ def test_a_gap_is_an_error_or_a_reported_range(
 
 
 def test_a_damaged_batch_is_an_error_or_a_reported_range(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     log = bytearray(encoded(batches(100, 200)))
     log[len(encoded(batches(100, 155))) - 1] ^= 1
@@ -209,7 +208,7 @@ def test_a_damaged_batch_is_an_error_or_a_reported_range(
 
 
 def test_segment_deleted_after_planning_is_missing(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     plan = plan_of(store)
     archive.lose(100)
@@ -223,7 +222,7 @@ def test_segment_deleted_after_planning_is_missing(
 
 
 def test_segments_deleted_by_retention_after_planning_are_missing(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     plan = plan_of(store)
     archive.lose(0)
@@ -237,7 +236,7 @@ def test_segments_deleted_by_retention_after_planning_are_missing(
 
 
 def test_offsets_that_pinterests_archive_has_lost_at_its_end_are_missing(
-    store: CountingStorage,
+    store: FakeStorage,
 ) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200, 300)
@@ -253,7 +252,7 @@ def test_offsets_that_pinterests_archive_has_lost_at_its_end_are_missing(
 
 
 def test_missing_offsets_are_reported_only_within_the_split(
-    store: CountingStorage, archive: MadeArchive
+    store: FakeStorage, archive: MadeArchive
 ) -> None:
     split = plan_of(store).splits[0]
     archive.lose(100)
@@ -271,7 +270,7 @@ def test_missing_offsets_are_reported_only_within_the_split(
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
 def test_another_topic_id_of_the_same_name_is_an_error(
-    store: CountingStorage, archive: MadeArchive, *, fail_on_data_loss: bool
+    store: FakeStorage, archive: MadeArchive, *, fail_on_data_loss: bool
 ) -> None:
     archive.mark(200, 1200, topic_id="old")
     plan = plan_of(store)
@@ -288,7 +287,7 @@ def test_another_topic_id_of_the_same_name_is_an_error(
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
 def test_divergence_is_an_error(
-    store: CountingStorage, archive: MadeArchive, *, fail_on_data_loss: bool
+    store: FakeStorage, archive: MadeArchive, *, fail_on_data_loss: bool
 ) -> None:
     plan = plan_of(store)
     archive.lose(100)
@@ -300,7 +299,7 @@ def test_divergence_is_an_error(
         read_splits(store, plan.splits, fail_on_data_loss=fail_on_data_loss)
 
 
-def test_retired_archive_is_an_error(store: CountingStorage, archive: MadeArchive) -> None:
+def test_retired_archive_is_an_error(store: FakeStorage, archive: MadeArchive) -> None:
     plan = plan_of(store)
     for base in (0, 100, 200):
         archive.lose(base)
@@ -310,9 +309,7 @@ def test_retired_archive_is_an_error(store: CountingStorage, archive: MadeArchiv
         read_splits(store, plan.splits, fail_on_data_loss=False)
 
 
-def test_unavailable_store_is_an_error_at_once(
-    store: CountingStorage, archive: MadeArchive
-) -> None:
+def test_unavailable_store_is_an_error_at_once(store: FakeStorage, archive: MadeArchive) -> None:
     plan = plan_of(store)
     store.fail("stream", StoreUnavailableError("503"), key=archive.key(100), times=None)
 
@@ -320,7 +317,7 @@ def test_unavailable_store_is_an_error_at_once(
         read_splits(store, plan.splits, fail_on_data_loss=False)
 
 
-def test_archive_without_indexes_is_read(store: CountingStorage) -> None:
+def test_archive_without_indexes_is_read(store: FakeStorage) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 1200)
     for base in (0, 100):
@@ -332,7 +329,7 @@ def test_archive_without_indexes_is_read(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_read_can_be_cancelled(store: CountingStorage) -> None:
+def test_read_can_be_cancelled(store: FakeStorage) -> None:
     split, before = plan_of(store).splits[0], set(threading.enumerate())
     reading = read_split(
         access_to(store), split, ReadOptions(most_records=10), lambda _missing: None
@@ -343,7 +340,7 @@ def test_read_can_be_cancelled(store: CountingStorage) -> None:
     wait_until(lambda: set(threading.enumerate()) <= before, 30, "its threads to end")
 
 
-def test_batch_above_the_limit_is_never_skipped(store: CountingStorage) -> None:
+def test_batch_above_the_limit_is_never_skipped(store: FakeStorage) -> None:
     archive = MadeArchive(store)
     large = MadeBatch((MadeRecord(5, value=bytes(2 << 20)),), Compression.GZIP)
     archive.segment(0, [*batches(0, 5), large, *batches(6, 10)])
@@ -355,7 +352,7 @@ def test_batch_above_the_limit_is_never_skipped(store: CountingStorage) -> None:
     assert (result.offsets, result.missing) == (list(range(10)), [])
 
 
-def test_batch_of_an_unknown_codec_is_never_skipped(store: CountingStorage) -> None:
+def test_batch_of_an_unknown_codec_is_never_skipped(store: FakeStorage) -> None:
     archive = MadeArchive(store)
     batch = bytearray(MadeBatch((MadeRecord(5),)).encoded())
     batch[22] |= 6

@@ -17,7 +17,6 @@ from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
-from tests.harness.intercepted_store import InterceptedStore, StoreCall
 from tests.harness.waiting import wait_until
 
 KEY = "_sidetier/orders.lease"
@@ -111,23 +110,10 @@ def test_long_store_outage_loses_the_lease(store: FakeStorage) -> None:
     assert held.lost
 
 
-class LosesAnswers(InterceptedStore):
-    """Carries out the next puts, and loses their answers."""
-
-    lost = 0
-
-    def intercept(self, call: StoreCall) -> object:
-        answer = super().intercept(call)
-        if call.operation == "put" and self.lost:
-            self.lost -= 1
-            raise StoreUnavailableError("the answer was lost")
-        return answer
-
-
 def test_acquisition_with_a_lost_answer_is_recognized_and_counts(store: FakeStorage) -> None:
-    losing, clock = LosesAnswers(store), Clock()
-    held = Lease(losing, KEY, LeaseTimes(ttl=10, wait=15, look=0.001), process_here(), clock)
-    losing.lost = 1
+    clock = Clock()
+    held = Lease(store, KEY, LeaseTimes(ttl=10, wait=15, look=0.001), process_here(), clock)
+    store.fail("put", StoreUnavailableError("the answer was lost"), after=True)
     with pytest.raises(StoreUnavailableError):
         held.acquire()
     held.acquire()
@@ -137,11 +123,11 @@ def test_acquisition_with_a_lost_answer_is_recognized_and_counts(store: FakeStor
 
 
 def test_renewal_with_a_lost_answer_is_recognized_and_counts(store: FakeStorage) -> None:
-    losing, clock = LosesAnswers(store), Clock()
-    held = Lease(losing, KEY, LeaseTimes(ttl=10, wait=15, look=0.001), process_here(), clock)
+    clock = Clock()
+    held = Lease(store, KEY, LeaseTimes(ttl=10, wait=15, look=0.001), process_here(), clock)
     held.acquire()
     clock.now += 5
-    losing.lost = 1
+    store.fail("put", StoreUnavailableError("the answer was lost"), after=True)
     with pytest.raises(StoreUnavailableError):
         held.renew()
     clock.now += 3  # more than 2/3 of ttl since the acquisition, less than that since the renewal
