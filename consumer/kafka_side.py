@@ -166,9 +166,10 @@ class KafkaClients:
     def cluster_id(self) -> str | None:
         """Return the cluster's id, which is asked for once; None without an answer."""
         if self._cluster_id is None:
-            future = self._opened().describe_cluster(request_timeout=LOOKUP_SECONDS)
-            with contextlib.suppress(KafkaException, TimeoutError):
-                self._cluster_id = future.result(2 * LOOKUP_SECONDS).cluster_id
+            # Not `describe_cluster`: librdkafka 2.16 ends the process (an assertion in
+            # `rd_kafka_admin_response_parse`) if a broker that has just started knows no brokers.
+            with contextlib.suppress(KafkaException):
+                self._cluster_id = self._opened().cluster_id(LOOKUP_SECONDS)
         return self._cluster_id
 
     def _opened(self) -> AdminClient:

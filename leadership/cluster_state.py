@@ -346,7 +346,7 @@ class KafkaClusterState:
                 offsets = known.get(group, {})  # noqa: PLW2901
             if offsets:
                 offsets_by_group[group] = offsets
-        if not self._may_see_all_groups():
+        if not self._may_see_all_groups(cluster):
             problems.append(
                 "only groups that the sidecar's principal may describe are listed: it needs "
                 f"{_NO_PERMISSION[SnapshotKind.GROUP_OFFSETS]}"
@@ -398,13 +398,24 @@ class KafkaClusterState:
                 "uploader.cluster_snapshots.exclude"
             ) from error
 
-    def _may_see_all_groups(self) -> bool:
-        """Return whether ListGroups is complete: it omits groups without permission silently."""
-        cluster = self._client.describe_cluster(
-            include_authorized_operations=True, request_timeout=self._timeout
-        ).result()
-        allowed = cluster.authorized_operations
-        return allowed is None or AclOperation.DESCRIBE in allowed
+    def _may_see_all_groups(self, cluster: "Cluster") -> bool:
+        """Return whether ListGroups is complete: it omits groups without permission silently.
+
+        Through `wire`: at `describe_cluster`, librdkafka 2.16 ends the process
+        (`rd_kafka_admin_response_parse: Assertion failed`) if a broker that has just started
+        answers without brokers.
+
+        Raises:
+            LeadershipUnavailableError: No broker answers.
+        """
+        from sidetier.wire.requests import allowed_on_cluster  # noqa: PLC0415 -- see `_wire`
+
+        try:
+            with cluster:
+                allowed = allowed_on_cluster(cluster, timeout=self._timeout)
+        except BrokerError as error:
+            raise LeadershipUnavailableError(f"{SnapshotKind.GROUP_OFFSETS}: {error}") from error
+        return allowed is None or AclOperation.DESCRIBE.value in allowed
 
 
 def _set_for_topic(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:

@@ -39,6 +39,9 @@ LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
 """Special timestamps of ListOffsets."""
 
+_NO_OPERATIONS: Final = -(2**31)
+"""The bits of a broker that reports no operations."""
+_OPERATION_BITS: Final = 31
 _CLIENT: Final = -1
 """Replica id of clients, as opposed to brokers."""
 
@@ -630,6 +633,32 @@ def list_transactions(
                 for transaction in response.transaction_states
             ]
         return tuple(listed)
+
+    return cluster.retrying(attempt, timeout=timeout)
+
+
+def allowed_on_cluster(
+    cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT
+) -> frozenset[int] | None:
+    """Return Kafka's numbers of the ACL operations that this client may use on the cluster.
+
+    Returns:
+        The numbers, such as 8 for DESCRIBE. None if the broker does not report them (before 2.3),
+        or does not know them.
+    """
+
+    def attempt() -> frozenset[int] | None:
+        api = ApiKey.DESCRIBE_CLUSTER
+        values: dict[str, Any] = {"include_cluster_authorized_operations": True}
+        if cluster.connection(AnyBroker()).offered(api) is None:  # before 2.8
+            api = ApiKey.METADATA
+            values |= {"topics": (), "allow_auto_topic_creation": False}
+            values |= {"include_topic_authorized_operations": False}
+        response = cluster.request_once(AnyBroker(), api, **values)
+        bits = getattr(response, "cluster_authorized_operations", _NO_OPERATIONS)
+        if bits == _NO_OPERATIONS:
+            return None
+        return frozenset(number for number in range(_OPERATION_BITS) if bits >> number & 1)
 
     return cluster.retrying(attempt, timeout=timeout)
 

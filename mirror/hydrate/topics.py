@@ -306,7 +306,9 @@ class TopicAdmin:
         )
 
         def ask() -> Any:  # noqa: ANN401 -- librdkafka's type has no public name
-            self._client.list_topics(timeout=_CONTROLLER_TIMEOUT)  # refreshes the controller
+            # Refreshes the controller, and fails if a broker that has just started knows no
+            # brokers: librdkafka 2.16 ends the process at such an answer to `describe_cluster`.
+            self._client.list_topics(timeout=_CONTROLLER_TIMEOUT)
             return self._client.describe_cluster(request_timeout=_CONTROLLER_TIMEOUT).result()
 
         return self._ask(lambda: trying(ask))

@@ -398,10 +398,10 @@ def _has_controller_after(cluster: KraftCluster, epoch: int) -> bool:
 
 
 def _controlling_broker(admin: AdminClient) -> int:
-    described = admin.describe_cluster(request_timeout=30).result()
-    if described.controller is None:
+    controller = admin.list_topics(timeout=30).controller_id
+    if controller < 0:
         raise DidNotHappenError("no broker is the controller")
-    return int(described.controller.id)
+    return int(controller)
 
 
 def stop_metadata(stage: Stage, action: StopMetadata) -> None:

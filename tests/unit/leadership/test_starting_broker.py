@@ -1,0 +1,71 @@
+"""A broker that has just started, with ZooKeeper: it knows no brokers and no topics yet.
+
+At such an answer to `AdminClient.describe_cluster`, librdkafka 2.16 ends the process. So each test
+asks in a process of its own.
+"""
+
+import subprocess
+import sys
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from sidetier.wire.protocol import ApiKey
+from tests.harness.fake_broker import Received, fake_broker, led_by
+
+CONSUMER = """
+from sidetier.consumer.kafka_side import Callbacks, KafkaClients
+print(KafkaClients({"bootstrap.servers": servers}, Callbacks()).cluster_id())
+"""
+SNAPSHOT = """
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import allowed_on_cluster
+from sidetier.wire.settings import ClientSettings
+with Cluster(ClientSettings.from_properties({"bootstrap.servers": servers})) as cluster:
+    print(allowed_on_cluster(cluster, timeout=5))
+"""
+LIBRARY = """
+from confluent_kafka.admin import AdminClient
+client = AdminClient({"bootstrap.servers": servers})
+client.describe_cluster(request_timeout=5).result(10)
+"""
+
+
+def run(program: str, *, known: int) -> "subprocess.CompletedProcess[str]":
+    """Run a program against a broker that knows the cluster for some answers only."""
+    with fake_broker({ApiKey.API_VERSIONS: (0, 3), ApiKey.METADATA: (0, 9)}) as broker:
+
+        def answer(request: Received) -> bytes:
+            if broker.apis().count(ApiKey.METADATA) <= known:
+                return led_by(broker, request)
+            return request.response(
+                throttle_time=0,
+                cluster_id=None,
+                controller_id=-1,
+                error_code=ErrorCode.none,
+                brokers=[],
+                topics=[],
+                cluster_authorized_operations=1 << 8,
+            )
+
+        broker.answers[ApiKey.METADATA] = answer
+        servers = "{}:{}".format(*broker.address)
+        line = [sys.executable, "-c", f"servers = {servers!r}\n{program}"]
+        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "known", "answer"),
+    [(CONSUMER, 2, "cluster"), (SNAPSHOT, 0, "frozenset({8})")],
+)
+def test_the_process_goes_on(program: str, known: int, answer: str) -> None:
+    done = run(program, known=known)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == answer
+
+
+def test_the_library_ends_the_process() -> None:
+    """If this fails, the library is mended, and `describe_cluster` can be used again."""
+    done = run(LIBRARY, known=2)
+    assert done.returncode < 0, done.stderr
+    assert "Assertion" in done.stderr
