@@ -649,11 +649,12 @@ def allowed_on_cluster(
 
     def attempt() -> frozenset[int] | None:
         api = ApiKey.DESCRIBE_CLUSTER
-        values: dict[str, Any] = {"include_cluster_authorized_operations": True}
+        values: dict[str, Any] = {"include_fenced_brokers": False}
         if cluster.connection(AnyBroker()).offered(api) is None:  # before 2.8
             api = ApiKey.METADATA
-            values |= {"topics": (), "allow_auto_topic_creation": False}
-            values |= {"include_topic_authorized_operations": False}
+            values = {"topics": (), "allow_auto_topic_creation": False}
+            values["include_topic_authorized_operations"] = False
+        values["include_cluster_authorized_operations"] = True
         response = cluster.request_once(AnyBroker(), api, **values)
         bits = getattr(response, "cluster_authorized_operations", _NO_OPERATIONS)
         if bits == _NO_OPERATIONS:

@@ -31,41 +31,55 @@ client.describe_cluster(request_timeout=5).result(10)
 """
 
 
-def run(program: str, *, known: int) -> "subprocess.CompletedProcess[str]":
+OLD = {ApiKey.API_VERSIONS: (0, 3), ApiKey.METADATA: (0, 9)}
+NEW = {**OLD, ApiKey.DESCRIBE_CLUSTER: (0, 2)}
+
+
+def run(
+    program: str, versions: dict[ApiKey, tuple[int, int]], *, known: int
+) -> "subprocess.CompletedProcess[str]":
     """Run a program against a broker that knows the cluster for some answers only."""
-    with fake_broker({ApiKey.API_VERSIONS: (0, 3), ApiKey.METADATA: (0, 9)}) as broker:
+    with fake_broker(versions) as broker:
 
         def answer(request: Received) -> bytes:
-            if broker.apis().count(ApiKey.METADATA) <= known:
+            if request.api is ApiKey.METADATA and broker.apis().count(request.api) <= known:
                 return led_by(broker, request)
+            own: dict[str, object] = {"cluster_id": "cluster", "error_message": None}
+            if request.api is ApiKey.METADATA:
+                own = {"cluster_id": None, "topics": []}
             return request.response(
                 throttle_time=0,
-                cluster_id=None,
                 controller_id=-1,
                 error_code=ErrorCode.none,
                 brokers=[],
-                topics=[],
                 cluster_authorized_operations=1 << 8,
+                **own,
             )
 
-        broker.answers[ApiKey.METADATA] = answer
+        broker.answers |= {ApiKey.METADATA: answer, ApiKey.DESCRIBE_CLUSTER: answer}
         servers = "{}:{}".format(*broker.address)
         line = [sys.executable, "-c", f"servers = {servers!r}\n{program}"]
         return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
-    ("program", "known", "answer"),
-    [(CONSUMER, 2, "cluster"), (SNAPSHOT, 0, "frozenset({8})")],
+    ("program", "versions", "known", "answer"),
+    [
+        (CONSUMER, OLD, 2, "cluster"),
+        (SNAPSHOT, OLD, 0, "frozenset({8})"),
+        (SNAPSHOT, NEW, 0, "frozenset({8})"),
+    ],
 )
-def test_the_process_goes_on(program: str, known: int, answer: str) -> None:
-    done = run(program, known=known)
+def test_the_process_goes_on(
+    program: str, versions: dict[ApiKey, tuple[int, int]], known: int, answer: str
+) -> None:
+    done = run(program, versions, known=known)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == answer
 
 
 def test_the_library_ends_the_process() -> None:
     """If this fails, the library is mended, and `describe_cluster` can be used again."""
-    done = run(LIBRARY, known=2)
+    done = run(LIBRARY, OLD, known=2)
     assert done.returncode < 0, done.stderr
     assert "Assertion" in done.stderr
