@@ -187,6 +187,8 @@ class Feed:
         self._serve_at = 0.0
         self._seen = -1
         self._flows = (False, False)
+        self._before: list[tuple[Partition, int | None]] = []
+        """The positions before the records of the last `gather`."""
 
     def next(self) -> Message | None:
         """Return the next fetched message, or None if the caller must call `gather`.
@@ -205,15 +207,15 @@ class Feed:
         piece = self._stored[0] if self._stored else None
         if not isinstance(piece, StoreRecords):
             return None
-        message = piece.next_message()
+        partition, position = piece.partition, piece.partition.position
         try:
+            message = piece.next_message()
             self._delivery.count_message(Source.STORE, message)
             if not piece.left:
                 self._kafka_turn = True
                 self._finished(piece)
         except BaseException:
-            self._take_back([message])
-            self._state.store_interrupted()
+            self._set_back([(partition, position)])
             raise
         return message
 
@@ -227,34 +229,44 @@ class Feed:
         self._state.replace_silent_client()
         self._state.router.step()
         self._fetch_available(most)
-        shares: list[Share] = []
-        with self.taking_back(shares):
-            self._add_shares(most, shares)
-            if not shares and wait > 0 and not self._state.router.errors:
-                self._fetch_waiting(most, wait)
-                self._state.router.step()
-                self._add_shares(most, shares)
+        shares = self._next_shares(most)
+        if not shares and wait > 0 and not self._state.router.errors:
+            self._fetch_waiting(most, wait)
+            self._state.router.step()
+            shares = self._next_shares(most)
         return shares
 
     @contextmanager
-    def taking_back(self, shares: Sequence[Share]) -> Iterator[None]:
-        """If the block raises, take back the records of `shares`: they are returned again next.
+    def returning_again(self) -> Iterator[None]:
+        """If the block raises, read the records of the last `gather` again.
 
         Their positions have moved, but the application does not get them: without this, an
         interrupted `consume` would skip them, and `close` would commit the offsets after them.
+        They are fetched again: messages of Kafka's client may be returned by it only once.
         """
         try:
             yield
         except BaseException:
-            for share in reversed(shares):
-                if isinstance(share, StoreSlice):
-                    share.piece.partition.position = share.first_offset
-                elif isinstance(share, list) and share[0].error() is None:
-                    self._held.extendleft(reversed(share))
-                    self._take_back(share)
-            if any(isinstance(share, StoreSlice) for share in shares):
-                self._state.store_interrupted()
+            self._set_back(self._before)
             raise
+
+    def read_again(self, messages: Sequence[Message]) -> None:
+        """Read these messages again, which were returned, and all that follow them."""
+        starts = {}
+        for message in reversed(messages):
+            partition = self._of(message)
+            if partition is not None:
+                starts[partition.tp] = partition, message.offset()
+        self._set_back(starts.values())
+
+    def _set_back(self, positions: Iterable[tuple[Partition, int | None]]) -> None:
+        moved = [(one, position) for one, position in positions if one.position != position]
+        for partition, position in moved:
+            partition.position = position
+        if moved:
+            # Both: a partition may have changed its source after its last record.
+            self._state.kafka_interrupted()
+            self._state.store_interrupted()
 
     def give_back(self, message: Message) -> None:
         """Take back the last returned message. It is returned again next."""
@@ -262,13 +274,6 @@ class Feed:
         if partition is not None:
             self._buffer.given_back = (message, partition)
             partition.position = message.offset()
-
-    def _take_back(self, messages: Sequence[Message]) -> None:
-        """Set the positions of messages back that the application does not get."""
-        for message in reversed(messages):
-            partition = self._of(message)
-            if partition is not None:
-                partition.position = message.offset()
 
     def _fetch_available(self, most: int) -> None:
         """Fetch the available records of both sources, without waiting."""
@@ -303,11 +308,10 @@ class Feed:
     def _take_from_kafka(self, kafka: KafkaSide, most: int, wait: float) -> None:
         self._delivery.flush(self._state.partitions.values())
         try:
-            taken = kafka.take(most, wait)
+            self._held.extend(kafka.take(most, wait))
         except BaseException:
             self._state.kafka_interrupted()
             raise
-        self._held.extend(taken)
         self._serve_at = self._clock() + SERVE_EVERY
         # Last: the exception of a callback must not lose the messages.
         kafka.callbacks.check()
@@ -331,23 +335,28 @@ class Feed:
         else:
             self._stored.append(taken)
 
-    def _add_shares(self, most: int, shares: list[Share]) -> None:
+    def _next_shares(self, most: int) -> list[Share]:
+        self._before = [(one, one.position) for one in self._state.partitions.values()]
+        with self.returning_again():
+            return self._shares(most)
+
+    def _shares(self, most: int) -> list[Share]:
         errors = self._state.router.errors
         if errors:
-            shares.append(errors.pop(0))
-            return
+            return [errors.pop(0)]
         if self._buffer.given_back is not None:
             message, partition = self._buffer.given_back
             self._buffer.given_back = None
-            shares.append([message])
             partition.moved(int(message.offset() or 0) + 1, message.leader_epoch())
-            return
+            return [[message]]
+        shares: list[Share] = []
         for _ in range(2):
             source = self._share_of_kafka if self._kafka_turn else self._share_of_store
             self._kafka_turn = not self._kafka_turn
             most -= source(most, shares)
             if most <= 0:
                 break
+        return shares
 
     def _share_of_kafka(self, most: int, shares: list[Share]) -> int:
         run: list[Message] = []
@@ -395,14 +404,18 @@ class Feed:
     def _next_of_kafka(self) -> Message | None:
         while self._held and self._held[0].error() is None:
             message = self._held.popleft()
-            if self._accepts(message):
-                try:
+            partition = self._of(message)
+            position = None if partition is None else partition.position
+            if position is None:
+                position = message.offset()
+            try:
+                if self._accepts(message):
                     self._delivery.count_message(Source.KAFKA, message)
-                except BaseException:
-                    self._held.appendleft(message)
-                    self._take_back([message])
-                    raise
-                return message
+                    return message
+            except BaseException:
+                if partition is not None:
+                    self._set_back([(partition, position)])
+                raise
         if not self._held:
             self._kafka_turn = False
         return None
@@ -436,6 +449,8 @@ class Feed:
                 and (partition.position is None or offsets[0] >= partition.position)
                 and all(map(lt, offsets, offsets[1:]))
             ):
+                if partition.position is None:  # only the message shows where reading began
+                    self._before.append((partition, offsets[0]))
                 partition.moved(offsets[-1] + 1, run[-1].leader_epoch())
                 accepted += run
             else:
@@ -448,7 +463,9 @@ class Feed:
         if partition is None or partition.source is not Source.KAFKA:
             return False
         offset = int(message.offset() or 0)
-        if partition.position is not None and offset < partition.position:
+        if partition.position is None:
+            self._before.append((partition, offset))
+        elif offset < partition.position:
             return False
         partition.moved(offset + 1, message.leader_epoch())
         return True

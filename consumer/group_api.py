@@ -50,13 +50,14 @@ class PollLock:
 
     def take(self) -> None:
         """Begin a slice."""
+        # Before it, not at its end: an interruption would lose the records of the slice.
+        if self._waiting:  # read without the guard: a thread that is missed waits one slice more
+            self._never.wait(_REST_SECONDS)
         self._lock.acquire()
 
     def give(self) -> None:
         """End a slice."""
         self._lock.release()
-        if self._waiting:  # read without the guard: a thread that is missed waits one slice more
-            self._never.wait(_REST_SECONDS)
 
 
 class _Slice:

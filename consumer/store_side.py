@@ -292,12 +292,6 @@ class StoreSlice:
     start: int
     stop: int
 
-    @property
-    def first_offset(self) -> int:
-        """Offset of the first row."""
-        offset: int = self.piece.records.column("offset")[self.start].as_py()
-        return offset
-
     def messages(self) -> list[Message]:
         """Return the rows as messages, for `consume`."""
         return self.piece.messages[self.start : self.stop]

@@ -93,7 +93,13 @@ class TieredConsumer(GroupApi):
         message = self._next(timeout)
         if message is None or self._serdes is None:
             return message
-        return self._serdes.apply(message)
+        try:
+            return self._serdes.apply(message)
+        except KafkaException:
+            raise
+        except BaseException:
+            self._read_again([message])
+            raise
 
     def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
         """Return at most `num_messages` messages as soon as there are any. An error comes alone.
@@ -133,6 +139,8 @@ class TieredConsumer(GroupApi):
             ValueError: `max_records` is below 1.
             KafkaException: an error that `poll` would return as a message. Records before the error
                 were returned by an earlier call.
+            UnreadableHeadersError: a record of Kafka has a header whose key is not UTF-8. The next
+                call raises it again: `seek` past the record.
             RuntimeError: the consumer is closed, or another thread closes it during the call.
         """
         if max_records < 1:
@@ -395,7 +403,7 @@ class TieredConsumer(GroupApi):
                 # Not longer: the lock is held meanwhile, and `close` and other threads wait for it.
                 shares = self._feed.gather(most, max(0.0, min(left, _SLICE_SECONDS)))
                 if shares or (deadline is not None and clock() >= deadline):
-                    with self._feed.taking_back(shares):
+                    with self._feed.returning_again():
                         return convert(shares)
 
     def _consume_deserialized(
@@ -407,19 +415,29 @@ class TieredConsumer(GroupApi):
         """
         messages: list[Message] = []
         message = self._next(timeout)
-        while message is not None:
-            try:
-                messages.append(serdes.apply(message))
-            except KafkaException:
-                if not messages:
-                    raise
-                self._feed.give_back(message)
-                break
-            if len(messages) == most:
-                break
-            with self._poll_lock.slice:
-                message = self._feed.next()
+        try:
+            while message is not None:
+                try:
+                    messages.append(serdes.apply(message))
+                except KafkaException:
+                    if not messages:
+                        raise
+                    self._feed.give_back(message)
+                    break
+                if len(messages) == most:
+                    break
+                with self._poll_lock.slice:
+                    message = self._feed.next()
+        except BaseException as error:
+            # An error of the first message alone is the result of this call.
+            if messages or not isinstance(error, KafkaException):
+                self._read_again([*messages, *(() if message is None else (message,))])
+            raise
         return messages
+
+    def _read_again(self, messages: list[Message]) -> None:
+        with self._poll_lock.slice:
+            self._feed.read_again(messages)
 
     def _deadline(self, timeout: float | None) -> float | None:
         if timeout is None or timeout < 0:

@@ -40,7 +40,8 @@ package() { # TARGET WHEELS
   pip_install "$tools" --require-hashes -r "$tree/requirements/build.txt"
   "$tools/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
     --no-build-isolation --wheel-dir "$2" "$tree"
-  pip_install "$1" --no-deps --no-index --find-links "$2" sidetier
+  # Also over another build of the same version.
+  pip_install "$1" --no-deps --no-index --force-reinstall --find-links "$2" sidetier
   compile "$1/lib"
 }
 

@@ -42,6 +42,8 @@ MAX_TIMESTAMP: Final = -3
 _NO_OPERATIONS: Final = -(2**31)
 """The bits of a broker that reports no operations."""
 _OPERATION_BITS: Final = 31
+_FIRST_WITH_OPERATIONS: Final = 8
+"""Version of Metadata (KIP-430)."""
 _CLIENT: Final = -1
 """Replica id of clients, as opposed to brokers."""
 
@@ -652,6 +654,8 @@ def allowed_on_cluster(
         values: dict[str, Any] = {"include_fenced_brokers": False}
         if cluster.connection(AnyBroker()).offered(api) is None:  # before 2.8
             api = ApiKey.METADATA
+            if cluster.connection(AnyBroker()).version(api) < _FIRST_WITH_OPERATIONS:
+                return None
             values = {"topics": (), "allow_auto_topic_creation": False}
             values["include_topic_authorized_operations"] = False
         values["include_cluster_authorized_operations"] = True

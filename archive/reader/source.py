@@ -63,7 +63,7 @@ class Opened:
 
     Attributes:
         offset: First wanted offset.
-        parts: Where to read: each part begins at the offset where the one before it ends.
+        parts: Where to read, in order of offsets; each part up to its `until`.
         as_of: Time of the source's knowledge, in seconds of its clock; None if that does not age.
         learnt: Transactions of the segments before, which were skipped. Only while looking ahead.
     """
@@ -80,8 +80,8 @@ class AtEnd:
 
     Attributes:
         offset: The offset at which reading continues.
-        as_of: As that of `Opened`. From `open` never None, and at most `max_age` seconds ago: the
-            source is asked again `look_interval` after it, and with None at once.
+        as_of: Time of the source's knowledge. `open` returns one that is at most `max_age` seconds
+            old, never None: the source is asked again `look_interval` after it.
     """
 
     offset: Offset

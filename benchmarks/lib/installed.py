@@ -30,14 +30,15 @@ Requirements = Literal["runtime", "consumer"]
 def installed_programs(requirements: Requirements) -> Path:
     """Return the directory of `python` and `sidetier` in an environment with this tree's packages.
 
-    `docker/build.sh` makes it. It is kept in the cache until the lock file changes, and this tree
-    is installed again after each change of it.
+    `docker/build.sh` makes it. It is kept in the cache until the lock file changes. The tree is
+    installed in it again after each change of the tree.
 
     Raises:
         RuntimeError: It cannot be made.
     """
     lock_file = _TREE / f"requirements/{requirements}.txt"
-    pinned = hashlib.sha256(sys.version.encode() + lock_file.read_bytes()).hexdigest()[:16]
+    identity = f"{sys.version} {_TREE} ".encode()
+    pinned = hashlib.sha256(identity + lock_file.read_bytes()).hexdigest()[:16]
     environment = cache_root() / "installed" / f"{requirements}-{pinned}"
     environment.parent.mkdir(parents=True, exist_ok=True)
     has_dependencies, source = environment / "has-dependencies", environment / "source"

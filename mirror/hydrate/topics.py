@@ -57,6 +57,7 @@ _NO_ANSWER: Final = frozenset(
         KafkaError._TIMED_OUT,  # noqa: SLF001 -- public names
         KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 -- waited for a connection
         KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._PARTIAL,  # noqa: SLF001 -- of a broker that has just started
     }
 )
 _REFUSED_VALUES: Final = frozenset({KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION})
@@ -307,7 +308,8 @@ class TopicAdmin:
 
         def ask() -> Any:  # noqa: ANN401 -- librdkafka's type has no public name
             # Refreshes the controller, and fails if a broker that has just started knows no
-            # brokers: librdkafka 2.16 ends the process at such an answer to `describe_cluster`.
+            # brokers: librdkafka 2.16 ends the process at such an answer to `describe_cluster`. The
+            # next broker may still give one; hydrate can be run again.
             self._client.list_topics(timeout=_CONTROLLER_TIMEOUT)
             return self._client.describe_cluster(request_timeout=_CONTROLLER_TIMEOUT).result()
 

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -142,6 +142,14 @@ def test_records_lost_to_an_interruption_are_read_again(monkeypatch: pytest.Monk
     assert seen == list(range(100))
 
 
+def offsets_of_one_call(consumer: TieredConsumer, call: str) -> list[int]:
+    if call == "consume_arrow":
+        batches = consumer.consume_arrow(7, 0.1)
+        return [offset for each in batches for offset in each.records.column("offset").to_pylist()]
+    messages = [consumer.poll(0.1)] if call == "poll" else consumer.consume(7, 0.1)
+    return [int(message.offset() or 0) for message in messages if message is not None]
+
+
 @pytest.mark.parametrize("mode", ["KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"])
 @pytest.mark.parametrize(
     ("owner", "method"),
@@ -159,27 +167,51 @@ def test_records_of_an_interrupted_call_are_returned_by_the_next_one(
     monkeypatch: pytest.MonkeyPatch, owner: object, method: str, call: str, mode: str
 ) -> None:
     """The positions have moved when a call is interrupted, and `close` would commit them."""
-    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
-    it.consumer.assign([at(0)])
-    original, calls = getattr(owner, method), itertools.count()
+    original = getattr(owner, method)
+    for seed in range(6):
+        calls = itertools.count(seed)
 
-    def interrupted(*arguments: Any) -> Any:  # noqa: ANN401
-        if next(calls) % 3 == 0:
+        def interrupted(*arguments: Any, calls: Iterator[int] = calls) -> Any:  # noqa: ANN401
+            if next(calls) % 3 == 0:
+                raise KeyboardInterrupt
+            return original(*arguments)
+
+        world = world_of(kafka_start=60, store=(0, 80))
+        world.seed = seed
+        it = tiered(world, mode)
+        it.consumer.assign([at(0)])
+        monkeypatch.setattr(owner, method, interrupted)
+        seen: list[int] = []
+        for _ in range(300):
+            if len(seen) >= 100:
+                break
+            with suppress(KeyboardInterrupt):
+                seen += offsets_of_one_call(it.consumer, call)
+        assert seen == list(range(100))
+
+
+@pytest.mark.parametrize("mode", ["KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"])
+@pytest.mark.parametrize("call", ["poll", "consume"])
+def test_messages_whose_deserialization_is_interrupted_are_returned_by_the_next_call(
+    call: str, mode: str
+) -> None:
+    calls = itertools.count()
+
+    def deserialize(value: bytes | None, _: object) -> bytes | None:
+        if next(calls) % 5 == 0:
             raise KeyboardInterrupt
-        return original(*arguments)
+        return value
 
-    monkeypatch.setattr(owner, method, interrupted)
+    world = world_of(kafka_start=60, store=(0, 80))
+    it = tiered(world, mode, {"value.deserializer": deserialize})
+    it.consumer.assign([at(0)])
     seen: list[int] = []
-    for _ in range(300):
+    for _ in range(900):
+        if len(seen) >= 100:
+            break
         with suppress(KeyboardInterrupt):
-            if call == "poll":
-                message = it.consumer.poll(0.1)
-                seen += [] if message is None else [int(message.offset() or 0)]
-            elif call == "consume":
-                seen += [int(message.offset() or 0) for message in it.consumer.consume(7, 0.1)]
-            else:
-                for batch in it.consumer.consume_arrow(7, 0.1):
-                    seen += batch.records.column("offset").to_pylist()
+            messages = [it.consumer.poll(0.1)] if call == "poll" else it.consumer.consume(3, 0.1)
+            seen += [int(each.offset() or 0) for each in messages if each is not None]
     assert seen == list(range(100))
 
 
