@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 
 from sidetier.consumer.errors import is_transient
 from sidetier.consumer.sources import Identity, Logical
-from sidetier.leadership.cluster import topic_id_of
+from sidetier.leadership.cluster import cluster_id_of, topic_id_of
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 # The application's callbacks. Their exceptions are raised after Kafka's client has returned.
@@ -166,10 +166,8 @@ class KafkaClients:
     def cluster_id(self) -> str | None:
         """Return the cluster's id, which is asked for once; None without an answer."""
         if self._cluster_id is None:
-            # Not `describe_cluster`: librdkafka 2.16 ends the process (an assertion in
-            # `rd_kafka_admin_response_parse`) if a broker that has just started knows no brokers.
             with contextlib.suppress(KafkaException):
-                self._cluster_id = self._opened().cluster_id(LOOKUP_SECONDS)
+                self._cluster_id = cluster_id_of(self._opened(), LOOKUP_SECONDS)
         return self._cluster_id
 
     def _opened(self) -> AdminClient:

@@ -262,6 +262,19 @@ def all_offsets(
     return offsets
 
 
+def cluster_id_of(client: AdminClient, timeout: float) -> str:
+    """Return Kafka's id of the cluster.
+
+    Not by `describe_cluster`: librdkafka 2.16 ends the process (an assertion in
+    `rd_kafka_admin_response_parse`) if a broker that has just started knows no brokers yet.
+
+    Raises:
+        KafkaException: No response within `timeout` seconds.
+    """
+    cluster_id: str = client.cluster_id(timeout)
+    return cluster_id
+
+
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 
 

@@ -401,9 +401,7 @@ class KafkaClusterState:
     def _may_see_all_groups(self, cluster: "Cluster") -> bool:
         """Return whether ListGroups is complete: it omits groups without permission silently.
 
-        Through `wire`: at `describe_cluster`, librdkafka 2.16 ends the process
-        (`rd_kafka_admin_response_parse: Assertion failed`) if a broker that has just started
-        answers without brokers.
+        Through `wire`: `cluster_id_of` has the reason not to use `describe_cluster`.
 
         Raises:
             LeadershipUnavailableError: No broker answers.

@@ -307,9 +307,9 @@ class TopicAdmin:
         )
 
         def ask() -> Any:  # noqa: ANN401 -- librdkafka's type has no public name
-            # Refreshes the controller, and fails if a broker that has just started knows no
-            # brokers: librdkafka 2.16 ends the process at such an answer to `describe_cluster`. The
-            # next broker may still give one; hydrate can be run again.
+            # Refreshes the controller, and fails if a broker that has just started knows no brokers
+            # yet: such an answer to `describe_cluster` ends the process (`cluster_id_of`). Another
+            # broker may still give one: then run the command again.
             self._client.list_topics(timeout=_CONTROLLER_TIMEOUT)
             return self._client.describe_cluster(request_timeout=_CONTROLLER_TIMEOUT).result()
 

@@ -10,6 +10,7 @@ from sidetier.leadership.cluster import (
     admin_client,
     all_offsets,
     as_texts,
+    cluster_id_of,
     described,
     topic_id_of,
 )
@@ -51,7 +52,7 @@ def broker_topic(broker: BrokerConfig, topic: str, isolation: IsolationLevel) ->
     servers, properties = client_settings(broker)
     client = admin_client(servers, properties)
     try:
-        cluster = client.describe_cluster(request_timeout=_TIMEOUT).result()
+        cluster_id = cluster_id_of(client, _TIMEOUT)
         description = described(client, topic, _TIMEOUT)
         if description is None:
             return None
@@ -72,4 +73,4 @@ def broker_topic(broker: BrokerConfig, topic: str, isolation: IsolationLevel) ->
         )
         for tp in tps
     }
-    return BrokerTopic(topic_id_of(description.topic_id), logs, cluster.cluster_id)
+    return BrokerTopic(topic_id_of(description.topic_id), logs, cluster_id)
