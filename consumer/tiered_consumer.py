@@ -147,9 +147,11 @@ class TieredConsumer(GroupApi):
             raise ValueError("max_records must be at least 1")
         deadline = self._deadline(timeout)
         while True:
-            batches = self._gathered(max_records, deadline, _all_batches)
-            if batches is not None:
-                return batches
+            found = self._gathered(max_records, deadline, _all_batches)
+            if isinstance(found, KafkaException):
+                raise found
+            if found is not None:
+                return found
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages until the consumer is closed.
@@ -461,25 +463,24 @@ def _all_messages(shares: list[Share]) -> list[Message]:
     return [message for share in shares for message in _messages(share)]
 
 
-def _all_batches(shares: list[Share]) -> list[ArrowBatch] | None:
-    """Return the records as batches; None if only ends of partitions have arrived."""
-    batches = [batch for share in shares for batch in _batches(share)]
+def _all_batches(shares: list[Share]) -> list[ArrowBatch] | KafkaException | None:
+    """Return the records as batches, or the error, which comes alone; None if only ends of
+    partitions have arrived.
+
+    The error is a result, not a failed conversion: nothing is read again because of it.
+    """
+    batches: list[ArrowBatch] = []
+    for share in shares:
+        if isinstance(share, StoreSlice):
+            tp = share.piece.partition.tp
+            batches.append(ArrowBatch(tp.topic, tp.partition, share.batch()))
+        elif isinstance(share, TieredError):
+            return share
+        elif (error := share[0].error()) is None:
+            batches += batches_of(share)
+        elif error.code() != KafkaError._PARTITION_EOF:
+            return KafkaException(error)
     return batches if batches or not shares else None
-
-
-def _batches(share: Share) -> Iterator[ArrowBatch]:
-    if isinstance(share, StoreSlice):
-        tp = share.piece.partition.tp
-        yield ArrowBatch(tp.topic, tp.partition, share.batch())
-        return
-    if isinstance(share, TieredError):
-        error: KafkaError | None = share.error
-    else:
-        error = share[0].error()
-    if error is None:
-        yield from batches_of(share if isinstance(share, list) else [])
-    elif error.code() != KafkaError._PARTITION_EOF:
-        raise share if isinstance(share, TieredError) else KafkaException(error)
 
 
 def _name(partition: TopicPartition) -> domain.TopicPartition:
