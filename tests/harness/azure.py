@@ -5,7 +5,7 @@ The options of `obstore.store.AzureStore` that work against Azurite, as `AzureCo
     AzureStore(container,
                config={"account_name": "devstoreaccount1", "account_key": ACCOUNT_KEY,
                        "endpoint": "http://127.0.0.1:PORT/devstoreaccount1"},
-               client_options={"allow_http": True}, retry_config={"max_retries": 0})
+               client_options={"allow_http": True})
 
 `endpoint` ends with the account's name, because Azurite takes the account from the path. HTTPS
 needs `client_options={"root_certificate": pem_text}` in place of `allow_http`. `use_emulator=True`
@@ -81,15 +81,12 @@ class AzureContainer:
         return {"root_certificate": self.authority.read_text()}
 
     def client(self) -> "AzureStore":
-        """Return an obstore client without retries."""
+        """Return an obstore client with its usual retries: Azurite closes connections that idle,
+        and a request can meet that.
+        """
         from obstore.store import AzureStore  # noqa: PLC0415 -- not every importer of this module has obstore
 
-        return AzureStore(
-            self.name,
-            config=self.config,
-            client_options=self.client_options,
-            retry_config={"max_retries": 0},
-        )
+        return AzureStore(self.name, config=self.config, client_options=self.client_options)
 
 
 def config_at(endpoint_url: str) -> "AzureConfig":
