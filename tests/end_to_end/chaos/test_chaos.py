@@ -21,7 +21,7 @@ from tests.harness.s3 import S3Bucket
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))
 SEED = int(os.environ.get("CHAOS_SEED", "4711"))
-KRAFT_SECONDS = SECONDS or 180.0
+KRAFT_SECONDS = SECONDS or 120.0
 ZOOKEEPER_SECONDS = SECONDS or 90.0
 AZURE_SECONDS = SECONDS or 60.0
 _AROUND_SECONDS = 600
