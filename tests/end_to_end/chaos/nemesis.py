@@ -126,16 +126,27 @@ class Nemesis:
     def _follow(self, steps: Iterable[Step]) -> None:
         try:
             for step in steps:
-                if self._over.wait(step.quiet) or not self._is_calm(step.action):
+                if self._over.wait(step.quiet) or not self._begin(step.action):
                     return
-                with self._stage.guards.held(*guards_of(step.action)):
-                    if self._over.is_set():
-                        return
-                    self._carry_out(step.action)
         except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             self.errors.append(error)
             self._tell(f"the nemesis failed: {error!r}")
             self._over.set()
+
+    def _begin(self, action: Action) -> bool:
+        """Carry out an action once the archive has caught up; return False if the run ended before.
+
+        The archive may fall behind while the action waits for its guards. To kill all sidecars then
+        would lose what the brokers delete by retention before they are back.
+        """
+        while self._is_calm(action):
+            with self._stage.guards.held(*guards_of(action)):
+                if self._over.is_set():
+                    return False
+                if self._lag() <= LAG_SECONDS:
+                    self._carry_out(action)
+                    return True
+        return False
 
     def _is_calm(self, action: Action) -> bool:
         """Wait until the archive has caught up; return False if the run ended before."""

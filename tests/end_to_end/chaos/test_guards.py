@@ -1,9 +1,12 @@
 """Mutual exclusion of actions that need the same lock."""
 
 import threading
+from typing import Any, cast
 
-from tests.end_to_end.chaos.disasters import Guards
-from tests.end_to_end.chaos.nemesis import guards_of
+import pytest
+
+from tests.end_to_end.chaos.disasters import Guards, Stage
+from tests.end_to_end.chaos.nemesis import LAG_SECONDS, Nemesis, guards_of
 from tests.end_to_end.chaos.schedule import (
     BROKERS,
     Action,
@@ -15,6 +18,7 @@ from tests.end_to_end.chaos.schedule import (
     RecreateTopic,
     RestartEverything,
     RestartOnSpool,
+    Schedule,
     TroubleStore,
     draw,
 )
@@ -61,3 +65,14 @@ def test_lock_is_held_by_one_action_at_a_time() -> None:
     assert held.wait(60)
     over.set()
     wait_until(lambda: not other.is_alive(), 60, "the other action to end")
+
+
+def test_no_fault_begins_while_the_archive_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have fallen behind while the fault waited for its guards."""
+    lags = [0.0, LAG_SECONDS + 1, LAG_SECONDS + 1, 0.0, 1.0]
+    begun: list[int] = []
+    stage = Stage(*(cast("Any", None) for _ in range(4)), tell=lambda _: None)
+    nemesis = Nemesis(stage, Schedule(1, 1.0, (), (), (), ()), lambda: lags.pop(0), lambda: None)
+    monkeypatch.setattr(nemesis, "_carry_out", lambda _action: begun.append(len(lags)))
+    assert nemesis._begin(RestartOnSpool(0, 1.0))
+    assert begun == [0], "after the last look"
