@@ -29,7 +29,12 @@ from sidetier.config.problems import Origins, problem_line, raise_problems
 from sidetier.config.retention import LocalRetentionConfig
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.leadership.factory import open_leadership
-from sidetier.leadership.port import ClusterStateSource, RecordDeleter, TopicConfigSource
+from sidetier.leadership.port import (
+    ClusterStateSource,
+    ConsumerGroupSource,
+    RecordDeleter,
+    TopicConfigSource,
+)
 from sidetier.leadership.settings import (
     KraftSettings,
     LeadershipSettings,
@@ -495,6 +500,23 @@ def record_deleter(config: Config, identity: MetaProperties) -> RecordDeleter | 
     return KafkaRecordDeleter(
         servers, _client_properties(config), identity.broker_id, identity.cluster_id
     )
+
+
+def consumer_groups(config: Config) -> ConsumerGroupSource:
+    """Return the source of consumer groups.
+
+    Raises:
+        ConfigurationError: No servers are configured, or the client does not support a property of
+            `broker.client`.
+    """
+    servers = config.broker.bootstrap_servers
+    if servers is None:
+        raise ConfigurationError("broker.bootstrap_servers is not set")
+    from sidetier.leadership.consumer_groups import (  # noqa: PLC0415 - only where it is used
+        KafkaConsumerGroups,
+    )
+
+    return KafkaConsumerGroups(servers, _client_properties(config))
 
 
 def cluster_state_source(config: Config, ending: threading.Event) -> ClusterStateSource | None:

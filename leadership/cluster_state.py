@@ -1,6 +1,7 @@
 """State of the whole cluster: from librdkafka's admin client; quotas and offsets from `wire`."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -16,6 +17,7 @@ from confluent_kafka.admin import (
 )
 
 from sidetier.leadership.cluster import admin_client, topic_id_of
+from sidetier.leadership.consumer_groups import may_see_all_groups, read_offsets
 from sidetier.leadership.port import ReadState
 from sidetier.segments.cluster_state import (
     AclBinding,
@@ -52,7 +54,6 @@ _Offsets = Mapping[str, Mapping[int, CommittedOffset]]
 
 _TOPICS_AT_ONCE: Final = 100
 _GROUPS_AT_ONCE: Final = 20
-_IMPATIENT_SECONDS: Final = 1.0
 _PROBLEMS_SHOWN: Final = 3
 _NO_PERMISSION: Final[Mapping[SnapshotKind, str]] = {
     SnapshotKind.TOPICS: "DESCRIBE and DESCRIBE_CONFIGS on the topics",
@@ -326,11 +327,7 @@ class KafkaClusterState:
         return ReadState(ScramUsers(users))
 
     def _group_offsets(self, before: GroupOffsets | None, seconds: float) -> ReadState:
-        """List the groups, and read their offsets through `wire`.
-
-        Not through librdkafka: it copies commit metadata without the terminating zero byte, so that
-        confluent-kafka reads beyond its end, and it can end the process while a coordinator loads.
-        """
+        """List the groups, and read their offsets through `wire`."""
         cluster = self._wire(SnapshotKind.GROUP_OFFSETS)
         listed = self._client.list_consumer_groups(request_timeout=self._timeout).result()
         names = {group_listing.group_id for group_listing in listed.valid}
@@ -360,24 +357,13 @@ class KafkaClusterState:
 
         Deleted groups are left out. The batches are spread over `seconds`.
         """
-        from sidetier.wire.requests import committed_offsets  # noqa: PLC0415 -- see `_wire`
-
-        timeout = self._timeout
+        spread = chain.from_iterable(self._spread(groups, _GROUPS_AT_ONCE, seconds))
         with cluster:
-            for batch in self._spread(groups, _GROUPS_AT_ONCE, seconds):
-                for group in batch:
-                    try:
-                        offsets = committed_offsets(
-                            cluster, group, require_stable=False, timeout=timeout
-                        )
-                    except BrokerError as error:
-                        if error.retry:
-                            # More groups may have this coordinator: shorten their timeout.
-                            timeout = min(timeout, _IMPATIENT_SECONDS)
-                        if not (isinstance(error, KafkaApiError) and error.code in _GONE):
-                            yield group, _with_permission(error)
-                    else:
-                        yield group, _by_topic(offsets)
+            for group, answer in read_offsets(cluster, spread, self._timeout):
+                if not isinstance(answer, BrokerError):
+                    yield group, _by_topic(answer)
+                elif not (isinstance(answer, KafkaApiError) and answer.code in _GONE):
+                    yield group, _with_permission(answer)
 
     def _wire(self, kind: SnapshotKind) -> "Cluster":
         """Return a client that can ask what librdkafka cannot.
@@ -399,21 +385,12 @@ class KafkaClusterState:
             ) from error
 
     def _may_see_all_groups(self, cluster: "Cluster") -> bool:
-        """Return whether ListGroups is complete: it omits groups without permission silently.
-
-        Through `wire`: `cluster_id_of` has the reason not to use `describe_cluster`.
-
-        Raises:
-            LeadershipUnavailableError: No broker answers.
-        """
-        from sidetier.wire.requests import allowed_on_cluster  # noqa: PLC0415 -- see `_wire`
-
+        """Raise LeadershipUnavailableError if no broker answers."""
         try:
             with cluster:
-                allowed = allowed_on_cluster(cluster, timeout=self._timeout)
+                return may_see_all_groups(cluster, self._timeout)
         except BrokerError as error:
             raise LeadershipUnavailableError(f"{SnapshotKind.GROUP_OFFSETS}: {error}") from error
-        return allowed is None or AclOperation.DESCRIBE.value in allowed
 
 
 def _set_for_topic(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from sidetier.segments.cluster_state import SnapshotContent, SnapshotKind
+from sidetier.segments.cluster_state import GroupMember, SnapshotContent, SnapshotKind
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 
@@ -158,7 +158,47 @@ CommittedOffsets = Mapping[str, Mapping[TopicPartition, Offset]]
 """Committed offsets of consumer groups, by the name of the group."""
 
 
-class RecordDeleter(Protocol):
+class ReadGroups(NamedTuple):
+    """Committed offsets of consumer groups.
+
+    Attributes:
+        offsets: By group. Groups that were deleted meanwhile are left out.
+        unread: Groups whose offsets cannot be read, and why.
+        incomplete: Why the brokers may have more groups; None if they have listed all, or if only
+            some groups were wanted.
+    """
+
+    offsets: CommittedOffsets
+    unread: Mapping[str, str] = MappingProxyType({})
+    incomplete: str | None = None
+
+
+class ConsumerGroupSource(Protocol):
+    """Reads consumer groups of the cluster, for one thread at a time."""
+
+    def committed_offsets(
+        self, names: Collection[str], wanted: Callable[[str], bool] | None
+    ) -> ReadGroups:
+        """Return the committed offsets of consumer groups.
+
+        Args:
+            names: Groups that must be known even if the brokers do not list them.
+            wanted: Returns whether a group that the brokers list should be read; None for all.
+
+        Raises:
+            BrokerError: The groups cannot be listed.
+        """
+        ...
+
+    def members(self, groups: Collection[str]) -> Mapping[str, tuple[GroupMember, ...]]:
+        """Return the members that each group has now.
+
+        Groups whose members cannot be read are left out.
+        """
+        ...
+
+
+class RecordDeleter(ConsumerGroupSource, Protocol):
     """Deletes records on the broker that the sidecar runs beside, for one thread at a time."""
 
     def delete_records(
@@ -175,20 +215,6 @@ class RecordDeleter(Protocol):
 
         Raises:
             BrokerError: The broker does not answer. It may have deleted the records.
-        """
-        ...
-
-    def committed_offsets(
-        self, names: Collection[str], wanted: Callable[[str], bool]
-    ) -> CommittedOffsets:
-        """Return the committed offsets of consumer groups.
-
-        Args:
-            names: Groups that must be known even if the brokers do not list them.
-            wanted: Returns whether a group that the brokers list should be read.
-
-        Raises:
-            BrokerError: The offsets of a group cannot be read.
         """
         ...
 

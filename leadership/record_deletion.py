@@ -1,10 +1,10 @@
-"""Delete records on the own broker, and read the committed offsets of consumer groups."""
+"""Delete records on the own broker."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from sidetier.leadership.port import CommittedOffsets, RecordDeletion
+from sidetier.leadership.consumer_groups import KafkaConsumerGroups
+from sidetier.leadership.port import RecordDeletion
 from sidetier.leadership.topic_identity import identity_in
 from sidetier.segments.errors import KafkaApiError, LeadershipError, SidetierError
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
@@ -17,10 +17,9 @@ _FOLLOWERS_SECONDS: Final = 2.0
 records before, so a longer wait gains nothing.
 """
 _REQUEST_TIMED_OUT: Final = 7
-_GROUP_GONE: Final = 69
 
 
-class KafkaRecordDeleter:
+class KafkaRecordDeleter(KafkaConsumerGroups):
     """`RecordDeleter` with connections of its own, which are opened for each call.
 
     librdkafka would send DeleteRecords to the broker that leads by then. After an unclean election
@@ -45,20 +44,9 @@ class KafkaRecordDeleter:
         cluster_id: str | None,
         timeout: float = 10.0,
     ) -> None:
-        # Importing Kafka's messages takes 25 MB: only where records are deleted.
-        from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
-
-        settings = ClientSettings.from_properties(
-            {"bootstrap.servers": bootstrap_servers, **properties}
-        )
-        self._settings = replace(
-            settings,
-            connect_timeout=min(timeout, settings.connect_timeout),
-            request_timeout=min(timeout, settings.request_timeout),
-        )
+        super().__init__(bootstrap_servers, properties, timeout)
         self._broker_id = broker_id
         self._cluster_id = cluster_id
-        self._timeout = timeout
 
     def delete_records(
         self, deletions: Mapping[TopicPartition, RecordDeletion]
@@ -119,32 +107,6 @@ class KafkaRecordDeleter:
             for tp, deletion in deletions.items()
             if topic_ids[tp.topic] is None or topic_ids[tp.topic] != deletion.topic_id
         }
-
-    def committed_offsets(
-        self, names: Collection[str], wanted: Callable[[str], bool]
-    ) -> CommittedOffsets:
-        """Send ListGroups to every broker, and one request for each group."""
-        from sidetier.wire.requests import committed_offsets, list_groups  # noqa: PLC0415
-
-        offsets: dict[str, Mapping[TopicPartition, Offset]] = {}
-        with self._connected() as cluster:
-            groups = {*names, *filter(wanted, list_groups(cluster, timeout=self._timeout))}
-            for group in sorted(groups):
-                try:
-                    committed = committed_offsets(
-                        cluster, group, require_stable=False, timeout=self._timeout
-                    )
-                except KafkaApiError as error:
-                    if error.code != _GROUP_GONE:  # deleted since it was listed
-                        raise
-                else:
-                    offsets[group] = {tp: one.offset for tp, one in committed.items()}
-        return offsets
-
-    def _connected(self) -> "Cluster":
-        from sidetier.wire.cluster import Cluster  # noqa: PLC0415
-
-        return Cluster(self._settings)
 
 
 def _outcome(answer: Offset | KafkaApiError | None, end: Offset) -> Offset | SidetierError:

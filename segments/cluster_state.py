@@ -9,6 +9,7 @@ resources, operations and mechanisms are Kafka's own, in upper case (`TOPIC`, `R
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class SnapshotKind(StrEnum):
@@ -135,6 +136,13 @@ class CommittedOffset:
 
     offset: int
     metadata: str = ""
+
+
+class GroupMember(NamedTuple):
+    """A member of a consumer group: its `client.id`, and the address from which it connects."""
+
+    client_id: str
+    host: str
 
 
 @dataclass(frozen=True, slots=True)

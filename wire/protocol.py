@@ -361,8 +361,14 @@ _OPERATIONS: Final[Mapping[ApiKey, str]] = {
     ApiKey.TXN_OFFSET_COMMIT: "Read",
 }
 """Permission on the topic that a request needs; Describe for all others."""
-_GROUP_OPERATIONS: Final[Mapping[ApiKey, str]] = {ApiKey.DELETE_GROUPS: "Delete"}
-"""Permission on the group that a request needs; the others need Describe to read, else Read."""
+_GROUP_OPERATIONS: Final[Mapping[ApiKey, str]] = {
+    ApiKey.CONSUMER_GROUP_DESCRIBE: "Describe",
+    ApiKey.DELETE_GROUPS: "Delete",
+    ApiKey.DESCRIBE_GROUPS: "Describe",
+    ApiKey.FIND_COORDINATOR: "Describe",
+    ApiKey.OFFSET_FETCH: "Describe",
+}
+"""Permission on the group that a request needs; Read for all others."""
 
 
 def missing_permission(api: ApiKey, code: int) -> str | None:
@@ -371,8 +377,7 @@ def missing_permission(api: ApiKey, code: int) -> str | None:
         case ErrorCode.topic_authorization_failed:
             return f"the principal needs {_OPERATIONS.get(api, 'Describe')} on the topic"
         case ErrorCode.group_authorization_failed:
-            describes = api in (ApiKey.OFFSET_FETCH, ApiKey.FIND_COORDINATOR)
-            operation = "Describe" if describes else _GROUP_OPERATIONS.get(api, "Read")
+            operation = _GROUP_OPERATIONS.get(api, "Read")
             return f"the principal needs {operation} on the group"
         case ErrorCode.transactional_id_authorization_failed:
             describes = api is ApiKey.FIND_COORDINATOR

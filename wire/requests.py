@@ -13,6 +13,7 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from sidetier.segments.batches import Producer
+from sidetier.segments.cluster_state import GroupMember
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
@@ -476,6 +477,39 @@ def list_groups(cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT) -> dict[s
         return groups
 
     return cluster.retrying(attempt, timeout=timeout)
+
+
+def group_members(
+    cluster: Cluster, group: str, *, timeout: float = DEFAULT_TIMEOUT
+) -> tuple[GroupMember, ...]:
+    """Return the members that a group has now. A missing group has none."""
+    route = GroupCoordinator(group)
+    missing = (ErrorCode.group_id_not_found,)
+    response = cluster.request(
+        route,
+        ApiKey.DESCRIBE_GROUPS,
+        timeout=timeout,
+        tolerate=missing,
+        groups=(group,),
+        include_authorized_operations=False,
+    )
+    (described,) = response.groups
+    # Brokers call a group of the protocol of KIP-848 dead or missing here.
+    is_missing = described.error_code in missing or described.group_state == "Dead"
+    if is_missing and cluster.connection(route).offered(ApiKey.CONSUMER_GROUP_DESCRIBE):
+        response = cluster.request(
+            route,
+            ApiKey.CONSUMER_GROUP_DESCRIBE,
+            timeout=timeout,
+            tolerate=(*missing, ErrorCode.unsupported_version),  # the feature is off
+            group_ids=(group,),
+            include_authorized_operations=False,
+        )
+        (described,) = response.groups
+    return tuple(
+        GroupMember(member.client_id, member.client_host.removeprefix("/"))
+        for member in described.members
+    )
 
 
 def delete_topics(

@@ -92,9 +92,10 @@ def command(options: DoctorOptions) -> DoctorResult:
 
     Checks the topics' settings (retention, segment and delete times, compaction, elections), this
     host (open files, inotify, disk, permissions, page cache), the store (reachable, layout, clock)
-    and the running sidecar, and names the settings to change. With local retention it also checks
-    topic ids and the permission to delete records; with encryption, each key and a few stored
-    segments. Run it on the broker's host, as the sidecar's user. It changes nothing.
+    and the running sidecar, and names the settings to change. It names consumer groups that skip
+    archived records if they read from the brokers. With local retention it also checks topic ids
+    and the permission to delete records; with encryption, each key and a few stored segments. Run
+    it on the broker's host, as the sidecar's user. It changes nothing.
 
     \b
     Example:

@@ -12,6 +12,13 @@ from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
 from sidetier.cli.output import Cell, OutputFormat, Table
 from sidetier.cli.stores import reporting_waits
 from sidetier.cli.wiring import trim_once
+from sidetier.uploader.trim.groups_behind import (
+    CATCH_UP,
+    READ_THE_ARCHIVE,
+    WHO_SKIPS,
+    GroupInTopic,
+    in_topics,
+)
 from sidetier.uploader.trim.single_pass import TrimReport, TrimRequest
 
 _MAX_ROWS: Final = 40
@@ -48,8 +55,21 @@ class TrimResult:
                     "partition": entry.topic_partition.partition,
                     "committed_offset": entry.committed,
                     "log_start_offset": entry.log_start,
+                    "skipped_offsets": entry.skipped,
                 }
                 for entry in self.report.groups_behind
+            ],
+            "groups": [
+                {
+                    "group": row.group,
+                    "topic": row.topic,
+                    "partitions": row.partitions,
+                    "skipped_offsets": row.skipped,
+                    "members": None
+                    if row.members is None
+                    else [member._asdict() for member in row.members],
+                }
+                for row in self._groups()
             ],
             "notes": list(self.report.notes),
         }
@@ -84,17 +104,24 @@ class TrimResult:
                     ],
                 )
             )
-        if self.report.groups_behind:
+        groups = self._groups()
+        if groups:
             tables.append(
                 _limited(
-                    ("GROUP BEHIND", "PARTITION", "COMMITTED", "LOG START"),
+                    ("GROUP BEHIND", "TOPIC", "PARTITIONS", "SKIPS", "MEMBERS"),
                     [
-                        (entry.group, str(entry.topic_partition), entry.committed, entry.log_start)
-                        for entry in self.report.groups_behind
+                        (row.group, row.topic, row.partitions, row.skipped, row.members_text)
+                        for row in groups
                     ],
                 )
             )
+            change = f"To change it, {READ_THE_ARCHIVE}"
+            change += f", or {CATCH_UP}." if self.report.dry_run else "."
+            tables += [Table((), footer=WHO_SKIPS), Table((), footer=change)]
         return (*tables, *(Table((), footer=line) for line in most_lines(self.report.notes)))
+
+    def _groups(self) -> list[GroupInTopic]:
+        return in_topics(self.report.groups_behind, self.report.members)
 
     def _topics(self) -> Iterator[tuple[str, int, int, int]]:
         for topic in sorted({trim.topic_partition.topic for trim in self.report.trims}):
@@ -130,7 +157,8 @@ def command(options: TrimOptions) -> TrimResult:
     each interval. It deletes closed segments that are beyond local retention, after the store has
     shown that it has them: with their checksums, under the leader epochs of the log, and up to the
     last stable offset of the archive. It lists the consumer groups whose committed offsets are
-    below the new log starts. Run it with --dry-run before you enable local retention.
+    below the new log starts, with their members: if they read from the brokers, they skip records.
+    Run it with --dry-run before you enable local retention.
 
     \b
     Example:

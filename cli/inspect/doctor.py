@@ -1,7 +1,7 @@
 """Check settings, host, stores and sidecar for causes of lost records. Pure functions."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Final
 from sidetier.archive.objects.layout import check_note, second_archive
 from sidetier.cli.arguments import age_text, size_text
 from sidetier.cli.inspect.cluster import number
+from sidetier.cli.inspect.consumer_groups import GroupFacts
 from sidetier.cli.inspect.encryption import KeyFacts
 from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts, roll_rules
 from sidetier.cli.inspect.host import LogDirFacts
@@ -23,8 +24,10 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.status import PartitionState, PartitionStatus
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.trim.decision import topic_hindrance, topic_id_hindrance
+from sidetier.uploader.trim.groups_behind import CATCH_UP, READ_THE_ARCHIVE, GroupInTopic
 
 _MAX_NAMES: Final = 4
+_MAX_GROUPS: Final = 20
 _MAY_DELETE: Final = frozenset({"DELETE", "ALL"})
 """Operations on a topic, one of which DeleteRecords needs."""
 
@@ -627,6 +630,54 @@ def _without_permission(selected: Iterable[TopicFacts]) -> Iterator[Finding]:
         )
 
 
+def consumer_groups(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check for consumer groups that skip records if they read from the brokers.
+
+    They are never a problem: the brokers do not show whether a group reads from them.
+    """
+    name, groups = "consumer groups", facts.groups
+    if groups is None:
+        return
+    if groups.problems:
+        yield advice(
+            name,
+            f"groups may be missing here: {first_of(groups.problems, _MAX_NAMES)}",
+            "allow Describe on the cluster, the groups and the topics, if the principal lacks it",
+        )
+    yield from _groups_behind(
+        groups.below_log_start,
+        "below the brokers' log start, which the archive has",
+        READ_THE_ARCHIVE,
+        None,
+    )
+    yield from _groups_behind(
+        groups.within_reach,
+        "that local retention deletes as soon as they are archived",
+        f"{READ_THE_ARCHIVE}, or {CATCH_UP}",
+        "retention.local.protect_groups",
+    )
+    if groups == GroupFacts():
+        yield ok(name, "none has to read records that only the archive has, or soon has")
+
+
+def _groups_behind(
+    rows: Sequence[GroupInTopic], which: str, todo: str, setting: str | None
+) -> Iterator[Finding]:
+    for row in rows[:_MAX_GROUPS]:
+        partitions = f"{row.partitions} partition{'' if row.partitions == 1 else 's'}"
+        yield advice(
+            "consumer groups",
+            f"group {row.group} (members: {row.members_text}) has not committed {row.skipped} "
+            f"offsets in {partitions} of {row.topic} {which}: if it reads from the brokers, it "
+            "skips them",
+            todo,
+            setting,
+        )
+    more = len(rows) - _MAX_GROUPS
+    if more > 0:
+        yield advice("consumer groups", f"{more} more with fewer offsets {which}", todo, setting)
+
+
 def refused(facts: DoctorFacts) -> Iterator[Finding]:
     """Check for topics that are selected, but not archived."""
     compacted = facts.config.topics.compacted == "refuse"
@@ -822,4 +873,5 @@ _TOPIC_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     closing,
     durability,
     local_retention,
+    consumer_groups,
 )

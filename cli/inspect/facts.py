@@ -27,6 +27,7 @@ from sidetier.cli.inspect.cluster import (
     number,
     open_cluster,
 )
+from sidetier.cli.inspect.consumer_groups import GroupFacts, gather_groups
 from sidetier.cli.inspect.encryption import KeyFacts, key_facts, stored_facts
 from sidetier.cli.inspect.host import HostFacts, host_facts
 from sidetier.cli.inspect.local_log import LocalLog, local_log, read_log
@@ -59,6 +60,7 @@ from sidetier.telemetry.status import Role
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.led_partitions import topic_id_in
+from sidetier.uploader.trim.decision import topic_hindrance
 from sidetier.uploader.watching.disk import find_partitions, old_format_of
 
 _AT_ONCE: Final = 16
@@ -602,6 +604,7 @@ class DoctorFacts:
         partitions: Selected partitions in the log dirs.
         without_topic_id: Those with local retention whose log has no topic id.
         old_formats: Number of segments in the log dirs that begin with message format v0 or v1.
+        groups: Consumer groups that are behind; None if the brokers have not answered.
         keys: The keys of `storage.encryption`.
         other_fingerprints: Why keys are not those that the other sidecars have.
         undecryptable: Stored segments that these keys do not decrypt: their keys, and why.
@@ -619,6 +622,7 @@ class DoctorFacts:
     partitions: tuple[TopicPartition, ...] = ()
     without_topic_id: tuple[TopicPartition, ...] = ()
     old_formats: Mapping[TopicPartition, int] = field(default_factory=dict)
+    groups: GroupFacts | None = None
     keys: tuple[KeyFacts, ...] = ()
     other_fingerprints: tuple[str, ...] = ()
     undecryptable: tuple[str, ...] = ()
@@ -675,7 +679,7 @@ def gather_host(
         other_fingerprints=others,
         undecryptable=stored,
     )
-    facts = _with_cluster(facts, machine.identity, problems)
+    facts = _with_cluster(facts, machine.identity, on_disk.directories, problems)
     sidecar = None
     try:
         url, token = sidecar_url or url_of(config.http), bearer_token_of(config.http)
@@ -698,7 +702,10 @@ def _without_encryption(config: Config) -> Config:
 
 
 def _with_cluster(
-    facts: DoctorFacts, identity: MetaProperties | None, problems: dict[str, str]
+    facts: DoctorFacts,
+    identity: MetaProperties | None,
+    directories: Mapping[TopicPartition, str],
+    problems: dict[str, str],
 ) -> DoctorFacts:
     try:
         cluster = open_cluster(facts.config)
@@ -721,8 +728,24 @@ def _with_cluster(
     )
     if names and not topics:
         problems["cluster"] = "the broker does not return their configuration (DescribeConfigs)"
+    broker_id = None if identity is None else identity.broker_id
+    led = {
+        tp: directory
+        for tp, directory in directories.items()
+        if (known := cluster_map.partitions.get(tp)) is not None and known.leader == broker_id
+    }
+    trimmed = {
+        topic.name
+        for topic in topics
+        if local.selects(topic.name)
+        and topic_hindrance(topic.name, topic_config(topic.settings)) is None
+    }
     return replace(
-        facts, topics=topics, topics_known=bool(topics) or not names, broker_settings=broker
+        facts,
+        topics=topics,
+        topics_known=bool(topics) or not names,
+        broker_settings=broker,
+        groups=gather_groups(facts.config, led, trimmed, cluster),
     )
 
 

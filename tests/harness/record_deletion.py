@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from sidetier.leadership.port import CommittedOffsets, RecordDeletion
+from sidetier.leadership.port import ReadGroups, RecordDeletion
+from sidetier.segments.cluster_state import GroupMember
 from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -19,6 +20,9 @@ class DeletingBroker:
         self._log_dirs = list(log_dirs)
         self.epochs: dict[TopicPartition, int] = {}
         self.committed: dict[str, dict[TopicPartition, Offset]] = {}
+        self.unread: dict[str, str] = {}
+        self.members_of: dict[str, tuple[GroupMember, ...]] = {}
+        self.incomplete: str | None = None
         self.groups_error: SidetierError | None = None
         self.away = False
         self.deletes_files = True
@@ -49,12 +53,19 @@ class DeletingBroker:
         return next(one.partitions[tp] for one in self._log_dirs if tp in one.partitions)
 
     def committed_offsets(
-        self, names: Collection[str], wanted: Callable[[str], bool]
-    ) -> CommittedOffsets:
+        self, names: Collection[str], wanted: Callable[[str], bool] | None
+    ) -> ReadGroups:
         if self.groups_error is not None:
             raise self.groups_error
-        return {
-            group: offsets
-            for group, offsets in self.committed.items()
-            if group in names or wanted(group)
-        }
+
+        def reads(group: str) -> bool:
+            return group in names or wanted is None or wanted(group)
+
+        return ReadGroups(
+            {group: offsets for group, offsets in self.committed.items() if reads(group)},
+            {group: why for group, why in self.unread.items() if reads(group)},
+            self.incomplete if wanted is None else None,
+        )
+
+    def members(self, groups: Collection[str]) -> Mapping[str, tuple[GroupMember, ...]]:
+        return {group: self.members_of[group] for group in groups if group in self.members_of}

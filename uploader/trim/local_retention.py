@@ -149,8 +149,8 @@ class LocalRetention:
         """
         match event:
             case SurveyEnded(survey):
-                if survey.groups_problem is not None:
-                    log.warning("local_retention.groups_unknown", error=survey.groups_problem)
+                for problem in survey.groups_problems:
+                    log.warning("local_retention.groups_unknown", error=problem)
                 self._waiting = [trim for trim in survey.trims if trim.size]
                 self._ended = [trim for trim in survey.trims if not trim.size]
                 self._verify_next(find)

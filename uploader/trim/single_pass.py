@@ -5,12 +5,13 @@ A kill leaves what the steps of `Trimmer` leave; the next pass reads everything 
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.config.model import Config
+from sidetier.segments.cluster_state import GroupMember
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, TopicPartition
@@ -18,7 +19,8 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
 from sidetier.uploader.trim.archive_check import LedPartition
 from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Held, Hindrance, Trim
-from sidetier.uploader.trim.trimmer import AT_ONCE, CHECK_THREADS, GroupBehind, Survey, Trimmer
+from sidetier.uploader.trim.groups_behind import GroupBehind
+from sidetier.uploader.trim.trimmer import AT_ONCE, CHECK_THREADS, Survey, Trimmer
 from sidetier.uploader.watching.disk import find_partitions
 
 
@@ -44,8 +46,11 @@ class TrimReport:
         dry_run: Whether nothing was deleted.
         led: Number of partitions with local retention that the broker leads.
         trims: The partitions with records beyond local retention.
-        groups_behind: The consumer groups that are behind the new log starts.
-        notes: Log dirs that could not be read, and why no group is listed.
+        groups_behind: The consumer groups that are behind the new log starts, by group and
+            partition.
+        notes: Log dirs that could not be read, and why groups may be missing.
+        members: The members that these groups had before the deletion; without groups whose members
+            cannot be read.
     """
 
     broker_id: BrokerId
@@ -54,6 +59,7 @@ class TrimReport:
     trims: tuple[Trim, ...]
     groups_behind: tuple[GroupBehind, ...]
     notes: tuple[str, ...]
+    members: Mapping[str, tuple[GroupMember, ...]] = field(default_factory=dict)
 
     @property
     def is_held(self) -> bool:
@@ -156,9 +162,9 @@ def trim(
         for entry in sorted(survey.groups_behind)
         if entry.committed < ends[entry.topic_partition]
     ]
-    notes = (*found.problems, *filter(None, [survey.groups_problem]))
+    notes = (*found.problems, *survey.groups_problems)
     return TrimReport(
-        broker_id, request.dry_run, len(led), tuple(trims), tuple(behind), tuple(notes)
+        broker_id, request.dry_run, len(led), tuple(trims), tuple(behind), notes, survey.members
     )
 
 

@@ -1,7 +1,7 @@
 """One pass of local retention, in three steps: survey, verify, delete.
 
 - `survey` reads the directories, and asks the broker for topic configurations and, if records can
-  be deleted, for the committed offsets of consumer groups.
+  be deleted, for the committed offsets of consumer groups and the members of those behind.
 - `verify` asks the store whether it has the records of some partitions.
 - `delete` deletes these records by one request to the broker.
 
@@ -16,12 +16,21 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
+from sidetier.config.problems import first_of
 from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import (
     CommittedOffsets,
@@ -30,6 +39,7 @@ from sidetier.leadership.port import (
     TopicConfig,
     TopicConfigSource,
 )
+from sidetier.segments.cluster_state import GroupMember
 from sidetier.segments.errors import BrokerError, LeadershipError, SidetierError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
@@ -51,6 +61,7 @@ from sidetier.uploader.trim.decision import (
     topic_id_hindrance,
     within_rate,
 )
+from sidetier.uploader.trim.groups_behind import GroupBehind, groups_behind
 from sidetier.uploader.trim.local_log import local_segments, log_start_offsets, stable_end
 
 AT_ONCE: Final = 500
@@ -63,17 +74,9 @@ _FRESH_SECONDS: Final = 60.0
 """Age of a check beyond which it is made once more before records are deleted."""
 _MAX_VERIFIED: Final = 100_000
 """`.log` objects that are remembered. Those of a finished trim are not needed again."""
+_OFFSETS: Final = "committed offsets of consumer groups"
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9_-]|\\\.)+")
 """A pattern that matches one group only."""
-
-
-class GroupBehind(NamedTuple):
-    """A consumer group whose committed offset is below the new log start offset."""
-
-    group: str
-    topic_partition: TopicPartition
-    committed: Offset
-    log_start: Offset
 
 
 class ArchivePlace(Protocol):
@@ -97,13 +100,28 @@ class Survey:
     Attributes:
         trims: One for each partition with records beyond local retention.
         groups_behind: The consumer groups that would fall behind the new log starts.
-        groups_problem: Why the committed offsets could not be read; None if they could, or if
-            nothing should be deleted.
+        members: The members of these groups; without groups whose members cannot be read.
+        groups_problems: Why groups are not known, or their committed offsets could not be read.
+            Empty if nothing should be deleted.
     """
 
     trims: tuple[Trim, ...] = ()
     groups_behind: tuple[GroupBehind, ...] = ()
-    groups_problem: str | None = None
+    members: Mapping[str, tuple[GroupMember, ...]] = field(default_factory=dict)
+    groups_problems: tuple[str, ...] = ()
+
+
+class _Groups(NamedTuple):
+    """Committed offsets of consumer groups.
+
+    Attributes:
+        problems: Why groups or their offsets are not known.
+        protected_unknown: The problem, if one of the groups may be protected.
+    """
+
+    offsets: CommittedOffsets
+    problems: tuple[str, ...] = ()
+    protected_unknown: str | None = None
 
 
 class LastVerifiedLogs(MutableMapping[tuple[str, LeaderEpoch], VerifiedLog]):
@@ -139,7 +157,7 @@ class Trimmer:
 
     Attributes:
         local: The settings.
-        deleter: Deletes records, and reads committed offsets.
+        deleter: Deletes records, and reads consumer groups.
         topic_configs: Reads topic configurations.
         places: Where each topic is archived.
         wall: Seconds since 1970.
@@ -174,11 +192,13 @@ class Trimmer:
         trims = [trim for trim in decided if trim is not None]
         if not any(trim.size for trim in trims):
             return Survey(tuple(trims))
-        committed, problem = self._committed()
-        if problem is not None and self.local.protect_groups:
-            held = Held(Hindrance.GROUPS_UNKNOWN, problem)
+        groups = self._groups()
+        committed, problems, unknown = groups.offsets, groups.problems, groups.protected_unknown
+        if unknown is not None:
+            held = Held(Hindrance.GROUPS_UNKNOWN, unknown)
             return Survey(
-                tuple(trim.none(held) if trim.size else trim for trim in trims), (), problem
+                tuple(trim.none(held) if trim.size else trim for trim in trims),
+                groups_problems=problems,
             )
         protected = {g: offsets for g, offsets in committed.items() if self.local.protects(g)}
         trims = [
@@ -186,7 +206,10 @@ class Trimmer:
             for trim in trims
         ]
         trims = within_rate(trims, self._budget())
-        return Survey(tuple(trims), tuple(groups_behind(trims, committed)), problem)
+        log_starts = {trim.topic_partition: trim.end for trim in trims if trim.end > trim.start}
+        behind = tuple(groups_behind(log_starts, committed))
+        members = self._members({entry.group for entry in behind})
+        return Survey(tuple(trims), behind, members, problems)
 
     def _budget(self) -> int | None:
         """Return the bytes that one pass may delete; None for no limit."""
@@ -222,9 +245,9 @@ class Trimmer:
             trim = bounded_by_transactions(trim, stable)
         return None if trim is None else replace(trim, log_start=log_starts.get(tp, trim.start))
 
-    def _committed(self) -> tuple[CommittedOffsets, str | None]:
+    def _groups(self) -> _Groups:
         if not (self.all_groups or self.local.protect_groups):
-            return {}, None
+            return _Groups({})
         # ListGroups silently leaves out groups that the principal may not describe. For a group
         # that is named in full, that must be an error.
         names = [
@@ -232,13 +255,23 @@ class Trimmer:
             for pattern in self.local.protect_groups
             if _NAME.fullmatch(pattern)
         ]
+        wanted = None if self.all_groups else self.local.protects
         try:
-            return self.deleter.committed_offsets(names, self._reads), None
+            read = self.deleter.committed_offsets(names, wanted)
         except BrokerError as error:
-            return {}, f"committed offsets of consumer groups: {error}"
+            text = f"{_OFFSETS}: {error}"
+            return _Groups({}, (text,), text if self.local.protect_groups else None)
+        problems = () if read.incomplete is None else (f"consumer groups: {read.incomplete}",)
+        if read.unread:
+            problems = (_unread_text(read.unread), *problems)
+        protected = {g: why for g, why in read.unread.items() if self.local.protects(g)}
+        return _Groups(read.offsets, problems, _unread_text(protected) if protected else None)
 
-    def _reads(self, group: str) -> bool:
-        return self.all_groups or self.local.protects(group)
+    def _members(self, groups: Collection[str]) -> Mapping[str, tuple[GroupMember, ...]]:
+        if groups:
+            with suppress(BrokerError):
+                return self.deleter.members(groups)
+        return {}
 
     def verify(
         self, wanted: Sequence[tuple[LedPartition, Trim]]
@@ -306,17 +339,12 @@ def _done(trim: Trim, answer: Offset | SidetierError | None, problem: str) -> Tr
     return trim
 
 
+def _unread_text(unread: Mapping[str, str]) -> str:
+    names = sorted(unread)
+    return f"{_OFFSETS} {first_of(names)}: {unread[names[0]]}"
+
+
 def _committed_in(tp: TopicPartition, committed: CommittedOffsets) -> Iterator[tuple[str, Offset]]:
     for group, offsets in committed.items():
         if tp in offsets:
             yield group, offsets[tp]
-
-
-def groups_behind(trims: Iterable[Trim], committed: CommittedOffsets) -> Iterator[GroupBehind]:
-    """Yield the groups whose committed offset is below a new log start offset."""
-    for trim in trims:
-        if trim.end == trim.start:
-            continue
-        for group, offset in _committed_in(trim.topic_partition, committed):
-            if offset < trim.end:
-                yield GroupBehind(group, trim.topic_partition, offset, trim.end)

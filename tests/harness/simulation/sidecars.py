@@ -8,12 +8,13 @@ from prometheus_client import CollectorRegistry
 
 from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import (
-    CommittedOffsets,
     HighWatermark,
     LeadershipView,
+    ReadGroups,
     RecordDeletion,
     TopicConfig,
 )
+from sidetier.segments.cluster_state import GroupMember
 from sidetier.segments.errors import (
     BrokerUnavailableError,
     LeadershipError,
@@ -95,9 +96,12 @@ class _Brokers:
         return wanted.end
 
     def committed_offsets(
-        self, names: Collection[str], wanted: Callable[[str], bool]
-    ) -> CommittedOffsets:
-        return {name: {} for name in names if wanted(name)}
+        self, names: Collection[str], wanted: Callable[[str], bool] | None
+    ) -> ReadGroups:
+        return ReadGroups({name: {} for name in names if wanted is None or wanted(name)})
+
+    def members(self, groups: Collection[str]) -> Mapping[str, tuple[GroupMember, ...]]:
+        return dict.fromkeys(groups, ())
 
     def close(self) -> None:
         """Do nothing: there is no connection."""

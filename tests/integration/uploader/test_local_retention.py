@@ -202,12 +202,17 @@ def test_command_shows_and_makes_a_pass(  # noqa: PLR0915 -- an archive takes lo
             "partition": 0,
             "committed_offset": 5,
             "log_start_offset": end,
+            "skipped_offsets": end - 5,
         }
     ]
+    row = {"group": "slow", "topic": topic, "partitions": 1, "skipped_offsets": end - 5}
+    assert shown["groups"] == [{**row, "members": []}]
     assert explained() == partition
     found = command("doctor", codes=(0, 3))["findings"]
     [permitted] = [finding for finding in found if finding["check"] == "local retention"]
     assert permitted["level"] == "ok", permitted
+    [behind] = [finding for finding in found if finding["check"] == "consumer groups"]
+    assert f"group slow (members: none) has not committed {end - 5} offsets" in behind["found"]
     assert log_bases(directory) == first, "a dry run deletes nothing"
     assert run(["--config", str(config), "trim", "--dry-run"]) == 0
     assert "would be deleted from 1 of the 1 partitions" in capsys.readouterr().out

@@ -11,6 +11,8 @@ from sidetier.archive.objects.quarantine import MoveKind, MovePlan, write_plan
 from sidetier.archive.objects.watermark import read_watermark
 from sidetier.cli.inspect.cluster import ReplicaSet
 from sidetier.cli.main import run
+from sidetier.segments.cluster_state import GroupMember
+from sidetier.segments.errors import BrokerUnavailableError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.storage.factory import open_plain
@@ -31,6 +33,7 @@ from tests.harness.batches import make_batch
 from tests.harness.command_line import CommandLine
 from tests.harness.fake_cluster import FakeCluster
 from tests.harness.log_dir import TOPIC_ID, PartitionLog
+from tests.harness.record_deletion import DeletingBroker
 
 TP = TopicPartition("orders", 0)
 ERROR = "put orders-0: 403"
@@ -348,6 +351,45 @@ def test_doctor_checks_everything_and_writes_nothing(ground: Ground) -> None:
     assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 3
     assert ground.cli.lines()[0].startswith("1 problem, ")
     assert "because they are compacted: orders" in ground.cli.out
+
+
+def test_doctor_names_groups_that_skip_records_at_the_brokers(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> list[str]:
+        told = ground.cli.json("doctor", "--sidecar", ground.sidecar)
+        groups = [one for one in told["findings"] if one["check"] == "consumer groups"]
+        return [f"{one['level']}: {one['found']}" for one in groups]
+
+    reader = DeletingBroker([])
+    reader.committed = {"below": {TP: Offset(15)}, "far": {TP: Offset(20)}, "at": {TP: Offset(45)}}
+    reader.members_of = {"below": (GroupMember("billing", "10.0.0.7"),), "far": ()}
+    monkeypatch.setattr("sidetier.cli.wiring.consumer_groups", lambda _: reader)
+    [none] = found()
+    assert none.startswith("ok: ")
+    ground.cluster.add(TP, 1, start=20, high_watermark=45)
+    below = (
+        "advice: group below (members: 1: billing at 10.0.0.7) has not committed 5 offsets in 1 "
+        "partition of orders below the brokers' log start, which the archive has: if it reads "
+        "from the brokers, it skips them"
+    )
+    assert found() == [below]
+    settings = ground.cluster.settings
+    settings["orders"] = {**settings["orders"], "cleanup.policy": "delete"}
+    local = {"topics": ["orders"], "bytes": 0}
+    ground.cli.configure({"retention": {"local": local}, "broker": {"bootstrap_servers": "b:1"}})
+    soon = (
+        "advice: group far (members: none) has not committed 20 offsets in 1 partition of orders "
+        "that local retention deletes as soon as they are archived: if it reads from the brokers, "
+        "it skips them"
+    )
+    assert found() == [below, soon]
+    ground.cli.configure({"retention": {"local": {"protect_groups": ["far"]}}})
+    assert found() == [below], "local retention waits for it"
+    reader.incomplete = "some are hidden"
+    assert found()[0] == "advice: groups may be missing here: some are hidden"
+    reader.groups_error = BrokerUnavailableError("no coordinator")
+    assert found() == ["advice: groups may be missing here: no coordinator"]
 
 
 def test_doctor_counts_segments_of_an_old_message_format(ground: Ground) -> None:

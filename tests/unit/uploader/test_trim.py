@@ -16,6 +16,7 @@ from sidetier.archive.gc.retention import Need, Retention
 from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import TopicConfig
+from sidetier.segments.cluster_state import GroupMember
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
@@ -36,7 +37,8 @@ from sidetier.telemetry.pages import partitions
 from sidetier.uploader import engine
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.trim.archive_check import LedPartition, batch_problem
-from sidetier.uploader.trim.decision import Hindrance, Trim
+from sidetier.uploader.trim.decision import Held, Hindrance, Trim
+from sidetier.uploader.trim.groups_behind import GroupBehind
 from sidetier.uploader.trim.trimmer import Survey, Trimmer
 from tests.harness.daemons import (
     LAYOUT,
@@ -564,13 +566,14 @@ def test_store_that_does_not_answer(beside: Beside) -> None:
 
 
 def test_groups_that_fall_behind_are_listed(beside: Beside) -> None:
+    members = (GroupMember("billing", "10.0.0.7"),)
     beside.broker.committed = {"slow": {TP: Offset(15)}, "fast": {TP: Offset(40)}}
+    beside.broker.members_of = {"slow": members, "fast": members}
     assert not beside.survey().groups_behind, "the daemon asks for protected groups only"
     beside.trimmer = replace(beside.trimmer, all_groups=True)
     survey = beside.survey()
-    assert [(one.group, one.committed, one.log_start) for one in survey.groups_behind] == [
-        ("slow", 15, 40)
-    ]
+    assert survey.groups_behind == (GroupBehind("slow", TP, Offset(15), Offset(40)),)
+    assert survey.members == {"slow": members}, "only these groups are described"
     assert beside.run().end == 40, "a group that is not protected holds nothing back"
 
 
@@ -589,10 +592,32 @@ def test_protected_group_holds_the_log_start(
 
 def test_unknown_offsets_hold_nothing_without_protected_groups(beside: Beside) -> None:
     beside.broker.groups_error = BrokerUnavailableError("no coordinator")
-    assert beside.survey().groups_problem is None
+    assert not beside.survey().groups_problems
     beside.trimmer = replace(beside.trimmer, all_groups=True)
-    assert beside.survey().groups_problem is not None
+    assert beside.survey().groups_problems == (
+        "committed offsets of consumer groups: no coordinator",
+    )
     assert beside.run().end == 40
+
+
+def test_unread_group_holds_the_log_start_only_if_it_is_protected(
+    site: Site, store: FakeStorage, log_dir: LogDir
+) -> None:
+    beside = Beside(site, store, log_dir, protect_groups=["slow"])
+    beside.trimmer = replace(beside.trimmer, all_groups=True)
+    beside.broker.unread = {"other": "refused"}
+    beside.broker.incomplete = "some are hidden"
+    survey = beside.survey()
+    assert survey.groups_problems == (
+        "committed offsets of consumer groups other: refused",
+        "consumer groups: some are hidden",
+    )
+    assert [trim.end for trim in survey.trims] == [40]
+    beside.broker.unread["slow"] = "refused, too"
+    [trim] = beside.survey().trims
+    assert trim.held == Held(
+        Hindrance.GROUPS_UNKNOWN, "committed offsets of consumer groups slow: refused, too"
+    )
 
 
 def test_log_start_within_the_first_segment(

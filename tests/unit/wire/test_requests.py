@@ -95,6 +95,7 @@ CALLS: dict[str, tuple[Callable[[Cluster], object], int]] = {
         1,
     ),
     "OffsetFetch of all": (lambda cluster: requests.committed_offsets(cluster, "g"), 7),
+    "DescribeGroups": (lambda cluster: requests.group_members(cluster, "g"), 0),
     "DescribeProducers": (lambda cluster: requests.active_producers(cluster, [TP]), 0),
     "WriteTxnMarkers": (
         lambda cluster: requests.abort_hung_transaction(
