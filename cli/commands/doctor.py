@@ -1,10 +1,11 @@
 """`sidetier doctor`: find settings of this broker and host that can lose records."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import sidecar_url
+from sidetier.cli.inspect.consumer_groups import GroupFacts
 from sidetier.cli.inspect.doctor import (
     Finding,
     Level,
@@ -15,6 +16,7 @@ from sidetier.cli.inspect.doctor import (
     check_topics,
 )
 from sidetier.cli.inspect.facts import DoctorFacts, gather_host
+from sidetier.cli.inspect.local_retention import group_json
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
 from sidetier.cli.output import Cell, OutputFormat, Table
@@ -22,9 +24,10 @@ from sidetier.cli.output import Cell, OutputFormat, Table
 
 @dataclass(frozen=True, slots=True)
 class DoctorResult:
-    """Findings, the worst first."""
+    """Findings, the worst first, and the consumer groups that are behind."""
 
     findings: tuple[Finding, ...]
+    groups: GroupFacts = field(default_factory=GroupFacts)
 
     @classmethod
     def of(cls, facts: DoctorFacts) -> "DoctorResult":
@@ -32,7 +35,8 @@ class DoctorResult:
         checks = (check_topics, check_host, check_stores, check_encryption, check_sidecar)
         findings = (finding for check in checks for finding in check(facts))
         order = list(Level)
-        return cls(tuple(sorted(findings, key=lambda finding: order.index(finding.level))))
+        found = sorted(findings, key=lambda finding: order.index(finding.level))
+        return cls(tuple(found), facts.groups or GroupFacts())
 
     @property
     def exit_code(self) -> int:
@@ -40,9 +44,14 @@ class DoctorResult:
         return exits.FINDINGS if self._count(Level.PROBLEM) else exits.OK
 
     def as_json(self) -> object:
-        """Return the counts by level, and the findings."""
+        """Return the counts by level, the findings, and the groups."""
         counts = {level.value: self._count(level) for level in Level}
-        return {**counts, "findings": [asdict(finding) for finding in self.findings]}
+        groups = {
+            "below_log_start": [group_json(row) for row in self.groups.below_log_start],
+            "within_reach": [group_json(row) for row in self.groups.within_reach],
+        }
+        findings = [asdict(finding) for finding in self.findings]
+        return {**counts, "findings": findings, "groups": groups}
 
     def as_tables(self) -> Sequence[Table]:
         """Return the summary, and a row for each finding."""

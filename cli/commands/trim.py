@@ -6,7 +6,7 @@ from typing import Final
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import most_lines, size_text, topic_name
-from sidetier.cli.inspect.local_retention import trim_json
+from sidetier.cli.inspect.local_retention import group_json, trim_json
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
 from sidetier.cli.output import Cell, OutputFormat, Table
@@ -59,18 +59,7 @@ class TrimResult:
                 }
                 for entry in self.report.groups_behind
             ],
-            "groups": [
-                {
-                    "group": row.group,
-                    "topic": row.topic,
-                    "partitions": row.partitions,
-                    "skipped_offsets": row.skipped,
-                    "members": None
-                    if row.members is None
-                    else [member._asdict() for member in row.members],
-                }
-                for row in self._groups()
-            ],
+            "groups": [group_json(row) for row in self._groups()],
             "notes": list(self.report.notes),
         }
 

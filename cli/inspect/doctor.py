@@ -646,7 +646,7 @@ def consumer_groups(facts: DoctorFacts) -> Iterator[Finding]:
         )
     yield from _groups_behind(
         groups.below_log_start,
-        "below the brokers' log start, which the archive has",
+        "below the brokers' log start, of which the archive has all or some",
         READ_THE_ARCHIVE,
         None,
     )

@@ -6,6 +6,7 @@ from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.trim.decision import Trim
+from sidetier.uploader.trim.groups_behind import GroupInTopic
 from sidetier.uploader.trim.single_pass import ArchiveAt, led_partition
 from sidetier.uploader.watching.disk import find_partitions
 
@@ -22,6 +23,17 @@ def trim_json(trim: Trim) -> dict[str, object]:
         "excess_bytes": trim.excess,
         "reason": None if trim.held is None else trim.held.hindrance.value,
         "text": None if trim.held is None else trim.held.text,
+    }
+
+
+def group_json(row: GroupInTopic) -> dict[str, object]:
+    """Return a group that is behind in a topic as JSON object."""
+    return {
+        "group": row.group,
+        "topic": row.topic,
+        "partitions": row.partitions,
+        "skipped_offsets": row.skipped,
+        "members": None if row.members is None else [member._asdict() for member in row.members],
     }
 
 

@@ -4,6 +4,7 @@ sidecar.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -356,9 +357,11 @@ def test_doctor_checks_everything_and_writes_nothing(ground: Ground) -> None:
 def test_doctor_names_groups_that_skip_records_at_the_brokers(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def told() -> Any:  # noqa: ANN401 -- JSON
+        return ground.cli.json("doctor", "--sidecar", ground.sidecar)
+
     def found() -> list[str]:
-        told = ground.cli.json("doctor", "--sidecar", ground.sidecar)
-        groups = [one for one in told["findings"] if one["check"] == "consumer groups"]
+        groups = [one for one in told()["findings"] if one["check"] == "consumer groups"]
         return [f"{one['level']}: {one['found']}" for one in groups]
 
     reader = DeletingBroker([])
@@ -370,8 +373,8 @@ def test_doctor_names_groups_that_skip_records_at_the_brokers(
     ground.cluster.add(TP, 1, start=20, high_watermark=45)
     below = (
         "advice: group below (members: 1: billing at 10.0.0.7) has not committed 5 offsets in 1 "
-        "partition of orders below the brokers' log start, which the archive has: if it reads "
-        "from the brokers, it skips them"
+        "partition of orders below the brokers' log start, of which the archive has all or some: "
+        "if it reads from the brokers, it skips them"
     )
     assert found() == [below]
     settings = ground.cluster.settings
@@ -384,6 +387,17 @@ def test_doctor_names_groups_that_skip_records_at_the_brokers(
         "it skips them"
     )
     assert found() == [below, soon]
+    rows = told()["groups"]
+    assert [row["group"] for row in rows["below_log_start"]] == ["below"]
+    assert rows["within_reach"] == [
+        {
+            "group": "far",
+            "topic": "orders",
+            "partitions": 1,
+            "skipped_offsets": 20,
+            "members": [],
+        }
+    ]
     ground.cli.configure({"retention": {"local": {"protect_groups": ["far"]}}})
     assert found() == [below], "local retention waits for it"
     reader.incomplete = "some are hidden"
