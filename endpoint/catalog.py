@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +23,9 @@ from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.topics import cluster_prefixes, numbers_by_topic, stored_partitions
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
+from sidetier.endpoint.live.logs import LiveLogs
+from sidetier.endpoint.live.reads import LiveState
+from sidetier.endpoint.live.topics import LiveTopics
 from sidetier.endpoint.log_limits import FewPerSubject, Once
 from sidetier.endpoint.transactions import ServedTransactions
 from sidetier.segments.errors import SidetierError, StoreTimeoutError
@@ -133,11 +136,14 @@ class Partition:
         return memoryview(data)
 
 
-State = tuple[str, Offset] | None
+ArchiveState = tuple[str, Offset] | None
 """Etag of `offset.wm` and archive end offset; None if there is no archive."""
+State = tuple[ArchiveState, LiveState]
+"""What shows whether a partition has changed: in the archive, and at its leader."""
+NO_STATE: Final[State] = (None, None)
 
 
-def state_of(view: ArchiveView | None) -> State:
+def state_of(view: ArchiveView | None) -> ArchiveState:
     """Return what differs between two snapshots of an archive that has changed."""
     return None if view is None else (view.etag, view.end)
 
@@ -171,6 +177,7 @@ class Catalog:
         segment_bytes: Reads segments.
         settings: How often the store is asked.
         clock: Returns monotonic seconds.
+        live: The live cluster, whose topics are shown too; None for the archive alone.
     """
 
     def __init__(
@@ -179,8 +186,12 @@ class Catalog:
         segment_bytes: SegmentBytes,
         settings: CatalogSettings | None = None,
         clock: Clock = monotonic,
+        live: LiveLogs | None = None,
     ) -> None:
         self._archive = archive
+        self._live = live
+        self._shown_live: LiveTopics | None = None
+        """The live topics that `topics` has."""
         self._bytes = segment_bytes
         self._settings = settings or CatalogSettings()
         self._clock = clock
@@ -221,6 +232,10 @@ class Catalog:
             failure = self._listings[provider.default].error
             if failure is not None and not self._is_any_listed():
                 raise failure
+        if self._live is not None:
+            self._live.listen(self._live_changed)
+            with self._listed:
+                self._show_topics()
         for thread in self.threads:
             thread.start()
 
@@ -244,6 +259,17 @@ class Catalog:
     def cluster(self) -> str:
         """Name of the cluster."""
         return self._archive.layout.cluster
+
+    @property
+    def has_live(self) -> bool:
+        """Whether the topics of a live cluster are shown too."""
+        return self._live is not None
+
+    @property
+    def cluster_id(self) -> str:
+        """The id of the cluster that clients are shown: the live cluster's, or else the name."""
+        live_id = None if self._live is None else self._live.topics.cluster_id
+        return live_id or self.cluster
 
     @property
     def archive(self) -> ArchiveAccess:
@@ -376,9 +402,16 @@ class Catalog:
                 for notify in self._watchers.get(tp, ()):
                     notify()
 
+    def _live_changed(self, tps: Collection[TopicPartition]) -> None:
+        self._notify(tps)
+        if self._live is not None and self._live.topics is not self._shown_live:
+            with self._listed:
+                self._show_topics()
+
     def _state(self, tp: TopicPartition) -> State:
         latest = self._partition(tp).archive.latest
-        return None if latest is None else state_of(latest.view)
+        live = None if self._live is None else self._live.reads.state(tp)
+        return None if latest is None else state_of(latest.view), live
 
     def _partition(self, tp: TopicPartition) -> Partition:
         partition = self._partitions.get(tp)
@@ -407,6 +440,9 @@ class Catalog:
         """Begin to read all watched archives, but those that are still being read."""
         with self._guard:
             due = self._watchers.keys() - self._refreshing
+            if self._live is not None:
+                # Their leaders show the new records before the archive has them.
+                due = {tp for tp in due if not self._live.reads.is_followed(tp)}
             self._announced = {
                 tp: state for tp, state in self._announced.items() if tp in self._watchers
             }
@@ -566,6 +602,16 @@ class Catalog:
             for listing in self._listings.values()
             for name, topic in (listing.topics or {}).items()
         }
+        if self._live is not None:
+            self._shown_live = self._live.topics
+            for name, shown in self._shown_live.topics.items():
+                known = topics.get(name)
+                topics[name] = Topic(
+                    name,
+                    shown.topic_id or (self._derived_id(name) if known is None else known.topic_id),
+                    max(shown.partitions, default=-1) + 1,
+                    () if known is None else known.stored,
+                )
         # Replaced only if it has changed: cached answers to Metadata compare it by identity.
         if topics != self._topics:
             self._topics = dict(sorted(topics.items()))

@@ -25,7 +25,18 @@ from sidetier.endpoint.blocks import (
     Piece,
     SegmentBytes,
 )
-from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
+from sidetier.endpoint.catalog import (
+    NO_STATE,
+    Catalog,
+    Partition,
+    State,
+    state_of,
+)
+from sidetier.endpoint.live.chunks import aborted_in
+from sidetier.endpoint.live.joined import JoinedPartition, last_stable_offset
+from sidetier.endpoint.live.logs import LiveLogs
+from sidetier.endpoint.live.reads import is_out_of_range
+from sidetier.endpoint.live.side import LiveBounds, Side, find
 from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import first_error
@@ -33,13 +44,14 @@ from sidetier.endpoint.transactions import OpenTransactionError
 from sidetier.endpoint.users import EVERYTHING, Access
 from sidetier.segments.errors import (
     BatchTooLargeError,
+    BrokerError,
     DamagedSegmentError,
     ObjectNotFoundError,
     PreconditionFailedError,
     SidetierError,
     UnsupportedFormatError,
 )
-from sidetier.segments.headers import BatchHeader
+from sidetier.segments.headers import BatchHeader, batch_bytes
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.token_bucket import TokenBucket, take_from_all
@@ -73,6 +85,10 @@ _MAX_LOWER_SEGMENTS: Final = 8
 MAX_BYTES: Final = 64 << 20
 """Largest response, whatever a client asks for; one batch is sent even if it is larger."""
 MAX_WAIT: Final = 60.0
+_HELD_SECONDS: Final = 0.5
+"""Seconds after which a leader that could not be asked is asked again."""
+_LIVE_AGE: Final = 2.0
+"""Maximum age of the live bounds that show where an archived record lies, in seconds."""
 _REPORTED_OFFSETS: Final = 1024
 _MAX_PREPARED: Final = 1024
 
@@ -90,7 +106,7 @@ class FetchedData:
         aborted: Aborted transactions; None for read_uncommitted, but empty beside an unknown topic
             or partition, as a broker sends it.
         lease: The batches.
-        state: The archive that was read, for `Catalog.wait_for_change`.
+        state: The archive and the live log that were read, for `Catalog.wait_for_change`.
     """
 
     index: int
@@ -100,7 +116,9 @@ class FetchedData:
     log_start_offset: Offset = _NONE
     aborted: Sequence[AbortedTransaction] | None = None
     lease: Lease = NO_BYTES
-    state: State = None
+    state: State = NO_STATE
+    is_held: bool = False
+    """Whether the error is answered only at the end of the wait: it may be over until then."""
 
 
 @dataclass(slots=True)
@@ -193,6 +211,18 @@ class FetchAnswer:
         """The error of the response or of its first partition that has one."""
         return self.error or first_error(data.error for data in self._data())
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a partition has an error that may be over soon."""
+        return any(data.is_held for data in self._data())
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there is an error that no wait ends."""
+        return bool(self.error) or any(
+            data.error is not ErrorCode.none and not data.is_held for data in self._data()
+        )
+
     def release(self) -> None:
         """Return the memory of the batches."""
         for data in self._data():
@@ -261,6 +291,7 @@ class Fetcher:
         segment_bytes: Reads segments.
         positions: Finds batches in segments.
         clock: Returns monotonic seconds.
+        live: The live cluster; None for the archive alone.
     """
 
     def __init__(
@@ -269,7 +300,9 @@ class Fetcher:
         segment_bytes: SegmentBytes,
         positions: Positions,
         clock: Clock = monotonic,
+        live: LiveLogs | None = None,
     ) -> None:
+        self._live = live
         self._catalog = catalog
         self._bytes = segment_bytes
         self._positions = positions
@@ -322,7 +355,12 @@ class Fetcher:
                 return FetchAnswer([], [], throttle=throttled.delay)
             answer = FetchAnswer([], topics)
             # Java's last Fetch before it closes names no partition.
-            is_final = not seen or answer.record_bytes or answer.first_error is not ErrorCode.none
+            is_final = not seen or answer.record_bytes or answer.is_refused
+            if not is_final and answer.is_held and self._clock() < deadline:
+                # Asked again soon: nothing else may notice that the brokers are back.
+                self._catalog.wait_for_change(seen, min(deadline, self._clock() + _HELD_SECONDS))
+                answer.release()
+                continue
             if not is_final and self._clock() < deadline:
                 answer.awaited = seen
             if (
@@ -389,6 +427,9 @@ class Fetcher:
         if partition is None:
             return FetchedData(index, ErrorCode.unknown_topic_or_partition, aborted=())
         try:
+            if self._live is not None and self._live.has(partition.tp):
+                joined = JoinedPartition(self._live, self._catalog, partition)
+                return self._joined(joined, topic.topic_id, asked, room, isolated=isolated)
             return self._data(partition, topic.topic_id, asked, room, isolated=isolated)
         except (ObjectNotFoundError, PreconditionFailedError) as error:
             # Quarantine, retirement or the store's lifecycle rules have changed the archive. Java
@@ -429,7 +470,7 @@ class Fetcher:
         if not view.start <= offset <= view.end:
             self._report_missing(partition, view, offset)
             return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
-        stable = _last_stable_offset(partition, view, isolated=isolated)
+        stable = last_stable_offset(partition, view, isolated=isolated)
         try:
             return self._records(partition, view, asked, room, stable, isolated=isolated)
         except OpenTransactionError as error:
@@ -459,7 +500,7 @@ class Fetcher:
             last_stable_offset=stable,
             log_start_offset=view.start,
             aborted=() if isolated else None,
-            state=state_of(view),
+            state=(state_of(view), None),
         )
         limit = stable if isolated else view.end
         if offset >= limit:
@@ -485,6 +526,148 @@ class Fetcher:
                 room.left, room.is_empty = left, is_empty
                 raise
         return data
+
+    # Archive and live log together
+
+    def _joined(
+        self,
+        joined: JoinedPartition,
+        topic_id: UUID | None,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        *,
+        isolated: bool,
+    ) -> FetchedData:
+        """Read a partition that is in the live cluster, too."""
+        if None not in {topic_id, joined.live_id} and topic_id != joined.live_id:
+            return FetchedData(asked.partition, ErrorCode.unknown_topic_id, aborted=())
+        tp, offset = joined.partition.tp, Offset(asked.fetch_offset)
+        refused = False
+        while True:
+            # Before everything that is read: what changes meanwhile ends the wait at once.
+            live_state = joined.live.reads.state(tp)
+            sides = find(
+                offset,
+                lambda new: joined.live.reads.bounds(tp, 0.0 if new else _LIVE_AGE),
+                lambda new: joined.archived(new=new),
+                lambda: joined.store_below(isolated=isolated),
+                refused=refused,
+            )
+            state = state_of(joined.view), live_state
+            if sides.side is Side.ARCHIVE and joined.view is not None:
+                data = self._archived(joined, sides.live, asked, room, isolated=isolated)
+                if data is not None:
+                    data.state = state
+                    return data
+            elif sides.side is Side.UNKNOWN:
+                held = ErrorCode.not_leader_or_follower
+                return FetchedData(asked.partition, held, state=state, is_held=True)
+            elif sides.side is Side.NEITHER:
+                return self._in_neither(joined, sides.live, offset, asked.partition)
+            try:
+                data = self._live_data(joined, asked, room, isolated=isolated)
+            except BrokerError as error:
+                if not is_out_of_range(error):
+                    held = ErrorCode.not_leader_or_follower
+                    return FetchedData(asked.partition, held, state=state, is_held=True)
+                if refused:
+                    return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
+                refused = True  # the log start has passed the offset, or the end is below it
+                continue
+            data.state = state
+            return data
+
+    def _archived(
+        self,
+        joined: JoinedPartition,
+        live: LiveBounds | None,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        *,
+        isolated: bool,
+    ) -> FetchedData | None:
+        """Read archived records; None if they cannot be read, and the leader has them."""
+        partition, view, offset = joined.partition, joined.view, Offset(asked.fetch_offset)
+        assert view is not None  # noqa: S101 - the caller has checked it
+        has_live = live is not None and live.start <= offset
+        try:
+            stable = last_stable_offset(partition, view, isolated=isolated)
+            try:
+                data = self._records(partition, view, asked, room, stable, isolated=isolated)
+            except OpenTransactionError as error:
+                data = self._records(
+                    partition, view, asked, room, error.last_stable, isolated=isolated
+                )
+        except SidetierError as error:
+            if not has_live:
+                raise
+            self._report(partition, "endpoint.store_failed", error)
+            return None
+        if data.error is not ErrorCode.none:
+            return None if has_live else data
+        if live is not None:
+            data.high_watermark = live.high_watermark
+            data.last_stable_offset = live.last_stable_offset
+            data.log_start_offset = min(view.start, live.start)
+        return data
+
+    def _live_data(
+        self,
+        joined: JoinedPartition,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        *,
+        isolated: bool,
+    ) -> FetchedData:
+        """Read records of the leader.
+
+        Raises:
+            BrokerError: It refuses, or cannot be reached.
+        """
+        tp, offset = joined.partition.tp, Offset(asked.fetch_offset)
+        room.ask()
+        size = min(asked.partition_max_bytes, room.left)
+        reads = joined.live.reads
+        chunks = reads.fetch(tp, offset, max(size, 1), isolated=isolated)
+        bounds = reads.bounds(tp, _LIVE_AGE)
+        data = FetchedData(asked.partition, aborted=tuple(aborted_in(chunks)) if isolated else None)
+        if bounds is not None:
+            start = bounds.start if joined.view is None else min(joined.view.start, bounds.start)
+            data.high_watermark, data.log_start_offset = bounds.high_watermark, start
+            data.last_stable_offset = bounds.last_stable_offset
+        if chunks:
+            first = batch_bytes(chunks[0].data)
+            if size < first and not room.is_empty:
+                return data  # the client asks again, with this partition first
+            data.lease = Lease(_up_to(max(size, first), [chunk.data for chunk in chunks]))
+            room.take(data.lease.size)
+            room.left -= data.lease.size
+            room.is_empty = False
+        return data
+
+    def _in_neither(
+        self, joined: JoinedPartition, live: LiveBounds | None, offset: Offset, index: int
+    ) -> FetchedData:
+        """Answer for an offset below the live log start that is not archived.
+
+        Raises:
+            SidetierError: The archive could not be read, so it may have the offset.
+        """
+        if joined.failure is not None:
+            raise joined.failure
+        tp = joined.partition.tp
+        if requests := self._events.count(("gap", tp.topic)):
+            view = joined.view
+            log.warning(
+                "endpoint.offset_on_neither_side",
+                topic=tp.topic,
+                partition=tp.partition,
+                offset=offset,
+                archived="nothing" if view is None else f"[{view.start}, {view.end})",
+                live_log_start=None if live is None else live.start,
+                requests=requests,
+            )
+        return FetchedData(index, ErrorCode.offset_out_of_range)
 
     def _first_batch(
         self,
@@ -664,6 +847,17 @@ class Fetcher:
         )
 
 
+def _up_to(size: int, pieces: Iterable[memoryview]) -> list[Piece]:
+    """Return the first `size` bytes."""
+    taken: list[Piece] = []
+    for piece in pieces:
+        if size <= 0:
+            break
+        taken.append(piece[:size])
+        size -= len(piece)
+    return taken
+
+
 def wait_of(request: Any) -> float:  # noqa: ANN401 - kio's
     """Return the seconds that a Fetch may wait for records."""
     asked: float = request.max_wait.total_seconds()
@@ -704,19 +898,6 @@ def _view_for(partition: Partition, offset: Offset) -> ArchiveView | None:
         # Another endpoint behind the same address may have shown the client a newer end.
         view = partition.view(max_age=0.0)
     return view
-
-
-def _last_stable_offset(partition: Partition, view: ArchiveView, *, isolated: bool) -> Offset:
-    """Return the last stable offset; -1 if damage hides it, and the client does not need it.
-
-    The damage is in the last segment, and a `read_uncommitted` client may read others.
-    """
-    try:
-        return partition.transactions.last_stable_offset(view)
-    except (DamagedSegmentError, UnsupportedFormatError):
-        if isolated:
-            raise
-        return _NONE
 
 
 def _candidates(view: ArchiveView, offset: Offset) -> Iterable[StoredLog]:

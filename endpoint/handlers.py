@@ -89,7 +89,8 @@ class RequestHandlers:
 
     def answer(self, request: Request, session: Session) -> Answer:
         """Answer one request."""
-        if request.api is ApiKey.LIST_OFFSETS and len(request.frame) <= _MAX_REPEATED:
+        is_small = len(request.frame) <= _MAX_REPEATED
+        if request.api is ApiKey.LIST_OFFSETS and is_small and not self._catalog.has_live:
             return self._answer_repeated(request, session.access)
         if request.api is ApiKey.METADATA:
             return self._answer_metadata(request, session.access)
@@ -130,7 +131,7 @@ class RequestHandlers:
             version,
             throttle_time=0,
             brokers=[{"node_id": NODE_ID, "host": self._host, "port": self._port}],
-            cluster_id=self._catalog.cluster,
+            cluster_id=self._catalog.cluster_id,
             controller_id=NODE_ID,
             topics=rows,
             error_code=ErrorCode.none,
@@ -270,7 +271,7 @@ class RequestHandlers:
             error_code=error,
             error_message=None if asks_brokers else _NO_CONTROLLER,
             endpoint_type=_BROKERS,
-            cluster_id=self._catalog.cluster,
+            cluster_id=self._catalog.cluster_id,
             controller_id=NODE_ID,
             brokers=[node] if asks_brokers else [],
         )

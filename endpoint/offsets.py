@@ -14,14 +14,16 @@ from sidetier.archive.access import range_reader
 from sidetier.archive.locate import Locator
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
-from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
+from sidetier.endpoint.catalog import ArchiveState, Catalog, Partition, state_of
 from sidetier.endpoint.fair_slots import FairSlots
+from sidetier.endpoint.live.joined import JoinedPartition
+from sidetier.endpoint.live.logs import LiveLogs
 from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
-from sidetier.segments.errors import BatchTooLargeError, SidetierError
+from sidetier.segments.errors import BatchTooLargeError, BrokerError, SidetierError
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.lru import Lru
-from sidetier.segments.offsets import UNKNOWN_EPOCH, Offset, TopicPartition
+from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.logs import logger
 
 if TYPE_CHECKING:
@@ -84,11 +86,17 @@ class OffsetAnswers:
         segment_bytes: Reads segments.
         search_bytes: Most bytes of a batch that a search for a timestamp decompresses. Searches
             hold at most twice as much together.
+        live: The live cluster; None for the archive alone.
     """
 
     def __init__(
-        self, catalog: Catalog, segment_bytes: SegmentBytes, search_bytes: int = SEARCH_BYTES
+        self,
+        catalog: Catalog,
+        segment_bytes: SegmentBytes,
+        search_bytes: int = SEARCH_BYTES,
+        live: LiveLogs | None = None,
     ) -> None:
+        self._live = live
         self._catalog = catalog
         self._search_bytes = search_bytes
         self._large_search = threading.Lock()
@@ -100,7 +108,7 @@ class OffsetAnswers:
         self._searches = FairSlots(_SEARCHES)
         self._times = Lru[_TimeKey, ListedOffset](_MAX_ANSWERS)
         self._largest: dict[TopicPartition, dict[tuple[str, str, int], int]] = {}
-        self._epochs: dict[TopicPartition, tuple[State, EpochHistory]] = {}
+        self._epochs: dict[TopicPartition, tuple[ArchiveState, EpochHistory]] = {}
 
     def list_offset(
         self,
@@ -127,11 +135,17 @@ class OffsetAnswers:
         if partition is None:
             return ListedOffset(ErrorCode.unknown_topic_or_partition)
         try:
+            if self._live is not None and self._live.has(partition.tp):
+                joined = JoinedPartition(self._live, self._catalog, partition)
+                return self._listed_of_both(joined, timestamp, isolation)
             view = partition.view()
             if view is None:
                 is_end = timestamp in {LATEST, EARLIEST, EARLIEST_LOCAL}
                 return ListedOffset(ErrorCode.none, 0 if is_end else _UNKNOWN)
             return self._listed(partition, view, timestamp, isolation)
+        except BrokerError as error:
+            self._report("endpoint.list_offsets_failed", name, number, error)
+            return ListedOffset(ErrorCode.not_leader_or_follower)
         except SidetierError as error:
             self._report("endpoint.list_offsets_failed", name, number, error)
             return ListedOffset(ErrorCode.kafka_storage_error)
@@ -147,13 +161,77 @@ class OffsetAnswers:
         if partition is None:
             return EpochEnd(ErrorCode.unknown_topic_or_partition)
         try:
+            if self._live is not None and self._live.has(partition.tp):
+                return self._epoch_end_of_both(self._live, partition, epoch)
             view = partition.view()
             if view is None:
                 return end_of_epoch(NO_EPOCHS, epoch, Offset(0))
             return end_of_epoch(self._epochs_of(partition, view), epoch, view.end)
+        except BrokerError as error:
+            self._report("endpoint.epoch_end_failed", name, number, error)
+            return EpochEnd(ErrorCode.not_leader_or_follower)
         except SidetierError as error:
             self._report("endpoint.epoch_end_failed", name, number, error)
             return EpochEnd(ErrorCode.kafka_storage_error)
+
+    # Archive and live log together
+
+    def _listed_of_both(
+        self, joined: JoinedPartition, timestamp: int, isolation: int
+    ) -> ListedOffset:
+        """Answer from archive and leader.
+
+        Raises:
+            SidetierError: One side cannot be asked, and the other one does not decide alone.
+        """
+        tp, isolated = joined.partition.tp, isolation == _READ_COMMITTED
+        reads = joined.live.reads
+        if timestamp in {LATEST, EARLIEST_LOCAL}:
+            asked = EARLIEST if timestamp == EARLIEST_LOCAL else LATEST
+            return ListedOffset(
+                ErrorCode.none, reads.list_offset(tp, asked, isolated=isolated).offset
+            )
+        if timestamp == EARLIEST:
+            return ListedOffset(ErrorCode.none, self._start_of_both(joined))
+        joined.archived(new=False)
+        if joined.failure is not None:
+            raise joined.failure
+        if timestamp == LATEST_TIERED:
+            end = 0 if joined.view is None else joined.view.end
+            return ListedOffset(ErrorCode.none, end - 1)
+        stored = ListedOffset(ErrorCode.none)
+        if joined.view is not None:
+            stored = self._listed(joined.partition, joined.view, timestamp, isolation)
+        if timestamp != MAX_TIMESTAMP and (stored.error or stored.offset != _UNKNOWN):
+            return stored
+        answer = reads.list_offset(tp, timestamp, isolated=isolated)
+        live = ListedOffset(ErrorCode.none, answer.offset, answer.timestamp)
+        return live if live.timestamp > stored.timestamp else stored
+
+    def _start_of_both(self, joined: JoinedPartition) -> Offset:
+        """Return the first offset of archive and live log.
+
+        Raises:
+            SidetierError: A side cannot be asked, and may have lower offsets.
+        """
+        # The live start first: records that are archived and deleted meanwhile are on both sides.
+        first = joined.live.reads.list_offset(joined.partition.tp, EARLIEST, isolated=False).offset
+        if first > 0:
+            joined.archived(new=True)
+            if joined.failure is not None:
+                raise joined.failure
+        return first if joined.view is None else min(joined.view.start, first)
+
+    def _epoch_end_of_both(self, live: LiveLogs, partition: Partition, epoch: int) -> EpochEnd:
+        """Return the end of an epoch; from the archive if it ends there."""
+        joined = JoinedPartition(live, self._catalog, partition)
+        joined.archived(new=False)
+        if joined.view is not None:
+            history = self._epochs_of(partition, joined.view)
+            if history.entries and 0 <= epoch < history.entries[-1][0]:
+                return end_of_epoch(history, epoch, joined.view.end)
+        end = live.reads.epoch_end(partition.tp, LeaderEpoch(epoch))
+        return EpochEnd(ErrorCode.none, end.leader_epoch, end.end_offset)
 
     def _report(self, event: str, name: str, number: int, error: SidetierError) -> None:
         if requests := self._events.count((event, name)):

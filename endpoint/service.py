@@ -24,10 +24,12 @@ from sidetier.endpoint.groups.expiry import DEFAULT_RETENTION, GroupExpiry
 from sidetier.endpoint.groups.local import LocalGroups
 from sidetier.endpoint.groups.none import Groups, NoGroups
 from sidetier.endpoint.groups.permissions import PermittedGroups
-from sidetier.endpoint.groups.relay import ArchivedTopics, LiveCluster, RelayGroups
+from sidetier.endpoint.groups.relay import ArchivedTopics, RelayGroups
 from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.idle_polls import IdlePolls
+from sidetier.endpoint.live.client import LiveCluster
+from sidetier.endpoint.live.logs import LiveLogs, LiveSettings
 from sidetier.endpoint.logins import Logins
 from sidetier.endpoint.metrics import EndpointMetrics, GroupMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
@@ -51,6 +53,8 @@ time and for buffers, so that the process does not grow beyond the memory and wh
 start.
 """
 _SEARCH_SHARE: Final = 8
+_LIVE_SHARE: Final = 4
+"""Share of the memory for records of the live cluster that several clients read."""
 _MIN_SEARCH: Final = 16 << 20
 """Least size of the batches, decompressed, in which searches for a timestamp look."""
 _GROUP_WRITERS: Final = 8
@@ -75,6 +79,7 @@ class EndpointSettings:
         users: The users file; None if clients need no login.
         bytes_per_second: Cap on the record bytes that are sent to all clients together; None for no
             cap.
+        live: The live cluster that is shown with the archive as one; None for the archive alone.
     """
 
     listen: tuple[str, int]
@@ -87,6 +92,7 @@ class EndpointSettings:
     tls: TlsFiles | None = None
     users: Path | None = None
     bytes_per_second: int | None = None
+    live: LiveSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,7 @@ class RunningEndpoint:
         groups: Its consumer groups.
         idle_polls: Its waiting connections.
         acceptor: The thread that accepts connections.
+        live: The live cluster; None for the archive alone.
     """
 
     address: tuple[str, int]
@@ -110,6 +117,7 @@ class RunningEndpoint:
     groups: Groups
     idle_polls: IdlePolls
     acceptor: threading.Thread
+    live: LiveLogs | None
 
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002
         """Return whether the endpoint is alive, and whether it accepts another client.
@@ -120,7 +128,7 @@ class RunningEndpoint:
         deaths = [
             f"the thread {name} has ended"
             for name, is_alive in (
-                *((each.name, each.is_alive()) for each in (self.acceptor, *self.catalog.threads)),
+                *((each.name, each.is_alive()) for each in self._threads()),
                 ("endpoint-idle", self.idle_polls.is_alive),
             )
             if not is_alive
@@ -134,11 +142,19 @@ class RunningEndpoint:
             conditions=(Condition("accepts_connections", not is_full, reason),),
         )
 
+    def _threads(self) -> Iterator[threading.Thread]:
+        yield self.acceptor
+        yield from self.catalog.threads
+        if self.live is not None:
+            yield self.live.watch.thread
+
     def stop(self) -> None:
         """End all connections; see `Endpoint.stop`. May be called twice."""
         self.server.stop(wake=self._wake)
 
     def _wake(self) -> None:
+        if self.live is not None:
+            self.live.close()
         self.catalog.close()
         self.idle_polls.close()
         self.groups.close()
@@ -157,9 +173,10 @@ def serving(
             properties of the groups' client cannot be loaded, or the store does not allow these
             groups.
         ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
-        BrokerError: The live cluster of the groups refuses the login.
+        BrokerError: The live cluster refuses the login.
     """
-    blocks = BlockCache(settings.memory - settings.memory // _INDEX_SHARE * 2)
+    live_memory = settings.memory // _LIVE_SHARE if settings.live else 0
+    blocks = BlockCache(settings.memory - settings.memory // _INDEX_SHARE * 2 - live_memory)
     registry = registry or CollectorRegistry()
     metrics = EndpointMetrics(registry, lambda: blocks.used)
     tls = None if settings.tls is None else _reloaded_tls(settings.tls, metrics)
@@ -168,17 +185,26 @@ def serving(
         logins = _logins(settings.users, metrics, encrypted=tls is not None)
     rate = settings.bytes_per_second
     segment_bytes = SegmentBytes(archive, blocks)
-    catalog = Catalog(archive, segment_bytes, settings.catalog)
+    live = None
+    if settings.live is not None:
+        failures = metrics.reload_failures.labels("live_properties").inc
+        live = LiveLogs(settings.live, live_memory, failures)
+    catalog = Catalog(archive, segment_bytes, settings.catalog, live=live)
     listener = open_listener(*settings.listen)
     host, port = listener.getsockname()[:2]
     advertised = settings.advertised or (host, port)
     try:
+        if live is not None:
+            live.start()
+            _check_cluster(archive, live)
         catalog.start()
-        groups = _groups(settings, archive, catalog, advertised, registry, metrics)
+        groups = _groups(settings, archive, catalog, advertised, registry, metrics, live)
         if logins is not None:
             groups = PermittedGroups(groups)
     except BaseException:
         listener.close()
+        if live is not None:
+            live.close()
         catalog.close()
         blocks.close()
         raise
@@ -186,11 +212,14 @@ def serving(
     search = max(settings.memory // _SEARCH_SHARE, _MIN_SEARCH)
     server = Endpoint(
         Service(
-            RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes, search), advertised),
+            RequestHandlers(
+                catalog, OffsetAnswers(catalog, segment_bytes, search, live), advertised
+            ),
             Fetcher(
                 catalog,
                 segment_bytes,
                 Positions(archive, segment_bytes, settings.memory // _INDEX_SHARE),
+                live=live,
             ),
             idle_polls,
             groups,
@@ -213,7 +242,9 @@ def serving(
         topics=len(catalog.topics),
         security_protocol=_security_protocol(settings),
     )
-    running = RunningEndpoint((host, port), server, blocks, catalog, groups, idle_polls, acceptor)
+    running = RunningEndpoint(
+        (host, port), server, blocks, catalog, groups, idle_polls, acceptor, live
+    )
     try:
         yield running
     finally:
@@ -261,9 +292,32 @@ class ArchivedCluster:
         return self._id
 
 
-def _archived_topics(archive: ArchiveAccess, catalog: Catalog) -> ArchivedTopics:
+def _check_cluster(archive: ArchiveAccess, live: LiveLogs) -> None:
+    """Refuse the brokers of another cluster.
+
+    Raises:
+        ConfigurationError: The archive is of another cluster.
+    """
+    archived, now = ArchivedCluster(archive).id(), live.topics.cluster_id
+    if None not in {archived, now} and archived != now:
+        raise ConfigurationError(
+            f"--live: the brokers are of cluster {now}, and this archive is of cluster {archived}; "
+            "name the brokers whose log dirs are archived, or the archive of these brokers"
+        )
+
+
+def _archived_topics(
+    archive: ArchiveAccess, catalog: Catalog, live: LiveLogs | None
+) -> ArchivedTopics:
     cluster = ArchivedCluster(archive)
     cluster.id()  # a damaged note ends the start, not the first request
+    if live is not None:
+        # Clients commit offsets of the live topics, whether they are archived or not.
+        return ArchivedTopics(
+            cluster.id,
+            lambda name: live.topics.ids([name]).get(name),
+            lambda topic_id: catalog.topic_of_id(topic_id) is not None,
+        )
     return ArchivedTopics(
         cluster.id,
         lambda name: parse_topic_id(catalog.archived_topic_id(name)),
@@ -278,17 +332,18 @@ def _groups(
     advertised: tuple[str, int],
     registry: CollectorRegistry,
     endpoint_metrics: EndpointMetrics,
+    live: LiveLogs | None,
 ) -> Groups:
     metrics = GroupMetrics(registry)
     if settings.groups == "none":
         return NoGroups()
     if isinstance(settings.groups, LiveCluster):
-        live = settings.groups
+        groups = settings.groups
         failures = endpoint_metrics.reload_failures.labels("groups_properties")
         relay = RelayGroups(
-            Reloaded(live.files, live.client, failures.inc).current,
+            Reloaded(groups.files, groups.client, failures.inc).current,
             advertised,
-            _archived_topics(archive, catalog),
+            _archived_topics(archive, catalog, live),
             metrics,
         )
         relay.start()

@@ -14,7 +14,8 @@ from sidetier.cli.options import CONFIGURATION, option, options
 from sidetier.config.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from sidetier.endpoint.groups.relay import LiveCluster
+    from sidetier.endpoint.live.client import LiveCluster
+    from sidetier.endpoint.live.logs import LiveSettings
 
 Address = tuple[str, int]
 RELAY: Final = "relay="
@@ -24,6 +25,7 @@ _MIN_MEMORY: Final = 16 << 20
 _MAX_PORT: Final = 65535
 _FOR_EVER: Final = "forever"
 _DAY: Final = 86_400.0
+_LIVE_WINDOW: Final = 3600.0
 
 
 def parse_address(text: str) -> Address:
@@ -200,15 +202,42 @@ class ServeOptions:
         help="Allow what is safe only in a trusted network: a --listen address that other hosts "
         "can reach without TLS and logins (--users or --tls-client-ca), and logins without TLS.",
     )
-    groups: str = option(
+    live: str | None = option(
+        "--live",
+        metavar="HOST:PORT[,HOST:PORT]",
+        help="Show the archive and this live cluster as one log. Records that the brokers have "
+        "deleted come from the archive, and all newer ones from the brokers. Clients are given the "
+        "address of the endpoint alone.",
+    )
+    live_properties: Path | None = option(
+        "--live-properties",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Properties file of the client of the live cluster, such as security.protocol and "
+        "sasl.username. A changed file is used without a restart.",
+    )
+    prefer: str | None = option(
+        "--prefer",
+        type=click.Choice(["broker", "store"]),
+        help="Side that records come from if both have them.  [default: the broker for records of "
+        "the last --live-window, and the store for older ones]",
+    )
+    live_window: float | None = option(
+        "--live-window",
+        metavar="DURATION",
+        parse=parse_duration,
+        help="Age up to which records come from the brokers if both sides have them: an "
+        "application that reads older ones costs the brokers nothing.  [default: 1h]",
+    )
+    groups: str | None = option(
         "--groups",
         metavar="none|local|relay=BOOTSTRAP",
-        default="none",
         parse=_groups,
         help="Coordinator of consumer groups. none: no groups; clients assign partitions "
         "themselves. local: this endpoint, for the classic protocol; it writes committed offsets "
         "to the store, and must be the only such endpoint of the archive. "
-        "relay=HOST:PORT[,HOST:PORT]: a live cluster, to which the endpoint relays the requests.",
+        "relay=HOST:PORT[,HOST:PORT]: a live cluster, to which the endpoint relays the requests.  "
+        "[default: none; with --live, that cluster]",
     )
     groups_properties: Path | None = option(
         "--groups-properties",
@@ -251,6 +280,7 @@ def command(options: ServeOptions) -> int:
     wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
     tls, users, listen = options.tls_certificate, options.users, options.listen
+    groups = options.groups or ("none" if options.live is None else RELAY + options.live)
     if tls is None and (options.tls_key is not None or options.tls_client_ca is not None):
         raise click.UsageError("--tls-key and --tls-client-ca need --tls-certificate")
     if not options.insecure:
@@ -264,9 +294,13 @@ def command(options: ServeOptions) -> int:
         raise click.UsageError(
             f"--listen {listen[0]} is no address that clients can connect to: add --advertise"
         )
-    if options.groups_properties is not None and not options.groups.startswith(RELAY):
+    if options.live is None and (options.live_properties or options.prefer or options.live_window):
+        raise click.UsageError("--live-properties, --prefer and --live-window are for --live")
+    if options.prefer is not None and options.live_window is not None:
+        raise click.UsageError("--prefer takes one side for all records: leave out --live-window")
+    if options.groups_properties is not None and not groups.startswith(RELAY):
         raise click.UsageError("--groups-properties is for --groups relay=HOST:PORT")
-    if options.group_retention is not None and options.groups != "local":
+    if options.group_retention is not None and groups != "local":
         raise click.UsageError("--group-retention is for --groups local")
     loaded = options.call.load(needs_log_dirs=False)
     with needs_extra("sidetier serve", _EXTRA, "consumer"):
@@ -282,11 +316,12 @@ def command(options: ServeOptions) -> int:
             listen,
             options.advertise,
             options.memory,
-            groups=_coordinator(options.groups, options.groups_properties),
+            groups=_coordinator(groups, options),
             group_retention=options.group_retention or DEFAULT_RETENTION,
             tls=None if tls is None else TlsFiles(tls, options.tls_key, options.tls_client_ca),
             users=users,
             bytes_per_second=options.max_bytes_per_second,
+            live=_live(options),
             server=ServerSettings(
                 max_connections=connections,
                 # Four fifths, rounded up: one host cannot keep all others out.
@@ -298,22 +333,41 @@ def command(options: ServeOptions) -> int:
         return serve(loaded.config, settings, options.metrics_port)
 
 
-def _coordinator(given: str, file: Path | None) -> "Literal['none', 'local'] | LiveCluster":
+def _live(options: ServeOptions) -> "LiveSettings | None":
+    """Return the live cluster of --live. Raises ConfigurationError: a property is wrong."""
+    from sidetier.endpoint.live.logs import LiveSettings  # noqa: PLC0415 -- as above
+
+    if options.live is None:
+        return None
+    window = _LIVE_WINDOW if options.live_window is None else options.live_window
+    window = {"broker": math.inf, "store": 0.0}.get(options.prefer or "", window)
+    return LiveSettings(
+        _live_cluster(options.live, options.live_properties, "--live-properties"), window
+    )
+
+
+def _coordinator(groups: str, options: ServeOptions) -> "Literal['none', 'local'] | LiveCluster":
     """Return the mode of --groups, or the cluster that it names.
 
     Raises:
         ConfigurationError: A property is wrong.
     """
+    if groups in {"none", "local"}:
+        return cast('Literal["none", "local"]', groups)
+    if options.groups is None:
+        file, name = options.live_properties, "--live-properties"
+    else:
+        file, name = options.groups_properties, "--groups-properties"
+    return _live_cluster(groups.removeprefix(RELAY), file, name)
+
+
+def _live_cluster(servers: str, file: Path | None, option_name: str) -> "LiveCluster":
     from sidetier.config.properties_file import read_properties  # noqa: PLC0415 -- as above
-    from sidetier.endpoint.groups.relay import LiveCluster  # noqa: PLC0415
+    from sidetier.endpoint.live.client import LiveCluster  # noqa: PLC0415
     from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
-    if given in {"none", "local"}:
-        return cast('Literal["none", "local"]', given)
-
     def load() -> ClientSettings:
-        properties = {} if file is None else read_properties(file, "--groups-properties")
-        servers = given.removeprefix(RELAY)
+        properties = {} if file is None else read_properties(file, option_name)
         return ClientSettings.from_properties({**properties, "bootstrap.servers": servers})
 
     load()  # before the archive is read

@@ -8,14 +8,12 @@ Each client has its own connections to the live cluster, so that its requests ke
 a JoinGroup that waits delays no other client.
 """
 
-import ssl
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -37,6 +35,7 @@ from sidetier.endpoint.groups.requests import (
     refused_transactions,
     response_of,
 )
+from sidetier.endpoint.live.client import REQUEST_TIMEOUT, LiveClient
 from sidetier.endpoint.log_limits import AtMostEvery, Once
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.session import Answer, Request, Session
@@ -54,7 +53,6 @@ from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import AnyBroker, Broker, Cluster, GroupCoordinator
 from sidetier.wire.connection import Connection
 from sidetier.wire.protocol import ApiKey, decode_response, encode, errors_in
-from sidetier.wire.settings import ClientSettings
 
 log = logger()
 
@@ -62,66 +60,15 @@ OFFERED_RELAY: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
     {**OFFERED_OF_GROUPS, ApiKey.CONSUMER_GROUP_DESCRIBE: (0, 1)}
 )
 
-_CONNECT_TIMEOUT: Final = 3.0
 _LOCATE_TIMEOUT: Final = 2.0
 """Time for several attempts to reach a coordinator: the client asks again after its own pause."""
-_REQUEST_TIMEOUT: Final = 10.0
-"""Less than the request timeout of clients (30 s), so that they get an answer."""
 _REBALANCE_TIMEOUT: Final = 300.0
 _AWAY: Final = "the endpoint cannot reach the live cluster that keeps its groups"
 _REFUSED: Final = "the live cluster that keeps the groups names no coordinator: "
-_LATE: Final = f"not all keys of a FindCoordinator were found within {_REQUEST_TIMEOUT:.0f} s"
-_MAX_ANSWER: Final = 32 << 20
-"""Largest answer of the live cluster, in bytes. Descriptions of 10,000 groups take half of it."""
+_LATE: Final = f"not all keys of a FindCoordinator were found within {REQUEST_TIMEOUT:.0f} s"
 _DECODED: Final = 4
 """Memory of a decoded answer, in multiples of its bytes."""
 _LOG_PAUSE: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class LiveCluster:
-    """How the cluster of `--groups relay` is reached.
-
-    Attributes:
-        load: Returns the settings of the client; may raise ConfigurationError.
-        properties: The file that `load` reads; None if there is none.
-    """
-
-    load: Callable[[], ClientSettings]
-    properties: Path | None = None
-
-    def files(self) -> tuple[Path, ...]:
-        """The properties file, and the certificates that it names. Raises ConfigurationError."""
-        tls = self.load().tls
-        certificates = () if tls is None else (tls.ca, tls.certificate, tls.key)
-        return tuple(path for path in (self.properties, *certificates) if path is not None)
-
-    def client(self) -> "RelayClient":
-        """Load the settings and certificates. Raises ConfigurationError."""
-        return RelayClient.of(self.load())
-
-
-@dataclass(frozen=True, slots=True)
-class RelayClient:
-    """The client of the live cluster: its settings, and its certificates if it uses TLS."""
-
-    settings: ClientSettings
-    context: ssl.SSLContext | None
-
-    @classmethod
-    def of(cls, settings: ClientSettings) -> Self:
-        """Return a client whose timeouts are shorter than the endpoint's clients'.
-
-        Raises:
-            ConfigurationError: A certificate cannot be loaded.
-        """
-        short = replace(
-            settings,
-            connect_timeout=min(settings.connect_timeout, _CONNECT_TIMEOUT),
-            request_timeout=min(settings.request_timeout, _REQUEST_TIMEOUT),
-            max_response_bytes=min(settings.max_response_bytes, _MAX_ANSWER),
-        )
-        return cls(short, None if settings.tls is None else settings.tls.context())
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +97,7 @@ class _Upstream:
         has_failed: Whether a request has failed.
     """
 
-    client: RelayClient
+    client: LiveClient
     cluster: Cluster
     rebalance_timeout: float = _REBALANCE_TIMEOUT
     has_failed: bool = False
@@ -168,7 +115,7 @@ class RelayGroups:
 
     def __init__(
         self,
-        client: Callable[[], RelayClient],
+        client: Callable[[], LiveClient],
         advertised: tuple[str, int],
         archived: ArchivedTopics,
         metrics: GroupMetrics,
@@ -262,7 +209,7 @@ class RelayGroups:
             upstream.rebalance_timeout = known.rebalance_timeout
         return upstream
 
-    def _cluster(self, client: RelayClient, client_id: str) -> Cluster:
+    def _cluster(self, client: LiveClient, client_id: str) -> Cluster:
         # The live cluster sees the client's own id: it is part of member ids and of quotas.
         settings = replace(client.settings, client_id=client_id)
         return Cluster(settings, stop=self._stop, context=client.context)
@@ -385,7 +332,7 @@ class RelayGroups:
             return refused_transactions(request.version, decoded)
         found: list[Coordinator] = []
         away: BrokerError | None = None
-        deadline = monotonic() + _REQUEST_TIMEOUT
+        deadline = monotonic() + REQUEST_TIMEOUT
         for key in coordinator_keys(decoded):
             upstream.cluster.forget_coordinator(key)
             try:
@@ -548,11 +495,11 @@ class RelayGroups:
 
     def _all_brokers(self, upstream: _Upstream) -> tuple[list[Connection], BrokerError | None]:
         """Return connections to the brokers that can be reached, and the error of another one."""
-        deadline = monotonic() + _REQUEST_TIMEOUT
+        deadline = monotonic() + REQUEST_TIMEOUT
         cluster = upstream.cluster
         connections: list[Connection] = []
         away: BrokerError | None = None
-        for broker in cluster.metadata((), timeout=_REQUEST_TIMEOUT).brokers:
+        for broker in cluster.metadata((), timeout=REQUEST_TIMEOUT).brokers:
             if monotonic() >= deadline:
                 break
             try:

@@ -20,10 +20,9 @@ from sidetier.config.properties_file import read_properties
 from sidetier.endpoint.groups.relay import (
     OFFERED_RELAY,
     ArchivedTopics,
-    LiveCluster,
-    RelayClient,
     RelayGroups,
 )
+from sidetier.endpoint.live.client import LiveClient, LiveCluster
 from sidetier.endpoint.groups.requests import groups_of, without_repeats
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.reloading import Reloaded
@@ -97,7 +96,7 @@ def relay_to(
     **settings: Any,  # noqa: ANN401
 ) -> Iterator[RelayGroups]:
     metrics = GroupMetrics(registry or CollectorRegistry())
-    client = RelayClient.of(ClientSettings(addresses, **settings))
+    client = LiveClient.of(ClientSettings(addresses, **settings))
     relay = RelayGroups(lambda: client, ADVERTISED, archived, metrics)
     relay.start()
     try:
@@ -488,7 +487,7 @@ def test_a_cluster_that_comes_back(broker: FakeBroker) -> None:
         address = gone.address
     beats(broker)
     with capture_logs() as logs, relay_to(address) as relay:
-        there = RelayClient.of(ClientSettings((broker.address,)))
+        there = LiveClient.of(ClientSettings((broker.address,)))
         relay._client = lambda: there
         client = Client(relay)
         assert client.find("g") == [NONE]

@@ -1,0 +1,168 @@
+"""Record batches that leaders have returned, kept for the other clients that read the same.
+
+Fifty clients at the end of a partition cost its leader one reader: each chunk is fetched once, and
+every client that asks for an offset within it gets it from here. A client that begins within a
+chunk continues with the chunk after it, like all others.
+"""
+
+import threading
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sidetier.segments.batches import split_batches
+from sidetier.segments.headers import HEADER_BYTES
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.transactions import Marker, read_marker
+from sidetier.wire.record_requests import AbortedTransaction, FetchedPartition
+
+
+class Reader(NamedTuple):
+    """What a leader is asked for: a partition, up to its last stable offset or high watermark."""
+
+    tp: TopicPartition
+    is_isolated: bool
+    """Whether `read_committed` applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive whole batches of one answer.
+
+    Attributes:
+        start: The offset that was asked for; the first batch may begin below it.
+        end: The offset after the last batch.
+        data: The batches.
+        aborted: The aborted transactions among them; empty with read_uncommitted.
+    """
+
+    start: Offset
+    end: Offset
+    data: memoryview
+    aborted: Sequence[AbortedTransaction]
+
+    def part(self, offset: Offset) -> "Chunk":
+        """Return the batches from that with `offset` on, and the transactions aborted after it.
+
+        A transaction whose abort marker lies before the part is left out: Java would drop the
+        committed records of its producer until the next marker.
+        """
+        if offset <= self.start:
+            return self
+        aborted = list(self.aborted)
+        position = 0
+        for batch, header in split_batches(self.data):
+            if header.next_offset > offset:
+                break
+            position += header.length
+            if aborted and header.is_control:
+                marker = read_marker(header, bytes(batch[HEADER_BYTES:]))
+                if marker is Marker.ABORT:
+                    ended = (
+                        transaction
+                        for transaction in aborted
+                        if transaction.producer_id == header.producer_id
+                        and transaction.first_offset < header.base_offset
+                    )
+                    first = min(ended, key=lambda each: each.first_offset, default=None)
+                    if first is not None:
+                        aborted.remove(first)
+        return Chunk(offset, self.end, self.data[position:], aborted)
+
+
+def chunk_of(offset: Offset, fetched: FetchedPartition) -> Chunk | None:
+    """Return the whole batches of an answer; None if there are none.
+
+    Args:
+        offset: The offset that was asked for.
+        fetched: The answer.
+
+    Raises:
+        DamagedSegmentError, UnsupportedFormatError: The leader's answer has no valid batches.
+    """
+    size, end = 0, offset
+    for batch, header in split_batches(fetched.records):
+        size += len(batch)
+        end = header.next_offset
+    if end <= offset:
+        return None
+    return Chunk(offset, Offset(end), fetched.records[:size], fetched.aborted)
+
+
+class ChunkCache:
+    """The newest chunks within a number of bytes. Thread-safe.
+
+    Args:
+        capacity: Bytes. One chunk is kept even if it is larger.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._guard = threading.Lock()
+        self._chunks: OrderedDict[tuple[Reader, Offset], Chunk] = OrderedDict()
+        self._starts: dict[Reader, list[Offset]] = {}
+        self.used = 0
+        """Bytes of all chunks."""
+
+    def add(self, reader: Reader, chunk: Chunk) -> None:
+        """Keep a chunk. One that begins at the same offset is replaced if it ends earlier."""
+        with self._guard:
+            known = self._chunks.get((reader, chunk.start))
+            if known is not None:
+                if known.end >= chunk.end:
+                    return
+                self._remove(reader, chunk.start)
+            self._chunks[reader, chunk.start] = chunk
+            insort(self._starts.setdefault(reader, []), chunk.start)
+            self.used += len(chunk.data)
+            while self.used > self._capacity and len(self._chunks) > 1:
+                self._remove(*next(iter(self._chunks)))
+
+    def read(self, reader: Reader, offset: Offset, most_bytes: int) -> list[Chunk]:
+        """Return consecutive chunks from an offset on; empty if the first one is not kept.
+
+        Only the first one may have more than `most_bytes` bytes.
+        """
+        chunks: list[Chunk] = []
+        size = 0
+        while (chunk := self._holder(reader, offset)) is not None:
+            part = chunk.part(offset)
+            size += len(part.data)
+            if chunks and size > most_bytes:
+                break
+            chunks.append(part)
+            offset = part.end
+        return chunks
+
+    def drop(self, tp: TopicPartition) -> None:
+        """Forget a partition: its leader has changed, and may have other records."""
+        with self._guard:
+            for reader in (Reader(tp, isolated) for isolated in (False, True)):
+                for start in tuple(self._starts.get(reader, ())):
+                    self._remove(reader, start)
+
+    def _holder(self, reader: Reader, offset: Offset) -> Chunk | None:
+        with self._guard:
+            starts = self._starts.get(reader, [])
+            at = bisect_right(starts, offset)
+            # Chunks overlap where a client began within another one: a lower one may reach further.
+            for start in reversed(starts[max(at - 2, 0) : at]):
+                chunk = self._chunks[reader, start]
+                if offset < chunk.end:
+                    return chunk
+        return None
+
+    def _remove(self, reader: Reader, start: Offset) -> None:
+        self.used -= len(self._chunks.pop((reader, start)).data)
+        starts = self._starts[reader]
+        starts.remove(start)
+        if not starts:
+            del self._starts[reader]
+
+
+def aborted_in(chunks: Sequence[Chunk]) -> Iterator[AbortedTransaction]:
+    """Yield the aborted transactions of consecutive chunks, each once, by their first offset."""
+    found = {transaction for chunk in chunks for transaction in chunk.aborted}
+    yield from sorted(found, key=lambda each: (each.first_offset, each.producer_id))

@@ -1,0 +1,96 @@
+"""One partition that is in the live cluster, and may be archived."""
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from sidetier.archive.view import ArchiveView
+from sidetier.endpoint.catalog import Catalog, Partition, parse_topic_id
+from sidetier.endpoint.live.logs import LiveLogs
+from sidetier.segments.errors import (
+    DamagedSegmentError,
+    SidetierError,
+    UnsupportedFormatError,
+)
+from sidetier.segments.offsets import Offset, OffsetRange
+
+_UNKNOWN: Final = Offset(-1)
+
+
+@dataclass(slots=True)
+class JoinedPartition:
+    """Both sides of a partition, for one request.
+
+    Attributes:
+        live: The live cluster.
+        catalog: The topics.
+        partition: The partition.
+        view: The archive, as it was read last; None if there is none of this topic.
+        failure: Why the archive could not be read.
+    """
+
+    live: LiveLogs
+    catalog: Catalog
+    partition: Partition
+    view: ArchiveView | None = None
+    failure: SidetierError | None = None
+
+    @property
+    def live_id(self) -> UUID | None:
+        """The topic's id in the live cluster; None from brokers before 2.8."""
+        topic = self.live.topics.topics.get(self.partition.tp.topic)
+        return None if topic is None else topic.topic_id
+
+    def archived(self, *, new: bool) -> OffsetRange | None:
+        """Read the archive, and return its offsets; None if there are none.
+
+        Args:
+            new: Whether to read it now. It may be some seconds old otherwise, and the archive of a
+                new topic is not found at once.
+        """
+        tp, self.failure, self.view = self.partition.tp, None, None
+        topic = self.catalog.topic(tp.topic)
+        if not new and (topic is None or tp.partition not in topic.stored):
+            return None
+        try:
+            view = self.partition.view(max_age=0.0) if new else self.partition.view()
+        except SidetierError as error:
+            self.failure = error
+            return None
+        if view is None:
+            return None
+        own = parse_topic_id(view.watermark.topic_id)
+        if None not in {own, self.live_id} and own != self.live_id:
+            return None  # of a topic that was deleted
+        self.view = view
+        return OffsetRange(view.start, view.end)
+
+    def store_below(self, *, isolated: bool) -> Offset:
+        """Return the offset below which the store is preferred, if both sides have an offset.
+
+        A client that is isolated reads the archive up to its last stable offset: the marker of an
+        open transaction may be on the broker alone.
+        """
+        if self.view is None:
+            return Offset(0)
+        below = self.live.store_below(self.partition.tp)
+        if not isolated or below <= self.view.start:
+            return below
+        try:
+            return min(below, last_stable_offset(self.partition, self.view, isolated=True))
+        except SidetierError as error:
+            self.failure = error
+            return Offset(0)
+
+
+def last_stable_offset(partition: Partition, view: ArchiveView, *, isolated: bool) -> Offset:
+    """Return the last stable offset; -1 if damage hides it, and the client does not need it.
+
+    The damage is in the last segment, and a `read_uncommitted` client may read others.
+    """
+    try:
+        return partition.transactions.last_stable_offset(view)
+    except (DamagedSegmentError, UnsupportedFormatError):
+        if isolated:
+            raise
+        return _UNKNOWN

@@ -1,0 +1,119 @@
+"""The live half of the logs that the endpoint shows."""
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.endpoint.live.chunks import ChunkCache
+from sidetier.endpoint.live.client import LiveCluster
+from sidetier.endpoint.live.reads import LiveReads
+from sidetier.endpoint.live.topics import LiveTopics, LiveTopicsWatch
+from sidetier.endpoint.reloading import Reloaded
+from sidetier.segments.errors import BrokerError
+from sidetier.segments.offsets import MAX_OFFSET, Offset, TopicPartition
+from sidetier.storage.attempt import Clock, monotonic
+
+_WINDOW_CHECK: Final = 30.0
+"""Seconds for which the beginning of the live window is kept."""
+_NO_RECORD: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """Options of `--live`.
+
+    Attributes:
+        cluster: How the cluster is reached.
+        window: Records younger than this many seconds come from the broker if both sides have them,
+            and older ones from the store; infinite for the broker, 0 for the store.
+    """
+
+    cluster: LiveCluster
+    window: float
+
+
+class LiveLogs:
+    """The live cluster. Thread-safe. `start` starts its threads.
+
+    Args:
+        settings: The options.
+        memory: Bytes of records to keep for clients that read the same.
+        failures: Is called after settings that cannot be loaded.
+        clock: Returns monotonic seconds.
+        wall_clock: Returns seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        memory: int,
+        failures: Callable[[], None],
+        clock: Clock = monotonic,
+        wall_clock: Clock = time.time,  # noqa: TID251 -- brokers compare with it
+    ) -> None:
+        self._window = settings.window
+        self._clock, self._wall_clock = clock, wall_clock
+        self._stop = threading.Event()
+        self._starts: dict[TopicPartition, tuple[float, Offset]] = {}
+        self._listeners: list[Callable[[Collection[TopicPartition]], None]] = []
+        client = Reloaded(settings.cluster.files, settings.cluster.client, failures).current
+        self.watch = LiveTopicsWatch(client, self._leaders_changed, self._stop)
+        self.reads = LiveReads(
+            client, self.watch, ChunkCache(memory), self._changed, self._stop, clock
+        )
+
+    def start(self) -> None:
+        """Ask for the topics; raises as `LiveTopicsWatch.start`."""
+        self.watch.start()
+
+    def listen(self, notify: Callable[[Collection[TopicPartition]], None]) -> None:
+        """Call `notify` with the partitions whose end or leader has changed; none: the topics."""
+        self._listeners.append(notify)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._stop.set()
+        self.watch.close()
+        self.reads.close()
+
+    @property
+    def topics(self) -> LiveTopics:
+        """The topics that the cluster has shown last."""
+        return self.watch.latest
+
+    def has(self, tp: TopicPartition) -> bool:
+        """Whether the cluster has a partition."""
+        return self.topics.partition(tp) is not None
+
+    def store_below(self, tp: TopicPartition) -> Offset:
+        """Return the offset below which the store is preferred."""
+        if self._window == float("inf"):
+            return Offset(0)
+        if self._window == 0:
+            return MAX_OFFSET
+        now = self._clock()
+        known = self._starts.get(tp)
+        if known is not None and now - known[0] < _WINDOW_CHECK:
+            return known[1]
+        first = round((self._wall_clock() - self._window) * 1000)
+        try:
+            listed = self.reads.list_offset(tp, first, isolated=False).offset
+        except BrokerError:
+            # The store is asked for what the broker cannot give.
+            return known[1] if known else MAX_OFFSET
+        start = MAX_OFFSET if listed == _NO_RECORD else listed
+        self._starts[tp] = now, start
+        return start
+
+    def _leaders_changed(self, tps: Collection[TopicPartition]) -> None:
+        for tp in tps:
+            self._starts.pop(tp, None)
+        self.reads.forget(tps)
+        if not tps:
+            self._changed(tps)
+
+    def _changed(self, tps: Collection[TopicPartition]) -> None:
+        for listener in self._listeners:
+            listener(tps)

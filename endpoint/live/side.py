@@ -1,0 +1,107 @@
+"""Which side answers a Fetch: the archive, or the partition's leader. Pure.
+
+The broker deletes records that are archived, and never others (`sidetier trim`, or its retention
+after the upload). So the live log start may only have passed an offset after `offset.wm` has. Both
+are known from the past, each from another moment, and the order of the two reads decides whether an
+offset can seem to be on neither side: **the live log start first, then `offset.wm`**. The other way
+round, records that were archived and deleted in between are on neither side.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from sidetier.segments.offsets import Offset, OffsetRange
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBounds:
+    """Offsets of a live partition, as its leader has reported them.
+
+    Attributes:
+        start: The log start offset. It only rises, unless the topic is created again.
+        high_watermark: The high watermark.
+        last_stable_offset: The last stable offset.
+    """
+
+    start: Offset
+    high_watermark: Offset
+    last_stable_offset: Offset
+
+
+class Side(Enum):
+    """What has an offset."""
+
+    ARCHIVE = "archive"
+    LIVE = "live"
+    NEITHER = "neither"
+    """The offset is below the live log start, and not archived."""
+    UNKNOWN = "unknown"
+    """The leader cannot be asked, and the offset is not archived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The side that has an offset, and what was known when it was chosen.
+
+    Attributes:
+        side: The side.
+        live: The live partition; None if its leader cannot be asked.
+        archived: The archived offsets; None if nothing is archived.
+    """
+
+    side: Side
+    live: LiveBounds | None
+    archived: OffsetRange | None
+
+
+def choose(
+    offset: Offset, live: LiveBounds | None, archived: OffsetRange | None, store_below: Offset
+) -> Side:
+    """Return the side that has an offset, by what is known of both.
+
+    Args:
+        offset: The offset.
+        live: The live partition; None if its leader cannot be asked.
+        archived: The archived offsets; None if nothing is archived.
+        store_below: Offsets that both sides have come from the archive if they are lower.
+    """
+    is_archived = archived is not None and archived.start <= offset < archived.end
+    if live is None:
+        return Side.ARCHIVE if is_archived else Side.UNKNOWN
+    if offset < live.start:
+        return Side.ARCHIVE if is_archived else Side.NEITHER
+    if is_archived and offset < min(store_below, live.high_watermark):
+        return Side.ARCHIVE
+    return Side.LIVE
+
+
+def find(
+    offset: Offset,
+    live: Callable[[bool], LiveBounds | None],
+    archived: Callable[[bool], OffsetRange | None],
+    store_below: Callable[[], Offset],
+    *,
+    refused: bool = False,
+) -> Sides:
+    """Return the side that has an offset.
+
+    NEITHER is final: it was found with a live log start that was read now, and an archive that was
+    read after it.
+
+    Args:
+        offset: The offset.
+        live: Returns the live partition; with True, as it is now.
+        archived: Returns the archived offsets; with True, as they are now.
+        store_below: Is called after `archived`, and returns the offset for `choose`.
+        refused: The leader has answered OFFSET_OUT_OF_RANGE for this offset, so what is known of
+            its log start is too old.
+    """
+    if not refused:
+        known_live, known_archived = live(False), archived(False)  # noqa: FBT003 - as documented
+        side = choose(offset, known_live, known_archived, store_below())
+        if side is not Side.NEITHER:
+            return Sides(side, known_live, known_archived)
+    new_live = live(True)  # noqa: FBT003
+    new_archived = archived(True)  # noqa: FBT003 - after the live log start
+    return Sides(choose(offset, new_live, new_archived, store_below()), new_live, new_archived)

@@ -1,0 +1,179 @@
+"""The topics of the live cluster, their ids and leaders: asked again every few seconds, and at once
+after a broker's answer that shows a change.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from sidetier.endpoint.live.client import LiveClient
+from sidetier.endpoint.log_limits import AtMostEvery
+from sidetier.segments.errors import BrokerError, BrokerUnavailableError, SidetierError
+from sidetier.segments.offsets import BrokerId, TopicPartition
+from sidetier.telemetry.logs import logger
+from sidetier.wire.cluster import NO_LEADER, Cluster, PartitionMetadata, TopicMetadata
+
+log = logger()
+
+INTERVAL: Final = 10.0
+"""Seconds between two requests without a reason."""
+_SHORTEST: Final = 0.1
+"""Seconds between two requests, whatever the reasons are."""
+_TIMEOUT: Final = 2.0
+_LOG_PAUSE: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTopics:
+    """The topics of the live cluster, as one answer has shown them; without internal ones.
+
+    Attributes:
+        cluster_id: Kafka's id of the cluster.
+        topics: By name.
+        by_id: The same by topic id.
+    """
+
+    cluster_id: str | None = None
+    topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
+    by_id: Mapping[UUID, TopicMetadata] = field(default_factory=dict)
+
+    def partition(self, tp: TopicPartition) -> PartitionMetadata | None:
+        """Return leader and replicas of a partition; None if the cluster does not have it."""
+        topic = self.topics.get(tp.topic)
+        return None if topic is None else topic.partitions.get(tp.partition)
+
+    def leader(self, tp: TopicPartition) -> BrokerId:
+        """Return the leader of a partition; -1 if there is none."""
+        partition = self.partition(tp)
+        return NO_LEADER if partition is None else partition.leader
+
+    def ids(self, names: Collection[str]) -> Mapping[str, UUID]:
+        """Return the ids of topics that have one, by name."""
+        found = {name: self.topics[name].topic_id for name in names if name in self.topics}
+        return {name: topic_id for name, topic_id in found.items() if topic_id is not None}
+
+    def changed(self, before: "LiveTopics") -> list[TopicPartition]:
+        """Return the partitions that have another leader, leader epoch or topic than before."""
+        changed = []
+        for name, known in before.topics.items():
+            topic = self.topics.get(name)
+            for number, partition in known.partitions.items():
+                now = None if topic is None else topic.partitions.get(number)
+                if (
+                    topic is None
+                    or now is None
+                    or topic.topic_id != known.topic_id
+                    or (now.leader, now.leader_epoch) != (partition.leader, partition.leader_epoch)
+                ):
+                    changed.append(TopicPartition(name, number))
+        return changed
+
+
+class LiveTopicsWatch:
+    """Keeps the topics of the live cluster up to date, in one thread. Thread-safe.
+
+    Args:
+        client: Returns the client of the live cluster: the same object until its settings change.
+        report: Is called with the partitions whose leader or topic has changed, before anybody
+            sees the new topics; and with none after other changes.
+        stop: Once set, the thread ends.
+    """
+
+    def __init__(
+        self,
+        client: Callable[[], LiveClient],
+        report: Callable[[Collection[TopicPartition]], None],
+        stop: threading.Event,
+    ) -> None:
+        self._client, self._report, self._stop = client, report, stop
+        self._log_away = AtMostEvery(_LOG_PAUSE)
+        self._due = threading.Event()
+        self._answered = threading.Condition()
+        self._asked = 0
+        """Number of requests that were answered or have failed."""
+        self.latest = LiveTopics()
+        """The latest answer; without topics before the first one."""
+        self.thread = threading.Thread(target=self._run, name="endpoint-live", daemon=True)
+
+    def start(self) -> None:
+        """Ask for the topics, and start the thread. If the brokers are away, it asks them later.
+
+        Raises:
+            BrokerError: They refuse the login, or do not speak Kafka's protocol.
+        """
+        cluster = self._cluster()
+        try:
+            self._ask(cluster)
+        except BrokerUnavailableError as error:
+            self._report_away(error)
+        finally:
+            cluster.close()
+        self.thread.start()
+
+    def close(self) -> None:
+        """End the thread; `stop` must be set."""
+        self._due.set()
+        if self.thread.is_alive():
+            self.thread.join()
+
+    def renew(self, *, wait: float = 0.0) -> None:
+        """Ask for the topics soon; wait up to `wait` seconds for the answer."""
+        with self._answered:
+            asked = self._asked
+            self._due.set()
+            if wait > 0:
+                # The request after the one that may be in flight now.
+                self._answered.wait_for(lambda: self._asked > asked + 1, wait)
+
+    def _cluster(self) -> Cluster:
+        client = self._client()
+        return Cluster(client.settings, stop=self._stop, context=client.context)
+
+    def _run(self) -> None:
+        cluster = self._cluster()
+        while not self._stop.is_set():
+            self._due.wait(INTERVAL)
+            self._due.clear()
+            if self._stop.is_set():
+                break
+            try:
+                self._ask(cluster)
+            except BrokerError as error:
+                self._report_away(error)
+                cluster.close()
+                cluster = self._cluster_or(cluster)
+            except SidetierError as error:
+                log.warning("endpoint.live_topics_failed", error=str(error))
+            except Exception:
+                # Without this thread no client would find a new leader.
+                log.exception("endpoint.live_topics_failed")
+            with self._answered:
+                self._asked += 1
+                self._answered.notify_all()
+            self._stop.wait(_SHORTEST)
+        cluster.close()
+
+    def _cluster_or(self, cluster: Cluster) -> Cluster:
+        try:
+            return self._cluster()
+        except SidetierError as error:  # a certificate cannot be loaded
+            log.warning("endpoint.live_topics_failed", error=str(error))
+            return cluster
+
+    def _ask(self, cluster: Cluster) -> None:
+        metadata = cluster.metadata(None, timeout=_TIMEOUT)
+        shown = {name: topic for name, topic in metadata.topics.items() if not topic.is_internal}
+        by_id = {topic.topic_id: topic for topic in shown.values() if topic.topic_id is not None}
+        before, now = self.latest, LiveTopics(metadata.cluster_id, shown, by_id)
+        changed = now.changed(before)
+        self._report(changed)
+        if now != before:
+            self.latest = now
+            # Those that were asked between report and change.
+            self._report(changed)
+
+    def _report_away(self, error: BrokerError) -> None:
+        if failures := self._log_away.count():
+            log.warning("endpoint.live_unavailable", error=str(error), failures=failures)
