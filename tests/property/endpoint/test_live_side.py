@@ -1,0 +1,116 @@
+"""The choice between archive and live log against a world that trims and commits in between."""
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidetier.endpoint.live.side import LiveBounds, Side, find
+from sidetier.segments.offsets import MAX_OFFSET, Offset, OffsetRange
+
+
+@dataclass
+class World:
+    """A partition: the leader has [start, end), and the archive [0, archived)."""
+
+    events: random.Random
+    start: int = 0
+    end: int = 0
+    archived: int = 0
+    views: list[tuple[LiveBounds, OffsetRange | None]] = field(default_factory=list)
+
+    def step(self) -> None:
+        """Produce, commit a segment, or delete archived records at the broker."""
+        kind = self.events.randrange(6)
+        if kind < 3:
+            self.end += self.events.randrange(4)
+        elif kind < 5:
+            self.archived += self.events.randrange(self.end - self.archived + 1)
+        else:
+            self.start += self.events.randrange(max(self.archived - self.start, 0) + 1)
+        self.views.append((self.live(), self.stored()))
+
+    def live(self) -> LiveBounds:
+        return LiveBounds(Offset(self.start), Offset(self.end), Offset(self.end))
+
+    def stored(self) -> OffsetRange | None:
+        return OffsetRange(Offset(0), Offset(self.archived)) if self.archived else None
+
+    def known_live(self, *, new: bool) -> LiveBounds:
+        """What is known of the leader, of any earlier moment or of now; the world goes on."""
+        if not new:
+            return self.events.choice(self.views)[0]
+        now = self.live()
+        self._go_on()
+        return now
+
+    def known_stored(self, *, new: bool) -> OffsetRange | None:
+        if not new:
+            return self.events.choice(self.views)[1]
+        now = self.stored()
+        self._go_on()
+        return now
+
+    def _go_on(self) -> None:
+        for _ in range(self.events.randrange(4)):
+            self.step()
+
+
+def read_all(seed: int, *, store_below: int, steps: int = 120) -> list[tuple[int, Side]]:
+    """Read offset after offset as the endpoint does; return them with their sides."""
+    world = World(random.Random(seed))
+    for _ in range(steps):
+        world.step()
+    offset, sides = 0, []
+    while offset < world.end and len(sides) < 500:
+        refused = False
+        while True:
+            found = find(
+                Offset(offset),
+                lambda new: world.known_live(new=new),
+                lambda new: world.known_stored(new=new),
+                lambda: Offset(store_below),
+                refused=refused,
+            ).side
+            if found is not Side.LIVE or world.start <= offset < world.end:
+                break
+            assert not refused, "the leader refuses an offset, and the archive was not asked after"
+            refused = True
+        assert found in {Side.ARCHIVE, Side.LIVE}, f"{offset} is on neither side: {world}"
+        if found is Side.ARCHIVE:
+            assert offset < world.archived
+        sides.append((offset, found))
+        offset += 1
+        if world.events.randrange(8) == 0:
+            world.step()
+    return sides
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32), store_below=st.sampled_from([0, 10, 30, 100, int(MAX_OFFSET)]))
+def test_every_offset_is_on_one_side_whatever_is_trimmed_meanwhile(
+    seed: int, store_below: int
+) -> None:
+    sides = read_all(seed, store_below=store_below)
+    assert [offset for offset, _ in sides] == list(range(len(sides)))
+
+
+def test_both_sides_are_drawn() -> None:
+    drawn = {side for seed in range(20) for _, side in read_all(seed, store_below=0)}
+    assert drawn == {Side.ARCHIVE, Side.LIVE}
+
+
+def test_an_archive_that_is_read_before_the_log_start_misses_offsets() -> None:
+    """The order of the two reads is the rule: with the other one, offsets seem to be nowhere."""
+    before = OffsetRange(Offset(0), Offset(10))
+    after = LiveBounds(Offset(15), Offset(20), Offset(20))
+    found = find(Offset(12), lambda _new: after, lambda _new: before, lambda: Offset(0))
+    assert found.side is Side.NEITHER
+
+
+def test_an_unknown_leader_is_never_out_of_range() -> None:
+    archived = OffsetRange(Offset(5), Offset(10))
+    for offset, side in ((4, Side.UNKNOWN), (5, Side.ARCHIVE), (10, Side.UNKNOWN)):
+        found = find(Offset(offset), lambda _new: None, lambda _new: archived, lambda: Offset(0))
+        assert found.side is side
