@@ -24,7 +24,7 @@ class World:
         """Produce, commit a segment, or delete archived records at the broker."""
         kind = self.events.randrange(6)
         if kind < 3:
-            self.end += self.events.randrange(4)
+            self.end = min(self.end + self.events.randrange(4), 120)
         elif kind < 5:
             self.archived += self.events.randrange(self.end - self.archived + 1)
         else:
@@ -57,7 +57,7 @@ class World:
             self.step()
 
 
-def read_all(seed: int, *, store_below: int, steps: int = 120) -> list[tuple[int, Side]]:
+def read_all(seed: int, *, store_below: int, steps: int = 60) -> list[tuple[int, Side]]:
     """Read offset after offset as the endpoint does; return them with their sides."""
     world = World(random.Random(seed))
     for _ in range(steps):
