@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from sidetier.endpoint.live.side import LiveBounds, Side, find
 from sidetier.segments.offsets import MAX_OFFSET, Offset, OffsetRange
 
+_ACTIVE = 10
+"""Offsets of the active segment, which is not archived."""
+
 
 @dataclass
 class World:
@@ -26,7 +29,8 @@ class World:
         if kind < 3:
             self.end = min(self.end + self.events.randrange(4), 120)
         elif kind < 5:
-            self.archived += self.events.randrange(self.end - self.archived + 1)
+            closed = max(self.end - _ACTIVE, self.archived)
+            self.archived += self.events.randrange(closed - self.archived + 1)
         else:
             self.start += self.events.randrange(max(self.archived - self.start, 0) + 1)
         self.views.append((self.live(), self.stored()))
