@@ -86,8 +86,8 @@ def find(
 ) -> Sides:
     """Return the side that has an offset.
 
-    NEITHER is final: it was found with a live log start that was read now, and an archive that was
-    read after it.
+    NEITHER is final: the archive was read after it was known that the live log start has passed the
+    offset.
 
     Args:
         offset: The offset.
@@ -97,11 +97,13 @@ def find(
         refused: The leader has answered OFFSET_OUT_OF_RANGE for this offset, so what is known of
             its log start is too old.
     """
-    if not refused:
-        known_live, known_archived = live(False), archived(False)  # noqa: FBT003 - as documented
-        side = choose(offset, known_live, known_archived, store_below())
+    if refused:
+        known = live(True)  # noqa: FBT003 - as documented
+    else:
+        known, known_archived = live(False), archived(False)  # noqa: FBT003
+        side = choose(offset, known, known_archived, store_below())
         if side is not Side.NEITHER:
-            return Sides(side, known_live, known_archived)
-    new_live = live(True)  # noqa: FBT003
-    new_archived = archived(True)  # noqa: FBT003 - after the live log start
-    return Sides(choose(offset, new_live, new_archived, store_below()), new_live, new_archived)
+            return Sides(side, known, known_archived)
+    # The live log start has passed the offset by now, so that `offset.wm` has, too.
+    now_archived = archived(True)  # noqa: FBT003
+    return Sides(choose(offset, known, now_archived, store_below()), known, now_archived)
