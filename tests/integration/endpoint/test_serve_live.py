@@ -10,8 +10,10 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from devtools.sandbox.kafka import KraftCluster
+from sidetier.brokers.kafka import KAFKA_4_3
 from tests.harness.archive_check import wait_until_stored
-from tests.harness.archive_objects import file_store
+from tests.harness.archive_objects import Objects, file_store
+from tests.harness.java_clients import read_with_java
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.serve_process import LAYOUT, ServeProcess, serve_process
 from tests.harness.sidecar import Sidecar, beside, merged
@@ -30,7 +32,7 @@ class Trimmed:
     topic: str
     cluster: KraftCluster
     endpoint: ServeProcess
-    archived: int
+    objects: Objects
 
     def produce(self, first: int, count: int) -> None:
         """Send records to the broker; the value is the offset."""
@@ -44,26 +46,25 @@ class Trimmed:
 
 @pytest.fixture(scope="module")
 def trimmed(
-    kraft43: KraftCluster, tmp_path_factory: pytest.TempPathFactory
+    java: object,  # noqa: ARG001 - servers need it
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Trimmed]:
     topic, root = f"live-{uuid4().hex[:6]}", tmp_path_factory.mktemp("live")
     store = file_store(root / "store")
-    create_topic(kraft43.bootstrap_servers, topic, partitions=1, configs=small_segments())
     bits = {"storage": {"prefix_entropy_bits": LAYOUT.bits}}
-    settings = merged(beside(kraft43, store, topics=[topic]), bits)
-    with Sidecar(tmp_path_factory.mktemp("sidecar"), settings, store):
-        producer = Producer({"bootstrap.servers": kraft43.bootstrap_servers})
-        for number in range(SENT):
-            producer.produce(topic, str(number).encode() * 40, partition=0)
-            if number % 10 == 9:
-                producer.flush(30)
-        assert producer.flush(30) == 0
-        end = closed_end(kraft43.log_dirs(1)[0] / f"{topic}-0")
-        wait_until_stored(store.objects, topic, 0, end)
-        delete_records(kraft43.bootstrap_servers, topic, 0, TRIMMED)
-        options = ("--live", kraft43.bootstrap_servers)
-        with serve_process(root, *options, store=store) as endpoint:
-            yield Trimmed(topic, kraft43, endpoint, end)
+    with KraftCluster(tmp_path_factory.mktemp("kraft"), KAFKA_4_3) as cluster:
+        create_topic(cluster.bootstrap_servers, topic, partitions=1, configs=small_segments())
+        settings = merged(beside(cluster, store, topics=[topic]), bits)
+        with (
+            Sidecar(tmp_path_factory.mktemp("sidecar"), settings, store),
+            serve_process(root, "--live", cluster.bootstrap_servers, store=store) as endpoint,
+        ):
+            trimmed = Trimmed(topic, cluster, endpoint, store.objects)
+            trimmed.produce(0, SENT)
+            end = closed_end(cluster.log_dirs(1)[0] / f"{topic}-0")
+            wait_until_stored(store.objects, topic, 0, end)
+            delete_records(cluster.bootstrap_servers, topic, 0, TRIMMED)
+            yield trimmed
 
 
 def read(consumer: Consumer, count: int, seconds: float = 90) -> list[tuple[int, bytes]]:
@@ -102,3 +103,93 @@ def test_a_plain_consumer_reads_from_the_archive_into_the_live_tail(
     plain.close()
     assert [offset for offset, _ in records] == list(range(end + 50))
     assert all(value == str(offset).encode() * 40 for offset, value in records)
+
+
+def test_a_consumer_that_falls_below_the_log_start_skips_nothing(trimmed: Trimmed) -> None:
+    topic = trimmed.topic
+    plain = Consumer(
+        {
+            "bootstrap.servers": trimmed.endpoint.bootstrap,
+            "group.id": f"g-{uuid4().hex[:6]}",
+            "auto.offset.reset": "latest",  # so that a reset would show as skipped records
+        }
+    )
+    _, end = plain.get_watermark_offsets(TopicPartition(topic, 0), 30)
+    plain.assign([TopicPartition(topic, 0, end - 5)])
+    assert [offset for offset, _ in read(plain, 5)] == list(range(end - 5, end))
+    plain.pause([TopicPartition(topic, 0)])
+    trimmed.produce(end, SENT)
+    archived = closed_end(trimmed.cluster.log_dirs(1)[0] / f"{topic}-0")
+    assert archived > end + 100
+    wait_until_stored(trimmed.objects, topic, 0, archived)
+    delete_records(trimmed.cluster.bootstrap_servers, topic, 0, archived)
+    plain.resume([TopicPartition(topic, 0)])
+    assert [offset for offset, _ in read(plain, SENT)] == list(range(end, end + SENT))
+    plain.close()
+
+
+def test_java_groups_read_both_halves_after_the_leader_has_changed(
+    trimmed: Trimmed, tmp_path: Path
+) -> None:
+    """Where Metadata has no leader epoch, librdkafka sends 0: a broker fences it after a change."""
+    first, group = end_of(trimmed), f"java-{uuid4().hex[:6]}"
+    got = read_with_java(trimmed.endpoint.bootstrap, group, trimmed.topic, first, tmp_path)
+    assert got.offsets == {0: list(range(first))}
+    trimmed.cluster.stop_broker(1)
+    trimmed.cluster.start_broker(1)
+    trimmed.produce(first, 20)
+    more = read_with_java(trimmed.endpoint.bootstrap, group, trimmed.topic, 20, tmp_path)
+    assert more.offsets == {0: list(range(first, first + 20))}
+    plain = Consumer({"bootstrap.servers": trimmed.endpoint.bootstrap, "group.id": group})
+    plain.assign([TopicPartition(trimmed.topic, 0, first)])
+    assert [offset for offset, _ in read(plain, 20)] == list(range(first, first + 20))
+    plain.close()
+
+
+def test_topics_without_an_archive_are_shown_whole(trimmed: Trimmed) -> None:
+    topic, servers = f"plain-{uuid4().hex[:6]}", trimmed.cluster.bootstrap_servers
+    create_topic(servers, topic, partitions=2)
+    producer = Producer({"bootstrap.servers": servers})
+    for number in range(40):
+        producer.produce(topic, str(number).encode(), partition=number % 2)
+    assert producer.flush(30) == 0
+    plain = Consumer(
+        {
+            "bootstrap.servers": trimmed.endpoint.bootstrap,
+            "group.id": f"g-{uuid4().hex[:6]}",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    plain.subscribe([topic])
+    values = sorted(int(value) for _, value in read(plain, 40))
+    assert values == list(range(40))
+    plain.commit(asynchronous=False)
+    kept = plain.committed([TopicPartition(topic, number) for number in (0, 1)], 30)
+    assert [each.offset for each in kept] == [20, 20]
+    plain.close()
+
+
+def test_timestamps_are_found_on_both_sides(trimmed: Trimmed) -> None:
+    plain = Consumer({"bootstrap.servers": trimmed.endpoint.bootstrap, "group.id": "times"})
+    end = end_of(trimmed)
+    trimmed.produce(end, 3)
+    times: dict[int, int] = {}
+    plain.assign([TopicPartition(trimmed.topic, 0, 0)])
+    while len(times) < end + 3:
+        message = plain.poll(30)
+        assert message is not None and message.error() is None
+        times[int(message.offset() or 0)] = message.timestamp()[1]
+    for offset in (0, TRIMMED - 1, TRIMMED, end - 1, end + 2):
+        asked = TopicPartition(trimmed.topic, 0, times[offset])
+        (found,) = plain.offsets_for_times([asked], 30)
+        assert found.offset == min(each for each, at in times.items() if at >= times[offset])
+    plain.close()
+
+
+def end_of(trimmed: Trimmed) -> int:
+    """Return the end of the log, as the endpoint shows it."""
+    plain = Consumer({"bootstrap.servers": trimmed.endpoint.bootstrap, "group.id": "end"})
+    low, end = plain.get_watermark_offsets(TopicPartition(trimmed.topic, 0), 30)
+    plain.close()
+    assert low == 0
+    return int(end)

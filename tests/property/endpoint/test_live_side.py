@@ -105,12 +105,12 @@ def test_both_sides_are_drawn() -> None:
     assert drawn == {Side.ARCHIVE, Side.LIVE}
 
 
-def test_an_archive_that_is_read_before_the_log_start_misses_offsets() -> None:
-    """The order of the two reads is the rule: with the other one, offsets seem to be nowhere."""
-    before = OffsetRange(Offset(0), Offset(10))
-    after = LiveBounds(Offset(15), Offset(20), Offset(20))
-    found = find(Offset(12), lambda _new: after, lambda _new: before, lambda: Offset(0))
-    assert found.side is Side.NEITHER
+def test_an_offset_between_archive_and_log_start_is_on_neither_side() -> None:
+    archived = OffsetRange(Offset(0), Offset(10))
+    bounds = LiveBounds(Offset(15), Offset(20), Offset(20))
+    for offset, side in ((9, Side.ARCHIVE), (10, Side.NEITHER), (15, Side.LIVE)):
+        found = find(Offset(offset), lambda _new: bounds, lambda _new: archived, lambda: Offset(0))
+        assert found.side is side
 
 
 def test_an_unknown_leader_is_never_out_of_range() -> None:
