@@ -25,7 +25,6 @@ from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.live.logs import LiveLogs
 from sidetier.endpoint.live.reads import LiveState
-from sidetier.endpoint.live.topics import LiveTopics
 from sidetier.endpoint.log_limits import FewPerSubject, Once
 from sidetier.endpoint.transactions import ServedTransactions
 from sidetier.segments.errors import SidetierError, StoreTimeoutError
@@ -189,8 +188,8 @@ class Catalog:
         live: LiveLogs | None = None,
     ) -> None:
         self._archive = archive
-        self._live = live
-        self._shown_live: LiveTopics | None = None
+        self.live: Final = live
+        self._shown_live: object = None
         """The live topics that `topics` has."""
         self._bytes = segment_bytes
         self._settings = settings or CatalogSettings()
@@ -232,8 +231,8 @@ class Catalog:
             failure = self._listings[provider.default].error
             if failure is not None and not self._is_any_listed():
                 raise failure
-        if self._live is not None:
-            self._live.listen(self._live_changed)
+        if self.live is not None:
+            self.live.listen(self._live_changed)
             with self._listed:
                 self._show_topics()
         for thread in self.threads:
@@ -261,14 +260,9 @@ class Catalog:
         return self._archive.layout.cluster
 
     @property
-    def has_live(self) -> bool:
-        """Whether the topics of a live cluster are shown too."""
-        return self._live is not None
-
-    @property
     def cluster_id(self) -> str:
         """The id of the cluster that clients are shown: the live cluster's, or else the name."""
-        live_id = None if self._live is None else self._live.topics.cluster_id
+        live_id = None if self.live is None else self.live.topics.cluster_id
         return live_id or self.cluster
 
     @property
@@ -404,13 +398,13 @@ class Catalog:
 
     def _live_changed(self, tps: Collection[TopicPartition]) -> None:
         self._notify(tps)
-        if self._live is not None and self._live.topics is not self._shown_live:
+        if self.live is not None and self.live.topics is not self._shown_live:
             with self._listed:
                 self._show_topics()
 
     def _state(self, tp: TopicPartition) -> State:
         latest = self._partition(tp).archive.latest
-        live = None if self._live is None else self._live.reads.state(tp)
+        live = None if self.live is None else self.live.reads.state(tp)
         return None if latest is None else state_of(latest.view), live
 
     def _partition(self, tp: TopicPartition) -> Partition:
@@ -440,9 +434,9 @@ class Catalog:
         """Begin to read all watched archives, but those that are still being read."""
         with self._guard:
             due = self._watchers.keys() - self._refreshing
-            if self._live is not None:
+            if self.live is not None:
                 # Their leaders show the new records before the archive has them.
-                due = {tp for tp in due if not self._live.reads.is_followed(tp)}
+                due = {tp for tp in due if not self.live.reads.is_followed(tp)}
             self._announced = {
                 tp: state for tp, state in self._announced.items() if tp in self._watchers
             }
@@ -503,7 +497,11 @@ class Catalog:
     def _list_for_unknown(
         self, name: str | None, is_known: Callable[[], bool] = lambda: False
     ) -> None:
-        """List the store of a topic, or all stores until the topic is known."""
+        """Ask for the live topics; list the store of a topic, or all stores until it is known."""
+        if self.live is not None:
+            self.live.look_for_topics()
+            if is_known() or name in self._topics:
+                return
         provider = self._archive.provider
         try:
             endpoints = provider.endpoints if name is None else (provider.endpoint(name),)
@@ -602,9 +600,9 @@ class Catalog:
             for listing in self._listings.values()
             for name, topic in (listing.topics or {}).items()
         }
-        if self._live is not None:
-            self._shown_live = self._live.topics
-            for name, shown in self._shown_live.topics.items():
+        if self.live is not None:
+            live = self._shown_live = self.live.topics
+            for name, shown in live.topics.items():
                 known = topics.get(name)
                 topics[name] = Topic(
                     name,

@@ -34,7 +34,6 @@ from sidetier.endpoint.catalog import (
 )
 from sidetier.endpoint.live.chunks import aborted_in
 from sidetier.endpoint.live.joined import JoinedPartition, last_stable_offset
-from sidetier.endpoint.live.logs import LiveLogs
 from sidetier.endpoint.live.reads import is_out_of_range
 from sidetier.endpoint.live.side import LiveBounds, Side, find
 from sidetier.endpoint.log_limits import FewPerSubject
@@ -291,7 +290,6 @@ class Fetcher:
         segment_bytes: Reads segments.
         positions: Finds batches in segments.
         clock: Returns monotonic seconds.
-        live: The live cluster; None for the archive alone.
     """
 
     def __init__(
@@ -300,9 +298,7 @@ class Fetcher:
         segment_bytes: SegmentBytes,
         positions: Positions,
         clock: Clock = monotonic,
-        live: LiveLogs | None = None,
     ) -> None:
-        self._live = live
         self._catalog = catalog
         self._bytes = segment_bytes
         self._positions = positions
@@ -427,9 +423,6 @@ class Fetcher:
         if partition is None:
             return FetchedData(index, ErrorCode.unknown_topic_or_partition, aborted=())
         try:
-            if self._live is not None and self._live.has(partition.tp):
-                joined = JoinedPartition(self._live, self._catalog, partition)
-                return self._joined(joined, topic.topic_id, asked, room, isolated=isolated)
             return self._data(partition, topic.topic_id, asked, room, isolated=isolated)
         except (ObjectNotFoundError, PreconditionFailedError) as error:
             # Quarantine, retirement or the store's lifecycle rules have changed the archive. Java
@@ -456,6 +449,9 @@ class Fetcher:
         *,
         isolated: bool,
     ) -> FetchedData:
+        joined = JoinedPartition.of(self._catalog, partition)
+        if joined is not None:
+            return self._joined(joined, topic_id, asked, room, isolated=isolated)
         offset = Offset(asked.fetch_offset)
         view = _view_for(partition, offset)
         if topic_id and view and not self._catalog.has_topic_id(partition, view, topic_id):
@@ -541,41 +537,48 @@ class Fetcher:
         """Read a partition that is in the live cluster, too."""
         if None not in {topic_id, joined.live_id} and topic_id != joined.live_id:
             return FetchedData(asked.partition, ErrorCode.unknown_topic_id, aborted=())
+        data = self._of_side(joined, asked, room, isolated=isolated, refused=False)
+        if data is None:  # the log start has passed the offset, or the log ends below it
+            data = self._of_side(joined, asked, room, isolated=isolated, refused=True)
+        return data or FetchedData(asked.partition, ErrorCode.offset_out_of_range)
+
+    def _of_side(
+        self,
+        joined: JoinedPartition,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        *,
+        isolated: bool,
+        refused: bool,
+    ) -> FetchedData | None:
+        """Read from the side that has the offset; None if the leader refuses it."""
         tp, offset = joined.partition.tp, Offset(asked.fetch_offset)
-        refused = False
-        while True:
-            # Before everything that is read: what changes meanwhile ends the wait at once.
-            live_state = joined.live.reads.state(tp)
-            sides = find(
-                offset,
-                lambda new: joined.live.reads.bounds(tp, 0.0 if new else _LIVE_AGE),
-                lambda new: joined.archived(new=new),
-                lambda: joined.store_below(isolated=isolated),
-                refused=refused,
-            )
-            state = state_of(joined.view), live_state
-            if sides.side is Side.ARCHIVE and joined.view is not None:
-                data = self._archived(joined, sides.live, asked, room, isolated=isolated)
-                if data is not None:
-                    data.state = state
-                    return data
-            elif sides.side is Side.UNKNOWN:
-                held = ErrorCode.not_leader_or_follower
-                return FetchedData(asked.partition, held, state=state, is_held=True)
-            elif sides.side is Side.NEITHER:
+        # Before everything that is read: what changes meanwhile ends the wait at once.
+        live_state = joined.live.reads.state(tp)
+        sides = find(
+            offset,
+            lambda new: joined.live.reads.bounds(tp, 0.0 if new else _LIVE_AGE),
+            lambda new: joined.archived(new=new),
+            lambda: joined.store_below(isolated=isolated),
+            refused=refused,
+        )
+        state = state_of(joined.view), live_state
+        data: FetchedData | None = None
+        try:
+            if sides.side is Side.NEITHER:
                 return self._in_neither(joined, sides.live, offset, asked.partition)
-            try:
+            if sides.side is Side.ARCHIVE:
+                data = self._archived(joined, sides.live, asked, room, isolated=isolated)
+            if data is None and sides.side is not Side.UNKNOWN:
                 data = self._live_data(joined, asked, room, isolated=isolated)
-            except BrokerError as error:
-                if not is_out_of_range(error):
-                    held = ErrorCode.not_leader_or_follower
-                    return FetchedData(asked.partition, held, state=state, is_held=True)
-                if refused:
-                    return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
-                refused = True  # the log start has passed the offset, or the end is below it
-                continue
-            data.state = state
-            return data
+        except BrokerError as error:
+            if is_out_of_range(error):
+                return None
+        if data is None:
+            held = ErrorCode.not_leader_or_follower
+            data = FetchedData(asked.partition, held, is_held=True)
+        data.state = state
+        return data
 
     def _archived(
         self,

@@ -90,7 +90,7 @@ class RequestHandlers:
     def answer(self, request: Request, session: Session) -> Answer:
         """Answer one request."""
         is_small = len(request.frame) <= _MAX_REPEATED
-        if request.api is ApiKey.LIST_OFFSETS and is_small and not self._catalog.has_live:
+        if request.api is ApiKey.LIST_OFFSETS and is_small and self._catalog.live is None:
             return self._answer_repeated(request, session.access)
         if request.api is ApiKey.METADATA:
             return self._answer_metadata(request, session.access)

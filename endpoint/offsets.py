@@ -17,7 +17,6 @@ from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import ArchiveState, Catalog, Partition, state_of
 from sidetier.endpoint.fair_slots import FairSlots
 from sidetier.endpoint.live.joined import JoinedPartition
-from sidetier.endpoint.live.logs import LiveLogs
 from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import BatchTooLargeError, BrokerError, SidetierError
@@ -86,17 +85,11 @@ class OffsetAnswers:
         segment_bytes: Reads segments.
         search_bytes: Most bytes of a batch that a search for a timestamp decompresses. Searches
             hold at most twice as much together.
-        live: The live cluster; None for the archive alone.
     """
 
     def __init__(
-        self,
-        catalog: Catalog,
-        segment_bytes: SegmentBytes,
-        search_bytes: int = SEARCH_BYTES,
-        live: LiveLogs | None = None,
+        self, catalog: Catalog, segment_bytes: SegmentBytes, search_bytes: int = SEARCH_BYTES
     ) -> None:
-        self._live = live
         self._catalog = catalog
         self._search_bytes = search_bytes
         self._large_search = threading.Lock()
@@ -135,14 +128,10 @@ class OffsetAnswers:
         if partition is None:
             return ListedOffset(ErrorCode.unknown_topic_or_partition)
         try:
-            if self._live is not None and self._live.has(partition.tp):
-                joined = JoinedPartition(self._live, self._catalog, partition)
+            joined = JoinedPartition.of(self._catalog, partition)
+            if joined is not None:
                 return self._listed_of_both(joined, timestamp, isolation)
-            view = partition.view()
-            if view is None:
-                is_end = timestamp in {LATEST, EARLIEST, EARLIEST_LOCAL}
-                return ListedOffset(ErrorCode.none, 0 if is_end else _UNKNOWN)
-            return self._listed(partition, view, timestamp, isolation)
+            return self._listed_of_archive(partition, timestamp, isolation)
         except BrokerError as error:
             self._report("endpoint.list_offsets_failed", name, number, error)
             return ListedOffset(ErrorCode.not_leader_or_follower)
@@ -161,8 +150,9 @@ class OffsetAnswers:
         if partition is None:
             return EpochEnd(ErrorCode.unknown_topic_or_partition)
         try:
-            if self._live is not None and self._live.has(partition.tp):
-                return self._epoch_end_of_both(self._live, partition, epoch)
+            joined = JoinedPartition.of(self._catalog, partition)
+            if joined is not None:
+                return self._epoch_end_of_both(joined, epoch)
             view = partition.view()
             if view is None:
                 return end_of_epoch(NO_EPOCHS, epoch, Offset(0))
@@ -222,15 +212,14 @@ class OffsetAnswers:
                 raise joined.failure
         return first if joined.view is None else min(joined.view.start, first)
 
-    def _epoch_end_of_both(self, live: LiveLogs, partition: Partition, epoch: int) -> EpochEnd:
+    def _epoch_end_of_both(self, joined: JoinedPartition, epoch: int) -> EpochEnd:
         """Return the end of an epoch; from the archive if it ends there."""
-        joined = JoinedPartition(live, self._catalog, partition)
         joined.archived(new=False)
         if joined.view is not None:
-            history = self._epochs_of(partition, joined.view)
+            history = self._epochs_of(joined.partition, joined.view)
             if history.entries and 0 <= epoch < history.entries[-1][0]:
                 return end_of_epoch(history, epoch, joined.view.end)
-        end = live.reads.epoch_end(partition.tp, LeaderEpoch(epoch))
+        end = joined.live.reads.epoch_end(joined.partition.tp, LeaderEpoch(epoch))
         return EpochEnd(ErrorCode.none, end.leader_epoch, end.end_offset)
 
     def _report(self, event: str, name: str, number: int, error: SidetierError) -> None:
@@ -251,6 +240,15 @@ class OffsetAnswers:
             known = state, stored.epoch_history.up_to(view.end)
             self._epochs[partition.tp] = known
         return known[1]
+
+    def _listed_of_archive(
+        self, partition: Partition, timestamp: int, isolation: int
+    ) -> ListedOffset:
+        view = partition.view()
+        if view is None:
+            is_end = timestamp in {LATEST, EARLIEST, EARLIEST_LOCAL}
+            return ListedOffset(ErrorCode.none, 0 if is_end else _UNKNOWN)
+        return self._listed(partition, view, timestamp, isolation)
 
     def _listed(
         self, partition: Partition, view: ArchiveView, timestamp: int, isolation: int

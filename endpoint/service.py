@@ -198,7 +198,7 @@ def serving(
             live.start()
             _check_cluster(archive, live)
         catalog.start()
-        groups = _groups(settings, archive, catalog, advertised, registry, metrics, live)
+        groups = _groups(settings, archive, catalog, advertised, registry, metrics)
         if logins is not None:
             groups = PermittedGroups(groups)
     except BaseException:
@@ -212,14 +212,11 @@ def serving(
     search = max(settings.memory // _SEARCH_SHARE, _MIN_SEARCH)
     server = Endpoint(
         Service(
-            RequestHandlers(
-                catalog, OffsetAnswers(catalog, segment_bytes, search, live), advertised
-            ),
+            RequestHandlers(catalog, OffsetAnswers(catalog, segment_bytes, search), advertised),
             Fetcher(
                 catalog,
                 segment_bytes,
                 Positions(archive, segment_bytes, settings.memory // _INDEX_SHARE),
-                live=live,
             ),
             idle_polls,
             groups,
@@ -306,11 +303,10 @@ def _check_cluster(archive: ArchiveAccess, live: LiveLogs) -> None:
         )
 
 
-def _archived_topics(
-    archive: ArchiveAccess, catalog: Catalog, live: LiveLogs | None
-) -> ArchivedTopics:
+def _archived_topics(archive: ArchiveAccess, catalog: Catalog) -> ArchivedTopics:
     cluster = ArchivedCluster(archive)
     cluster.id()  # a damaged note ends the start, not the first request
+    live = catalog.live
     if live is not None:
         # Clients commit offsets of the live topics, whether they are archived or not.
         return ArchivedTopics(
@@ -332,7 +328,6 @@ def _groups(
     advertised: tuple[str, int],
     registry: CollectorRegistry,
     endpoint_metrics: EndpointMetrics,
-    live: LiveLogs | None,
 ) -> Groups:
     metrics = GroupMetrics(registry)
     if settings.groups == "none":
@@ -343,7 +338,7 @@ def _groups(
         relay = RelayGroups(
             Reloaded(groups.files, groups.client, failures.inc).current,
             advertised,
-            _archived_topics(archive, catalog, live),
+            _archived_topics(archive, catalog),
             metrics,
         )
         relay.start()

@@ -1,7 +1,7 @@
 """One partition that is in the live cluster, and may be archived."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 from uuid import UUID
 
 from sidetier.archive.view import ArchiveView
@@ -34,6 +34,12 @@ class JoinedPartition:
     partition: Partition
     view: ArchiveView | None = None
     failure: SidetierError | None = None
+
+    @classmethod
+    def of(cls, catalog: Catalog, partition: Partition) -> Self | None:
+        """Return both sides of a partition; None if it is not in a live cluster."""
+        live = catalog.live
+        return None if live is None or not live.has(partition.tp) else cls(live, catalog, partition)
 
     @property
     def live_id(self) -> UUID | None:

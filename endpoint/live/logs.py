@@ -18,6 +18,9 @@ from sidetier.storage.attempt import Clock, monotonic
 _WINDOW_CHECK: Final = 30.0
 """Seconds for which the beginning of the live window is kept."""
 _NO_RECORD: Final = -1
+_SHORTEST_LOOK: Final = 1.0
+"""Seconds between two requests because of names that are not known: clients choose them."""
+_LOOK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class LiveLogs:
         self._window = settings.window
         self._clock, self._wall_clock = clock, wall_clock
         self._stop = threading.Event()
+        self._looked_at = float("-inf")
         self._starts: dict[TopicPartition, tuple[float, Offset]] = {}
         self._listeners: list[Callable[[Collection[TopicPartition]], None]] = []
         client = Reloaded(settings.cluster.files, settings.cluster.client, failures).current
@@ -82,6 +86,13 @@ class LiveLogs:
     def topics(self) -> LiveTopics:
         """The topics that the cluster has shown last."""
         return self.watch.latest
+
+    def look_for_topics(self) -> None:
+        """Ask for the topics again, unless they were asked for a second ago."""
+        now = self._clock()
+        if now - self._looked_at >= _SHORTEST_LOOK:
+            self._looked_at = now
+            self.watch.renew(wait=_LOOK_SECONDS)
 
     def has(self, tp: TopicPartition) -> bool:
         """Whether the cluster has a partition."""

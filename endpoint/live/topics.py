@@ -91,8 +91,9 @@ class LiveTopicsWatch:
         self._log_away = AtMostEvery(_LOG_PAUSE)
         self._due = threading.Event()
         self._answered = threading.Condition()
-        self._asked = 0
+        self._ended = 0
         """Number of requests that were answered or have failed."""
+        self._is_asking = False
         self.latest = LiveTopics()
         """The latest answer; without topics before the first one."""
         self.thread = threading.Thread(target=self._run, name="endpoint-live", daemon=True)
@@ -121,11 +122,11 @@ class LiveTopicsWatch:
     def renew(self, *, wait: float = 0.0) -> None:
         """Ask for the topics soon; wait up to `wait` seconds for the answer."""
         with self._answered:
-            asked = self._asked
+            # The answer to a request that is in flight may be of a moment before this call.
+            wanted = self._ended + (2 if self._is_asking else 1)
             self._due.set()
             if wait > 0:
-                # The request after the one that may be in flight now.
-                self._answered.wait_for(lambda: self._asked > asked + 1, wait)
+                self._answered.wait_for(lambda: self._ended >= wanted, wait)
 
     def _cluster(self) -> Cluster:
         client = self._client()
@@ -138,6 +139,8 @@ class LiveTopicsWatch:
             self._due.clear()
             if self._stop.is_set():
                 break
+            with self._answered:
+                self._is_asking = True
             try:
                 self._ask(cluster)
             except BrokerError as error:
@@ -150,7 +153,8 @@ class LiveTopicsWatch:
                 # Without this thread no client would find a new leader.
                 log.exception("endpoint.live_topics_failed")
             with self._answered:
-                self._asked += 1
+                self._ended += 1
+                self._is_asking = False
                 self._answered.notify_all()
             self._stop.wait(_SHORTEST)
         cluster.close()

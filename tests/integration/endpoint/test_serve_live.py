@@ -75,7 +75,7 @@ def read(consumer: Consumer, count: int, seconds: float = 90) -> list[tuple[int,
         message = consumer.poll(1.0)
         if message is None:
             continue
-        assert message.error() is None, message.error().str()
+        assert message.error() is None, str(message.error())
         value = message.value()
         assert value is not None
         records.append((int(message.offset() or 0), value))

@@ -66,7 +66,8 @@ def read_all(seed: int, *, store_below: int, steps: int = 60) -> list[tuple[int,
     world = World(random.Random(seed))
     for _ in range(steps):
         world.step()
-    offset, sides = 0, []
+    offset = 0
+    sides: list[tuple[int, Side]] = []
     while offset < world.end and len(sides) < 500:
         refused = False
         while True:
