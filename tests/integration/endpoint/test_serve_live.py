@@ -177,7 +177,8 @@ def test_timestamps_are_found_on_both_sides(trimmed: Trimmed) -> None:
     plain.assign([TopicPartition(trimmed.topic, 0, 0)])
     while len(times) < end + 3:
         message = plain.poll(30)
-        assert message is not None and message.error() is None
+        assert message is not None
+        assert message.error() is None
         times[int(message.offset() or 0)] = message.timestamp()[1]
     for offset in (0, TRIMMED - 1, TRIMMED, end - 1, end + 2):
         asked = TopicPartition(trimmed.topic, 0, times[offset])

@@ -1,6 +1,5 @@
 """`sidetier serve --live` while brokers, the store or the endpoint are away."""
 
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -140,13 +139,13 @@ def test_nothing_is_skipped_or_repeated_while_brokers_endpoint_and_store_go_and_
     log.endpoint.start()
     reading.wait_for(count)
     away = log.store.with_name("away")
-    os.rename(log.store, away)
+    log.store.rename(away)
     try:
         log.produce(count, 30)
         count += 30
         reading.wait_for(count)
     finally:
-        os.rename(away, log.store)
+        away.rename(log.store)
     reading.end()
 
 
