@@ -607,7 +607,11 @@ class Fetcher:
             self._report(partition, "endpoint.store_failed", error)
             return None
         if data.error is not ErrorCode.none:
-            return None if has_live else data
+            if has_live:
+                return None
+            if live is None:  # the leader may have what the archive lacks
+                data.error, data.is_held = ErrorCode.not_leader_or_follower, True
+            return data
         if live is not None:
             data.high_watermark = live.high_watermark
             data.last_stable_offset = live.last_stable_offset

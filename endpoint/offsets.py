@@ -183,7 +183,11 @@ class OffsetAnswers:
             )
         if timestamp == EARLIEST:
             return ListedOffset(ErrorCode.none, self._start_of_both(joined))
+        # The live start first: records below it are archived, so they must be searched there.
+        first = reads.list_offset(tp, EARLIEST, isolated=False).offset
         joined.archived(new=False)
+        if first > (0 if joined.view is None else joined.view.end):
+            joined.archived(new=True)
         if joined.failure is not None:
             raise joined.failure
         if timestamp == LATEST_TIERED:

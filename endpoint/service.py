@@ -296,6 +296,7 @@ def _check_cluster(archive: ArchiveAccess, live: LiveLogs) -> None:
         ConfigurationError: The archive is of another cluster.
     """
     archived, now = ArchivedCluster(archive).id(), live.topics.cluster_id
+    live.watch.wanted_cluster_id = archived  # brokers that are away now may be of another one
     if None not in {archived, now} and archived != now:
         raise ConfigurationError(
             f"--live: the brokers are of cluster {now}, and this archive is of cluster {archived}; "

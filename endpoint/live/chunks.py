@@ -10,13 +10,16 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sidetier.segments.batches import split_batches
 from sidetier.segments.headers import HEADER_BYTES
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.transactions import Marker, read_marker
 from sidetier.wire.record_requests import AbortedTransaction, FetchedPartition
+
+_CHUNK_BYTES: Final = 1 << 10
+"""Memory of a chunk beside its batches."""
 
 
 class Reader(NamedTuple):
@@ -88,7 +91,11 @@ def chunk_of(offset: Offset, fetched: FetchedPartition) -> Chunk | None:
         end = header.next_offset
     if end <= offset:
         return None
-    return Chunk(offset, Offset(end), fetched.records[:size], fetched.aborted)
+    data = fetched.records[:size]
+    if size < len(memoryview(data.obj)) // 2:
+        # A view would keep the whole answer in memory, with the records of all other partitions.
+        data = memoryview(bytes(data))
+    return Chunk(offset, Offset(end), data, fetched.aborted)
 
 
 class ChunkCache:
@@ -116,7 +123,7 @@ class ChunkCache:
                 self._remove(reader, chunk.start)
             self._chunks[reader, chunk.start] = chunk
             insort(self._starts.setdefault(reader, []), chunk.start)
-            self.used += len(chunk.data)
+            self.used += _memory_of(chunk)
             while self.used > self._capacity and len(self._chunks) > 1:
                 self._remove(*next(iter(self._chunks)))
 
@@ -155,11 +162,15 @@ class ChunkCache:
         return None
 
     def _remove(self, reader: Reader, start: Offset) -> None:
-        self.used -= len(self._chunks.pop((reader, start)).data)
+        self.used -= _memory_of(self._chunks.pop((reader, start)))
         starts = self._starts[reader]
         starts.remove(start)
         if not starts:
             del self._starts[reader]
+
+
+def _memory_of(chunk: Chunk) -> int:
+    return len(chunk.data) + _CHUNK_BYTES
 
 
 def aborted_in(chunks: Sequence[Chunk]) -> Iterator[AbortedTransaction]:

@@ -37,9 +37,14 @@ class JoinedPartition:
 
     @classmethod
     def of(cls, catalog: Catalog, partition: Partition) -> Self | None:
-        """Return both sides of a partition; None if it is not in a live cluster."""
+        """Return both sides of a partition; None if the archive alone has it.
+
+        While it is not known whether the live cluster has a topic, its leader counts as away.
+        """
         live = catalog.live
-        return None if live is None or not live.has(partition.tp) else cls(live, catalog, partition)
+        if live is None or live.watch.is_gone(partition.tp.topic):
+            return None
+        return cls(live, catalog, partition)
 
     @property
     def live_id(self) -> UUID | None:

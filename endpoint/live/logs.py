@@ -17,6 +17,8 @@ from sidetier.storage.attempt import Clock, monotonic
 
 _WINDOW_CHECK: Final = 30.0
 """Seconds for which the beginning of the live window is kept."""
+_AWAY_CHECK: Final = 5.0
+"""The same after a leader did not answer."""
 _NO_RECORD: Final = -1
 _SHORTEST_LOOK: Final = 1.0
 """Seconds between two requests because of names that are not known: clients choose them."""
@@ -63,7 +65,7 @@ class LiveLogs:
         self._starts: dict[TopicPartition, tuple[float, Offset]] = {}
         self._listeners: list[Callable[[Collection[TopicPartition]], None]] = []
         client = Reloaded(settings.cluster.files, settings.cluster.client, failures).current
-        self.watch = LiveTopicsWatch(client, self._leaders_changed, self._stop)
+        self.watch = LiveTopicsWatch(client, self._leaders_changed, self._stop, clock)
         self.reads = LiveReads(
             client, self.watch, ChunkCache(memory), self._changed, self._stop, clock
         )
@@ -113,7 +115,9 @@ class LiveLogs:
             listed = self.reads.list_offset(tp, first, isolated=False).offset
         except BrokerError:
             # The store is asked for what the broker cannot give.
-            return known[1] if known else MAX_OFFSET
+            start = known[1] if known else MAX_OFFSET
+            self._starts[tp] = now - _WINDOW_CHECK + _AWAY_CHECK, start
+            return start
         start = MAX_OFFSET if listed == _NO_RECORD else listed
         self._starts[tp] = now, start
         return start

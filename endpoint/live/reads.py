@@ -19,9 +19,14 @@ from kio.schema.errors import ErrorCode
 from sidetier.endpoint.live.chunks import Chunk, ChunkCache, Reader, chunk_of
 from sidetier.endpoint.live.client import LiveClient
 from sidetier.endpoint.live.side import LiveBounds
-from sidetier.endpoint.live.topics import LiveTopicsWatch
+from sidetier.endpoint.live.topics import LiveTopics, LiveTopicsWatch
 from sidetier.endpoint.log_limits import FewPerSubject
-from sidetier.segments.errors import BrokerError, KafkaApiError, SidetierError
+from sidetier.segments.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    KafkaApiError,
+    SidetierError,
+)
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
@@ -57,9 +62,11 @@ _FOLLOW_WAIT: Final = 0.1
 """Seconds that a leader holds a Fetch without records: how long a partition at whose end the first
 client arrives may wait for the next Fetch.
 """
-_UNWANTED_SECONDS: Final = 30.0
+_UNWANTED_SECONDS: Final = 90.0
 """Time without a client after which a partition is followed no more."""
 _PAUSE: Final = 0.2
+_RENEW_SECONDS: Final = 0.5
+"""Longest wait for the leaders before a second attempt."""
 _AWAY_SECONDS: Final = 1.0
 """Time after a failure for which a leader is not asked again by requests that need not reach it."""
 _MOVED: Final = frozenset(
@@ -78,8 +85,8 @@ _MOVED: Final = frozenset(
 """Errors after which another broker may lead, or the topic may be another one."""
 
 
-LiveState = tuple[Offset, Offset] | None
-"""High watermark and last stable offset; None if they are not known."""
+LiveState = tuple[int, LiveBounds | None]
+"""Number of changes of a partition, and its bounds; None if they are not known."""
 
 
 @dataclass(slots=True)
@@ -129,10 +136,11 @@ class LiveReads:
         self._guard = threading.Condition()
         """Notified when a partition is followed from now on."""
         self._known: dict[TopicPartition, _Known] = {}
+        self._changes: dict[TopicPartition, int] = {}
         self._followed: dict[Reader, _Followed] = {}
         self._followers: dict[tuple[BrokerId, bool], threading.Thread] = {}
         self._flights: dict[tuple[Reader, Offset], Future[Chunk | None]] = {}
-        self._failed: dict[TopicPartition, tuple[float, BrokerError]] = {}
+        self._failed: dict[TopicPartition, tuple[float, str]] = {}
         self._events = FewPerSubject(clock)
         self._idle: LifoQueue[tuple[LiveClient, Cluster] | None] = LifoQueue()
         for _ in range(_CLUSTERS):
@@ -149,9 +157,7 @@ class LiveReads:
     def state(self, tp: TopicPartition) -> LiveState:
         """Return what differs after the leader's log has changed."""
         known = self._known.get(tp)
-        if known is None:
-            return None
-        return known.bounds.high_watermark, known.bounds.last_stable_offset
+        return self._changes.get(tp, 0), None if known is None else known.bounds
 
     def is_followed(self, tp: TopicPartition) -> bool:
         """Whether a thread reads the partition's end."""
@@ -192,11 +198,14 @@ class LiveReads:
             return chunks
         with self._guard:
             followed = self._followed.get(reader)
-            if followed is not None and followed.position == offset:
+            if followed is not None:
                 followed.wanted_at = self._clock()
-                return ()
-        if self._is_away(tp):
-            raise self._failed[tp][1]
+                # With more records than the follower has returned so far, they are asked for.
+                if followed.position == offset and self._limit(reader) <= offset:
+                    return ()
+        failed = self._failed.get(tp)
+        if failed is not None and self._clock() - failed[0] < _AWAY_SECONDS:
+            raise BrokerUnavailableError(failed[1])
         chunk = self._fetched_once(reader, offset, most_bytes)
         if chunk is not None:
             return [chunk]
@@ -290,27 +299,45 @@ class LiveReads:
                 del self._flights[key]
 
     def _fetched(self, reader: Reader, offset: Offset, most_bytes: int) -> Chunk | None:
-        position = FetchPosition(reader.tp, offset, min(most_bytes, _MAX_CHUNK))
-        ids = self._watch.latest.ids([reader.tp.topic])
+        """Fetch from the leader; once more if another broker leads now."""
+        try:
+            return self._fetched_from_leader(reader, offset, most_bytes)
+        except BrokerError as error:
+            if not error.retry and not is_out_of_range(error):
+                raise
+        # Also after OFFSET_OUT_OF_RANGE: a former leader may lag behind.
+        self._watch.renew(wait=_RENEW_SECONDS)
+        return self._fetched_from_leader(reader, offset, most_bytes)
+
+    def _fetched_from_leader(self, reader: Reader, offset: Offset, most_bytes: int) -> Chunk | None:
+        topics, tp = self._watch.latest, reader.tp
+        leader = topics.leader(tp)
+        if leader == NO_LEADER:
+            raise BrokerUnavailableError(f"{tp} has no leader now")
+        position = FetchPosition(tp, offset, min(most_bytes, _MAX_CHUNK), topics.epoch(tp))
+        ids = topics.ids([tp.topic])
         with self._cluster() as cluster:
+            connection = cluster.connection(Broker(leader))
+            send_fetch(
+                connection, [position], topic_ids=ids, isolation=_level(reader), max_wait=0.0
+            )
+            (fetched,) = receive_fetched(connection, ids)
+        if fetched.error_code:
+            raise api_error(f"{connection} refuses Fetch of {tp}", fetched.error_code)
+        return self._take(reader, offset, fetched, topics)
 
-            def attempt() -> FetchedPartition:
-                (broker,) = cluster.leaders([reader.tp])
-                connection = cluster.connection(Broker(broker))
-                send_fetch(
-                    connection, [position], topic_ids=ids, isolation=_level(reader), max_wait=0.0
-                )
-                (fetched,) = receive_fetched(connection, ids)
-                if fetched.error_code:
-                    refusal = f"{connection} refuses Fetch of {reader.tp}"
-                    raise api_error(refusal, fetched.error_code)
-                return fetched
+    def _take(
+        self, reader: Reader, offset: Offset, fetched: FetchedPartition, asked_of: LiveTopics
+    ) -> Chunk | None:
+        """Keep what a leader has returned.
 
-            fetched = cluster.retrying(attempt, timeout=_TIMEOUT)
-        return self._take(reader, offset, fetched)
-
-    def _take(self, reader: Reader, offset: Offset, fetched: FetchedPartition) -> Chunk | None:
-        """Keep what a leader has returned."""
+        Raises:
+            BrokerUnavailableError: Another broker leads since it was asked, or the topic is another
+                one: its records may not be those of the log.
+            DamagedSegmentError, UnsupportedFormatError: As `chunk_of`.
+        """
+        if not self._watch.latest.is_same(asked_of, reader.tp):
+            raise BrokerUnavailableError(f"the leader of {reader.tp} has changed")
         chunk = chunk_of(offset, fetched)
         if chunk is not None:
             self._cache.add(reader, chunk)
@@ -320,16 +347,27 @@ class LiveReads:
                     followed.position = chunk.end
         # Last: it wakes the clients, who then ask for the offset after the chunk.
         start, stable = fetched.log_start_offset, fetched.last_stable_offset
-        self._learn(reader.tp, LiveBounds(start, fetched.high_watermark, stable))
+        bounds = LiveBounds(start, fetched.high_watermark, stable)
+        self._learn(reader.tp, bounds, has_records=chunk is not None)
         return chunk
 
-    def _learn(self, tp: TopicPartition, bounds: LiveBounds) -> None:
+    def _limit(self, reader: Reader) -> Offset:
+        """Return the end up to which a client may read, as far as it is known."""
+        known = self._known.get(reader.tp)
+        if known is None:
+            return Offset(0)
+        bounds = known.bounds
+        return bounds.last_stable_offset if reader.is_isolated else bounds.high_watermark
+
+    def _learn(self, tp: TopicPartition, bounds: LiveBounds, *, has_records: bool = False) -> None:
         now = self._clock()
         with self._guard:
             known = self._known.get(tp)
             self._known[tp] = _Known(bounds, now)
             self._failed.pop(tp, None)
-            is_new = known is None or known.bounds != bounds
+            is_new = has_records or known is None or known.bounds != bounds
+            if is_new:
+                self._changes[tp] = self._changes.get(tp, 0) + 1
         if is_new:
             self._notify((tp,))
 
@@ -337,14 +375,14 @@ class LiveReads:
         failed = self._failed.get(tp)
         return failed is not None and self._clock() - failed[0] < _AWAY_SECONDS
 
-    def _note_failure(self, tp: TopicPartition, error: BrokerError) -> None:
+    def _note_failure(self, tp: TopicPartition, error: SidetierError) -> None:
         if is_out_of_range(error):
             return
         code = error.code if isinstance(error, KafkaApiError) else None
         if code is None or code in _MOVED:
             self._watch.renew()
         with self._guard:
-            self._failed[tp] = self._clock(), error
+            self._failed[tp] = self._clock(), str(error)
             self._known.pop(tp, None)
         if failures := self._events.count((type(error), tp.topic)):
             log.warning(
@@ -406,7 +444,9 @@ class LiveReads:
                 if now - followed.wanted_at > _UNWANTED_SECONDS:
                     del self._followed[reader]
             return [
-                FetchPosition(reader.tp, followed.position, _PARTITION_BYTES)
+                FetchPosition(
+                    reader.tp, followed.position, _PARTITION_BYTES, topics.epoch(reader.tp)
+                )
                 for reader, followed in self._followed.items()
                 if reader.is_isolated == isolated and topics.leader(reader.tp) == broker
             ]
@@ -414,7 +454,8 @@ class LiveReads:
     def _fetch_ends(
         self, connection: Connection, positions: Sequence[FetchPosition], *, isolated: bool
     ) -> None:
-        ids = self._watch.latest.ids({position.partition.topic for position in positions})
+        topics = self._watch.latest
+        ids = topics.ids({position.partition.topic for position in positions})
         send_fetch(
             connection,
             positions,
@@ -430,7 +471,11 @@ class LiveReads:
             if fetched.error_code:
                 moved.append(fetched.partition)
                 continue
-            self._take(reader, asked[fetched.partition], fetched)
+            try:
+                self._take(reader, asked[fetched.partition], fetched, topics)
+            except SidetierError as error:  # of this partition alone
+                self._note_failure(fetched.partition, error)
+                moved.append(fetched.partition)
         if moved:
             # Clients that ask again get the leader's error, or another leader's records.
             self._follow_no_more(moved)
@@ -447,6 +492,7 @@ class LiveReads:
         with self._guard:
             for tp in tps:
                 self._known.pop(tp, None)
+                self._changes[tp] = self._changes.get(tp, 0) + 1
                 for isolated in (False, True):
                     self._followed.pop(Reader(tp, isolated), None)
         self._notify(tps)
@@ -456,6 +502,6 @@ def _level(reader: Reader) -> IsolationLevel:
     return IsolationLevel.READ_COMMITTED if reader.is_isolated else IsolationLevel.READ_UNCOMMITTED
 
 
-def is_out_of_range(error: BrokerError) -> bool:
+def is_out_of_range(error: SidetierError) -> bool:
     """Return whether a leader does not have an offset."""
     return isinstance(error, KafkaApiError) and error.code == ErrorCode.offset_out_of_range

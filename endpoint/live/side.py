@@ -56,7 +56,12 @@ class Sides:
 
 
 def choose(
-    offset: Offset, live: LiveBounds | None, archived: OffsetRange | None, store_below: Offset
+    offset: Offset,
+    live: LiveBounds | None,
+    archived: OffsetRange | None,
+    store_below: Callable[[], Offset],
+    *,
+    refused: bool = False,
 ) -> Side:
     """Return the side that has an offset, by what is known of both.
 
@@ -64,14 +69,18 @@ def choose(
         offset: The offset.
         live: The live partition; None if its leader cannot be asked.
         archived: The archived offsets; None if nothing is archived.
-        store_below: Offsets that both sides have come from the archive if they are lower.
+        store_below: Returns the offset below which the archive is preferred, if both sides have an
+            offset. Called only then: it may ask the leader.
+        refused: The leader does not have the offset, whatever its bounds are.
     """
     is_archived = archived is not None and archived.start <= offset < archived.end
     if live is None:
         return Side.ARCHIVE if is_archived else Side.UNKNOWN
     if offset < live.start:
         return Side.ARCHIVE if is_archived else Side.NEITHER
-    if is_archived and offset < min(store_below, live.high_watermark):
+    # Archived records above the high watermark were lost by an unclean election: they are not part
+    # of the leader's log.
+    if is_archived and offset < live.high_watermark and (refused or offset < store_below()):
         return Side.ARCHIVE
     return Side.LIVE
 
@@ -93,7 +102,7 @@ def find(
         offset: The offset.
         live: Returns the live partition; with True, as it is now.
         archived: Returns the archived offsets; with True, as they are now.
-        store_below: Is called after `archived`, and returns the offset for `choose`.
+        store_below: As for `choose`; called after `archived`.
         refused: The leader has answered OFFSET_OUT_OF_RANGE for this offset, so what is known of
             its log start is too old.
     """
@@ -101,9 +110,10 @@ def find(
         known = live(True)  # noqa: FBT003 - as documented
     else:
         known, known_archived = live(False), archived(False)  # noqa: FBT003
-        side = choose(offset, known, known_archived, store_below())
+        side = choose(offset, known, known_archived, store_below)
         if side is not Side.NEITHER:
             return Sides(side, known, known_archived)
     # The live log start has passed the offset by now, so that `offset.wm` has, too.
     now_archived = archived(True)  # noqa: FBT003
-    return Sides(choose(offset, known, now_archived, store_below()), known, now_archived)
+    side = choose(offset, known, now_archived, store_below, refused=refused)
+    return Sides(side, known, now_archived)

@@ -4,14 +4,15 @@ after a broker's answer that shows a change.
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
 
 from sidetier.endpoint.live.client import LiveClient
 from sidetier.endpoint.log_limits import AtMostEvery
 from sidetier.segments.errors import BrokerError, BrokerUnavailableError, SidetierError
-from sidetier.segments.offsets import BrokerId, TopicPartition
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, LeaderEpoch, TopicPartition
+from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import NO_LEADER, Cluster, PartitionMetadata, TopicMetadata
 
@@ -33,11 +34,13 @@ class LiveTopics:
         cluster_id: Kafka's id of the cluster.
         topics: By name.
         by_id: The same by topic id.
+        refused: Topics that the broker did not describe, although they may exist.
     """
 
     cluster_id: str | None = None
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
     by_id: Mapping[UUID, TopicMetadata] = field(default_factory=dict)
+    refused: frozenset[str] = frozenset()
 
     def partition(self, tp: TopicPartition) -> PartitionMetadata | None:
         """Return leader and replicas of a partition; None if the cluster does not have it."""
@@ -48,6 +51,20 @@ class LiveTopics:
         """Return the leader of a partition; -1 if there is none."""
         partition = self.partition(tp)
         return NO_LEADER if partition is None else partition.leader
+
+    def epoch(self, tp: TopicPartition) -> LeaderEpoch:
+        """Return the leader epoch of a partition, which makes a former leader refuse a request."""
+        partition = self.partition(tp)
+        return UNKNOWN_EPOCH if partition is None else partition.leader_epoch
+
+    def is_same(self, other: "LiveTopics", tp: TopicPartition) -> bool:
+        """Whether topic and leader of a partition are the same in both."""
+        topic, known = self.topics.get(tp.topic), other.topics.get(tp.topic)
+        if self is other:
+            return True
+        if topic is None or known is None or topic.topic_id != known.topic_id:
+            return False
+        return (self.leader(tp), self.epoch(tp)) == (other.leader(tp), other.epoch(tp))
 
     def ids(self, names: Collection[str]) -> Mapping[str, UUID]:
         """Return the ids of topics that have one, by name."""
@@ -79,6 +96,7 @@ class LiveTopicsWatch:
         report: Is called with the partitions whose leader or topic has changed, before anybody
             sees the new topics; and with none after other changes.
         stop: Once set, the thread ends.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -86,8 +104,9 @@ class LiveTopicsWatch:
         client: Callable[[], LiveClient],
         report: Callable[[Collection[TopicPartition]], None],
         stop: threading.Event,
+        clock: Clock = monotonic,
     ) -> None:
-        self._client, self._report, self._stop = client, report, stop
+        self._client, self._report, self._stop, self._clock = client, report, stop, clock
         self._log_away = AtMostEvery(_LOG_PAUSE)
         self._due = threading.Event()
         self._answered = threading.Condition()
@@ -96,6 +115,10 @@ class LiveTopicsWatch:
         self._is_asking = False
         self.latest = LiveTopics()
         """The latest answer; without topics before the first one."""
+        self.wanted_cluster_id: str | None = None
+        """The archived cluster: other brokers are not asked for records."""
+        self._first_at: float | None = None
+        self._seen_at: dict[str, float] = {}
         self.thread = threading.Thread(target=self._run, name="endpoint-live", daemon=True)
 
     def start(self) -> None:
@@ -112,6 +135,16 @@ class LiveTopicsWatch:
         finally:
             cluster.close()
         self.thread.start()
+
+    def is_gone(self, topic: str) -> bool:
+        """Whether the cluster surely does not have a topic: no answer of the last 10 s has it.
+
+        A broker that has just started does not know all topics, so that one answer is no proof.
+        """
+        latest, now = self.latest, self._clock()
+        if self._first_at is None or topic in latest.topics or topic in latest.refused:
+            return False
+        return now - max(self._first_at, self._seen_at.get(topic, 0.0)) >= INTERVAL
 
     def close(self) -> None:
         """End the thread; `stop` must be set."""
@@ -168,9 +201,25 @@ class LiveTopicsWatch:
 
     def _ask(self, cluster: Cluster) -> None:
         metadata = cluster.metadata(None, timeout=_TIMEOUT)
-        shown = {name: topic for name, topic in metadata.topics.items() if not topic.is_internal}
+        if not metadata.brokers:
+            # With ZooKeeper, a broker that has just started knows no brokers and no topics yet.
+            raise BrokerUnavailableError("the broker does not know its cluster yet")
+        if self.wanted_cluster_id not in {None, metadata.cluster_id}:
+            raise BrokerUnavailableError(
+                f"the brokers are of cluster {metadata.cluster_id}, and the archive is of cluster "
+                f"{self.wanted_cluster_id}"
+            )
+        shown = {
+            name: _newer(topic, self.latest.topics.get(name))
+            for name, topic in metadata.topics.items()
+            if not topic.is_internal
+        }
+        now_at = self._clock()
+        self._first_at = now_at if self._first_at is None else self._first_at
+        self._seen_at |= dict.fromkeys(shown, now_at)
         by_id = {topic.topic_id: topic for topic in shown.values() if topic.topic_id is not None}
-        before, now = self.latest, LiveTopics(metadata.cluster_id, shown, by_id)
+        before = self.latest
+        now = LiveTopics(metadata.cluster_id, shown, by_id, frozenset(metadata.refused))
         changed = now.changed(before)
         self._report(changed)
         if now != before:
@@ -181,3 +230,18 @@ class LiveTopicsWatch:
     def _report_away(self, error: BrokerError) -> None:
         if failures := self._log_away.count():
             log.warning("endpoint.live_unavailable", error=str(error), failures=failures)
+
+
+def _newer(topic: TopicMetadata, known: TopicMetadata | None) -> TopicMetadata:
+    """Return a topic without leaders that are older than the known ones: brokers may lag behind."""
+    if known is None or known.topic_id != topic.topic_id:
+        return topic
+    partitions = {
+        number: max(partition, known.partitions.get(number, partition), key=_epoch_of)
+        for number, partition in topic.partitions.items()
+    }
+    return replace(topic, partitions=partitions)
+
+
+def _epoch_of(partition: PartitionMetadata) -> int:
+    return partition.leader_epoch
