@@ -85,8 +85,10 @@ _MOVED: Final = frozenset(
 """Errors after which another broker may lead, or the topic may be another one."""
 
 
-LiveState = tuple[int, LiveBounds | None]
-"""Number of changes of a partition, and its bounds; None if they are not known."""
+LiveState = tuple[int, LiveBounds | None] | None
+"""Number of changes of a partition, and its bounds, None if they are not known. None without a live
+cluster.
+"""
 
 
 @dataclass(slots=True)
