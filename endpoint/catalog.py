@@ -218,19 +218,20 @@ class Catalog:
         """List the topics, and start to refresh them.
 
         A store that cannot be listed, or not in time, is logged, and tried again. At least one
-        store must be listed.
+        store must be listed, unless a live cluster shows topics.
 
         Raises:
             ConfigurationError, ArchiveError, StorageError: No store can be read.
         """
         provider = self._archive.provider
         self._list(provider.endpoints, 0.0)
-        with self._listed:
-            # Without any store, the answer would be that no topic exists.
-            self._listed.wait_for(lambda: not self._running() or self._is_any_listed())
-            failure = self._listings[provider.default].error
-            if failure is not None and not self._is_any_listed():
-                raise failure
+        if self.live is None:
+            with self._listed:
+                # Without any store, the answer would be that no topic exists.
+                self._listed.wait_for(lambda: not self._running() or self._is_any_listed())
+                failure = self._listings[provider.default].error
+                if failure is not None and not self._is_any_listed():
+                    raise failure
         if self.live is not None:
             self.live.listen(self._live_changed)
             with self._listed:
@@ -436,23 +437,37 @@ class Catalog:
             due = self._watchers.keys() - self._refreshing
             if self.live is not None:
                 # Their leaders show the new records before the archive has them.
-                due = {tp for tp in due if not self.live.reads.is_followed(tp)}
+                followers = self.live.reads.followers
+                due = {tp for tp in due if not followers.is_followed(tp)}
             self._announced = {
                 tp: state for tp, state in self._announced.items() if tp in self._watchers
             }
         for tp in due:
-            try:
-                helpers = self._helpers_of(tp.topic)
-            except SidetierError as error:
-                self._report_failure(tp, error)
-                continue
+            self._begin_refresh(tp)
+
+    def read_soon(self, tp: TopicPartition) -> None:
+        """Read an archive in another thread, unless it was read some seconds ago."""
+        latest = self._partition(tp).archive.latest
+        if latest is None or self._clock() - latest.taken_at >= self._settings.max_age:
+            self._begin_refresh(tp)
+
+    def _begin_refresh(self, tp: TopicPartition) -> None:
+        """Read an archive in another thread, unless it is being read."""
+        try:
+            helpers = self._helpers_of(tp.topic)
+        except SidetierError as error:
+            self._report_failure(tp, error)
+            return
+        with self._guard:
+            if tp in self._refreshing or self._closed.is_set():
+                return
+            self._refreshing.add(tp)
+        try:
+            helpers.submit(self._refresh_one, tp)
+        except RuntimeError:  # the system allows no more threads, or the catalog is closed
             with self._guard:
-                self._refreshing.add(tp)
-            try:
-                helpers.submit(self._refresh_one, tp)
-            except RuntimeError:  # the system allows no more threads
-                with self._guard:
-                    self._refreshing.discard(tp)
+                self._refreshing.discard(tp)
+            if not self._closed.is_set():
                 raise
 
     def _report_failure(self, tp: TopicPartition, error: SidetierError) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Self
 
 from kio.schema.errors import ErrorCode
@@ -428,12 +429,20 @@ class Connection:
         buckets = (self._service.bucket, self._session.bucket)
         caps = [bucket for bucket in buckets if bucket is not None]
         is_repeatable = is_small and not isinstance(self._socket, ssl.SSLSocket)
-        fetch = self._service.fetcher.fetch
-        fetched = fetch(asked, version, access, caps, deadline=deadline, may_wait=not is_repeatable)
+        fetch = partial(
+            self._service.fetcher.fetch,
+            asked,
+            version,
+            access,
+            caps,
+            client_id=request.client_id,
+            deadline=deadline,
+        )
+        fetched = fetch(may_wait=not is_repeatable)
         if is_repeatable and fetched.awaited is not None:
             if self._wait_idle(request, fetched, prefix, began, deadline):
                 return
-            fetched = fetch(asked, version, access, caps, deadline=deadline)
+            fetched = fetch()
         if fetched.throttle:
             self._throttle(version, prefix, began, fetched.throttle)
             return

@@ -35,7 +35,7 @@ from sidetier.endpoint.catalog import (
 from sidetier.endpoint.live.chunks import aborted_in
 from sidetier.endpoint.live.joined import JoinedPartition, last_stable_offset
 from sidetier.endpoint.live.reads import is_out_of_range
-from sidetier.endpoint.live.side import LiveBounds, Side, find
+from sidetier.endpoint.live.side import Age, LiveBounds, Side, find
 from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.session import first_error
@@ -247,12 +247,14 @@ class _Room:
     Attributes:
         left: Bytes.
         caps: The caps on bytes per second.
+        client_id: `client.id` of the client, which leaders of the live cluster are told.
         is_empty: Whether the response has no records yet.
         taken: Bytes that were taken from the caps; 0 before the first batches are read.
     """
 
     left: int
     caps: Sequence[TokenBucket]
+    client_id: str | None = None
     is_empty: bool = True
     taken: int = 0
 
@@ -307,13 +309,14 @@ class Fetcher:
         self._reported: dict[tuple[TopicPartition, int], None] = {}
         self._prepared: set[Version] = set()
 
-    def fetch(
+    def fetch(  # noqa: PLR0913 - the request, who asks, and how long to wait
         self,
         request: Any,  # noqa: ANN401 - kio's
         version: int,
         access: Access = EVERYTHING,
         caps: Sequence[TokenBucket] = (),
         *,
+        client_id: str | None = None,
         deadline: float | None = None,
         may_wait: bool = True,
     ) -> FetchAnswer:
@@ -335,6 +338,7 @@ class Fetcher:
             version: Its version.
             access: What the client may read.
             caps: Caps on the bytes of batches per second; each of them must allow the response.
+            client_id: `client.id` of the client, which leaders of the live cluster are told.
             deadline: Monotonic second at which the wait ends; None for `max_wait` from now on.
             may_wait: Whether to wait; if not, `awaited` has what the client waits for.
         """
@@ -346,7 +350,7 @@ class Fetcher:
             deadline = self._clock() + wait_of(request)
         while True:
             try:
-                topics, seen = self._read(request, version, access, caps)
+                topics, seen = self._read(request, version, access, caps, client_id)
             except _ThrottledError as throttled:
                 return FetchAnswer([], [], throttle=throttled.delay)
             answer = FetchAnswer([], topics)
@@ -374,19 +378,20 @@ class Fetcher:
         version: int,
         access: Access,
         caps: Sequence[TokenBucket],
+        client_id: str | None,
     ) -> tuple[list[FetchedTopic], dict[TopicPartition, State]]:
         asked_bytes = sum(
             asked.partition_max_bytes for wanted in request.topics for asked in wanted.partitions
         )
         most = (request.max_bytes, asked_bytes, MAX_BYTES, *(cap.burst for cap in caps))
-        room = _Room(max(min(most), 1), caps)
+        room = _Room(max(min(most), 1), caps, client_id)
         isolated = request.isolation_level == _READ_COMMITTED
         topics: list[FetchedTopic] = []
         seen: dict[TopicPartition, State] = {}
         try:
-            for wanted in request.topics:
-                topic = self._fetched_topic(wanted, version)
-                topics.append(topic)
+            topics += [self._fetched_topic(wanted, version) for wanted in request.topics]
+            self._ask_bounds(topics, request, access)
+            for topic, wanted in zip(topics, request.topics, strict=True):
                 for asked in wanted.partitions:
                     data = self._partition(topic, asked, room, access, isolated=isolated)
                     topic.partitions.append(data)
@@ -398,6 +403,22 @@ class Fetcher:
         if caps:
             room.give_back(FetchAnswer([], topics).record_bytes)
         return topics, seen
+
+    def _ask_bounds(
+        self,
+        topics: Sequence[FetchedTopic],
+        request: Any,  # noqa: ANN401 - kio's
+        access: Access,
+    ) -> None:
+        """Ask for the live bounds of all partitions together, and not one after the other."""
+        if self._catalog.live is not None:
+            tps = (
+                TopicPartition(topic.name, asked.partition)
+                for topic, wanted in zip(topics, request.topics, strict=True)
+                if topic.name and access.can_read(topic.name)
+                for asked in wanted.partitions
+            )
+            self._catalog.live.reads.refresh(tps, _LIVE_AGE)
 
     def _fetched_topic(self, wanted: Any, version: int) -> FetchedTopic:  # noqa: ANN401 - kio's
         if version < FIRST_BY_ID:
@@ -466,6 +487,18 @@ class Fetcher:
         if not view.start <= offset <= view.end:
             self._report_missing(partition, view, offset)
             return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
+        return self._stable_records(partition, view, asked, room, isolated=isolated)
+
+    def _stable_records(
+        self,
+        partition: Partition,
+        view: ArchiveView,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        *,
+        isolated: bool,
+    ) -> FetchedData:
+        """Read one partition's records; below the last stable offset, if the client is isolated."""
         stable = last_stable_offset(partition, view, isolated=isolated)
         try:
             return self._records(partition, view, asked, room, stable, isolated=isolated)
@@ -557,12 +590,12 @@ class Fetcher:
         live_state = joined.live.reads.state(tp)
         sides = find(
             offset,
-            lambda new: joined.live.reads.bounds(tp, 0.0 if new else _LIVE_AGE),
-            lambda new: joined.archived(new=new),
+            lambda age: joined.live.reads.bounds(tp, 0.0 if age is Age.NOW else _LIVE_AGE),
+            joined.archived,
             lambda: joined.store_below(isolated=isolated),
             refused=refused,
         )
-        state = state_of(joined.view), live_state
+        state = joined.state, live_state
         data: FetchedData | None = None
         try:
             if sides.side is Side.NEITHER:
@@ -594,16 +627,12 @@ class Fetcher:
         assert view is not None  # noqa: S101 - the caller has checked it
         has_live = live is not None and live.start <= offset
         try:
-            stable = last_stable_offset(partition, view, isolated=isolated)
-            try:
-                data = self._records(partition, view, asked, room, stable, isolated=isolated)
-            except OpenTransactionError as error:
-                data = self._records(
-                    partition, view, asked, room, error.last_stable, isolated=isolated
-                )
+            data = self._stable_records(partition, view, asked, room, isolated=isolated)
         except SidetierError as error:
             if not has_live:
                 raise
+            if not isinstance(error, DamagedSegmentError | UnsupportedFormatError):
+                joined.live.note_store_failure(partition.tp.topic)
             self._report(partition, "endpoint.store_failed", error)
             return None
         if data.error is not ErrorCode.none:
@@ -633,11 +662,13 @@ class Fetcher:
         """
         tp, offset = joined.partition.tp, Offset(asked.fetch_offset)
         room.ask()
-        size = min(asked.partition_max_bytes, room.left)
+        size = max(min(asked.partition_max_bytes, room.left), 1)
         reads = joined.live.reads
-        chunks = reads.fetch(tp, offset, max(size, 1), isolated=isolated)
+        chunks = reads.fetch(tp, offset, size, isolated=isolated, client_id=room.client_id)
         bounds = reads.bounds(tp, _LIVE_AGE)
-        data = FetchedData(asked.partition, aborted=tuple(aborted_in(chunks)) if isolated else None)
+        data = FetchedData(asked.partition, is_held=chunks is None)
+        if isolated:
+            data.aborted = tuple(aborted_in(chunks or ()))
         if bounds is not None:
             start = bounds.start if joined.view is None else min(joined.view.start, bounds.start)
             data.high_watermark, data.log_start_offset = bounds.high_watermark, start
@@ -646,8 +677,9 @@ class Fetcher:
             first = batch_bytes(chunks[0].data)
             if size < first and not room.is_empty:
                 return data  # the client asks again, with this partition first
-            data.lease = Lease(_up_to(max(size, first), [chunk.data for chunk in chunks]))
-            room.take(data.lease.size)
+            size = min(max(size, first), sum(len(chunk.data) for chunk in chunks))
+            room.take(size)
+            data.lease = reads.lend(chunks, size)
             room.left -= data.lease.size
             room.is_empty = False
         return data
@@ -852,17 +884,6 @@ class Fetcher:
             detail=detail,
             requests=requests,
         )
-
-
-def _up_to(size: int, pieces: Iterable[memoryview]) -> list[Piece]:
-    """Return the first `size` bytes."""
-    taken: list[Piece] = []
-    for piece in pieces:
-        if size <= 0:
-            break
-        taken.append(piece[:size])
-        size -= len(piece)
-    return taken
 
 
 def wait_of(request: Any) -> float:  # noqa: ANN401 - kio's

@@ -17,6 +17,7 @@ from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import ArchiveState, Catalog, Partition, state_of
 from sidetier.endpoint.fair_slots import FairSlots
 from sidetier.endpoint.live.joined import JoinedPartition
+from sidetier.endpoint.live.side import Age
 from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import BatchTooLargeError, BrokerError, SidetierError
@@ -185,9 +186,9 @@ class OffsetAnswers:
             return ListedOffset(ErrorCode.none, self._start_of_both(joined))
         # The live start first: records below it are archived, so they must be searched there.
         first = reads.list_offset(tp, EARLIEST, isolated=False).offset
-        joined.archived(new=False)
+        joined.archived(Age.RECENT)
         if first > (0 if joined.view is None else joined.view.end):
-            joined.archived(new=True)
+            joined.archived(Age.NOW)
         if joined.failure is not None:
             raise joined.failure
         if timestamp == LATEST_TIERED:
@@ -211,14 +212,16 @@ class OffsetAnswers:
         # The live start first: records that are archived and deleted meanwhile are on both sides.
         first = joined.live.reads.list_offset(joined.partition.tp, EARLIEST, isolated=False).offset
         if first > 0:
-            joined.archived(new=True)
+            joined.archived(Age.NOW)
             if joined.failure is not None:
                 raise joined.failure
         return first if joined.view is None else min(joined.view.start, first)
 
     def _epoch_end_of_both(self, joined: JoinedPartition, epoch: int) -> EpochEnd:
         """Return the end of an epoch; from the archive if it ends there."""
-        joined.archived(new=False)
+        joined.archived(Age.RECENT)
+        if joined.failure is not None:
+            raise joined.failure
         if joined.view is not None:
             history = self._epochs_of(joined.partition, joined.view)
             if history.entries and 0 <= epoch < history.entries[-1][0]:

@@ -38,7 +38,7 @@ from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.endpoint.tls import TlsFiles
 from sidetier.endpoint.users import read_users
-from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.errors import ConfigurationError, StorageError
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.telemetry.logs import logger
@@ -290,13 +290,23 @@ class ArchivedCluster:
 
 
 def _check_cluster(archive: ArchiveAccess, live: LiveLogs) -> None:
-    """Refuse the brokers of another cluster.
+    """Refuse the brokers of another cluster. Wait for a store that is away in another thread.
 
     Raises:
         ConfigurationError: The archive is of another cluster.
+        ArchiveError: The note of its cluster is damaged.
     """
-    archived, now = ArchivedCluster(archive).id(), live.topics.cluster_id
-    live.watch.wanted_cluster_id = archived  # brokers that are away now may be of another one
+    cluster = ArchivedCluster(archive)
+    try:
+        archived = cluster.id()
+    except StorageError as error:
+        log.warning("endpoint.cluster_not_checked", error=str(error))
+        live.check_later(cluster.id)
+        return
+    live.expect_cluster(archived)
+    if archived is None:
+        live.check_later(cluster.id)  # the first sidecar may start after the endpoint
+    now = live.topics.cluster_id
     if None not in {archived, now} and archived != now:
         raise ConfigurationError(
             f"--live: the brokers are of cluster {now}, and this archive is of cluster {archived}; "
@@ -305,10 +315,10 @@ def _check_cluster(archive: ArchiveAccess, live: LiveLogs) -> None:
 
 
 def _archived_topics(archive: ArchiveAccess, catalog: Catalog) -> ArchivedTopics:
-    cluster = ArchivedCluster(archive)
-    cluster.id()  # a damaged note ends the start, not the first request
-    live = catalog.live
-    if live is not None:
+    cluster, live = ArchivedCluster(archive), catalog.live
+    if live is None:
+        cluster.id()  # a damaged note ends the start, not the first request
+    else:
         # Clients commit offsets of the live topics, whether they are archived or not.
         return ArchivedTopics(
             cluster.id,

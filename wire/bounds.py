@@ -352,21 +352,32 @@ def _tags_step(name: str, tagged: Mapping[int, _Step]) -> _Step:
     return step
 
 
-def skip_tagged_fields(buffer: memoryview, position: int) -> int:
-    """Return the position after the tagged fields that begin at `position`.
+def tagged_fields(buffer: memoryview, position: int) -> tuple[Mapping[int, memoryview], int]:
+    """Return the tagged fields that begin at `position` by their tags, and the position after them.
 
     Raises:
         MalformedResponseError: They end beyond the buffer.
     """
+    found: dict[int, memoryview] = {}
     try:
         count, position = read_unsigned(buffer, position)
         for _ in range(count):
-            _, position = read_unsigned(buffer, position)
+            tag, position = read_unsigned(buffer, position)
             size, position = read_unsigned(buffer, position)
+            found[tag] = buffer[position : position + size]
             position += size
     except ValueError as error:
         raise MalformedResponseError(str(error)) from None
     # Sizes are not negative, so one check at the end is enough.
     if position > len(buffer):
         raise MalformedResponseError(f"tagged fields end at byte {position} of {len(buffer)}")
-    return position
+    return found, position
+
+
+def skip_tagged_fields(buffer: memoryview, position: int) -> int:
+    """Return the position after the tagged fields that begin at `position`.
+
+    Raises:
+        MalformedResponseError: They end beyond the buffer.
+    """
+    return tagged_fields(buffer, position)[1]

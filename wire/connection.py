@@ -149,6 +149,8 @@ class Connection:
             MalformedResponseError: The peer does not speak Kafka's protocol.
         """
         self.address = address
+        self.client_id = settings.client_id
+        """`client.id` of the requests from now on."""
         self._name = f"broker {address}"
         self._settings = settings
         self._clock = clock
@@ -417,7 +419,7 @@ class Connection:
         correlation_id = self._next_correlation_id
         # The field is a signed int32.
         self._next_correlation_id = (correlation_id + 1) % 2**31
-        header = encode_header(api, version, correlation_id, self._settings.client_id)
+        header = encode_header(api, version, correlation_id, self.client_id)
         size = len(header) + sum(map(len, body))
         try:
             self._write([_SIZE.pack(size) + header, *body], deadline)

@@ -12,7 +12,8 @@ Body::
         from 11: preferred read replica i32
         records bytes
 
-From version 12 on, counts and lengths are compact, and tagged fields end each structure.
+From version 12 on, counts and lengths are compact, and tagged fields end each structure. Tag 1 of a
+partition is its current leader: broker id i32, leader epoch i32.
 """
 
 import struct
@@ -35,6 +36,8 @@ PARTITION = struct.Struct(">ihqq")
 LOG_START = struct.Struct(">q")
 ABORTED = struct.Struct(">qq")
 REPLICA = struct.Struct(">i")
+LEADER = struct.Struct(">ii")
+LEADER_TAG: Final = 1
 COUNT = struct.Struct(">i")
 """Of an array or of bytes; -1 for null."""
 STRING_LENGTH = struct.Struct(">h")

@@ -11,15 +11,20 @@ Source: `ProduceRequest.json` of Kafka (versions 3 to 11); `fetch_layout` for Fe
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sidetier.segments.errors import MalformedResponseError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import (
+    UNKNOWN_EPOCH,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    TopicPartition,
+)
 from sidetier.segments.varints import read_unsigned
-from sidetier.wire.bounds import skip_tagged_fields
+from sidetier.wire.bounds import skip_tagged_fields, tagged_fields
 from sidetier.wire.connection import Buffer, Connection
 from sidetier.wire.fetch_layout import (
     ABORTED,
@@ -29,6 +34,8 @@ from sidetier.wire.fetch_layout import (
     FIRST_WITH_LOG_START,
     FIRST_WITH_REPLICA,
     FIRST_WITH_SESSION,
+    LEADER,
+    LEADER_TAG,
     LOG_START,
     PARTITION,
     REPLICA,
@@ -94,6 +101,8 @@ class FetchedPartition:
         log_start_offset: Log start offset.
         aborted: Aborted transactions; only for read_committed fetches.
         preferred_read_replica: Broker id to fetch from instead; -1 for none.
+        leader: Broker id and leader epoch of the leader, as a broker that does not lead the
+            partition knows them (KIP-951); None if it names none.
         records: Record batches. The first batch can begin below the requested offset, the last one
             can be cut off (`segments.batches.split_batches`). Writable, and belongs to the caller.
     """
@@ -106,6 +115,7 @@ class FetchedPartition:
     aborted: tuple[AbortedTransaction, ...]
     preferred_read_replica: int
     records: memoryview
+    leader: tuple[BrokerId, LeaderEpoch] | None = None
 
 
 def send_produce(
@@ -201,12 +211,14 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
     min_bytes: int = 1,
     max_bytes: int = 64 * 1024 * 1024,
     rack: str = "",
+    timeout: float | None = None,
 ) -> None:
     """Send a Fetch request to the leader of partitions.
 
     Args:
         connection: Connection to the leader of all these partitions, or to the preferred replica.
-        positions: Positions to read from.
+        positions: Positions to read from. If their records do not fit `max_bytes`, the response has
+            those of the first ones.
         topic_ids: Topic ids by name. With them, a broker that supports ids (3.1 and newer) rejects
             a topic that was recreated; without them only the name counts.
         isolation: With READ_COMMITTED the broker sends no records above the last stable offset, and
@@ -216,13 +228,12 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
         max_bytes: Maximum bytes of all records in the response; one batch is sent even if it is
             larger. Keep this well below `settings.max_response_bytes`.
         rack: `client.rack`, so that the broker names a preferred replica.
+        timeout: Seconds until the response must have arrived; None for `settings.request_timeout`.
     """
     version = connection.version(ApiKey.FETCH)
-    by_name = groupby(
-        sorted(positions, key=lambda position: position.partition),
-        lambda position: position.partition.topic,
-    )
-    topics = {name: list(group) for name, group in by_name}
+    topics: dict[str, list[FetchPosition]] = {}
+    for position in positions:
+        topics.setdefault(position.partition.topic, []).append(position)
     ids = topic_ids or {}
     # A request names all topics in the same way: one without an id makes all of them names.
     if not topics.keys() <= ids.keys():
@@ -257,7 +268,7 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
         forgotten_topics_data=(),
         rack_id=rack,
     )
-    connection.send(request)
+    connection.send(request, timeout=timeout)
 
 
 def receive_fetched(
@@ -354,6 +365,7 @@ class _FetchResponse:
         aborted = tuple(self._aborted() for _ in range(self._count()))
         (replica,) = self._unpack(REPLICA) if self._version >= FIRST_WITH_REPLICA else (-1,)
         records = self._take(self._count())
+        leader = self._leader() if code else None
         self._tags()
         return FetchedPartition(
             TopicPartition(topic, index),
@@ -364,7 +376,18 @@ class _FetchResponse:
             aborted,
             replica,
             records,
+            leader,
         )
+
+    def _leader(self) -> tuple[BrokerId, LeaderEpoch] | None:
+        """Return the leader that the tagged fields of a partition name."""
+        if not self._flexible:
+            return None
+        named = tagged_fields(self._body, self._at)[0].get(LEADER_TAG)
+        if named is None:
+            return None
+        broker, epoch = LEADER.unpack_from(named)
+        return None if broker < 0 else (BrokerId(broker), LeaderEpoch(epoch))
 
     def _aborted(self) -> AbortedTransaction:
         producer_id, first_offset = self._unpack(ABORTED)

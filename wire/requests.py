@@ -14,6 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.segments.batches import Producer
 from sidetier.segments.cluster_state import GroupMember
+from sidetier.segments.errors import KafkaApiError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
@@ -31,7 +32,8 @@ from sidetier.wire.cluster import (
     GroupCoordinator,
     TransactionCoordinator,
 )
-from sidetier.wire.protocol import ApiKey
+from sidetier.wire.connection import Connection
+from sidetier.wire.protocol import ApiKey, api_error
 
 _T = TypeVar("_T")
 
@@ -337,36 +339,57 @@ def list_offsets(
 
     LATEST is the high watermark; with READ_COMMITTED it is the last stable offset.
     """
-    level = 1 if isolation is IsolationLevel.READ_COMMITTED else 0
 
     def attempt() -> dict[TopicPartition, ListedOffset]:
         listed: dict[TopicPartition, ListedOffset] = {}
         # Within the attempt, so that partitions whose leader has moved are grouped again.
         for broker, led in cluster.leaders(timestamps).items():
-            topics = _values_by_topic({tp: timestamps[tp] for tp in led})
-            response = cluster.request_once(
-                Broker(broker),
-                ApiKey.LIST_OFFSETS,
-                replica_id=_CLIENT,
-                isolation_level=level,
-                topics=[
-                    {
-                        "name": topic,
-                        "partitions": [
-                            {"partition_index": number, "timestamp": timestamp}
-                            for number, timestamp in numbers.items()
-                        ],
-                    }
-                    for topic, numbers in topics.items()
-                ],
-            )
-            listed.update(_listed(response))
+            fields = _listing({tp: timestamps[tp] for tp in led}, isolation)
+            response = cluster.request_once(Broker(broker), ApiKey.LIST_OFFSETS, **fields)
+            listed.update((tp, row) for tp, row, _ in _listed(response))
         return listed
 
     return cluster.retrying(attempt, timeout=timeout)
 
 
-def _listed(response: Any) -> Iterable[tuple[TopicPartition, ListedOffset]]:  # noqa: ANN401 - kio's
+def list_offsets_at(
+    leader: Connection,
+    timestamps: Mapping[TopicPartition, int],
+    *,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> dict[TopicPartition, ListedOffset | KafkaApiError]:
+    """Ask one broker, once, as `list_offsets`; errors are those of single partitions."""
+    request = leader.build(ApiKey.LIST_OFFSETS, **_listing(timestamps, isolation))
+    response = leader.request(request, timeout=timeout)
+    return {
+        tp: api_error(f"{leader} refuses ListOffsets for {tp}", code) if code else row
+        for tp, row, code in _listed(response)
+    }
+
+
+def _listing(
+    timestamps: Mapping[TopicPartition, int], isolation: IsolationLevel
+) -> Mapping[str, Any]:
+    """Return the fields of a ListOffsets request."""
+    return {
+        "replica_id": _CLIENT,
+        "isolation_level": 1 if isolation is IsolationLevel.READ_COMMITTED else 0,
+        "topics": [
+            {
+                "name": topic,
+                "partitions": [
+                    {"partition_index": number, "timestamp": timestamp}
+                    for number, timestamp in numbers.items()
+                ],
+            }
+            for topic, numbers in _values_by_topic(timestamps).items()
+        ],
+    }
+
+
+def _listed(response: Any) -> Iterable[tuple[TopicPartition, ListedOffset, int]]:  # noqa: ANN401 - kio's
+    """Yield partitions with their offsets and error codes."""
     for topic in response.topics:
         for partition in topic.partitions:
             yield (
@@ -376,6 +399,7 @@ def _listed(response: Any) -> Iterable[tuple[TopicPartition, ListedOffset]]:  # 
                     partition.timestamp,
                     LeaderEpoch(getattr(partition, "leader_epoch", -1)),
                 ),
+                int(partition.error_code),
             )
 
 
@@ -388,33 +412,55 @@ def epoch_ends(
     """Send OffsetForLeaderEpoch: return where these epochs end in the leaders' logs."""
 
     def attempt() -> dict[TopicPartition, EpochEnd]:
-        ends = {}
+        ends: dict[TopicPartition, EpochEnd] = {}
         for broker, led in cluster.leaders(epochs).items():
-            topics = _values_by_topic({tp: epochs[tp] for tp in led})
+            fields = _epoch_request({tp: epochs[tp] for tp in led})
             response = cluster.request_once(
-                Broker(broker),
-                ApiKey.OFFSET_FOR_LEADER_EPOCH,
-                replica_id=_CLIENT,
-                topics=[
-                    {
-                        "topic": topic,
-                        "partitions": [
-                            {"partition": number, "leader_epoch": epoch}
-                            for number, epoch in numbers.items()
-                        ],
-                    }
-                    for topic, numbers in topics.items()
-                ],
+                Broker(broker), ApiKey.OFFSET_FOR_LEADER_EPOCH, **fields
             )
-            for topic in response.topics:
-                for partition in topic.partitions:
-                    tp = TopicPartition(topic.topic, partition.partition)
-                    ends[tp] = EpochEnd(
-                        LeaderEpoch(partition.leader_epoch), Offset(partition.end_offset)
-                    )
+            ends.update((tp, end) for tp, end, _ in _epoch_answers(response))
         return ends
 
     return cluster.retrying(attempt, timeout=timeout)
+
+
+def epoch_end_at(
+    leader: Connection, tp: TopicPartition, epoch: LeaderEpoch, *, timeout: float
+) -> EpochEnd:
+    """Ask one broker, once, as `epoch_ends`.
+
+    Raises:
+        KafkaApiError: It refuses the partition.
+        BrokerError: It could not be asked.
+    """
+    request = leader.build(ApiKey.OFFSET_FOR_LEADER_EPOCH, **_epoch_request({tp: epoch}))
+    ((_, end, code),) = _epoch_answers(leader.request(request, timeout=timeout))
+    if code:
+        raise api_error(f"{leader} refuses OffsetForLeaderEpoch for {tp}", code)
+    return end
+
+
+def _epoch_request(epochs: Mapping[TopicPartition, LeaderEpoch]) -> Mapping[str, Any]:
+    return {
+        "replica_id": _CLIENT,
+        "topics": [
+            {
+                "topic": topic,
+                "partitions": [
+                    {"partition": number, "leader_epoch": epoch}
+                    for number, epoch in numbers.items()
+                ],
+            }
+            for topic, numbers in _values_by_topic(epochs).items()
+        ],
+    }
+
+
+def _epoch_answers(response: Any) -> Iterable[tuple[TopicPartition, EpochEnd, int]]:  # noqa: ANN401 - kio's
+    for topic in response.topics:
+        for row in topic.partitions:
+            end = EpochEnd(LeaderEpoch(row.leader_epoch), Offset(row.end_offset))
+            yield TopicPartition(topic.topic, row.partition), end, int(row.error_code)
 
 
 def committed_offsets(

@@ -11,7 +11,7 @@ from sidetier.wire.settings import ClientSettings
 _CONNECT_TIMEOUT: Final = 3.0
 REQUEST_TIMEOUT: Final = 10.0
 """Less than the request timeout of clients (30 s), so that they get an answer."""
-_MAX_ANSWER: Final = 32 << 20
+MAX_ANSWER: Final = 32 << 20
 """Largest answer of the live cluster, in bytes. Descriptions of 10,000 groups take half of it."""
 
 
@@ -56,6 +56,6 @@ class LiveClient:
             settings,
             connect_timeout=min(settings.connect_timeout, _CONNECT_TIMEOUT),
             request_timeout=min(settings.request_timeout, REQUEST_TIMEOUT),
-            max_response_bytes=min(settings.max_response_bytes, _MAX_ANSWER),
+            max_response_bytes=min(settings.max_response_bytes, MAX_ANSWER),
         )
         return cls(short, None if settings.tls is None else settings.tls.context())

@@ -5,11 +5,19 @@ from typing import Final, Self
 from uuid import UUID
 
 from sidetier.archive.view import ArchiveView
-from sidetier.endpoint.catalog import Catalog, Partition, parse_topic_id
+from sidetier.endpoint.catalog import (
+    ArchiveState,
+    Catalog,
+    Partition,
+    parse_topic_id,
+    state_of,
+)
 from sidetier.endpoint.live.logs import LiveLogs
+from sidetier.endpoint.live.side import Age
 from sidetier.segments.errors import (
     DamagedSegmentError,
     SidetierError,
+    StoreUnavailableError,
     UnsupportedFormatError,
 )
 from sidetier.segments.offsets import Offset, OffsetRange
@@ -26,6 +34,7 @@ class JoinedPartition:
         catalog: The topics.
         partition: The partition.
         view: The archive, as it was read last; None if there is none of this topic.
+        state: The state of the archive then, for `Catalog.wait_for_change`.
         failure: Why the archive could not be read.
     """
 
@@ -33,6 +42,7 @@ class JoinedPartition:
     catalog: Catalog
     partition: Partition
     view: ArchiveView | None = None
+    state: ArchiveState = None
     failure: SidetierError | None = None
 
     @classmethod
@@ -52,29 +62,49 @@ class JoinedPartition:
         topic = self.live.topics.topics.get(self.partition.tp.topic)
         return None if topic is None else topic.topic_id
 
-    def archived(self, *, new: bool) -> OffsetRange | None:
+    def archived(self, age: Age) -> OffsetRange | None:
         """Read the archive, and return its offsets; None if there are none.
 
-        Args:
-            new: Whether to read it now. It may be some seconds old otherwise, and the archive of a
-                new topic is not found at once.
+        The archive of a new topic is not found at once, unless it is read NOW.
         """
-        tp, self.failure, self.view = self.partition.tp, None, None
+        tp, partition = self.partition.tp, self.partition
+        self.failure = self.view = None
         topic = self.catalog.topic(tp.topic)
-        if not new and (topic is None or tp.partition not in topic.stored):
+        if age is not Age.NOW and (topic is None or tp.partition not in topic.stored):
+            self.state = self._known_state()
             return None
+        view = None
         try:
-            view = self.partition.view(max_age=0.0) if new else self.partition.view()
+            if age is Age.KNOWN:
+                self.catalog.read_soon(tp)
+                latest = partition.archive.latest
+                view = None if latest is None else latest.view
+            else:
+                view = partition.view(0.0 if age is Age.NOW else None)
         except SidetierError as error:
             self.failure = error
+        self.state = self._known_state() if view is None else state_of(view)
+        if view is None or not self._is_of_live_topic(view):
             return None
-        if view is None:
-            return None
-        own = parse_topic_id(view.watermark.topic_id)
-        if None not in {own, self.live_id} and own != self.live_id:
-            return None  # of a topic that was deleted
         self.view = view
         return OffsetRange(view.start, view.end)
+
+    def _known_state(self) -> ArchiveState:
+        latest = self.partition.archive.latest
+        return None if latest is None else state_of(latest.view)
+
+    def _is_of_live_topic(self, view: ArchiveView) -> bool:
+        """Whether an archive is that of the live topic, and not of one that was deleted."""
+        own = parse_topic_id(view.watermark.topic_id)
+        if None in {own, self.live_id}:
+            # Without ids, only the cluster shows it.
+            if not self.live.is_checked:
+                self.failure = StoreUnavailableError(
+                    f"{view.where}: the store could not be read yet to find out whether this is "
+                    "the archive of the live cluster"
+                )
+            return self.live.is_checked
+        return own == self.live_id
 
     def store_below(self, *, isolated: bool) -> Offset:
         """Return the offset below which the store is preferred, if both sides have an offset.

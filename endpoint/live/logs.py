@@ -3,15 +3,15 @@
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.endpoint.live.chunks import ChunkCache
 from sidetier.endpoint.live.client import LiveCluster
 from sidetier.endpoint.live.reads import LiveReads
 from sidetier.endpoint.live.topics import LiveTopics, LiveTopicsWatch
 from sidetier.endpoint.reloading import Reloaded
-from sidetier.segments.errors import BrokerError
+from sidetier.segments.errors import BrokerError, SidetierError
 from sidetier.segments.offsets import MAX_OFFSET, Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 
@@ -19,6 +19,9 @@ _WINDOW_CHECK: Final = 30.0
 """Seconds for which the beginning of the live window is kept."""
 _AWAY_CHECK: Final = 5.0
 """The same after a leader did not answer."""
+_STORE_PAUSE: Final = 10.0
+"""Seconds for which the broker is preferred after the store did not answer."""
+_CHECK_SECONDS: Final = 10.0
 _NO_RECORD: Final = -1
 _SHORTEST_LOOK: Final = 1.0
 """Seconds between two requests because of names that are not known: clients choose them."""
@@ -63,12 +66,13 @@ class LiveLogs:
         self._stop = threading.Event()
         self._looked_at = float("-inf")
         self._starts: dict[TopicPartition, tuple[float, Offset]] = {}
+        self._store_failed: dict[str, float] = {}
+        self.is_checked = False
+        """Whether the archive is known to be that of this cluster."""
         self._listeners: list[Callable[[Collection[TopicPartition]], None]] = []
         client = Reloaded(settings.cluster.files, settings.cluster.client, failures).current
         self.watch = LiveTopicsWatch(client, self._leaders_changed, self._stop, clock)
-        self.reads = LiveReads(
-            client, self.watch, ChunkCache(memory), self._changed, self._stop, clock
-        )
+        self.reads = LiveReads(client, self.watch, memory, self._changed, self._stop, clock)
 
     def start(self) -> None:
         """Ask for the topics; raises as `LiveTopicsWatch.start`."""
@@ -96,12 +100,29 @@ class LiveLogs:
             self._looked_at = now
             self.watch.renew(wait=_LOOK_SECONDS)
 
-    def has(self, tp: TopicPartition) -> bool:
-        """Whether the cluster has a partition."""
-        return self.topics.partition(tp) is not None
+    def expect_cluster(self, cluster_id: str | None) -> None:
+        """Refuse brokers of others from now on; None if the archive names no cluster."""
+        self.watch.wanted_cluster_id = cluster_id
+        self.is_checked = True
+
+    def check_later(self, find_id: Callable[[], str | None]) -> None:
+        """Expect the archived cluster once the store names it."""
+
+        def run() -> None:
+            while self.watch.wanted_cluster_id is None and not self._stop.wait(_CHECK_SECONDS):
+                with suppress(SidetierError):
+                    self.expect_cluster(find_id())
+
+        threading.Thread(target=run, name="endpoint-live-check", daemon=True).start()
+
+    def note_store_failure(self, topic: str) -> None:
+        """Prefer the broker for some seconds: the store of this topic does not answer."""
+        self._store_failed[topic] = self._clock() + _STORE_PAUSE
 
     def store_below(self, tp: TopicPartition) -> Offset:
         """Return the offset below which the store is preferred."""
+        if self._clock() < self._store_failed.get(tp.topic, 0.0):
+            return Offset(0)
         if self._window == float("inf"):
             return Offset(0)
         if self._window == 0:

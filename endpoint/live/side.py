@@ -29,6 +29,16 @@ class LiveBounds:
     last_stable_offset: Offset
 
 
+class Age(Enum):
+    """How old an answer may be."""
+
+    KNOWN = "known"
+    """As old as it is: nobody is asked now."""
+    RECENT = "recent"
+    """Some seconds."""
+    NOW = "now"
+
+
 class Side(Enum):
     """What has an offset."""
 
@@ -87,8 +97,8 @@ def choose(
 
 def find(
     offset: Offset,
-    live: Callable[[bool], LiveBounds | None],
-    archived: Callable[[bool], OffsetRange | None],
+    live: Callable[[Age], LiveBounds | None],
+    archived: Callable[[Age], OffsetRange | None],
     store_below: Callable[[], Offset],
     *,
     refused: bool = False,
@@ -96,24 +106,27 @@ def find(
     """Return the side that has an offset.
 
     NEITHER is final: the archive was read after it was known that the live log start has passed the
-    offset.
+    offset. The leader's records do not wait for the store: where its log has the offset, what is
+    known of the archive will do.
 
     Args:
         offset: The offset.
-        live: Returns the live partition; with True, as it is now.
-        archived: Returns the archived offsets; with True, as they are now.
+        live: Returns the live partition; never asked for KNOWN.
+        archived: Returns the archived offsets.
         store_below: As for `choose`; called after `archived`.
         refused: The leader has answered OFFSET_OUT_OF_RANGE for this offset, so what is known of
             its log start is too old.
     """
     if refused:
-        known = live(True)  # noqa: FBT003 - as documented
+        known = live(Age.NOW)
     else:
-        known, known_archived = live(False), archived(False)  # noqa: FBT003
+        known = live(Age.RECENT)
+        is_live = known is not None and known.start <= offset
+        known_archived = archived(Age.KNOWN if is_live else Age.RECENT)
         side = choose(offset, known, known_archived, store_below)
         if side is not Side.NEITHER:
             return Sides(side, known, known_archived)
     # The live log start has passed the offset by now, so that `offset.wm` has, too.
-    now_archived = archived(True)  # noqa: FBT003
+    now_archived = archived(Age.NOW)
     side = choose(offset, known, now_archived, store_below, refused=refused)
     return Sides(side, known, now_archived)

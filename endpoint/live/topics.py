@@ -15,6 +15,7 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, LeaderEpoch, Topi
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import NO_LEADER, Cluster, PartitionMetadata, TopicMetadata
+from sidetier.wire.settings import Address
 
 log = logger()
 
@@ -35,12 +36,14 @@ class LiveTopics:
         topics: By name.
         by_id: The same by topic id.
         refused: Topics that the broker did not describe, although they may exist.
+        brokers: The addresses of all brokers.
     """
 
     cluster_id: str | None = None
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
     by_id: Mapping[UUID, TopicMetadata] = field(default_factory=dict)
     refused: frozenset[str] = frozenset()
+    brokers: Mapping[BrokerId, Address] = field(default_factory=dict)
 
     def partition(self, tp: TopicPartition) -> PartitionMetadata | None:
         """Return leader and replicas of a partition; None if the cluster does not have it."""
@@ -113,6 +116,8 @@ class LiveTopicsWatch:
         self._ended = 0
         """Number of requests that were answered or have failed."""
         self._is_asking = False
+        self._changing = threading.Lock()
+        """Held while `latest` is replaced: by the thread, or by a broker's own hint."""
         self.latest = LiveTopics()
         """The latest answer; without topics before the first one."""
         self.wanted_cluster_id: str | None = None
@@ -135,6 +140,10 @@ class LiveTopicsWatch:
         finally:
             cluster.close()
         self.thread.start()
+
+    def address_of(self, broker: BrokerId) -> Address | None:
+        """Return the address of a broker; None if the cluster does not show it."""
+        return self.latest.brokers.get(broker)
 
     def is_gone(self, topic: str) -> bool:
         """Whether the cluster surely does not have a topic: no answer of the last 10 s has it.
@@ -160,6 +169,23 @@ class LiveTopicsWatch:
             self._due.set()
             if wait > 0:
                 self._answered.wait_for(lambda: self._ended >= wanted, wait)
+
+    def learn_leader(self, tp: TopicPartition, leader: BrokerId, epoch: LeaderEpoch) -> bool:
+        """Take the leader that a broker has named in place of itself (KIP-951).
+
+        Returns:
+            Whether it is newer than the known one.
+        """
+        with self._changing:
+            topic, partition = self.latest.topics.get(tp.topic), self.latest.partition(tp)
+            if topic is None or partition is None or leader not in self.latest.brokers:
+                return False
+            if epoch <= partition.leader_epoch:
+                return False
+            moved = replace(partition, leader=leader, leader_epoch=epoch)
+            topic = replace(topic, partitions={**topic.partitions, tp.partition: moved})
+            self._show({**self.latest.topics, tp.topic: topic}, self.latest)
+            return True
 
     def _cluster(self) -> Cluster:
         client = self._client()
@@ -209,17 +235,24 @@ class LiveTopicsWatch:
                 f"the brokers are of cluster {metadata.cluster_id}, and the archive is of cluster "
                 f"{self.wanted_cluster_id}"
             )
-        shown = {
-            name: _newer(topic, self.latest.topics.get(name))
-            for name, topic in metadata.topics.items()
-            if not topic.is_internal
-        }
         now_at = self._clock()
-        self._first_at = now_at if self._first_at is None else self._first_at
-        self._seen_at |= dict.fromkeys(shown, now_at)
-        by_id = {topic.topic_id: topic for topic in shown.values() if topic.topic_id is not None}
-        before = self.latest
-        now = LiveTopics(metadata.cluster_id, shown, by_id, frozenset(metadata.refused))
+        with self._changing:
+            shown = {
+                name: _newer(topic, self.latest.topics.get(name))
+                for name, topic in metadata.topics.items()
+                if not topic.is_internal
+            }
+            self._first_at = now_at if self._first_at is None else self._first_at
+            self._seen_at |= dict.fromkeys(shown, now_at)
+            answer = LiveTopics(
+                metadata.cluster_id, refused=frozenset(metadata.refused), brokers=metadata.brokers
+            )
+            self._show(shown, answer)
+
+    def _show(self, topics: Mapping[str, TopicMetadata], answer: LiveTopics) -> None:
+        """Show these topics; all else is that of the answer."""
+        by_id = {topic.topic_id: topic for topic in topics.values() if topic.topic_id is not None}
+        before, now = self.latest, replace(answer, topics=topics, by_id=by_id)
         changed = now.changed(before)
         self._report(changed)
         if now != before:

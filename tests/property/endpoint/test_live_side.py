@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.endpoint.live.side import LiveBounds, Side, find
+from sidetier.endpoint.live.side import Age, LiveBounds, Side, find
 from sidetier.segments.offsets import MAX_OFFSET, Offset, OffsetRange
 
 _ACTIVE = 10
@@ -73,8 +73,8 @@ def read_all(seed: int, *, store_below: int, steps: int = 60) -> list[tuple[int,
         while True:
             found = find(
                 Offset(offset),
-                lambda new: world.known_live(new=new),
-                lambda new: world.known_stored(new=new),
+                lambda age: world.known_live(new=age is Age.NOW),
+                lambda age: world.known_stored(new=age is Age.NOW),
                 lambda: Offset(store_below),
                 refused=refused,
             ).side
@@ -110,12 +110,12 @@ def test_an_offset_between_archive_and_log_start_is_on_neither_side() -> None:
     archived = OffsetRange(Offset(0), Offset(10))
     bounds = LiveBounds(Offset(15), Offset(20), Offset(20))
     for offset, side in ((9, Side.ARCHIVE), (10, Side.NEITHER), (15, Side.LIVE)):
-        found = find(Offset(offset), lambda _new: bounds, lambda _new: archived, lambda: Offset(0))
+        found = find(Offset(offset), lambda _age: bounds, lambda _age: archived, lambda: Offset(0))
         assert found.side is side
 
 
 def test_an_unknown_leader_is_never_out_of_range() -> None:
     archived = OffsetRange(Offset(5), Offset(10))
     for offset, side in ((4, Side.UNKNOWN), (5, Side.ARCHIVE), (10, Side.UNKNOWN)):
-        found = find(Offset(offset), lambda _new: None, lambda _new: archived, lambda: Offset(0))
+        found = find(Offset(offset), lambda _age: None, lambda _age: archived, lambda: Offset(0))
         assert found.side is side

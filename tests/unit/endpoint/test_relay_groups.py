@@ -22,8 +22,8 @@ from sidetier.endpoint.groups.relay import (
     ArchivedTopics,
     RelayGroups,
 )
-from sidetier.endpoint.live.client import LiveClient, LiveCluster
 from sidetier.endpoint.groups.requests import groups_of, without_repeats
+from sidetier.endpoint.live.client import LiveClient, LiveCluster
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.reloading import Reloaded
 from sidetier.endpoint.service import ArchivedCluster
