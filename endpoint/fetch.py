@@ -694,18 +694,20 @@ class Fetcher:
         """
         if joined.failure is not None:
             raise joined.failure
-        tp = joined.partition.tp
-        if requests := self._events.count(("gap", tp.topic)):
-            view = joined.view
-            log.warning(
-                "endpoint.offset_on_neither_side",
-                topic=tp.topic,
-                partition=tp.partition,
-                offset=offset,
-                archived="nothing" if view is None else f"[{view.start}, {view.end})",
-                live_log_start=None if live is None else live.start,
-                requests=requests,
-            )
+        tp, view = joined.partition.tp, joined.view
+        # Below both starts, an offset is out of range as it is at a broker.
+        if view is not None and offset >= view.end:
+            joined.live.metrics.gaps.inc()
+            if requests := self._events.count(("gap", tp.topic)):
+                log.warning(
+                    "endpoint.offset_on_neither_side",
+                    topic=tp.topic,
+                    partition=tp.partition,
+                    offset=offset,
+                    archived=f"[{view.start}, {view.end})",
+                    live_log_start=None if live is None else live.start,
+                    requests=requests,
+                )
         return FetchedData(index, ErrorCode.offset_out_of_range)
 
     def _first_batch(

@@ -75,3 +75,34 @@ class GroupMetrics:
         self._groups.set_function(groups)
         self._members.set_function(members)
         self._bytes.set_function(memory)
+
+
+class LiveMetrics:
+    """Metrics of the live cluster that an endpoint reads. Thread-safe.
+
+    Args:
+        registry: The registry that they are registered in.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.record_bytes = counter(catalogue.LIVE_RECORD_BYTES, registry)
+        self.fetched_bytes = counter(catalogue.LIVE_FETCHED_BYTES, registry)
+        self.fetches = counter(catalogue.LIVE_FETCHES, registry)
+        self.leader_changes = counter(catalogue.LIVE_LEADER_CHANGES, registry)
+        self.gaps = counter(catalogue.LIVE_GAPS, registry)
+        self._unavailable, self._followed, self._lag = (
+            gauge(metric, registry)
+            for metric in (
+                catalogue.LIVE_UNAVAILABLE_BROKERS,
+                catalogue.LIVE_FOLLOWED,
+                catalogue.LIVE_LAG,
+            )
+        )
+
+    def watch(
+        self, unavailable: Callable[[], int], followed: Callable[[], int], lag: Callable[[], int]
+    ) -> None:
+        """Take the numbers of brokers, partitions and records from these functions."""
+        self._unavailable.set_function(unavailable)
+        self._followed.set_function(followed)
+        self._lag.set_function(lag)

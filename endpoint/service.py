@@ -31,7 +31,7 @@ from sidetier.endpoint.idle_polls import IdlePolls
 from sidetier.endpoint.live.client import LiveCluster
 from sidetier.endpoint.live.logs import LiveLogs, LiveSettings
 from sidetier.endpoint.logins import Logins
-from sidetier.endpoint.metrics import EndpointMetrics, GroupMetrics
+from sidetier.endpoint.metrics import EndpointMetrics, GroupMetrics, LiveMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.reloading import Reloaded
@@ -188,7 +188,7 @@ def serving(
     live = None
     if settings.live is not None:
         failures = metrics.reload_failures.labels("live_properties").inc
-        live = LiveLogs(settings.live, live_memory, failures)
+        live = LiveLogs(settings.live, live_memory, LiveMetrics(registry), failures)
     catalog = Catalog(archive, segment_bytes, settings.catalog, live=live)
     listener = open_listener(*settings.listen)
     host, port = listener.getsockname()[:2]

@@ -27,6 +27,14 @@ OFFSET_COMMITS: Final = _metrics.counter("offset_commits_total", "OffsetCommit r
 GROUP_WRITES: Final = _metrics.counter("group_writes_total", "Writes of committed offsets to the store, with --groups local. Commits that arrive during a write share the next one, and offsets that are stored already are not written again.")
 LOST_GROUPS: Final = _metrics.counter("lost_groups_total", "Consumer groups that another endpoint has taken over, with --groups local. Only one endpoint with --groups local may serve an archive.")
 RELAY_FAILURES: Final = _metrics.counter("relay_failures_total", "Requests to the live cluster that failed, so that clients get a retriable error, with --groups relay. By reason: unavailable (a broker cannot be reached), login (the cluster refuses the endpoint's login), refused (it names no coordinator).", "reason")
+LIVE_RECORD_BYTES: Final = _metrics.counter("live_record_bytes_total", "Bytes of record batches sent to clients that came from brokers, with --live. All others of sidetier_endpoint_record_bytes_total came from the archive.")
+LIVE_FETCHED_BYTES: Final = _metrics.counter("live_fetched_bytes_total", "Bytes of record batches that brokers have sent to the endpoint, with --live. Clients that read the same share them.")
+LIVE_FETCHES: Final = _metrics.counter("live_fetches_total", "Fetch requests to brokers that were answered, by partition, with --live.")
+LIVE_LEADER_CHANGES: Final = _metrics.counter("live_leader_changes_total", "Partitions whose leader or topic has changed, with --live.")
+LIVE_UNAVAILABLE_BROKERS: Final = _metrics.gauge("live_unavailable_brokers", "Brokers that could not be reached at the last attempt, with --live.")
+LIVE_FOLLOWED: Final = _metrics.gauge("live_followed_partitions", "Partitions whose end is read for waiting clients, for each isolation level, with --live.")
+LIVE_LAG: Final = _metrics.gauge("live_lag_records", "Records between the end of a partition that is read for waiting clients and what was read of it, the most of all partitions, with --live.")
+LIVE_GAPS: Final = _metrics.counter("live_gaps_total", "Fetches for records that the broker has deleted and the archive lacks, with --live. Their clients get OFFSET_OUT_OF_RANGE, and skip these records or end.")
 # fmt: on
 
 ENDPOINT_METRICS: Final = _metrics.declared

@@ -2,6 +2,7 @@
 
 import ipaddress
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, cast
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from sidetier.endpoint.live.logs import LiveSettings
 
 Address = tuple[str, int]
+Preference = tuple[re.Pattern[str], float]
+"""Names of topics, and the age in seconds up to which their records come from the brokers."""
 RELAY: Final = "relay="
 """Prefix of the value of --groups that names a live cluster."""
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
@@ -96,6 +99,22 @@ def _groups(text: str) -> str:
     if text in {"none", "local"} or (text.startswith(RELAY) and text != RELAY):
         return text
     raise ValueError(f"{text!r} is not none, local or relay=HOST:PORT[,HOST:PORT]")
+
+
+def parse_preference(text: str) -> Preference:
+    """Parse `[TOPICS=]SIDE`. Raises ValueError: it has another form."""
+    topics, separator, side = text.rpartition("=")
+    try:
+        pattern = re.compile(topics if separator else ".*")
+    except re.error as error:
+        raise ValueError(f"{topics!r} is no regular expression: {error}") from None
+    window = {"broker": math.inf, "store": 0.0}.get(side)
+    if window is None:
+        try:
+            window = parse_duration(side)
+        except ValueError as error:
+            raise ValueError(f"{side!r} is not broker, store or a duration: {error}") from None
+    return pattern, window
 
 
 def refuse_insecure(host: str, *, has_tls: bool, has_users: bool, has_client_ca: bool) -> None:
@@ -216,18 +235,21 @@ class ServeOptions:
         help="Properties file of the client of the live cluster, such as security.protocol and "
         "sasl.username. A changed file is used without a restart.",
     )
-    prefer: str | None = option(
+    prefer: tuple[Preference, ...] = option(
         "--prefer",
-        type=click.Choice(["broker", "store"]),
-        help="Side that records come from if both have them.  [default: the broker for records of "
-        "the last --live-window, and the store for older ones]",
+        metavar="[TOPICS=]SIDE",
+        parse=parse_preference,
+        help="Side that records come from if both have them: broker, store, or a DURATION as for "
+        "--live-window. Of all topics, or of those whose names a regular expression matches; "
+        "repeatable, and the first one that matches counts.",
     )
     live_window: float | None = option(
         "--live-window",
         metavar="DURATION",
         parse=parse_duration,
-        help="Age up to which records come from the brokers if both sides have them: an "
-        "application that reads older ones costs the brokers nothing.  [default: 1h]",
+        help="Age up to which records come from the brokers if both sides have them, of topics "
+        "without --prefer: an application that reads older ones costs the brokers nothing.  "
+        "[default: 1h]",
     )
     groups: str | None = option(
         "--groups",
@@ -294,10 +316,9 @@ def command(options: ServeOptions) -> int:
         raise click.UsageError(
             f"--listen {listen[0]} is no address that clients can connect to: add --advertise"
         )
-    if options.live is None and (options.live_properties or options.prefer or options.live_window):
+    given = (options.live_properties, options.live_window, options.prefer or None)
+    if options.live is None and any(each is not None for each in given):
         raise click.UsageError("--live-properties, --prefer and --live-window are for --live")
-    if options.prefer is not None and options.live_window is not None:
-        raise click.UsageError("--prefer takes one side for all records: leave out --live-window")
     if options.groups_properties is not None and not groups.startswith(RELAY):
         raise click.UsageError("--groups-properties is for --groups relay=HOST:PORT")
     if options.group_retention is not None and groups != "local":
@@ -339,10 +360,10 @@ def _live(options: ServeOptions) -> "LiveSettings | None":
 
     if options.live is None:
         return None
-    window = _LIVE_WINDOW if options.live_window is None else options.live_window
-    window = {"broker": math.inf, "store": 0.0}.get(options.prefer or "", window)
     return LiveSettings(
-        _live_cluster(options.live, options.live_properties, "--live-properties"), window
+        _live_cluster(options.live, options.live_properties, "--live-properties"),
+        _LIVE_WINDOW if options.live_window is None else options.live_window,
+        options.prefer,
     )
 
 

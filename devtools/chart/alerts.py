@@ -402,6 +402,24 @@ ALERTS: Final[tuple[Alert, ...]] = (
         {"seconds": 5},
     ),
     Alert(
+        "SidetierServeGap",
+        f"increase({endpoint_names.LIVE_GAPS.name}[10m]) > 0",
+        "0m",
+        "critical",
+        f"The Kafka endpoint {_ENDPOINT} was asked for records that neither broker nor archive has",
+        "{{ $value | humanize }} Fetches in ten minutes. The log event "
+        "endpoint.offset_on_neither_side names partition and offset.",
+    ),
+    Alert(
+        "SidetierServeLiveAway",
+        f"{endpoint_names.LIVE_UNAVAILABLE_BROKERS.name} > 0",
+        "10m",  # a broker that restarts
+        "warning",
+        f"The Kafka endpoint {_ENDPOINT} cannot reach brokers",
+        "{{ $value }} of them. Clients get the archived records of their partitions, and wait for "
+        "the newer ones.",
+    ),
+    Alert(
         "SidetierNotReady",
         f"{names.READY.name} == 0",
         "15m",

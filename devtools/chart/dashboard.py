@@ -593,6 +593,41 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 ),
             ),
             Panel(
+                "Records by side",
+                "Record batches sent to clients from brokers and from the archive, and those that "
+                "brokers have sent for it, with --live. Clients that read the same share them.",
+                (
+                    Query(_rate(endpoint_names.LIVE_RECORD_BYTES), "from brokers {{instance}}"),
+                    Query(
+                        f"{_rate(endpoint_names.RECORD_BYTES)} - "
+                        f"{_rate(endpoint_names.LIVE_RECORD_BYTES)}",
+                        "from the archive {{instance}}",
+                    ),
+                    Query(_rate(endpoint_names.LIVE_FETCHED_BYTES), "sent by brokers {{instance}}"),
+                ),
+                "Bps",
+                alerts=("SidetierServeGap",),
+            ),
+            Panel(
+                "Live cluster of endpoints",
+                "With --live: brokers that cannot be reached, partitions whose end is read for "
+                "waiting clients, the most records that are not read of one, and changes of "
+                "leaders.",
+                (
+                    Query(
+                        _of(endpoint_names.LIVE_UNAVAILABLE_BROKERS),
+                        "unavailable brokers {{instance}}",
+                    ),
+                    Query(_of(endpoint_names.LIVE_FOLLOWED), "partitions {{instance}}"),
+                    Query(_of(endpoint_names.LIVE_LAG), "lag {{instance}}"),
+                    Query(
+                        f"increase({_of(endpoint_names.LIVE_LEADER_CHANGES)}[{_RATE}])",
+                        "leader changes {{instance}}",
+                    ),
+                ),
+                alerts=("SidetierServeLiveAway",),
+            ),
+            Panel(
                 "Block cache",
                 "Bytes of segments in memory; at most --memory.",
                 (Query(_of(endpoint_names.BLOCK_BYTES)),),

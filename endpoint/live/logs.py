@@ -1,8 +1,9 @@
 """The live half of the logs that the endpoint shows."""
 
+import re
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 from sidetier.endpoint.live.client import LiveCluster
 from sidetier.endpoint.live.reads import LiveReads
 from sidetier.endpoint.live.topics import LiveTopics, LiveTopicsWatch
+from sidetier.endpoint.metrics import LiveMetrics
 from sidetier.endpoint.reloading import Reloaded
 from sidetier.segments.errors import BrokerError, SidetierError
 from sidetier.segments.offsets import MAX_OFFSET, Offset, TopicPartition
@@ -36,10 +38,17 @@ class LiveSettings:
         cluster: How the cluster is reached.
         window: Records younger than this many seconds come from the broker if both sides have them,
             and older ones from the store; infinite for the broker, 0 for the store.
+        windows: The same for the topics whose names a pattern matches; the first match counts.
     """
 
     cluster: LiveCluster
     window: float
+    windows: Sequence[tuple[re.Pattern[str], float]] = ()
+
+    def window_of(self, topic: str) -> float:
+        """Return the window of a topic."""
+        matches = (window for pattern, window in self.windows if pattern.fullmatch(topic))
+        return next(matches, self.window)
 
 
 class LiveLogs:
@@ -48,6 +57,7 @@ class LiveLogs:
     Args:
         settings: The options.
         memory: Bytes of records to keep for clients that read the same.
+        metrics: Counts what is read.
         failures: Is called after settings that cannot be loaded.
         clock: Returns monotonic seconds.
         wall_clock: Returns seconds since 1970.
@@ -57,11 +67,13 @@ class LiveLogs:
         self,
         settings: LiveSettings,
         memory: int,
+        metrics: LiveMetrics,
         failures: Callable[[], None],
         clock: Clock = monotonic,
         wall_clock: Clock = time.time,  # noqa: TID251 -- brokers compare with it
     ) -> None:
-        self._window = settings.window
+        self._settings = settings
+        self.metrics = metrics
         self._clock, self._wall_clock = clock, wall_clock
         self._stop = threading.Event()
         self._looked_at = float("-inf")
@@ -72,7 +84,9 @@ class LiveLogs:
         self._listeners: list[Callable[[Collection[TopicPartition]], None]] = []
         client = Reloaded(settings.cluster.files, settings.cluster.client, failures).current
         self.watch = LiveTopicsWatch(client, self._leaders_changed, self._stop, clock)
-        self.reads = LiveReads(client, self.watch, memory, self._changed, self._stop, clock)
+        self.reads = LiveReads(
+            client, self.watch, memory, metrics, self._changed, self._stop, clock=clock
+        )
 
     def start(self) -> None:
         """Ask for the topics; raises as `LiveTopicsWatch.start`."""
@@ -123,15 +137,16 @@ class LiveLogs:
         """Return the offset below which the store is preferred."""
         if self._clock() < self._store_failed.get(tp.topic, 0.0):
             return Offset(0)
-        if self._window == float("inf"):
+        window = self._settings.window_of(tp.topic)
+        if window == float("inf"):
             return Offset(0)
-        if self._window == 0:
+        if window == 0:
             return MAX_OFFSET
         now = self._clock()
         known = self._starts.get(tp)
         if known is not None and now - known[0] < _WINDOW_CHECK:
             return known[1]
-        first = round((self._wall_clock() - self._window) * 1000)
+        first = round((self._wall_clock() - window) * 1000)
         try:
             listed = self.reads.list_offset(tp, first, isolated=False).offset
         except BrokerError:

@@ -22,6 +22,7 @@ from sidetier.endpoint.live.followers import Followers
 from sidetier.endpoint.live.side import LiveBounds
 from sidetier.endpoint.live.topics import LiveTopics, LiveTopicsWatch
 from sidetier.endpoint.log_limits import FewPerSubject
+from sidetier.endpoint.metrics import LiveMetrics
 from sidetier.segments.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -92,23 +93,6 @@ class _ThrottledError(Exception):
     """The leader allows this client nothing now."""
 
 
-@dataclass(slots=True)
-class LiveCounts:
-    """What was read since the start, for metrics.
-
-    Attributes:
-        fetched_bytes: Bytes of batches that leaders have returned.
-        kept_bytes: Bytes of batches that clients got without another request to the leader.
-        requests: Fetch requests to leaders.
-        moves: Leaders or topics that have changed.
-    """
-
-    fetched_bytes: int = 0
-    kept_bytes: int = 0
-    requests: int = 0
-    moves: int = 0
-
-
 class LiveReads:
     """Reads the live cluster. Thread-safe.
 
@@ -117,6 +101,7 @@ class LiveReads:
         watch: Its topics.
         memory: Bytes for records: one half for those that are kept, the other one for those that
             are on their way.
+        metrics: Counts what is read.
         notify: Is called with partitions that have new records or other bounds.
         stop: Once set, all threads end.
         clock: Returns monotonic seconds.
@@ -128,10 +113,11 @@ class LiveReads:
         client: Callable[[], LiveClient],
         watch: LiveTopicsWatch,
         memory: int,
+        metrics: LiveMetrics,
         notify: Callable[[Collection[TopicPartition]], None],
         stop: threading.Event,
-        clock: Clock = monotonic,
         *,
+        clock: Clock = monotonic,
         timeout: float = TIMEOUT,
     ) -> None:
         self._watch, self._notify, self._clock = watch, notify, clock
@@ -145,9 +131,10 @@ class LiveReads:
         self._held = 0
         """Bytes of records that are being fetched or sent."""
         self._events = FewPerSubject(clock)
-        self.counts = LiveCounts()
+        self._metrics = metrics
         self.pool = BrokerPool(client, watch.address_of, timeout, clock)
         self.followers = Followers(watch, self.pool, self._take_followed, self._lose, stop, clock)
+        metrics.watch(self.pool.count_away, lambda: len(self.followers.positions()), self._lag)
 
     def close(self) -> None:
         """End all requests, and wait for the threads; `stop` must be set."""
@@ -262,6 +249,7 @@ class LiveReads:
             pieces = [*_up_to(most, chunks)]
             size = sum(len(chunk.data) for chunk in chunks[: len(pieces)])
         self._hold(size)
+        self._metrics.record_bytes.inc(most)
         return Lease(pieces, lambda: self._hold(-size))
 
     def _hold(self, size: int) -> None:
@@ -305,7 +293,7 @@ class LiveReads:
         for tp in tps:
             self._cache.drop(tp)
         if tps:
-            self.counts.moves += len(tps)
+            self._metrics.leader_changes.inc(len(tps))
             # Their clients ask again, and are refused if the new leader has less.
             self._lose(tps)
 
@@ -366,10 +354,7 @@ class LiveReads:
             if flight is None:
                 flight = self._flights[key] = Future()
         if not is_own:
-            chunk = flight.result()
-            if chunk is not None:
-                self.counts.kept_bytes += len(chunk.data)
-            return chunk
+            return flight.result()
         size = min(most_bytes, _MAX_CHUNK, max(self._memory // _CHUNKS, _SMALL))
         with self._guard:
             if self._held >= self._memory:
@@ -448,10 +433,10 @@ class LiveReads:
         """
         if not self._watch.latest.is_same(asked_of, reader.tp):
             raise BrokerUnavailableError(f"the leader of {reader.tp} has changed")
-        self.counts.requests += 1
+        self._metrics.fetches.inc()
         chunk = chunk_of(offset, fetched)
         if chunk is not None:
-            self.counts.fetched_bytes += len(chunk.data)
+            self._metrics.fetched_bytes.inc(len(chunk.data))
             self._cache.add(reader, chunk)
             self.followers.passed(reader, offset, chunk.end)
         # Last: it wakes the clients, who then ask for the offset after the chunk.
@@ -474,6 +459,11 @@ class LiveReads:
             self._note_failure(reader.tp, error)
             return False
         return True
+
+    def _lag(self) -> int:
+        """Return the most records that the followers have not read of a partition."""
+        positions = self.followers.positions()
+        return max(0, *(self._limit(reader) - positions[reader] for reader in positions))
 
     def _limit(self, reader: Reader) -> Offset:
         """Return the end up to which a client may read, as far as it is known."""

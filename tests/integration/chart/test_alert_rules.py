@@ -249,6 +249,16 @@ CASES = (
     Case("SidetierServeSlow", answered("ListOffsets", "5.0"), 30, fires=False),
     # Consumers at the end of their partitions, with fetch.max.wait.ms=10000.
     Case("SidetierServeSlow", answered("Fetch", "10.0"), 30, fires=False),
+    Case("SidetierServeGap", {f"sidetier_endpoint_live_gaps_total{{{SERVES}}}": "0x5 1x30"}, 7,
+         fires=True),
+    Case("SidetierServeGap", {f"sidetier_endpoint_live_gaps_total{{{SERVES}}}": "7x40"}, 20,
+         fires=False),
+    Case("SidetierServeLiveAway",
+         {f"sidetier_endpoint_live_unavailable_brokers{{{SERVES}}}": "0x5 1x30"}, 20, fires=True),
+    # A broker was restarted.
+    Case("SidetierServeLiveAway",
+         {f"sidetier_endpoint_live_unavailable_brokers{{{SERVES}}}": "0x5 1x3 0x30"}, 20,
+         fires=False),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x20"}, 16, fires=True),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x10 1x10"}, 16, fires=False),
     Case("SidetierRestarting", {f"process_start_time_seconds{{{WHO}}}": "100+60x5 500x50", **OURS},

@@ -1,13 +1,22 @@
 """`sidetier serve`: its options, and what it refuses before it listens."""
 
+import math
 import resource
 
 import click
 import pytest
 
-from sidetier.cli.commands.serve import is_loopback, parse_address, refuse_insecure
+from sidetier.cli.commands.serve import (
+    is_loopback,
+    parse_address,
+    parse_preference,
+    refuse_insecure,
+)
 from sidetier.cli.serve import raise_file_limit
+from sidetier.endpoint.live.client import LiveCluster
+from sidetier.endpoint.live.logs import LiveSettings
 from sidetier.segments.errors import ConfigurationError
+from sidetier.wire.settings import ClientSettings
 from tests.harness.command_line import CommandLine
 
 
@@ -73,6 +82,13 @@ def test_loopback_addresses(host: str, is_local: bool) -> None:  # noqa: FBT001
         (("--group-retention", "7d"), "is for --groups local"),
         (("--groups", "local", "--group-retention", "23h"), "at least 1d is needed; forever"),
         (("--groups", "local", "--group-retention", "never"), "such as"),
+        (("--prefer", "store"), "are for --live"),
+        (("--live-window", "0s"), "are for --live"),
+        (("--live-properties", "file"), "are for --live"),
+        (("--live", "b:1", "--prefer", "(=store"), "no regular expression"),
+        (("--live", "b:1", "--prefer", "a=nearest"), "not broker, store or a duration"),
+        (("--live", "b:1", "--live-properties", "/no/such/file"), "/no/such/file"),
+        (("--live", "nowhere"), "bootstrap.servers"),
     ],
 )
 def test_wrong_options_are_refused(cli: CommandLine, options: tuple[str, ...], text: str) -> None:
@@ -109,6 +125,15 @@ def test_what_needs_insecure(host: str, has: str, allowed: bool) -> None:  # noq
     else:
         with pytest.raises(click.UsageError, match="--insecure"):
             check()
+
+
+def test_the_first_preference_that_matches_counts() -> None:
+    windows = tuple(map(parse_preference, ("audit.*=store", "a.*=2h", "broker")))
+    cluster = LiveCluster(lambda: ClientSettings.from_properties({}))
+    settings = LiveSettings(cluster, 3600, windows)
+    topics = ("audit-1", "audio", "payments")
+    assert [settings.window_of(topic) for topic in topics] == [0, 7200, math.inf]
+    assert LiveSettings(cluster, 3600, windows[:1]).window_of("not-audit") == 3600
 
 
 def test_the_soft_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
