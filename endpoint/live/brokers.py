@@ -36,6 +36,7 @@ _PATIENCE: Final = 5.0
 """Longest wait for one of these connections, in seconds."""
 _AWAY_SECONDS: Final = 1.0
 """Time after a failure until the next request finds out whether a broker is back."""
+_RECENT_SECONDS: Final = 60.0
 _TRIAL_SECONDS: Final = 15.0
 """Time for which the others do not wait for this request; its end ends it earlier."""
 
@@ -100,9 +101,16 @@ class BrokerPool:
             return None if state is None else self._refusal(state)
 
     def count_away(self) -> int:
-        """Return the number of brokers that could not be reached at the last attempt."""
+        """Return the number of brokers that could not be reached within the last minute.
+
+        Without an attempt in that time, nobody needs the broker.
+        """
+        now = self._clock()
         with self._changed:
-            return sum(state.failure is not None for state in self._brokers.values())
+            return sum(
+                state.failure is not None and now - state.retry_at < _RECENT_SECONDS
+                for state in self._brokers.values()
+            )
 
     @contextmanager
     def lend(self, broker: BrokerId) -> Iterator[Connection]:
