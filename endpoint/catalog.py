@@ -190,7 +190,7 @@ class Catalog:
         self._archive = archive
         self.live: Final = live
         self._shown_live: object = None
-        """The live topics that `topics` has."""
+        """The ids and partitions of live topics that `topics` has."""
         self._bytes = segment_bytes
         self._settings = settings or CatalogSettings()
         self._clock = clock
@@ -399,7 +399,7 @@ class Catalog:
 
     def _live_changed(self, tps: Collection[TopicPartition]) -> None:
         self._notify(tps)
-        if self.live is not None and self.live.topics is not self._shown_live:
+        if self.live is not None and self.live.topics.shape is not self._shown_live:
             with self._listed:
                 self._show_topics()
 
@@ -616,7 +616,8 @@ class Catalog:
             for name, topic in (listing.topics or {}).items()
         }
         if self.live is not None:
-            live = self._shown_live = self.live.topics
+            live = self.live.topics
+            self._shown_live = live.shape
             for name, shown in live.topics.items():
                 known = topics.get(name)
                 topics[name] = Topic(

@@ -32,7 +32,7 @@ from sidetier.endpoint.catalog import (
     State,
     state_of,
 )
-from sidetier.endpoint.live.chunks import aborted_in
+from sidetier.endpoint.live.chunks import Chunk, aborted_in
 from sidetier.endpoint.live.joined import JoinedPartition, last_stable_offset
 from sidetier.endpoint.live.reads import is_out_of_range
 from sidetier.endpoint.live.side import Age, LiveBounds, Side, find
@@ -473,6 +473,26 @@ class Fetcher:
         joined = JoinedPartition.of(self._catalog, partition)
         if joined is not None:
             return self._joined(joined, topic_id, asked, room, isolated=isolated)
+        data = self._of_archive(partition, topic_id, asked, room, isolated=isolated)
+        if self._catalog.live is not None:
+            data.state = data.state[0], self._catalog.live.reads.state(partition.tp)
+            latest = partition.archive.latest
+            end = 0 if latest is None or latest.view is None else latest.view.end
+            if data.error is ErrorCode.offset_out_of_range and asked.fetch_offset > end:
+                # The client was in the live log of a topic that the cluster has lost, and a reset
+                # to the archive would read records again.
+                data.error = ErrorCode.unknown_topic_or_partition
+        return data
+
+    def _of_archive(
+        self,
+        partition: Partition,
+        topic_id: UUID | None,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        *,
+        isolated: bool,
+    ) -> FetchedData:
         offset = Offset(asked.fetch_offset)
         view = _view_for(partition, offset)
         if topic_id and view and not self._catalog.has_topic_id(partition, view, topic_id):
@@ -603,7 +623,9 @@ class Fetcher:
             if sides.side is Side.ARCHIVE:
                 data = self._archived(joined, sides.live, asked, room, isolated=isolated)
             if data is None and sides.side is not Side.UNKNOWN:
-                data = self._live_data(joined, asked, room, isolated=isolated)
+                start = Offset(0) if sides.live is None else sides.live.start
+                offset = max(offset, start)
+                data = self._live_data(joined, offset, asked, room, isolated=isolated)
         except BrokerError as error:
             if is_out_of_range(error):
                 return None
@@ -635,21 +657,26 @@ class Fetcher:
                 joined.live.note_store_failure(partition.tp.topic)
             self._report(partition, "endpoint.store_failed", error)
             return None
-        if data.error is not ErrorCode.none:
-            if has_live:
-                return None
-            if live is None:  # the leader may have what the archive lacks
+        if live is None:
+            if data.error is not ErrorCode.none:  # the leader may have what the archive lacks
                 data.error, data.is_held = ErrorCode.not_leader_or_follower, True
             return data
-        if live is not None:
-            data.high_watermark = live.high_watermark
-            data.last_stable_offset = live.last_stable_offset
-            data.log_start_offset = min(view.start, live.start)
+        reached = data.last_stable_offset if isolated else view.end
+        is_empty = room.is_empty and not data.lease.size
+        if data.error is ErrorCode.none and is_empty and reached >= live.start:
+            # Compaction has left nothing up to the archive's end: the leader has what follows.
+            return None
+        if data.error is not ErrorCode.none:
+            return None if has_live else data
+        data.high_watermark = live.high_watermark
+        data.last_stable_offset = live.last_stable_offset
+        data.log_start_offset = min(view.start, live.start)
         return data
 
     def _live_data(
         self,
         joined: JoinedPartition,
+        offset: Offset,
         asked: Any,  # noqa: ANN401 - kio's
         room: _Room,
         *,
@@ -660,11 +687,15 @@ class Fetcher:
         Raises:
             BrokerError: It refuses, or cannot be reached.
         """
-        tp, offset = joined.partition.tp, Offset(asked.fetch_offset)
+        tp = joined.partition.tp
         room.ask()
         size = max(min(asked.partition_max_bytes, room.left), 1)
         reads = joined.live.reads
-        chunks = reads.fetch(tp, offset, size, isolated=isolated, client_id=room.client_id)
+        chunks: Sequence[Chunk] | None
+        if room.is_empty:
+            chunks = reads.fetch(tp, offset, size, isolated=isolated, client_id=room.client_id)
+        else:  # a response that has records does not wait: the client asks again
+            chunks = reads.kept(tp, offset, size, isolated=isolated)
         bounds = reads.bounds(tp, _LIVE_AGE)
         data = FetchedData(asked.partition, is_held=chunks is None)
         if isolated:
@@ -681,7 +712,8 @@ class Fetcher:
             room.take(size)
             data.lease = reads.lend(chunks, size)
             room.left -= data.lease.size
-            room.is_empty = False
+            room.is_empty = room.is_empty and not data.lease.size
+            data.is_held = not data.lease.size
         return data
 
     def _in_neither(

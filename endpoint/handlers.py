@@ -214,6 +214,13 @@ class RequestHandlers:
 
     def _answer_list_offsets(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
         isolation = getattr(request, "isolation_level", 0)
+        asked_all = (
+            (TopicPartition(topic.name, row.partition_index), row.timestamp)
+            for topic in request.topics
+            if access.can_read(topic.name)
+            for row in topic.partitions
+        )
+        told = self._offsets.ask_leaders(asked_all, isolation)
         topics = []
         for topic in request.topics:
             rows = []
@@ -221,7 +228,7 @@ class RequestHandlers:
                 listed = ListedOffset(ErrorCode.topic_authorization_failed)
                 if access.can_read(topic.name):
                     listed = self._offsets.list_offset(
-                        topic.name, asked.partition_index, asked.timestamp, isolation, version
+                        topic.name, asked.partition_index, asked.timestamp, isolation, version, told
                     )
                 rows.append(
                     {

@@ -5,7 +5,8 @@ Source: Kafka's `Partition.fetchOffsetForTimestamp`, `UnifiedLog.fetchOffsetByTi
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -20,7 +21,12 @@ from sidetier.endpoint.live.joined import JoinedPartition
 from sidetier.endpoint.live.side import Age
 from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
-from sidetier.segments.errors import BatchTooLargeError, BrokerError, SidetierError
+from sidetier.segments.errors import (
+    BatchTooLargeError,
+    BrokerError,
+    SidetierError,
+    UnsupportedVersionError,
+)
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.lru import Lru
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
@@ -70,6 +76,16 @@ class ListedOffset(NamedTuple):
     timestamp: int = _UNKNOWN
 
 
+class LeaderOffset(NamedTuple):
+    """What a leader has answered to ListOffsets."""
+
+    timestamp: int
+    offset: Offset
+
+
+_NOTHING: Final[Mapping[TopicPartition, LeaderOffset]] = MappingProxyType({})
+
+
 class EpochEnd(NamedTuple):
     """An answer of OffsetForLeaderEpoch: the epoch, and the offset after its last record."""
 
@@ -111,6 +127,7 @@ class OffsetAnswers:
         timestamp: int,
         isolation: int,
         version: int = _NEWEST_VERSION,
+        told: Mapping[TopicPartition, LeaderOffset] = _NOTHING,
     ) -> ListedOffset:
         """Return the offset that a timestamp asks for, and the timestamp of its record.
 
@@ -122,6 +139,7 @@ class OffsetAnswers:
                 timestamp, -5 for the end of tiered storage, which the endpoint does not have.
             isolation: Kafka's number of the isolation level.
             version: Version of the request: older ones have fewer special timestamps.
+            told: What `ask_leaders` has returned.
         """
         if timestamp < 0 and version < _FIRST_VERSIONS.get(timestamp, _NEWEST_VERSION + 1):
             return ListedOffset(ErrorCode.unsupported_version)
@@ -131,14 +149,22 @@ class OffsetAnswers:
         try:
             joined = JoinedPartition.of(self._catalog, partition)
             if joined is not None:
-                return self._listed_of_both(joined, timestamp, isolation)
+                return self._listed_of_both(joined, timestamp, isolation, told.get(partition.tp))
             return self._listed_of_archive(partition, timestamp, isolation)
-        except BrokerError as error:
-            self._report("endpoint.list_offsets_failed", name, number, error)
-            return ListedOffset(ErrorCode.not_leader_or_follower)
         except SidetierError as error:
             self._report("endpoint.list_offsets_failed", name, number, error)
-            return ListedOffset(ErrorCode.kafka_storage_error)
+            return ListedOffset(_code_of(error))
+
+    def ask_leaders(
+        self, timestamps: Iterable[tuple[TopicPartition, int]], isolation: int
+    ) -> Mapping[TopicPartition, LeaderOffset]:
+        """Ask each leader once for what its partitions need, and not for one after the other."""
+        if self._catalog.live is None:
+            return _NOTHING
+        asked = {tp: LATEST if timestamp == LATEST else EARLIEST for tp, timestamp in timestamps}
+        isolated = isolation == _READ_COMMITTED
+        listed = self._catalog.live.reads.list_offsets(asked, isolated=isolated)
+        return {tp: LeaderOffset(asked[tp], answer.offset) for tp, answer in listed.items()}
 
     def epoch_end(self, name: str, number: int, epoch: int) -> EpochEnd:
         """Return the largest archived leader epoch up to `epoch`, and where it ends.
@@ -158,70 +184,62 @@ class OffsetAnswers:
             if view is None:
                 return end_of_epoch(NO_EPOCHS, epoch, Offset(0))
             return end_of_epoch(self._epochs_of(partition, view), epoch, view.end)
-        except BrokerError as error:
-            self._report("endpoint.epoch_end_failed", name, number, error)
-            return EpochEnd(ErrorCode.not_leader_or_follower)
         except SidetierError as error:
             self._report("endpoint.epoch_end_failed", name, number, error)
-            return EpochEnd(ErrorCode.kafka_storage_error)
+            return EpochEnd(_code_of(error))
 
     # Archive and live log together
 
     def _listed_of_both(
-        self, joined: JoinedPartition, timestamp: int, isolation: int
+        self, joined: JoinedPartition, timestamp: int, isolation: int, told: LeaderOffset | None
     ) -> ListedOffset:
         """Answer from archive and leader.
 
         Raises:
+            UnsupportedVersionError: The leader does not know this kind of question.
             SidetierError: One side cannot be asked, and the other one does not decide alone.
         """
         tp, isolated = joined.partition.tp, isolation == _READ_COMMITTED
         reads = joined.live.reads
+        wanted = LATEST if timestamp == LATEST else EARLIEST
+        if told is not None and told.timestamp == wanted:
+            first = told.offset
+        else:
+            first = reads.list_offset(tp, wanted, isolated=isolated).offset
         if timestamp in {LATEST, EARLIEST_LOCAL}:
-            asked = EARLIEST if timestamp == EARLIEST_LOCAL else LATEST
-            return ListedOffset(
-                ErrorCode.none, reads.list_offset(tp, asked, isolated=isolated).offset
-            )
-        if timestamp == EARLIEST:
-            return ListedOffset(ErrorCode.none, self._start_of_both(joined))
+            return ListedOffset(ErrorCode.none, first)
         # The live start first: records below it are archived, so they must be searched there.
-        first = reads.list_offset(tp, EARLIEST, isolated=False).offset
-        joined.archived(Age.RECENT)
-        if first > (0 if joined.view is None else joined.view.end):
-            joined.archived(Age.NOW)
-        if joined.failure is not None:
-            raise joined.failure
+        if timestamp != EARLIEST or first > 0:
+            joined.archived(Age.RECENT)
+            if first > (0 if joined.view is None else joined.view.end):
+                joined.archived(Age.NOW)
+            if joined.failure is not None:
+                raise joined.failure
+        view = joined.view
+        if timestamp == EARLIEST:
+            return ListedOffset(ErrorCode.none, first if view is None else min(view.start, first))
         if timestamp == LATEST_TIERED:
-            end = 0 if joined.view is None else joined.view.end
-            return ListedOffset(ErrorCode.none, end - 1)
+            return ListedOffset(ErrorCode.none, (0 if view is None else view.end) - 1)
+        return self._time_of_both(joined, timestamp, isolation)
+
+    def _time_of_both(
+        self, joined: JoinedPartition, timestamp: int, isolation: int
+    ) -> ListedOffset:
+        """Search a time in the archive, and then at the leader; the largest one in both."""
         stored = ListedOffset(ErrorCode.none)
         if joined.view is not None:
             stored = self._listed(joined.partition, joined.view, timestamp, isolation)
         if timestamp != MAX_TIMESTAMP and (stored.error or stored.offset != _UNKNOWN):
             return stored
-        answer = reads.list_offset(tp, timestamp, isolated=isolated)
+        isolated = isolation == _READ_COMMITTED
+        answer = joined.live.reads.list_offset(joined.partition.tp, timestamp, isolated=isolated)
         live = ListedOffset(ErrorCode.none, answer.offset, answer.timestamp)
         return live if live.timestamp > stored.timestamp else stored
 
-    def _start_of_both(self, joined: JoinedPartition) -> Offset:
-        """Return the first offset of archive and live log.
-
-        Raises:
-            SidetierError: A side cannot be asked, and may have lower offsets.
-        """
-        # The live start first: records that are archived and deleted meanwhile are on both sides.
-        first = joined.live.reads.list_offset(joined.partition.tp, EARLIEST, isolated=False).offset
-        if first > 0:
-            joined.archived(Age.NOW)
-            if joined.failure is not None:
-                raise joined.failure
-        return first if joined.view is None else min(joined.view.start, first)
-
     def _epoch_end_of_both(self, joined: JoinedPartition, epoch: int) -> EpochEnd:
         """Return the end of an epoch; from the archive if it ends there."""
-        joined.archived(Age.RECENT)
-        if joined.failure is not None:
-            raise joined.failure
+        if joined.archived(Age.KNOWN) is None:
+            joined.archived(Age.RECENT)  # if it cannot be read, the leader still knows its epochs
         if joined.view is not None:
             history = self._epochs_of(joined.partition, joined.view)
             if history.entries and 0 <= epoch < history.entries[-1][0]:
@@ -368,3 +386,11 @@ def end_of_epoch(history: EpochHistory, epoch: int, end: Offset) -> EpochEnd:
     largest = max(known for known, _ in history.entries if known <= epoch)
     following = history.end_of(largest)
     return EpochEnd(ErrorCode.none, largest, end if following is None else following)
+
+
+def _code_of(error: SidetierError) -> ErrorCode:
+    if isinstance(error, UnsupportedVersionError):
+        return ErrorCode.unsupported_version
+    if isinstance(error, BrokerError):
+        return ErrorCode.not_leader_or_follower
+    return ErrorCode.kafka_storage_error

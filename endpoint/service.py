@@ -133,6 +133,8 @@ class RunningEndpoint:
             )
             if not is_alive
         ]
+        if self.live is not None and self.live.watch.is_of_another_cluster:
+            deaths.append(self.live.watch.mismatch)
         is_full = self.server.is_full
         reason = "as many connections as allowed are open" if is_full else ""
         return StatusSnapshot(
@@ -306,25 +308,21 @@ def _check_cluster(archive: ArchiveAccess, live: LiveLogs) -> None:
     live.expect_cluster(archived)
     if archived is None:
         live.check_later(cluster.id)  # the first sidecar may start after the endpoint
-    now = live.topics.cluster_id
-    if None not in {archived, now} and archived != now:
-        raise ConfigurationError(
-            f"--live: the brokers are of cluster {now}, and this archive is of cluster {archived}; "
-            "name the brokers whose log dirs are archived, or the archive of these brokers"
-        )
+    if live.watch.is_of_another_cluster:
+        raise ConfigurationError(f"--live: {live.watch.mismatch}")
 
 
 def _archived_topics(archive: ArchiveAccess, catalog: Catalog) -> ArchivedTopics:
-    cluster, live = ArchivedCluster(archive), catalog.live
-    if live is None:
-        cluster.id()  # a damaged note ends the start, not the first request
-    else:
+    live = catalog.live
+    if live is not None:
         # Clients commit offsets of the live topics, whether they are archived or not.
         return ArchivedTopics(
-            cluster.id,
+            lambda: live.topics.cluster_id,
             lambda name: live.topics.ids([name]).get(name),
             lambda topic_id: catalog.topic_of_id(topic_id) is not None,
         )
+    cluster = ArchivedCluster(archive)
+    cluster.id()  # a damaged note ends the start, not the first request
     return ArchivedTopics(
         cluster.id,
         lambda name: parse_topic_id(catalog.archived_topic_id(name)),

@@ -319,7 +319,7 @@ def command(options: ServeOptions) -> int:
     given = (options.live_properties, options.live_window, options.prefer or None)
     if options.live is None and any(each is not None for each in given):
         raise click.UsageError("--live-properties, --prefer and --live-window are for --live")
-    if options.groups_properties is not None and not groups.startswith(RELAY):
+    if options.groups_properties is not None and not (options.groups or "").startswith(RELAY):
         raise click.UsageError("--groups-properties is for --groups relay=HOST:PORT")
     if options.group_retention is not None and groups != "local":
         raise click.UsageError("--group-retention is for --groups local")

@@ -1,13 +1,12 @@
 """Connections to the brokers of the live cluster, each lent for one request at a time.
 
-A broker that hangs must not hold more than its own connections: each broker has its own few, and
-while it is away, one request after the other finds out whether it is back, and all others fail at
-once.
+A broker that hangs must not hold more than its own connections: each broker has its own few. While
+it is away, requests fail at once, and a thread finds out whether it is back.
 """
 
 import select
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -35,10 +34,8 @@ _AT_ONCE: Final = 4
 _PATIENCE: Final = 5.0
 """Longest wait for one of these connections, in seconds."""
 _AWAY_SECONDS: Final = 1.0
-"""Time after a failure until the next request finds out whether a broker is back."""
+"""Time after a failure until the next attempt to reach a broker, if a request needs it."""
 _RECENT_SECONDS: Final = 60.0
-_TRIAL_SECONDS: Final = 15.0
-"""Time for which the others do not wait for this request; its end ends it earlier."""
 
 
 @dataclass(slots=True)
@@ -50,14 +47,20 @@ class _Broker:
         lent: Connections that are lent or being opened.
         open: Connections that are lent and opened.
         failure: Why the last attempt to reach it failed; None if it did not.
-        retry_at: Monotonic second from which on one request may try again.
+        failed_at: Monotonic second of that attempt.
+        is_tried: Whether a thread tries to reach it.
     """
 
     idle: list[tuple[LiveClient, Connection]] = field(default_factory=list)
     lent: int = 0
     open: set[Connection] = field(default_factory=set)
     failure: str | None = None
-    retry_at: float = 0.0
+    failed_at: float = 0.0
+    is_tried: bool = False
+
+
+class BrokerBusyError(Exception):
+    """All connections to a broker are in use by other requests, for as long as clients wait."""
 
 
 class BrokerPool:
@@ -90,15 +93,17 @@ class BrokerPool:
             self._changed.notify_all()
             brokers = list(self._brokers.values())
         for broker in brokers:
-            _close(broker)
-            for connection in list(broker.open):
+            self._close_idle(broker)
+            with self._changed:
+                lent = list(broker.open)
+            for connection in lent:
                 connection.interrupt()
 
     def away(self, broker: BrokerId) -> str | None:
         """Return why requests to a broker fail at once now; None if they do not."""
         with self._changed:
             state = self._brokers.get(broker)
-            return None if state is None else self._refusal(state)
+            return None if state is None else self._refusal(broker, state)
 
     def count_away(self) -> int:
         """Return the number of brokers that could not be reached within the last minute.
@@ -108,7 +113,7 @@ class BrokerPool:
         now = self._clock()
         with self._changed:
             return sum(
-                state.failure is not None and now - state.retry_at < _RECENT_SECONDS
+                state.failure is not None and now - state.failed_at < _RECENT_SECONDS
                 for state in self._brokers.values()
             )
 
@@ -118,6 +123,7 @@ class BrokerPool:
 
         Raises:
             BrokerError: There is none: the broker is away, or refuses the login.
+            BrokerBusyError: All of them are in use.
         """
         client = self._client()
         state = self._reserve(broker)
@@ -127,7 +133,8 @@ class BrokerPool:
             if connection is None:
                 is_new = True
                 connection = self.open(broker, client)
-            state.open.add(connection)
+            with self._changed:
+                state.open.add(connection)
             yield connection
         except BrokerError as error:
             if connection is None or connection.is_closed:
@@ -163,23 +170,58 @@ class BrokerPool:
         deadline = self._clock() + _PATIENCE
         with self._changed:
             state = self._brokers.setdefault(broker, _Broker())
-            while state.lent >= _AT_ONCE and not self._is_closed and not self._refusal(state):
+            while True:
+                refusal = "the endpoint stops" if self._is_closed else self._refusal(broker, state)
+                if refusal is not None:
+                    raise BrokerUnavailableError(refusal)
+                if state.lent < _AT_ONCE:
+                    state.lent += 1
+                    return state
                 left = deadline - self._clock()
                 if left <= 0:
-                    raise BrokerUnavailableError(
-                        f"all connections to broker {broker} are in use for {_PATIENCE:.0f} s"
-                    )
+                    raise BrokerBusyError(f"all connections to broker {broker} are in use")
                 self._changed.wait(left)
-            refusal = "the endpoint stops" if self._is_closed else self._refusal(state)
-            if refusal is not None:
-                raise BrokerUnavailableError(refusal)
-            if state.failure is not None:
-                state.retry_at = self._clock() + _TRIAL_SECONDS
-            state.lent += 1
-            return state
 
-    def _refusal(self, state: _Broker) -> str | None:
-        return state.failure if self._clock() < state.retry_at else None
+    def _refusal(self, broker: BrokerId, state: _Broker) -> str | None:
+        """Return why requests fail; begin to try again if the last attempt is some time ago."""
+        if state.failure is None:
+            return None
+        if not state.is_tried and self._clock() - state.failed_at >= _AWAY_SECONDS:
+            state.is_tried = True
+            trial = threading.Thread(
+                target=self._try, args=(broker, state), name="endpoint-live-trial", daemon=True
+            )
+            try:
+                trial.start()
+            except RuntimeError:  # the system allows no more threads now
+                state.is_tried = False
+        return state.failure
+
+    def _try(self, broker: BrokerId, state: _Broker) -> None:
+        failure, client = None, self._client()
+        try:
+            connection = self.open(broker, client)
+        except Exception as error:  # noqa: BLE001 - told to all who need the broker
+            failure = str(error)
+        with self._changed:
+            state.is_tried, state.failure, state.failed_at = False, failure, self._clock()
+            if failure is None and not self._is_closed:
+                state.idle.append((client, connection))
+            elif failure is None:
+                connection.close()
+
+    def prune(self, shown: Collection[BrokerId]) -> None:
+        """Forget the brokers that the cluster does not show any more."""
+        with self._changed:
+            gone = [broker for broker in self._brokers if broker not in shown]
+            idle = [
+                each
+                for broker in gone
+                if not self._brokers[broker].lent
+                for each in self._brokers.pop(broker).idle
+            ]
+        for _, connection in idle:
+            connection.close()
 
     def _idle(self, state: _Broker, client: LiveClient, address: Address) -> Connection | None:
         """Return an open connection; close those of former settings or addresses."""
@@ -193,10 +235,11 @@ class BrokerPool:
             connection.close()
 
     def _note_failure(self, state: _Broker, failure: str | None) -> None:
-        _close(state)
+        self._close_idle(state)
         if failure is not None:
             with self._changed:
-                state.failure, state.retry_at = failure, self._clock() + _AWAY_SECONDS
+                state.failure, state.failed_at = failure, self._clock()
+                self._changed.notify_all()  # all that wait for one of its connections
 
     def _give_back(self, state: _Broker, client: LiveClient, connection: Connection | None) -> None:
         with self._changed:
@@ -206,12 +249,18 @@ class BrokerPool:
                 if connection.in_flight:
                     connection.close()  # its next answer would be that of another request
                 elif not connection.is_closed:
-                    state.failure, state.retry_at = None, 0.0
+                    state.failure = None
                     state.idle.append((client, connection))
             self._changed.notify_all()
             is_closed = self._is_closed
         if is_closed:
-            _close(state)
+            self._close_idle(state)
+
+    def _close_idle(self, state: _Broker) -> None:
+        with self._changed:
+            idle, state.idle = state.idle, []
+        for _, connection in idle:
+            connection.close()
 
 
 def fetch_from(  # noqa: PLR0913 - the fields of Kafka's request
@@ -272,8 +321,3 @@ def level_of(*, isolated: bool) -> IsolationLevel:
 
 def _is_timeout(error: BrokerError) -> bool:
     return isinstance(error.__cause__, TimeoutError)
-
-
-def _close(state: _Broker) -> None:
-    while state.idle:
-        state.idle.pop()[1].close()

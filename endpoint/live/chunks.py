@@ -170,7 +170,7 @@ class ChunkCache:
 
 
 def _memory_of(chunk: Chunk) -> int:
-    return len(chunk.data) + _CHUNK_BYTES
+    return memoryview(chunk.data.obj).nbytes + _CHUNK_BYTES
 
 
 def aborted_in(chunks: Sequence[Chunk]) -> Iterator[AbortedTransaction]:

@@ -28,10 +28,11 @@ log = logger()
 
 _PARTITION_BYTES: Final = 1 << 20
 _MAX_BYTES: Final = 8 << 20
+_MIN_BYTES: Final = 1 << 20
 _SHORT_WAIT: Final = 0.1
 _LONG_WAIT: Final = 0.5
-"""Seconds that a leader holds a Fetch without records: how long a partition at whose end the first
-client arrives may wait for the next Fetch. The short one while clients arrive.
+"""Seconds that a leader holds a Fetch without records. A partition at whose end the first client
+arrives waits for the end of it, so the wait is short while clients arrive.
 """
 _ARRIVAL_SECONDS: Final = 5.0
 _UNWANTED_SECONDS: Final = 90.0
@@ -43,6 +44,8 @@ _LOG_PAUSE: Final = 60.0
 
 Take = Callable[[Reader, Offset, FetchedPartition, LiveTopics], bool]
 """Keeps what a leader has returned for an offset; returns whether the partition is followed on."""
+_Key = tuple[BrokerId, bool]
+"""A broker, and whether `read_committed` applies."""
 
 
 @dataclass(slots=True)
@@ -58,174 +61,240 @@ class _Followed:
     wanted_at: float
 
 
+class _Follower:
+    """The partitions that one thread follows, and its thread. `changed` guards all of it."""
+
+    def __init__(self, key: _Key, run: Callable[["_Follower"], None]) -> None:
+        self.broker, self.is_isolated = key
+        self.changed = threading.Condition()
+        self.followed: dict[Reader, _Followed] = {}
+        self.arrived_at = float("-inf")
+        self.connection: Connection | None = None
+        name = f"endpoint-live-{self.broker}-{'committed' if self.is_isolated else 'all'}"
+        self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
+
+
 class Followers:
     """The followers of all brokers. Thread-safe.
 
     Args:
         watch: The topics of the cluster.
         pool: Opens the connections.
+        memory: Bytes for the answers of all brokers together; each gets 1 MiB in any case.
         take: Is called with each answer.
         lose: Is called with partitions that are followed no more, because of an error.
         stop: Once set, all threads end.
         clock: Returns monotonic seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is of another kind
         self,
         watch: LiveTopicsWatch,
         pool: BrokerPool,
+        memory: int,
         take: Take,
         lose: Callable[[Collection[TopicPartition]], None],
         stop: threading.Event,
+        *,
         clock: Clock = monotonic,
     ) -> None:
-        self._watch, self._pool, self._take, self._lose = watch, pool, take, lose
-        self._stop, self._clock = stop, clock
-        self._changed = threading.Condition()
-        """Notified when a partition is followed from now on, and at the end."""
-        self._followed: dict[Reader, _Followed] = {}
-        self._threads: dict[tuple[BrokerId, bool], threading.Thread] = {}
-        self._connections: dict[tuple[BrokerId, bool], Connection] = {}
-        self._arrived_at = float("-inf")
+        self._watch, self._pool, self._memory = watch, pool, memory
+        self._take, self._lose, self._stop, self._clock = take, lose, stop, clock
+        self._guard = threading.Lock()
+        """Guards the dictionaries; held before the lock of a follower."""
+        self._followers: dict[_Key, _Follower] = {}
+        self._of: dict[Reader, _Follower] = {}
         self._log_away = AtMostEvery(_LOG_PAUSE)
 
     def close(self) -> None:
         """Wait for the threads; `stop` must be set."""
-        with self._changed:
-            self._changed.notify_all()
-            threads = list(self._threads.values())
-            connections = list(self._connections.values())
-        for connection in connections:
-            connection.interrupt()
-        for thread in threads:
-            thread.join()
+        with self._guard:
+            followers = list(self._followers.values())
+        for follower in followers:
+            with follower.changed:
+                follower.changed.notify_all()
+                if follower.connection is not None:
+                    follower.connection.interrupt()
+        for follower in followers:
+            follower.thread.join()
 
     def positions(self) -> dict[Reader, Offset]:
         """Return the next offset of each partition that is followed."""
-        with self._changed:
-            return {reader: followed.position for reader, followed in self._followed.items()}
+        with self._guard:
+            followers = list(self._followers.values())
+        positions = {}
+        for follower in followers:
+            with follower.changed:
+                for reader, known in follower.followed.items():
+                    positions[reader] = known.position
+        return positions
 
     def is_followed(self, tp: TopicPartition) -> bool:
         """Whether a thread reads the partition's end."""
-        return any(Reader(tp, isolated) in self._followed for isolated in (False, True))
+        return any(Reader(tp, isolated) in self._of for isolated in (False, True))
 
     def waits_at(self, reader: Reader, offset: Offset) -> bool:
         """Whether a follower waits for the record at this offset; it goes on for this client."""
-        with self._changed:
-            followed = self._followed.get(reader)
-            if followed is None:
+        follower = self._of.get(reader)
+        if follower is None or not follower.thread.is_alive():
+            return False
+        with follower.changed:
+            known = follower.followed.get(reader)
+            if known is None:
                 return False
-            followed.wanted_at = self._clock()
-            return followed.position == offset
+            known.wanted_at = self._clock()
+            return known.position == offset
 
     def follow(self, reader: Reader, offset: Offset) -> None:
         """Follow a partition from an offset on, at which its log ends now."""
-        broker = self._watch.latest.leader(reader.tp)
-        key = broker, reader.is_isolated
-        with self._changed:
-            known = self._followed.get(reader)
-            if known is not None and known.position > offset:
-                return  # the leader has returned more meanwhile
-            self._followed[reader] = _Followed(offset, self._clock())
-            self._arrived_at = self._clock()
-            thread = self._threads.get(key)
-            is_running = thread is not None and thread.is_alive()
-            if broker != NO_LEADER and not is_running and not self._stop.is_set():
-                name = f"endpoint-live-{broker}-{'committed' if reader.is_isolated else 'all'}"
-                thread = self._threads[key] = threading.Thread(
-                    target=self._run, args=key, name=name, daemon=True
-                )
-                thread.start()
-            self._changed.notify_all()
+        with self._guard:
+            # Within the lock: a change of the leader calls `leave` afterwards.
+            leader = self._watch.latest.leader(reader.tp)
+            if leader == NO_LEADER or self._stop.is_set():
+                return
+            follower = self._follower((leader, reader.is_isolated))
+            before = self._of.get(reader)
+            if before is not None and before is not follower:
+                with before.changed:
+                    before.followed.pop(reader, None)
+            self._of[reader] = follower
+            with follower.changed:
+                known = follower.followed.get(reader)
+                # The leader may have returned more meanwhile.
+                position = offset if known is None else max(known.position, offset)
+                follower.followed[reader] = _Followed(position, self._clock())
+                follower.arrived_at = self._clock()
+                follower.changed.notify_all()
 
-    def passed(self, reader: Reader, offset: Offset, end: Offset) -> None:
-        """Continue at `end`: the records from `offset` on are kept."""
-        with self._changed:
-            followed = self._followed.get(reader)
-            if followed is not None and offset <= followed.position < end:
-                followed.position = end
+    def passed(self, reader: Reader, offset: Offset, end: Offset) -> bool:
+        """Continue at `end`, if the records from `offset` on are those that were waited for.
+
+        Returns:
+            Whether they are.
+        """
+        follower = self._of.get(reader)
+        if follower is None:
+            return False
+        with follower.changed:
+            known = follower.followed.get(reader)
+            if known is None or not offset <= known.position < end:
+                return False
+            known.position = end
+            return True
 
     def leave(self, tps: Collection[TopicPartition]) -> None:
         """Follow these partitions no more."""
-        with self._changed:
-            for tp in tps:
-                for isolated in (False, True):
-                    self._followed.pop(Reader(tp, isolated), None)
+        self._drop([Reader(tp, isolated) for tp in tps for isolated in (False, True)])
 
-    def _run(self, broker: BrokerId, isolated: bool) -> None:  # noqa: FBT001 - a key
-        key, turn = (broker, isolated), 0
+    def _drop(self, readers: Collection[Reader]) -> None:
+        with self._guard:
+            for reader in readers:
+                follower = self._of.pop(reader, None)
+                if follower is not None:
+                    with follower.changed:
+                        follower.followed.pop(reader, None)
+
+    def _follower(self, key: _Key) -> _Follower:
+        follower = self._followers.get(key)
+        if follower is None or not follower.thread.is_alive():
+            follower = _Follower(key, self._run)
+            follower.thread.start()  # first: the system may allow no more threads
+            self._followers[key] = follower
+        return follower
+
+    def _run(self, follower: _Follower) -> None:
+        turn = 0
         positions: list[FetchPosition] = []
         while not self._stop.is_set():
             try:
-                positions = self._due(broker, isolated=isolated)
-                if not positions:
-                    with self._changed:
-                        if not self._stop.is_set():
-                            self._changed.wait(_LONG_WAIT if self._followed else None)
-                    continue
-                # Each partition is the first one in turn: one alone may fill the answer.
-                turn = (turn + 1) % len(positions)
-                self._fetch(key, positions[turn:] + positions[:turn])
+                positions = self._due(follower)
+                if positions:
+                    # Each partition is the first one in turn: one alone may fill the answer.
+                    turn = (turn + 1) % len(positions)
+                    self._fetch(follower, positions[turn:] + positions[:turn])
+                elif self._ends(follower):
+                    break
             except SidetierError as error:
                 if failures := self._log_away.count():
                     log.warning(
                         "endpoint.live_follower_failed", error=str(error), failures=failures
                     )
-                self._lose([position.partition for position in positions])
-                self._stop.wait(_PAUSE)
+                self._give_up(follower, positions)
             except Exception:
-                log.exception("endpoint.live_follower_failed", broker=broker)
-                self._stop.wait(_PAUSE)
-        with self._changed:
-            connection = self._connections.pop(key, None)
-        if connection is not None:
-            connection.close()
+                log.exception("endpoint.live_follower_failed", broker=follower.broker)
+                self._give_up(follower, positions)
+        if follower.connection is not None:
+            follower.connection.close()
 
-    def _due(self, broker: BrokerId, *, isolated: bool) -> list[FetchPosition]:
-        """Return what to follow at a broker; forget what no client has asked for."""
+    def _give_up(self, follower: _Follower, positions: Collection[FetchPosition]) -> None:
+        try:
+            self._lose([position.partition for position in positions])
+        except Exception:
+            log.exception("endpoint.live_follower_failed", broker=follower.broker)
+        self._stop.wait(_PAUSE)
+
+    def _due(self, follower: _Follower) -> list[FetchPosition]:
+        """Return what to follow; forget what no client has asked for."""
         topics, now = self._watch.latest, self._clock()
-        with self._changed:
-            for reader, followed in tuple(self._followed.items()):
-                if now - followed.wanted_at > _UNWANTED_SECONDS:
-                    del self._followed[reader]
+        with follower.changed:
+            unwanted = [
+                reader
+                for reader, known in follower.followed.items()
+                if now - known.wanted_at > _UNWANTED_SECONDS
+            ]
+        if unwanted:
+            self._drop(unwanted)
+        with follower.changed:
             return [
-                FetchPosition(
-                    reader.tp, followed.position, _PARTITION_BYTES, topics.epoch(reader.tp)
-                )
-                for reader, followed in self._followed.items()
-                if reader.is_isolated == isolated and topics.leader(reader.tp) == broker
+                FetchPosition(reader.tp, known.position, _PARTITION_BYTES, topics.epoch(reader.tp))
+                for reader, known in follower.followed.items()
             ]
 
-    def _fetch(self, key: tuple[BrokerId, bool], positions: list[FetchPosition]) -> None:
+    def _ends(self, follower: _Follower) -> bool:
+        """Wait for something to follow; return True, and forget the follower, if nothing comes."""
+        with follower.changed:
+            if not follower.followed and not self._stop.is_set():
+                follower.changed.wait(_UNWANTED_SECONDS)
+        with self._guard, follower.changed:
+            if follower.followed:
+                return False
+            key = follower.broker, follower.is_isolated
+            if self._followers.get(key) is follower:
+                del self._followers[key]
+            return True
+
+    def _fetch(self, follower: _Follower, positions: list[FetchPosition]) -> None:
         """Send one Fetch, and keep its answers.
 
         Raises:
             BrokerError: The broker refuses it, or cannot be reached.
         """
-        broker, isolated = key
-        connection = self._connections.get(key)
-        if connection is None or connection.is_closed:
-            connection = self._pool.open(broker)
-            with self._changed:
-                self._connections[key] = connection
+        if follower.connection is None or follower.connection.is_closed:
+            connection = self._pool.open(follower.broker)
+            with follower.changed:
+                follower.connection = connection
         topics = self._watch.latest
-        is_arriving = self._clock() - self._arrived_at < _ARRIVAL_SECONDS
-        max_wait = _SHORT_WAIT if is_arriving else _LONG_WAIT
+        is_arriving = self._clock() - follower.arrived_at < _ARRIVAL_SECONDS
+        share = self._memory // max(len(self._followers), 1)
         answers, throttle = fetch_from(
-            connection,
+            follower.connection,
             positions,
             topics,
-            isolated=isolated,
+            isolated=follower.is_isolated,
             timeout=self._pool.timeout,
-            max_wait=max_wait,
-            max_bytes=_MAX_BYTES,
+            max_wait=_SHORT_WAIT if is_arriving else _LONG_WAIT,
+            max_bytes=min(max(share, _MIN_BYTES), _MAX_BYTES),
         )
+        self._watch.learn_leaders(answers)
         asked = {position.partition: position.offset for position in positions}
         lost = [
             fetched.partition
             for fetched in answers
             if not self._take(
-                Reader(fetched.partition, isolated), asked[fetched.partition], fetched, topics
+                Reader(fetched.partition, follower.is_isolated),
+                asked[fetched.partition],
+                fetched,
+                topics,
             )
         ]
         if lost:

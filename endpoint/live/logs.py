@@ -109,14 +109,13 @@ class LiveLogs:
 
     def look_for_topics(self) -> None:
         """Ask for the topics again, unless they were asked for a second ago."""
-        now = self._clock()
-        if now - self._looked_at >= _SHORTEST_LOOK:
-            self._looked_at = now
+        if self._clock() - self._looked_at >= _SHORTEST_LOOK:
             self.watch.renew(wait=_LOOK_SECONDS)
+            self._looked_at = self._clock()
 
     def expect_cluster(self, cluster_id: str | None) -> None:
-        """Refuse brokers of others from now on; None if the archive names no cluster."""
-        self.watch.wanted_cluster_id = cluster_id
+        """Read no other cluster from now on; None if the archive does not name its own."""
+        self.watch.expect_cluster(cluster_id)
         self.is_checked = True
 
     def check_later(self, find_id: Callable[[], str | None]) -> None:
@@ -162,6 +161,8 @@ class LiveLogs:
         for tp in tps:
             self._starts.pop(tp, None)
         self.reads.forget(tps)
+        self.reads.prune(tp for tp in tps if self.topics.partition(tp) is None)
+        self.reads.pool.prune(self.topics.brokers)
         if not tps:
             self._changed(tps)
 

@@ -6,7 +6,7 @@ for all of them. What leaders return is kept (`chunks`), and what they tell of a
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from sidetier.endpoint.blocks import Lease, Piece
-from sidetier.endpoint.live.brokers import BrokerPool, fetch_from, level_of
+from sidetier.endpoint.blocks import NO_BYTES, Lease, Piece
+from sidetier.endpoint.live.brokers import BrokerBusyError, BrokerPool, fetch_from, level_of
 from sidetier.endpoint.live.chunks import Chunk, ChunkCache, Reader, chunk_of
 from sidetier.endpoint.live.client import LiveClient
 from sidetier.endpoint.live.followers import Followers
@@ -36,11 +36,12 @@ from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import NO_LEADER
 from sidetier.wire.connection import Connection
-from sidetier.wire.protocol import api_error
+from sidetier.wire.protocol import ApiKey, api_error
 from sidetier.wire.record_requests import FetchedPartition, FetchPosition
 from sidetier.wire.requests import (
     EARLIEST,
     LATEST,
+    MAX_TIMESTAMP,
     EpochEnd,
     ListedOffset,
     epoch_end_at,
@@ -60,6 +61,7 @@ _SMALL: Final = 64 << 10
 """Bytes of an answer while slow clients hold the memory."""
 _RENEW_SECONDS: Final = 0.5
 """Longest wait for the leaders before a second attempt."""
+_FIRST_WITH_MAX_TIMESTAMP: Final = 7
 _MOVED: Final = frozenset(
     {
         ErrorCode.not_leader_or_follower,
@@ -122,18 +124,26 @@ class LiveReads:
     ) -> None:
         self._watch, self._notify, self._clock = watch, notify, clock
         self._memory = memory // 2
-        self._cache = ChunkCache(memory // 2)
+        self._tails = ChunkCache(memory // 4)
+        """What followers have read: clients that read older records do not push it out."""
+        self._others = ChunkCache(memory // 4)
+        self._keeping = threading.Lock()
+        """Held while something of a leader is kept, and while it is dropped."""
         self._guard = threading.Lock()
         self._known: dict[TopicPartition, _Known] = {}
         self._changes: dict[TopicPartition, int] = {}
         self._flights: dict[tuple[Reader, Offset], Future[Chunk | None]] = {}
         self._throttled: dict[tuple[BrokerId, str], float] = {}
+        self._lent: dict[int, tuple[int, int]] = {}
+        """Buffers of records that are being sent, by identity: how often, and their bytes."""
         self._held = 0
         """Bytes of records that are being fetched or sent."""
         self._events = FewPerSubject(clock)
         self._metrics = metrics
         self.pool = BrokerPool(client, watch.address_of, timeout, clock)
-        self.followers = Followers(watch, self.pool, self._take_followed, self._lose, stop, clock)
+        self.followers = Followers(
+            watch, self.pool, self._memory, self._take_followed, self._lose, stop, clock=clock
+        )
         metrics.watch(self.pool.count_away, lambda: len(self.followers.positions()), self._lag)
 
     def close(self) -> None:
@@ -157,15 +167,16 @@ class LiveReads:
             if known is None or now - known.at > max_age:
                 led.setdefault(topics.leader(tp), []).append(tp)
         for leader, asked in led.items():
-            if leader == NO_LEADER:
-                self._forget_bounds(asked)
-                continue
             try:
+                if leader == NO_LEADER:
+                    raise BrokerUnavailableError(f"{asked[0]} has no leader now")
                 with self.pool.lend(leader) as connection:
                     self._ask_bounds(connection, asked, topics)
+            except BrokerBusyError:
+                continue  # what is known will do
             except BrokerError as error:
                 self._forget_bounds(asked)
-                self._report(asked[0], error)
+                self._note_failure(asked[0], error)
 
     def _ask_bounds(
         self, connection: Connection, tps: Sequence[TopicPartition], topics: LiveTopics
@@ -185,15 +196,14 @@ class LiveReads:
             for answers in found:
                 answer = answers[tp]
                 if isinstance(answer, KafkaApiError):
-                    self._forget_bounds([tp])
-                    self._report(tp, answer)
+                    self._note_failure(tp, answer)
                     break
                 offsets.append(answer.offset)
             else:
                 start, stable, end = offsets
-                # Another leader may have told more since this one was asked.
-                if self._watch.latest.is_same(topics, tp):
-                    self._learn(tp, LiveBounds(start, end, stable))
+                bounds = LiveBounds(start, end, stable)
+                with suppress(BrokerUnavailableError):  # another leader may know more
+                    self._keep(tp, bounds, topics)
 
     def bounds(self, tp: TopicPartition, max_age: float) -> LiveBounds | None:
         """Return bounds that are at most `max_age` seconds old; None if the leader is away."""
@@ -213,57 +223,112 @@ class LiveReads:
         """Return records from an offset on; none at the end, whose growth is watched then.
 
         Returns:
-            None if the leader throttles the client now.
+            None if the leader has no time for the client now: it is throttled, or too many others
+            ask.
 
         Raises:
             KafkaApiError: The leader refuses the offset or the partition.
             BrokerError: It cannot be reached.
         """
-        reader = Reader(tp, isolated)
-        chunks = self._cache.read(reader, offset, most_bytes)
+        chunks = self.kept(tp, offset, most_bytes, isolated=isolated)
         if chunks:
             return chunks
+        reader = Reader(tp, isolated)
         if self.followers.waits_at(reader, offset) and self._limit(reader) <= offset:
             return ()
         try:
             chunk = self._fetched_once(reader, offset, most_bytes, client_id or "")
-        except _ThrottledError:
+        except (_ThrottledError, BrokerBusyError):
             return None
         if chunk is not None:
             return [chunk]
         self.followers.follow(reader, offset)
         return ()
 
+    def kept(
+        self, tp: TopicPartition, offset: Offset, most_bytes: int, *, isolated: bool
+    ) -> Sequence[Chunk]:
+        """Return records from an offset on that are kept; the leader is not asked."""
+        reader = Reader(tp, isolated)
+        return self._tails.read(reader, offset, most_bytes) or self._others.read(
+            reader, offset, most_bytes
+        )
+
     def lend(self, chunks: Sequence[Chunk], most: int) -> Lease:
-        """Return the first `most` bytes of chunks; fewer, but the first batch, while clients that
-        take their answers slowly hold the memory.
+        """Return the first `most` bytes of chunks.
+
+        While clients that take their answers slowly hold the memory, these are fewer, but at least
+        the first batch; and none once they hold twice the memory.
         """
         with self._guard:
-            is_short = self._held >= self._memory
-        if is_short:
-            # Copies: a view holds its whole chunk.
-            most = min(most, max(batch_bytes(chunks[0].data), _SMALL))
-            pieces: list[Piece] = [bytes(piece) for piece in _up_to(most, chunks)]
-            size = most
-        else:
+            held = self._held
+        if held >= self._memory * 2:
+            return NO_BYTES
+        pieces: list[Piece]
+        if held < self._memory:
             pieces = [*_up_to(most, chunks)]
-            size = sum(len(chunk.data) for chunk in chunks[: len(pieces)])
-        self._hold(size)
-        self._metrics.record_bytes.inc(most)
-        return Lease(pieces, lambda: self._hold(-size))
-
-    def _hold(self, size: int) -> None:
+            buffers = [chunk.data.obj for chunk in chunks[: len(pieces)]]
+        else:
+            # Copies: a view holds the buffer of its whole chunk.
+            most = min(most, max(batch_bytes(chunks[0].data), _SMALL))
+            copied = [bytes(piece) for piece in _up_to(most, chunks)]
+            pieces, buffers = [*copied], [*copied]
         with self._guard:
-            self._held += size
+            for buffer in buffers:
+                count, size = self._lent.get(id(buffer), (0, memoryview(buffer).nbytes))
+                self._lent[id(buffer)] = count + 1, size
+                self._held += 0 if count else size
+        self._metrics.record_bytes.inc(most)
+        return Lease(pieces, lambda: self._release(buffers))
+
+    def _release(self, buffers: Sequence[object]) -> None:
+        with self._guard:
+            for buffer in buffers:
+                count, size = self._lent.pop(id(buffer))
+                if count > 1:
+                    self._lent[id(buffer)] = count - 1, size
+                else:
+                    self._held -= size
+
+    def list_offsets(
+        self, timestamps: Mapping[TopicPartition, int], *, isolated: bool
+    ) -> Mapping[TopicPartition, ListedOffset]:
+        """Ask each leader once for offsets of all its partitions. Those that it refuses, and those
+        of leaders that cannot be asked, are left out.
+        """
+        topics = self._watch.latest
+        led: dict[BrokerId, dict[TopicPartition, int]] = {}
+        for tp, timestamp in timestamps.items():
+            led.setdefault(topics.leader(tp), {})[tp] = timestamp
+        found: dict[TopicPartition, ListedOffset] = {}
+        for leader, asked in led.items():
+            with (
+                suppress(BrokerError, BrokerBusyError),
+                self.pool.lend(leader) as connection,
+            ):
+                answers = list_offsets_at(
+                    connection,
+                    asked,
+                    isolation=level_of(isolated=isolated),
+                    timeout=self.pool.timeout,
+                )
+                found |= {
+                    tp: answer for tp, answer in answers.items() if isinstance(answer, ListedOffset)
+                }
+        return found
 
     def list_offset(self, tp: TopicPartition, timestamp: int, *, isolated: bool) -> ListedOffset:
         """Ask the leader for an offset; see `wire.requests.list_offsets`.
 
         Raises:
+            UnsupportedVersionError: It does not know MAX_TIMESTAMP (KIP-734).
             BrokerError: It refuses, or cannot be reached.
         """
 
         def ask(connection: Connection, _: LiveTopics) -> ListedOffset:
+            if timestamp == MAX_TIMESTAMP:
+                # Older versions take it for a time.
+                connection.version(ApiKey.LIST_OFFSETS, at_least=_FIRST_WITH_MAX_TIMESTAMP)
             answer = list_offsets_at(
                 connection,
                 {tp: timestamp},
@@ -274,7 +339,7 @@ class LiveReads:
                 raise answer
             return answer
 
-        return self._asked_leader(tp, ask)
+        return self._answered(tp, ask)
 
     def epoch_end(self, tp: TopicPartition, epoch: LeaderEpoch) -> EpochEnd:
         """Ask the leader where a leader epoch ends.
@@ -282,16 +347,28 @@ class LiveReads:
         Raises:
             BrokerError: It refuses, or cannot be reached.
         """
-        return self._asked_leader(
+        return self._answered(
             tp, lambda connection, _: epoch_end_at(connection, tp, epoch, timeout=self.pool.timeout)
         )
+
+    def _answered(
+        self, tp: TopicPartition, ask: Callable[[Connection, LiveTopics], Value]
+    ) -> Value:
+        """Ask the leader as `_asked_leader`; a busy one is an error that clients repeat."""
+        try:
+            return self._asked_leader(tp, ask)
+        except BrokerBusyError as error:
+            raise BrokerUnavailableError(str(error)) from None
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Forget what leaders have told of partitions: others lead them, or other topics have their
         names.
         """
-        for tp in tps:
-            self._cache.drop(tp)
+        with self._keeping:
+            for tp in tps:
+                self._tails.drop(tp)
+                self._others.drop(tp)
+            self._forget_bounds(tps)
         if tps:
             self._metrics.leader_changes.inc(len(tps))
             # Their clients ask again, and are refused if the new leader has less.
@@ -306,10 +383,11 @@ class LiveReads:
 
         Raises:
             BrokerError: It refuses, or cannot be reached.
+            BrokerBusyError: As `BrokerPool.lend`.
         """
-        with suppress(_AnotherLeaderError):
-            return self._asked_once(tp, ask)
         try:
+            with suppress(_AnotherLeaderError):
+                return self._asked_once(tp, ask)
             return self._asked_once(tp, ask)
         except _AnotherLeaderError as error:
             raise error.cause from None
@@ -354,7 +432,10 @@ class LiveReads:
             if flight is None:
                 flight = self._flights[key] = Future()
         if not is_own:
-            return flight.result()
+            try:
+                return flight.result()
+            except _ThrottledError:  # another client is throttled
+                return self._fetched_once(reader, offset, most_bytes, client_id)
         size = min(most_bytes, _MAX_CHUNK, max(self._memory // _CHUNKS, _SMALL))
         with self._guard:
             if self._held >= self._memory:
@@ -368,17 +449,19 @@ class LiveReads:
                 ),
             )
         except BaseException as error:
+            self._land(key, size)
             if isinstance(error, BrokerError):
                 self._note_failure(reader.tp, error)
             flight.set_exception(error)
             raise
-        else:
-            flight.set_result(chunk)
-            return chunk
-        finally:
-            with self._guard:
-                self._held -= size
-                del self._flights[key]
+        self._land(key, size)
+        flight.set_result(chunk)
+        return chunk
+
+    def _land(self, key: tuple[Reader, Offset], size: int) -> None:
+        with self._guard:
+            self._held -= size
+            del self._flights[key]
 
     def _ask_records(
         self,
@@ -414,8 +497,7 @@ class LiveReads:
             self._throttled[key] = self._clock() + throttle
         (fetched,) = answers
         if fetched.error_code:
-            if fetched.leader is not None:
-                self._watch.learn_leader(tp, *fetched.leader)
+            self._watch.learn_leaders(answers)
             raise api_error(f"{connection} refuses Fetch of {tp}", fetched.error_code)
         return self._take(reader, offset, fetched, topics)
 
@@ -431,27 +513,58 @@ class LiveReads:
                 one: its records may not be those of the log.
             DamagedSegmentError, UnsupportedFormatError: As `chunk_of`.
         """
-        if not self._watch.latest.is_same(asked_of, reader.tp):
-            raise BrokerUnavailableError(f"the leader of {reader.tp} has changed")
-        self._metrics.fetches.inc()
         chunk = chunk_of(offset, fetched)
-        if chunk is not None:
-            self._metrics.fetched_bytes.inc(len(chunk.data))
-            self._cache.add(reader, chunk)
-            self.followers.passed(reader, offset, chunk.end)
-        # Last: it wakes the clients, who then ask for the offset after the chunk.
         start, stable = fetched.log_start_offset, fetched.last_stable_offset
         bounds = LiveBounds(start, fetched.high_watermark, stable)
-        self._learn(reader.tp, bounds, has_records=chunk is not None)
+        self._metrics.fetches.inc()
+        if chunk is not None:
+            self._metrics.fetched_bytes.inc(len(chunk.data))
+        self._keep(reader.tp, bounds, asked_of, (reader, chunk))
         return chunk
+
+    def _keep(
+        self,
+        tp: TopicPartition,
+        bounds: LiveBounds,
+        asked_of: LiveTopics,
+        fetched: tuple[Reader, Chunk | None] | None = None,
+    ) -> None:
+        """Keep bounds and a chunk, and wake the clients that wait for them.
+
+        Raises:
+            BrokerUnavailableError: Another broker leads since the leader was asked, or the topic is
+                another one.
+        """
+        reader, chunk = fetched or (None, None)
+        with self._keeping:
+            # Within the lock: what is kept before a change of the leader is dropped after it.
+            if not self._watch.latest.is_same(asked_of, tp):
+                raise BrokerUnavailableError(f"the leader of {tp} has changed")
+            if reader is not None and chunk is not None:
+                is_end = self.followers.passed(reader, chunk.start, chunk.end)
+                (self._tails if is_end else self._others).add(reader, chunk)
+            now = self._clock()
+            with self._guard:
+                known = self._known.get(tp)
+                self._known[tp] = _Known(bounds, now)
+                is_new = chunk is not None or known is None or known.bounds != bounds
+                if is_new:
+                    self._changes[tp] = self._changes.get(tp, 0) + 1
+        if is_new:
+            self._notify((tp,))
+
+    def prune(self, tps: Iterable[TopicPartition]) -> None:
+        """Forget partitions that the cluster does not have any more."""
+        self._forget_bounds(tps)
+        with self._guard:
+            for tp in tps:
+                self._changes.pop(tp, None)
 
     def _take_followed(
         self, reader: Reader, offset: Offset, fetched: FetchedPartition, asked_of: LiveTopics
     ) -> bool:
         """Keep what a leader has returned to a follower; return whether it goes on."""
         if fetched.error_code:
-            if fetched.leader is not None:
-                self._watch.learn_leader(reader.tp, *fetched.leader)
             return False
         try:
             self._take(reader, offset, fetched, asked_of)
@@ -463,7 +576,8 @@ class LiveReads:
     def _lag(self) -> int:
         """Return the most records that the followers have not read of a partition."""
         positions = self.followers.positions()
-        return max(0, *(self._limit(reader) - positions[reader] for reader in positions))
+        behind = (self._limit(reader) - position for reader, position in positions.items())
+        return max(0, max(behind, default=0))
 
     def _limit(self, reader: Reader) -> Offset:
         """Return the end up to which a client may read, as far as it is known."""
@@ -472,17 +586,6 @@ class LiveReads:
             return Offset(0)
         bounds = known.bounds
         return bounds.last_stable_offset if reader.is_isolated else bounds.high_watermark
-
-    def _learn(self, tp: TopicPartition, bounds: LiveBounds, *, has_records: bool = False) -> None:
-        now = self._clock()
-        with self._guard:
-            known = self._known.get(tp)
-            self._known[tp] = _Known(bounds, now)
-            is_new = has_records or known is None or known.bounds != bounds
-            if is_new:
-                self._changes[tp] = self._changes.get(tp, 0) + 1
-        if is_new:
-            self._notify((tp,))
 
     def _forget_bounds(self, tps: Iterable[TopicPartition]) -> None:
         with self._guard:

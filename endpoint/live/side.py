@@ -126,6 +126,8 @@ def find(
         side = choose(offset, known, known_archived, store_below)
         if side is not Side.NEITHER:
             return Sides(side, known, known_archived)
+        # What is known may be that of a topic that was deleted meanwhile.
+        known = live(Age.NOW)
     # The live log start has passed the offset by now, so that `offset.wm` has, too.
     now_archived = archived(Age.NOW)
     side = choose(offset, known, now_archived, store_below, refused=refused)

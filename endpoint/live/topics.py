@@ -3,10 +3,13 @@ after a broker's answer that shows a change.
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
+
+from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.live.client import LiveClient
 from sidetier.endpoint.log_limits import AtMostEvery
@@ -15,15 +18,20 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, LeaderEpoch, Topi
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import NO_LEADER, Cluster, PartitionMetadata, TopicMetadata
+from sidetier.wire.record_requests import FetchedPartition
 from sidetier.wire.settings import Address
 
 log = logger()
 
 INTERVAL: Final = 10.0
 """Seconds between two requests without a reason."""
+_AWAY_INTERVAL: Final = 1.0
+"""The same after no broker has answered."""
 _SHORTEST: Final = 0.1
-"""Seconds between two requests, whatever the reasons are."""
+_LONGEST: Final = 1.0
+"""Seconds between two requests, whatever the reasons are; the longer one while nothing changes."""
 _TIMEOUT: Final = 2.0
+_CONNECT_TIMEOUT: Final = 1.0
 _LOG_PAUSE: Final = 60.0
 
 
@@ -35,15 +43,15 @@ class LiveTopics:
         cluster_id: Kafka's id of the cluster.
         topics: By name.
         by_id: The same by topic id.
-        refused: Topics that the broker did not describe, although they may exist.
         brokers: The addresses of all brokers.
+        shape: Ids and numbers of partitions of all topics; the same object until they change.
     """
 
     cluster_id: str | None = None
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
     by_id: Mapping[UUID, TopicMetadata] = field(default_factory=dict)
-    refused: frozenset[str] = frozenset()
     brokers: Mapping[BrokerId, Address] = field(default_factory=dict)
+    shape: Mapping[str, tuple[UUID | None, int]] = field(default_factory=dict)
 
     def partition(self, tp: TopicPartition) -> PartitionMetadata | None:
         """Return leader and replicas of a partition; None if the cluster does not have it."""
@@ -122,8 +130,10 @@ class LiveTopicsWatch:
         """The latest answer; without topics before the first one."""
         self.wanted_cluster_id: str | None = None
         """The archived cluster: other brokers are not asked for records."""
-        self._first_at: float | None = None
-        self._seen_at: dict[str, float] = {}
+        self._doubts: set[str] = set()
+        """Topics that somebody has missed."""
+        self._unknown_since: dict[str, float] = {}
+        """Those of them that no broker knows, and since when, in monotonic seconds."""
         self.thread = threading.Thread(target=self._run, name="endpoint-live", daemon=True)
 
     def start(self) -> None:
@@ -132,7 +142,7 @@ class LiveTopicsWatch:
         Raises:
             BrokerError: They refuse the login, or do not speak Kafka's protocol.
         """
-        cluster = self._cluster()
+        cluster = self._cluster(self._client())
         try:
             self._ask(cluster)
         except BrokerUnavailableError as error:
@@ -146,14 +156,18 @@ class LiveTopicsWatch:
         return self.latest.brokers.get(broker)
 
     def is_gone(self, topic: str) -> bool:
-        """Whether the cluster surely does not have a topic: no answer of the last 10 s has it.
-
-        A broker that has just started does not know all topics, so that one answer is no proof.
+        """Whether the cluster surely does not have a topic: asked for it by its name, no broker has
+        known it for 10 s. A broker that has just started does not know all topics.
         """
-        latest, now = self.latest, self._clock()
-        if self._first_at is None or topic in latest.topics or topic in latest.refused:
+        if topic in self.latest.topics:
             return False
-        return now - max(self._first_at, self._seen_at.get(topic, 0.0)) >= INTERVAL
+        since = self._unknown_since.get(topic)
+        if since is None:
+            if topic not in self._doubts:
+                self._doubts.add(topic)
+                self.renew()
+            return False
+        return self._clock() - since >= INTERVAL
 
     def close(self) -> None:
         """End the thread; `stop` must be set."""
@@ -170,43 +184,89 @@ class LiveTopicsWatch:
             if wait > 0:
                 self._answered.wait_for(lambda: self._ended >= wanted, wait)
 
-    def learn_leader(self, tp: TopicPartition, leader: BrokerId, epoch: LeaderEpoch) -> bool:
-        """Take the leader that a broker has named in place of itself (KIP-951).
-
-        Returns:
-            Whether it is newer than the known one.
+    def learn_leaders(self, answers: Iterable[FetchedPartition]) -> None:
+        """Take the leaders that a broker has named in place of itself (KIP-951), if they are newer
+        than the known ones.
         """
+        named = {
+            answer.partition: answer.leader
+            for answer in answers
+            if answer.error_code and answer.leader is not None
+        }
+        if not named:
+            return
         with self._changing:
-            topic, partition = self.latest.topics.get(tp.topic), self.latest.partition(tp)
-            if topic is None or partition is None or leader not in self.latest.brokers:
-                return False
-            if epoch <= partition.leader_epoch:
-                return False
-            moved = replace(partition, leader=leader, leader_epoch=epoch)
-            topic = replace(topic, partitions={**topic.partitions, tp.partition: moved})
-            self._show({**self.latest.topics, tp.topic: topic}, self.latest)
-            return True
+            topics, moved = dict(self.latest.topics), []
+            for tp, (leader, epoch) in named.items():
+                topic, partition = topics.get(tp.topic), self.latest.partition(tp)
+                if topic is None or partition is None or leader not in self.latest.brokers:
+                    continue
+                if epoch > partition.leader_epoch:
+                    new = replace(partition, leader=leader, leader_epoch=epoch)
+                    partitions = {**topic.partitions, tp.partition: new}
+                    topics[tp.topic] = replace(topic, partitions=partitions)
+                    moved.append(tp)
+            if moved:
+                self._show(replace(self.latest, topics=topics), moved)
 
-    def _cluster(self) -> Cluster:
-        client = self._client()
-        return Cluster(client.settings, stop=self._stop, context=client.context)
+    def expect_cluster(self, cluster_id: str | None) -> None:
+        """Accept only the brokers of this cluster from now on; of any cluster for None."""
+        with self._changing:
+            self.wanted_cluster_id = cluster_id
+            if self.is_of_another_cluster:
+                self._show(LiveTopics(self.latest.cluster_id), self._shown_partitions())
+
+    @property
+    def is_of_another_cluster(self) -> bool:
+        """Whether the brokers are of another cluster than the archive."""
+        known = {self.wanted_cluster_id, self.latest.cluster_id}
+        return None not in known and len(known) > 1
+
+    @property
+    def mismatch(self) -> str:
+        """What to say then."""
+        return (
+            f"the brokers are of cluster {self.latest.cluster_id}, and this archive is of cluster "
+            f"{self.wanted_cluster_id}; name the brokers whose log dirs are archived, or the "
+            "archive of these brokers"
+        )
+
+    def _shown_partitions(self) -> list[TopicPartition]:
+        return [
+            TopicPartition(name, number)
+            for name, topic in self.latest.topics.items()
+            for number in topic.partitions
+        ]
+
+    def _cluster(self, client: LiveClient) -> Cluster:
+        # One address after the other is tried: one that does not answer must leave time for the
+        # next one.
+        settings = replace(client.settings, connect_timeout=_CONNECT_TIMEOUT)
+        return Cluster(settings, stop=self._stop, context=client.context)
 
     def _run(self) -> None:
-        cluster = self._cluster()
+        client = self._client()
+        cluster, pause, longest = self._cluster(client), _SHORTEST, INTERVAL
         while not self._stop.is_set():
-            self._due.wait(INTERVAL)
+            if not self._due.wait(longest):
+                pause = _SHORTEST
             self._due.clear()
             if self._stop.is_set():
                 break
             with self._answered:
                 self._is_asking = True
+            is_changed, longest = False, INTERVAL
             try:
-                self._ask(cluster)
+                if self._client() is not client:
+                    client, before = self._client(), cluster
+                    cluster = self._cluster(client)
+                    before.close()
+                is_changed = self._ask(cluster)
             except BrokerError as error:
                 self._report_away(error)
-                cluster.close()
-                cluster = self._cluster_or(cluster)
-            except SidetierError as error:
+                cluster.close()  # the brokers that it knows stay known
+                longest = _AWAY_INTERVAL
+            except SidetierError as error:  # such as a certificate that cannot be loaded
                 log.warning("endpoint.live_topics_failed", error=str(error))
             except Exception:
                 # Without this thread no client would find a new leader.
@@ -215,50 +275,63 @@ class LiveTopicsWatch:
                 self._ended += 1
                 self._is_asking = False
                 self._answered.notify_all()
-            self._stop.wait(_SHORTEST)
+            # Whoever waits for a leader asks again and again; each answer has all topics.
+            pause = _SHORTEST if is_changed else min(pause * 2, _LONGEST)
+            self._stop.wait(pause)
         cluster.close()
 
-    def _cluster_or(self, cluster: Cluster) -> Cluster:
-        try:
-            return self._cluster()
-        except SidetierError as error:  # a certificate cannot be loaded
-            log.warning("endpoint.live_topics_failed", error=str(error))
-            return cluster
-
-    def _ask(self, cluster: Cluster) -> None:
+    def _ask(self, cluster: Cluster) -> bool:
+        """Ask for the topics; return whether a leader or a topic has changed."""
         metadata = cluster.metadata(None, timeout=_TIMEOUT)
         if not metadata.brokers:
             # With ZooKeeper, a broker that has just started knows no brokers and no topics yet.
             raise BrokerUnavailableError("the broker does not know its cluster yet")
         if self.wanted_cluster_id not in {None, metadata.cluster_id}:
-            raise BrokerUnavailableError(
-                f"the brokers are of cluster {metadata.cluster_id}, and the archive is of cluster "
-                f"{self.wanted_cluster_id}"
-            )
-        now_at = self._clock()
+            with self._changing:
+                self._show(LiveTopics(metadata.cluster_id), self._shown_partitions())
+            raise BrokerUnavailableError(self.mismatch)
+        now = self._clock()
+        shown = {name: topic for name, topic in metadata.topics.items() if not topic.is_internal}
+        self._confirm_doubts(cluster, shown.keys() | metadata.refused.keys(), now)
         with self._changing:
-            shown = {
-                name: _newer(topic, self.latest.topics.get(name))
-                for name, topic in metadata.topics.items()
-                if not topic.is_internal
-            }
-            self._first_at = now_at if self._first_at is None else self._first_at
-            self._seen_at |= dict.fromkeys(shown, now_at)
+            before = self.latest
+            shown = {name: _newer(topic, before.topics.get(name)) for name, topic in shown.items()}
+            counts = {name: (each.topic_id, len(each.partitions)) for name, each in shown.items()}
             answer = LiveTopics(
-                metadata.cluster_id, refused=frozenset(metadata.refused), brokers=metadata.brokers
+                metadata.cluster_id,
+                shown,
+                {topic.topic_id: topic for topic in shown.values() if topic.topic_id is not None},
+                metadata.brokers,
+                before.shape if before.shape == counts else counts,
             )
-            self._show(shown, answer)
+            changed = answer.changed(before)
+            if answer != before:
+                self._show(answer, changed)
+            return bool(changed)
 
-    def _show(self, topics: Mapping[str, TopicMetadata], answer: LiveTopics) -> None:
-        """Show these topics; all else is that of the answer."""
-        by_id = {topic.topic_id: topic for topic in topics.values() if topic.topic_id is not None}
-        before, now = self.latest, replace(answer, topics=topics, by_id=by_id)
-        changed = now.changed(before)
+    def _confirm_doubts(self, cluster: Cluster, shown: AbstractSet[str], now: float) -> None:
+        """Ask by name for the topics that were missed, and are not shown.
+
+        A broker leaves topics out that it may not describe, and those that it does not know yet.
+        """
+        doubts = sorted(self._doubts - shown)
+        self._doubts = set(doubts)
+        if not doubts:
+            self._unknown_since = {}
+            return
+        refused = cluster.metadata(doubts, timeout=_TIMEOUT).refused
+        self._unknown_since = {
+            name: self._unknown_since.get(name, now)
+            for name in doubts
+            if name in refused and refused[name].code == ErrorCode.unknown_topic_or_partition
+        }
+
+    def _show(self, now: LiveTopics, changed: Collection[TopicPartition]) -> None:
+        """Show these topics; `_changing` must be held."""
         self._report(changed)
-        if now != before:
-            self.latest = now
-            # Those that were asked between report and change.
-            self._report(changed)
+        self.latest = now
+        # Those that were asked between report and change.
+        self._report(changed)
 
     def _report_away(self, error: BrokerError) -> None:
         if failures := self._log_away.count():
@@ -266,8 +339,11 @@ class LiveTopicsWatch:
 
 
 def _newer(topic: TopicMetadata, known: TopicMetadata | None) -> TopicMetadata:
-    """Return a topic without leaders that are older than the known ones: brokers may lag behind."""
-    if known is None or known.topic_id != topic.topic_id:
+    """Return a topic without leaders that are older than the known ones: brokers may lag behind.
+
+    Without an id, it may be another topic of the same name, whose epochs begin anew.
+    """
+    if known is None or topic.topic_id is None or known.topic_id != topic.topic_id:
         return topic
     partitions = {
         number: max(partition, known.partitions.get(number, partition), key=_epoch_of)

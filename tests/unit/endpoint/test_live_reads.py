@@ -22,6 +22,7 @@ from sidetier.segments.batches import split_batches
 from sidetier.segments.errors import BrokerUnavailableError, KafkaApiError
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.protocol import ApiKey
+from sidetier.wire.record_requests import FetchedPartition
 from sidetier.wire.settings import ClientSettings
 from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker
 from tests.harness.record_batches import TransactionalLog
@@ -47,6 +48,8 @@ class Leaders:
         written: Their batches with the last offset of each.
         throttled: Throttle time, in seconds, of each answer to a client id.
         hanging: Brokers that do not answer until their event is set.
+        closing: Brokers that close the connection of the next request.
+        unknown: Topics that do not exist, with the errors of Metadata.
     """
 
     brokers: Sequence[FakeBroker]
@@ -58,6 +61,7 @@ class Leaders:
     throttled: dict[str, float] = field(default_factory=dict)
     hanging: dict[int, threading.Event] = field(default_factory=dict)
     closing: set[int] = field(default_factory=set)
+    unknown: dict[str, ErrorCode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number in self.led_by:
@@ -121,7 +125,19 @@ class Leaders:
             controller_id=1,
             error_code=NONE,
             brokers=nodes,
-            topics=[topic] if request.entity.topics is None else [],
+            topics=[topic]
+            if request.entity.topics is None
+            else [
+                {
+                    "error_code": self.unknown[named.name],
+                    "name": named.name,
+                    "topic_id": None,
+                    "is_internal": False,
+                    "partitions": [],
+                    "topic_authorized_operations": 0,
+                }
+                for named in request.entity.topics
+            ],
         )
 
     def _listed(self, at: int, request: Received) -> bytes:
@@ -195,7 +211,11 @@ def leaders(count: int, led_by: dict[int, int]) -> Iterator[Leaders]:
 
 @contextmanager
 def reading(
-    cluster: Leaders, *, memory: int = 64 << 20, timeout: float = 30.0
+    cluster: Leaders,
+    *,
+    memory: int = 64 << 20,
+    timeout: float = 30.0,
+    registry: CollectorRegistry | None = None,
 ) -> Iterator[Reading]:
     bootstrap = ",".join(str(broker.address) for broker in cluster.brokers)
     client = LiveClient.of(ClientSettings.from_properties({"bootstrap.servers": bootstrap}))
@@ -206,7 +226,7 @@ def reading(
             each.forget(tps)
 
     watch = LiveTopicsWatch(lambda: client, report, stop)
-    metrics = LiveMetrics(CollectorRegistry())
+    metrics = LiveMetrics(registry or CollectorRegistry())
     reads = LiveReads(lambda: client, watch, memory, metrics, told.extend, stop, timeout=timeout)
     made.append(reads)
     watch.start()
@@ -274,7 +294,7 @@ def test_a_broker_that_hangs_costs_one_wait_and_no_other_broker_any() -> None:
         with pytest.raises(BrokerUnavailableError):
             fetch(read, 0, 0)
         asked = len(cluster.brokers[0].received)
-        read.reads.pool._brokers[BrokerId(1)].retry_at += 60  # a slow machine tests this, too
+        read.reads.pool._brokers[BrokerId(1)].failed_at += 60  # no attempt in the meantime
         for number in (0, 2, 0):
             with pytest.raises(BrokerUnavailableError):
                 fetch(read, number, 0)
@@ -283,7 +303,7 @@ def test_a_broker_that_hangs_costs_one_wait_and_no_other_broker_any() -> None:
         assert read.reads.pool.count_away() == 1
         released.set()
         del cluster.hanging[1]
-        read.reads.pool._brokers[BrokerId(1)].retry_at -= 60
+        read.reads.pool._brokers[BrokerId(1)].failed_at -= 60
         wait_until(lambda: answered(read, 0) == [0], 20, "the broker is asked again")
         assert read.reads.pool.away(BrokerId(1)) is None
 
@@ -337,6 +357,69 @@ def test_clients_that_take_their_answers_slowly_hold_little_memory() -> None:
         held.release()
         small.release()
         assert read.reads.lend(chunks, size).size == size
+
+
+def test_clients_of_the_same_records_hold_them_once() -> None:
+    with leaders(1, {0: 1}) as cluster, reading(cluster, memory=512 << 10) as read:
+        for _ in range(60):
+            cluster.write(0, 100)
+        chunks = fetch(read, 0, 0, most=4 << 20)
+        assert chunks is not None
+        size = len(chunks[0].data)
+        leases = [read.reads.lend(chunks, size) for _ in range(50)]
+        assert {lease.size for lease in leases} == {size}
+        for lease in leases:
+            lease.release()
+        assert read.reads._held == 0
+
+
+def test_an_endpoint_without_clients_can_be_scraped() -> None:
+    registry = CollectorRegistry()
+    with leaders(1, {0: 1}) as cluster, reading(cluster, registry=registry) as read:
+        for name in ("unavailable_brokers", "followed_partitions", "lag_records"):
+            assert registry.get_sample_value(f"sidetier_endpoint_live_{name}") == 0
+        assert fetch(read, 0, 0) == ()
+        assert registry.get_sample_value("sidetier_endpoint_live_followed_partitions") == 1
+
+
+def test_leaders_are_asked_again_until_one_is_shown() -> None:
+    """Not every broker names the next leader, and it may be known only seconds later."""
+    with leaders(2, {0: 1}) as cluster, reading(cluster) as read:
+        cluster.write(0)
+        cluster.led_by, cluster.shown = {0: 2}, {0: 1}
+        assert read.reads.bounds(tp(0), 0.0) is None
+        cluster.shown, cluster.epochs = {}, {0: 6}
+        wait_until(lambda: read.reads.bounds(tp(0), 2.0) is not None, 8, "the next leader")
+
+
+def test_what_a_former_leader_returns_late_is_not_kept() -> None:
+    with leaders(2, {0: 1}) as cluster, reading(cluster) as read:
+        cluster.write(0)
+        before = read.watch.latest
+        answer = FetchedPartition(
+            *(tp(0), 0, Offset(1), Offset(1), Offset(0), (), -1),
+            memoryview(bytearray(cluster.written[0][0][1])),
+        )
+        cluster.led_by, cluster.epochs = {0: 2}, {0: 6}
+        read.watch.renew(wait=20)
+        wait_until(lambda: read.watch.latest.leader(tp(0)) == 2, 20, "the next leader")
+        with pytest.raises(BrokerUnavailableError, match="has changed"):
+            read.reads._take(Reader(tp(0), is_isolated=False), Offset(0), answer, before)
+        assert read.reads.kept(tp(0), Offset(0), 1 << 20, isolated=False) == []
+
+
+def test_only_a_topic_that_no_broker_knows_by_its_name_is_gone() -> None:
+    with leaders(1, {0: 1}) as cluster, reading(cluster) as read:
+        cluster.unknown = {"deleted": ErrorCode.unknown_topic_or_partition}
+        cluster.unknown |= {"secret": ErrorCode.topic_authorization_failed}
+        for topic in ("t", "deleted", "secret"):
+            assert not read.watch.is_gone(topic)
+        read.watch.renew(wait=20)
+        wait_until(lambda: "deleted" in read.watch._unknown_since, 20, "the question")
+        assert not read.watch.is_gone("deleted"), "it may be new"
+        read.watch._unknown_since["deleted"] -= 60
+        assert read.watch.is_gone("deleted")
+        assert "secret" not in read.watch._unknown_since
 
 
 def test_bounds_of_many_partitions_cost_three_requests_to_each_leader() -> None:
