@@ -88,7 +88,6 @@ def test_loopback_addresses(host: str, is_local: bool) -> None:  # noqa: FBT001
         (("--live", "b:1", "--prefer", "(=store"), "no regular expression"),
         (("--live", "b:1", "--prefer", "a=nearest"), "not broker, store or a duration"),
         (("--live", "b:1", "--live-properties", "/no/such/file"), "/no/such/file"),
-        (("--live", "nowhere"), "bootstrap.servers"),
         (("--live", "b:1", "--groups-properties", "file"), "is for --groups relay"),
     ],
 )
