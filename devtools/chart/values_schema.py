@@ -196,8 +196,14 @@ def _serve() -> Schema:
         resources=_MAPPING,
         maxConnections=count,
         maxBytesPerSecond={"type": "string", "pattern": "^([0-9.]+ ?([kKMGT]i?B|B)?)?$"},
+        live=_part(
+            bootstrapServers=_TEXT,
+            propertiesSecret=_TEXT,
+            prefer={"enum": ["", "broker", "store"]},
+            window={"type": "string", "pattern": _DURATION["pattern"] + "|^$"},
+        ),
         groups=_part(
-            mode={"enum": ["none", "local", "relay"]},
+            mode={"enum": ["", "none", "local", "relay"]},
             bootstrapServers=_TEXT,
             propertiesSecret=_TEXT,
         ),

@@ -99,7 +99,7 @@ collector of Prometheus' node exporter ([checks of the archive](verify.md)).
 _ENDPOINT: Final = """
 ## Metrics of the Kafka endpoint
 
-`sidetier serve --metrics-port PORT` ([the archive for Kafka clients](serve.md)) serves these
+`sidetier serve --metrics-port PORT` ([the Kafka endpoint](serve.md)) serves these
 metrics.
 
 | metric | type | labels | |

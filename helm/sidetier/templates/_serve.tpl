@@ -30,7 +30,8 @@ app.kubernetes.io/component: serve
 {{- $connections := div (add (mul $connection (int $serve.maxConnections)) 1023) 1024 -}}
 {{- $searches := div (max 0 (sub (include "sidetier.serve.cache" . | int) 256)) 4 -}}
 {{- $groups := ternary 128 0 (eq $serve.groups.mode "local") -}}
-{{- add (include "sidetier.serve.cache" .) $process $requests $searches $connections $groups -}}
+{{- $live := ternary 256 0 (not (empty $serve.live.bootstrapServers)) -}}
+{{- add (include "sidetier.serve.cache" .) $process $requests $searches $connections $groups $live -}}
 {{- end -}}
 
 {{/*
@@ -63,9 +64,25 @@ limit is the most that clients can make a pod take, so that none of them can hav
 - --max-bytes-per-second
 - {{ . | quote }}
 {{- end }}
-{{- if ne $serve.groups.mode "none" }}
+{{- with $serve.live.bootstrapServers }}
+- --live
+- {{ . | quote }}
+{{- end }}
+{{- if $serve.live.propertiesSecret }}
+- --live-properties
+- /etc/sidetier-live/client.properties
+{{- end }}
+{{- with $serve.live.prefer }}
+- --prefer
+- {{ . }}
+{{- end }}
+{{- with $serve.live.window }}
+- --live-window
+- {{ . | quote }}
+{{- end }}
+{{- with $serve.groups.mode }}
 - --groups
-- {{ ternary (printf "relay=%s" $serve.groups.bootstrapServers) "local" (eq $serve.groups.mode "relay") | quote }}
+- {{ ternary (printf "relay=%s" $serve.groups.bootstrapServers) . (eq . "relay") | quote }}
 {{- if $serve.groups.propertiesSecret }}
 - --groups-properties
 - /etc/sidetier-groups/client.properties
@@ -96,7 +113,7 @@ limit is the most that clients can make a pod take, so that none of them can hav
 {{/* Secrets that are mounted at /etc/sidetier-NAME, as a map from NAME to Secret. */}}
 {{- define "sidetier.serve.secrets" -}}
 {{- $serve := .Values.serve -}}
-{{- $secrets := dict "groups" $serve.groups.propertiesSecret "tls" $serve.tls.secretName "users" $serve.users.secretName -}}
+{{- $secrets := dict "groups" $serve.groups.propertiesSecret "live" $serve.live.propertiesSecret "tls" $serve.tls.secretName "users" $serve.users.secretName -}}
 {{- range $name, $secret := $secrets }}
 {{- if $secret }}
 {{ $name }}: {{ $secret }}
@@ -117,11 +134,18 @@ limit is the most that clients can make a pod take, so that none of them can hav
 {{- if and $serve.tls.clientCa (not $serve.tls.secretName) -}}
 {{- fail "serve.tls.clientCa is a key of the Secret serve.tls.secretName, which is not set" -}}
 {{- end -}}
+{{- $live := $serve.live -}}
+{{- if and (not $live.bootstrapServers) (or $live.propertiesSecret $live.prefer $live.window) -}}
+{{- fail "serve.live.propertiesSecret, prefer and window are for serve.live.bootstrapServers, which is empty: name the live cluster (kafka:9092)" -}}
+{{- end -}}
+{{- if and $live.prefer $live.window -}}
+{{- fail (printf "serve.live.prefer is %s, which takes one side for all records: leave out serve.live.window" $live.prefer) -}}
+{{- end -}}
 {{- if and (eq $serve.groups.mode "relay") (not $serve.groups.bootstrapServers) -}}
 {{- fail "serve.groups.mode is relay, and serve.groups.bootstrapServers is empty: name the live cluster that keeps the groups (kafka:9092)" -}}
 {{- end -}}
 {{- if and $serve.groups.propertiesSecret (ne $serve.groups.mode "relay") -}}
-{{- fail (printf "serve.groups.propertiesSecret is for serve.groups.mode relay, and the mode is %s" $serve.groups.mode) -}}
+{{- fail (printf "serve.groups.propertiesSecret is for serve.groups.mode relay, and the mode is %s" (default "not set" $serve.groups.mode)) -}}
 {{- end -}}
 {{- if eq $serve.groups.mode "local" -}}
 {{- if $serve.autoscaling.enabled -}}

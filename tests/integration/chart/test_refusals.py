@@ -277,6 +277,17 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
         merged(SERVE, {"serve": {"groups": {"propertiesSecret": "s"}}}),
         "serve.groups.propertiesSecret is for serve.groups.mode relay",
     ),
+    "properties of an endpoint's live cluster without its address": (
+        merged(SERVE, {"serve": {"live": {"propertiesSecret": "s"}}}),
+        "are for serve.live.bootstrapServers, which is empty",
+    ),
+    "a side for all records and an age": (
+        merged(
+            SERVE,
+            {"serve": {"live": {"bootstrapServers": "k:9092", "prefer": "store", "window": "1h"}}},
+        ),
+        "serve.live.prefer is store, which takes one side for all records",
+    ),
     "fewer pods at most than at least": (
         merged(SERVE, {"serve": {"autoscaling": {"enabled": True, "maxReplicas": 1}}}),
         "serve.autoscaling.maxReplicas is lower than minReplicas",

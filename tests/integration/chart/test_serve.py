@@ -16,6 +16,9 @@ from sidetier.endpoint.connection import (
 )
 from sidetier.endpoint.groups.coordinator import CoordinatorSettings
 from sidetier.endpoint.idle_polls import _MAX_BYTES as IDLE_BYTES
+from sidetier.endpoint.live.reads import _CLUSTERS as SINGLE_FETCHES
+from sidetier.endpoint.live.reads import _FOLLOW_BYTES as FOLLOW_BYTES
+from sidetier.endpoint.live.reads import _MAX_CHUNK as CHUNK_BYTES
 from sidetier.endpoint.service import DEFAULT_MEMORY
 from tests.harness.chart import CHART, Manifest, manifests, one, rendered, template
 from tests.harness.parsed import options_of
@@ -31,6 +34,8 @@ THREAD_BYTES, TLS_BYTES = 96 << 10, 64 << 10
 """Of a connection besides its buffers: 34 KiB were measured, and 110 KiB with a request of 60 KiB,
 because a buffer grows by more than it needs.
 """
+BROKERS = 7
+"""Of the live cluster, as docs/serve.md has it."""
 OPEN: dict[str, Any] = {
     "mode": "jobs",
     "config": {
@@ -83,13 +88,15 @@ def test_pods_run_serve_at_every_address_and_advertise_the_service(tmp_path: Pat
     assert not {o["kind"] for o in found} & {"HorizontalPodAutoscaler", "PodDisruptionBudget"}
 
 
-def test_tls_users_groups_and_rates_become_options() -> None:
+def test_live_cluster_tls_users_and_rates_become_options() -> None:
     found = rendered(VALUES)
     args = container(found)["args"]
     mounts = {m["name"]: m["mountPath"] for m in container(found)["volumeMounts"]}
-    assert option(args, "--advertise") == "kafka-archive.example.com:9094"
-    assert option(args, "--groups") == "relay=kafka:9093"
-    assert option(args, "--groups-properties") == f"{mounts['groups']}/client.properties"
+    assert option(args, "--advertise") == "kafka-log.example.com:9094"
+    assert option(args, "--live") == "kafka-0.kafka:9093,kafka-1.kafka:9093"
+    assert option(args, "--live-properties") == f"{mounts['live']}/client.properties"
+    assert option(args, "--live-window") == "6h"
+    assert not {"--prefer", "--groups"} & set(args)  # the live cluster keeps the groups
     assert option(args, "--tls-certificate") == f"{mounts['tls']}/tls.crt"
     assert option(args, "--tls-key") == f"{mounts['tls']}/tls.key"
     assert option(args, "--tls-client-ca") == f"{mounts['tls']}/ca.crt"
@@ -99,10 +106,24 @@ def test_tls_users_groups_and_rates_become_options() -> None:
     volumes = deployment(found)["template"]["spec"]["volumes"]
     secrets = {v["name"]: v["secret"]["secretName"] for v in volumes if "secret" in v}
     assert secrets == {
-        "groups": "kafka-archive-groups",
-        "tls": "kafka-archive-tls",
-        "users": "kafka-archive-users",
+        "live": "kafka-log-live",
+        "tls": "kafka-log-tls",
+        "users": "kafka-log-users",
     }
+
+
+def test_live_cluster_can_be_another_one_than_that_of_the_groups(tmp_path: Path) -> None:
+    found = objects(
+        tmp_path,
+        live={"bootstrapServers": "kafka:9092", "prefer": "store"},
+        groups={"mode": "relay", "bootstrapServers": "groups:9092", "propertiesSecret": "s"},
+    )
+    options = options_of(container(found)["args"])
+    assert (options["--live"], options["--prefer"]) == ("kafka:9092", "store")
+    assert options["--live-properties"] is None
+    assert options["--groups"] == "relay=groups:9092"
+    mounts = {m["name"]: m["mountPath"] for m in container(found)["volumeMounts"]}
+    assert str(options["--groups-properties"]) == f"{mounts['groups']}/client.properties"
 
 
 def test_local_groups_never_have_two_coordinators(tmp_path: Path) -> None:
@@ -125,11 +146,17 @@ def test_memory_usualfollows_the_block_cache(memory: str, usual: str, tmp_path: 
     assert container(objects(tmp_path, resources=given))["resources"] == given
 
 
-@pytest.mark.parametrize("groups", ["none", "local"])
-@pytest.mark.parametrize("tls", ["", "a-secret"])
-@pytest.mark.parametrize(("memory", "connections"), [("256MiB", 1000), ("1GiB", 50)])
+@pytest.mark.parametrize(
+    ("memory", "connections", "tls", "groups", "live"),
+    [
+        ("256MiB", 1000, "", "none", ""),
+        ("256MiB", 1000, "a-secret", "", "kafka:9092"),
+        ("1GiB", 50, "a-secret", "local", ""),
+        ("1GiB", 50, "", "local", "kafka:9092"),
+    ],
+)
 def test_memory_limit_is_the_sum_of_all_bounds(
-    memory: str, connections: int, tls: str, groups: str, tmp_path: Path
+    memory: str, connections: int, tls: str, groups: str, live: str, tmp_path: Path
 ) -> None:
     found = objects(
         tmp_path,
@@ -137,6 +164,7 @@ def test_memory_limit_is_the_sum_of_all_bounds(
         maxConnections=connections,
         tls={"secretName": tls},
         groups={"mode": groups},
+        live={"bootstrapServers": live},
     )
     limit = container(found)["resources"]["limits"]["memory"]
     connection = SMALL_REQUEST + IDLE_BYTES + THREAD_BYTES
@@ -153,6 +181,8 @@ def test_memory_limit_is_the_sum_of_all_bounds(
         + max(parse_size(memory) - DEFAULT_MEMORY, 0) // 4
         + connections * connection
         + (CoordinatorSettings().memory if groups == "local" else 0)
+        # Answers of brokers: those of single requests, and two of each followed broker.
+        + (SINGLE_FETCHES * CHUNK_BYTES + BROKERS * 2 * FOLLOW_BYTES if live else 0)
     )
     assert limit == f"{-(-most >> 20)}Mi"
 

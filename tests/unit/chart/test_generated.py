@@ -91,7 +91,8 @@ def test_the_readme_describes_every_default() -> None:
         "prometheusRule", "dashboard",
         "networkPolicy", "tests", "verify",
         "fleet", "fleet.service",
-        "serve", "serve.groups", "serve.tls", "serve.users", "serve.service", "serve.autoscaling",
+        "serve", "serve.live", "serve.groups", "serve.tls", "serve.users", "serve.service",
+        "serve.autoscaling",
     }  # fmt: skip
     assert listed == set(_given(DEFAULTS)) - parts
 
