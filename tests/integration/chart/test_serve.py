@@ -16,9 +16,6 @@ from sidetier.endpoint.connection import (
 )
 from sidetier.endpoint.groups.coordinator import CoordinatorSettings
 from sidetier.endpoint.idle_polls import _MAX_BYTES as IDLE_BYTES
-from sidetier.endpoint.live.reads import _CLUSTERS as SINGLE_FETCHES
-from sidetier.endpoint.live.reads import _FOLLOW_BYTES as FOLLOW_BYTES
-from sidetier.endpoint.live.reads import _MAX_CHUNK as CHUNK_BYTES
 from sidetier.endpoint.service import DEFAULT_MEMORY
 from tests.harness.chart import CHART, Manifest, manifests, one, rendered, template
 from tests.harness.parsed import options_of
@@ -34,8 +31,8 @@ THREAD_BYTES, TLS_BYTES = 96 << 10, 64 << 10
 """Of a connection besides its buffers: 34 KiB were measured, and 110 KiB with a request of 60 KiB,
 because a buffer grows by more than it needs.
 """
-BROKERS = 7
-"""Of the live cluster, as docs/serve.md has it."""
+LIVE_BYTES = 256 << 20
+"""Answers of the live cluster's brokers, as docs/serve.md has it."""
 OPEN: dict[str, Any] = {
     "mode": "jobs",
     "config": {
@@ -181,8 +178,7 @@ def test_memory_limit_is_the_sum_of_all_bounds(
         + max(parse_size(memory) - DEFAULT_MEMORY, 0) // 4
         + connections * connection
         + (CoordinatorSettings().memory if groups == "local" else 0)
-        # Answers of brokers: those of single requests, and two of each followed broker.
-        + (SINGLE_FETCHES * CHUNK_BYTES + BROKERS * 2 * FOLLOW_BYTES if live else 0)
+        + (LIVE_BYTES if live else 0)
     )
     assert limit == f"{-(-most >> 20)}Mi"
 
