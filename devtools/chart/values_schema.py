@@ -33,6 +33,7 @@ _SHORT_NAME: Final[Schema] = {
 """Name with room for the suffixes that the chart adds; a longer one would be cut."""
 _PATH: Final[Schema] = {"type": "string", "pattern": "^/"}
 _DURATION: Final[Schema] = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"}
+_PREFERENCE: Final = "^(.*=)?(broker|store|[0-9]+(ms|s|m|h|d))$"
 _PROBE: Final[Schema] = {
     "type": "object",
     "description": "A Kubernetes probe; without an action of its own it asks the sidecar.",
@@ -199,7 +200,7 @@ def _serve() -> Schema:
         live=_part(
             bootstrapServers=_TEXT,
             propertiesSecret=_TEXT,
-            prefer={"enum": ["", "broker", "store"]},
+            prefer={"type": "array", "items": {"type": "string", "pattern": _PREFERENCE}},
             window={"type": "string", "pattern": _DURATION["pattern"] + "|^$"},
         ),
         groups=_part(

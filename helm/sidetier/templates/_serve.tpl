@@ -72,9 +72,9 @@ limit is the most that clients can make a pod take, so that none of them can hav
 - --live-properties
 - /etc/sidetier-live/client.properties
 {{- end }}
-{{- with $serve.live.prefer }}
+{{- range $serve.live.prefer }}
 - --prefer
-- {{ . }}
+- {{ . | quote }}
 {{- end }}
 {{- with $serve.live.window }}
 - --live-window
@@ -137,9 +137,6 @@ limit is the most that clients can make a pod take, so that none of them can hav
 {{- $live := $serve.live -}}
 {{- if and (not $live.bootstrapServers) (or $live.propertiesSecret $live.prefer $live.window) -}}
 {{- fail "serve.live.propertiesSecret, prefer and window are for serve.live.bootstrapServers, which is empty: name the live cluster (kafka:9092)" -}}
-{{- end -}}
-{{- if and $live.prefer $live.window -}}
-{{- fail (printf "serve.live.prefer is %s, which takes one side for all records: leave out serve.live.window" $live.prefer) -}}
 {{- end -}}
 {{- if and (eq $serve.groups.mode "relay") (not $serve.groups.bootstrapServers) -}}
 {{- fail "serve.groups.mode is relay, and serve.groups.bootstrapServers is empty: name the live cluster that keeps the groups (kafka:9092)" -}}

@@ -101,6 +101,7 @@ BY_THE_SCHEMA: Mapping[str, tuple[Values, str]] = {
     "a common label that is no text": ({"commonLabels": {"team": 7}}, "team"),
     "an object that is a number": ({"extraObjects": [7]}, "extraObjects"),
     "a memory of an endpoint in another unit": ({"serve": {"memory": "1Gi"}}, "memory"),
+    "a side that there is not": ({"serve": {"live": {"prefer": ["a=nearest"]}}}, "prefer"),
     "groups of an endpoint that there are not": ({"serve": {"groups": {"mode": "on"}}}, "mode"),
     "an advertised address without a port": ({"serve": {"advertise": "kafka"}}, "advertise"),
     "a secret from a ConfigMap": (
@@ -280,13 +281,6 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
     "properties of an endpoint's live cluster without its address": (
         merged(SERVE, {"serve": {"live": {"propertiesSecret": "s"}}}),
         "are for serve.live.bootstrapServers, which is empty",
-    ),
-    "a side for all records and an age": (
-        merged(
-            SERVE,
-            {"serve": {"live": {"bootstrapServers": "k:9092", "prefer": "store", "window": "1h"}}},
-        ),
-        "serve.live.prefer is store, which takes one side for all records",
     ),
     "fewer pods at most than at least": (
         merged(SERVE, {"serve": {"autoscaling": {"enabled": True, "maxReplicas": 1}}}),

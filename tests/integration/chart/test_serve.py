@@ -93,7 +93,8 @@ def test_live_cluster_tls_users_and_rates_become_options() -> None:
     assert option(args, "--live") == "kafka-0.kafka:9093,kafka-1.kafka:9093"
     assert option(args, "--live-properties") == f"{mounts['live']}/client.properties"
     assert option(args, "--live-window") == "6h"
-    assert not {"--prefer", "--groups"} & set(args)  # the live cluster keeps the groups
+    assert option(args, "--prefer") == "audit[.].*=store"
+    assert "--groups" not in args, "the live cluster keeps the groups"
     assert option(args, "--tls-certificate") == f"{mounts['tls']}/tls.crt"
     assert option(args, "--tls-key") == f"{mounts['tls']}/tls.key"
     assert option(args, "--tls-client-ca") == f"{mounts['tls']}/ca.crt"
@@ -112,11 +113,12 @@ def test_live_cluster_tls_users_and_rates_become_options() -> None:
 def test_live_cluster_can_be_another_one_than_that_of_the_groups(tmp_path: Path) -> None:
     found = objects(
         tmp_path,
-        live={"bootstrapServers": "kafka:9092", "prefer": "store"},
+        live={"bootstrapServers": "kafka:9092", "prefer": ["a=2h", "store"]},
         groups={"mode": "relay", "bootstrapServers": "groups:9092", "propertiesSecret": "s"},
     )
     options = options_of(container(found)["args"])
-    assert (options["--live"], options["--prefer"]) == ("kafka:9092", "store")
+    assert options["--live"] == "kafka:9092"
+    assert [window for _, window in options["--prefer"]] == [7200, 0]
     assert options["--live-properties"] is None
     assert options["--groups"] == "relay=groups:9092"
     mounts = {m["name"]: m["mountPath"] for m in container(found)["volumeMounts"]}
