@@ -13,7 +13,7 @@ ACCEPTED: Final = _metrics.counter("accepted_connections_total", "Connections th
 REFUSED: Final = _metrics.counter("refused_connections_total", "Connections that were closed at once, because --max-connections or --max-connections-per-host were open.")
 CLOSED: Final = _metrics.counter("dropped_connections_total", "Connections that the endpoint closed, by reason: idle, slow (a request did not arrive in time), slow_reader (an answer was not taken within --send-timeout), malformed, unsupported, tls (no completed TLS handshake), login (none in time, or a failed one), busy (no memory for a request above 64 KiB in time), failed.", "reason")
 LOGINS: Final = _metrics.counter("logins_total", "Logins by SASL, by mechanism and result: success, failure.", "mechanism", "result")
-RELOAD_FAILURES: Final = _metrics.counter("reload_failures_total", "Changed files that could not be loaded; the earlier version stays in use. By file: certificate, users, groups_properties.", "file")
+RELOAD_FAILURES: Final = _metrics.counter("reload_failures_total", "Changed files that could not be loaded; the earlier version stays in use. By file: certificate, users, groups_properties, live_properties.", "file")
 REQUESTS: Final = _metrics.counter("requests_total", "Answered requests, by kind, and by the first error in the answer (none for success).", "api", "error")
 REQUEST_SECONDS: Final = _metrics.histogram("request_seconds", "Time from a whole request to the last byte of its answer, by kind. A Fetch at the end of a partition includes its wait for new records.", "api", buckets=_BUCKETS)
 SENT_BYTES: Final = _metrics.counter("sent_bytes_total", "Bytes sent to clients, framing included.")
