@@ -30,7 +30,7 @@ app.kubernetes.io/component: serve
 {{- $connections := div (add (mul $connection (int $serve.maxConnections)) 1023) 1024 -}}
 {{- $searches := div (max 0 (sub (include "sidetier.serve.cache" . | int) 256)) 4 -}}
 {{- $groups := ternary 128 0 (eq $serve.groups.mode "local") -}}
-{{- $live := ternary 256 0 (not (empty $serve.live.bootstrapServers)) -}}
+{{- $live := ternary (add 128 (div (include "sidetier.serve.cache" . | int) 4)) 0 (not (empty $serve.live.bootstrapServers)) -}}
 {{- add (include "sidetier.serve.cache" .) $process $requests $searches $connections $groups $live -}}
 {{- end -}}
 
