@@ -1,7 +1,7 @@
 """`sidetier serve --live`: archive and live cluster as one log, for unmodified clients."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from uuid import uuid4
@@ -21,6 +21,8 @@ from tests.harness.topics import create_topic, delete_records
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
 
+PAID = f"paid-{uuid4().hex[:6]}"
+"""A topic with transactions."""
 SENT = 600
 TRIMMED = 300
 
@@ -54,7 +56,8 @@ def trimmed(
     bits = {"storage": {"prefix_entropy_bits": LAYOUT.bits}}
     with KraftCluster(tmp_path_factory.mktemp("kraft"), KAFKA_4_3) as cluster:
         create_topic(cluster.bootstrap_servers, topic, partitions=1, configs=small_segments())
-        settings = merged(beside(cluster, store, topics=[topic]), bits)
+        create_topic(cluster.bootstrap_servers, PAID, partitions=2, configs=small_segments())
+        settings = merged(beside(cluster, store, topics=[topic, PAID]), bits)
         with (
             Sidecar(tmp_path_factory.mktemp("sidecar"), settings, store),
             serve_process(root, "--live", cluster.bootstrap_servers, store=store) as endpoint,
@@ -69,7 +72,14 @@ def trimmed(
 
 def read(consumer: Consumer, count: int, seconds: float = 90) -> list[tuple[int, bytes]]:
     """Return offset and value of this number of records, or fewer after a time."""
-    records: list[tuple[int, bytes]] = []
+    return [(offset, value) for offset, _, value in read_partitions(consumer, count, seconds)]
+
+
+def read_partitions(
+    consumer: Consumer, count: int, seconds: float = 90
+) -> list[tuple[int, int, bytes]]:
+    """The same with the partition between them."""
+    records: list[tuple[int, int, bytes]] = []
     deadline = monotonic() + seconds
     while len(records) < count and monotonic() < deadline:
         message = consumer.poll(1.0)
@@ -78,7 +88,7 @@ def read(consumer: Consumer, count: int, seconds: float = 90) -> list[tuple[int,
         assert message.error() is None, str(message.error())
         value = message.value()
         assert value is not None
-        records.append((int(message.offset() or 0), value))
+        records.append((int(message.offset() or 0), int(message.partition() or 0), value))
     return records
 
 
@@ -144,6 +154,71 @@ def test_java_groups_read_both_halves_after_the_leader_has_changed(
     plain.assign([TopicPartition(trimmed.topic, 0, first)])
     assert [offset for offset, _ in read(plain, 20)] == list(range(first, first + 20))
     plain.close()
+
+
+@dataclass(slots=True)
+class Payments:
+    """Transactions in both partitions, and the values of the committed ones."""
+
+    producer: Producer
+    committed: dict[int, list[bytes]] = field(default_factory=lambda: {0: [], 1: []})
+
+    def send(self, number: int, *, is_committed: bool) -> None:
+        """Send the records of a transaction, as several batches."""
+        for partition, values in self.committed.items():
+            for row in range(7):
+                value = f"{number}-{row}".encode() * 150
+                self.producer.produce(PAID, value, partition=partition)
+                if row % 3 == 2:
+                    self.producer.flush(30)
+                if is_committed:
+                    values.append(value)
+
+    def run(self, number: int) -> None:
+        """Send a transaction, and end it: every third one is aborted."""
+        self.producer.begin_transaction()
+        self.send(number, is_committed=number % 3 != 0)
+        if number % 3:
+            self.producer.commit_transaction(60)
+        else:
+            self.producer.abort_transaction(60)
+
+
+def test_transactions_are_read_across_the_seam(trimmed: Trimmed) -> None:
+    """Some are aborted, the log start is within one of them, and the last one is open."""
+    servers = trimmed.cluster.bootstrap_servers
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": PAID, "linger.ms": 0})
+    producer.init_transactions(60)
+    payments = Payments(producer)
+    for number in range(30):
+        payments.run(number)
+    for partition in payments.committed:
+        end = closed_end(trimmed.cluster.log_dirs(1)[0] / f"{PAID}-{partition}")
+        wait_until_stored(trimmed.objects, PAID, partition, end)
+        delete_records(servers, PAID, partition, end // 2 + partition * 3)
+    ended = {number: list(values) for number, values in payments.committed.items()}
+    producer.begin_transaction()
+    payments.send(30, is_committed=True)
+    producer.flush(30)
+    plain = Consumer(
+        {
+            "bootstrap.servers": trimmed.endpoint.bootstrap,
+            "group.id": f"g-{uuid4().hex[:6]}",
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+        }
+    )
+    plain.assign([TopicPartition(PAID, partition, 0) for partition in payments.committed])
+    found: dict[int, list[bytes]] = {0: [], 1: []}
+    for _, partition, value in read_partitions(plain, 1 << 20, seconds=5):
+        found[partition].append(value)
+    assert found == ended, "the last one is open"
+    producer.commit_transaction(60)
+    rest = sum(map(len, payments.committed.values())) - sum(map(len, ended.values()))
+    for _, partition, value in read_partitions(plain, rest):
+        found[partition].append(value)
+    plain.close()
+    assert found == payments.committed
 
 
 def test_topics_without_an_archive_are_shown_whole(trimmed: Trimmed) -> None:
