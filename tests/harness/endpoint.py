@@ -26,6 +26,7 @@ from sidetier.endpoint.groups.coordinator import CoordinatorSettings, GroupCoord
 from sidetier.endpoint.groups.local import LocalGroups
 from sidetier.endpoint.groups.stored_offsets import GroupObjects
 from sidetier.endpoint.handlers import RequestHandlers
+from sidetier.endpoint.live.logs import LiveLogs
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.offsets import SEARCH_BYTES, OffsetAnswers
 from sidetier.endpoint.positions import Positions
@@ -160,12 +161,13 @@ def endpoint_over(  # noqa: PLR0913 - one argument for each part that tests repl
     memory: int = 64 << 20,
     search_bytes: int = SEARCH_BYTES,
     clock: Callable[[], float] = monotonic,
+    live: LiveLogs | None = None,
 ) -> Iterator[Parts]:
     """Yield an endpoint's parts over a store, or over an archive with several stores."""
     archive = archive or access_to(store, layout)
     blocks = BlockCache(memory, clock=clock)
     segment_bytes = SegmentBytes(archive, blocks)
-    catalog = Catalog(archive, segment_bytes, settings, clock)
+    catalog = Catalog(archive, segment_bytes, settings, clock, live)
     catalog.start()
     offsets = OffsetAnswers(catalog, segment_bytes, search_bytes)
     fetcher = Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes), clock)

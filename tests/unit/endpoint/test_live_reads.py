@@ -1,19 +1,16 @@
 """Reads of the leaders of a live cluster of fake brokers."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic
-from typing import Any
-from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 
 from sidetier.endpoint.live.chunks import Chunk, Reader
-from sidetier.endpoint.live.client import LiveClient
 from sidetier.endpoint.live.reads import LiveReads
 from sidetier.endpoint.live.side import LiveBounds
 from sidetier.endpoint.live.topics import LiveTopicsWatch
@@ -23,175 +20,8 @@ from sidetier.segments.errors import BrokerUnavailableError, KafkaApiError
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.record_requests import FetchedPartition
-from sidetier.wire.settings import ClientSettings
-from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker
-from tests.harness.record_batches import TransactionalLog
+from tests.harness.fake_leaders import Leaders, leaders, tp
 from tests.harness.waiting import wait_until
-
-TOPIC_ID = UUID(int=7)
-NONE = ErrorCode.none
-
-
-def tp(number: int) -> TopicPartition:
-    return TopicPartition("t", number)
-
-
-@dataclass(slots=True)
-class Leaders:
-    """Brokers 1 to n, and the logs of topic t's partitions, which they lead as a test sets it.
-
-    Attributes:
-        brokers: The brokers.
-        led_by: The leader of each partition, by its number; the brokers know it at once.
-        shown: The leaders that Metadata shows; as `led_by` without an entry.
-        logs: The logs, by partition number.
-        written: Their batches with the last offset of each.
-        throttled: Throttle time, in seconds, of each answer to a client id.
-        hanging: Brokers that do not answer until their event is set.
-        closing: Brokers that close the connection of the next request.
-        unknown: Topics that do not exist, with the errors of Metadata.
-    """
-
-    brokers: Sequence[FakeBroker]
-    led_by: dict[int, int]
-    shown: dict[int, int] = field(default_factory=dict)
-    epochs: dict[int, int] = field(default_factory=dict)
-    logs: dict[int, TransactionalLog] = field(default_factory=dict)
-    written: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
-    throttled: dict[str, float] = field(default_factory=dict)
-    hanging: dict[int, threading.Event] = field(default_factory=dict)
-    closing: set[int] = field(default_factory=set)
-    unknown: dict[str, ErrorCode] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for number in self.led_by:
-            self.logs[number] = TransactionalLog()
-        for at, broker in enumerate(self.brokers, 1):
-            broker.versions[ApiKey.FETCH] = (4, 16)
-            broker.answers = {
-                ApiKey.METADATA: self._answered(at, self._metadata),
-                ApiKey.LIST_OFFSETS: self._answered(at, self._listed),
-                ApiKey.FETCH: self._answered(at, self._fetched),
-            }
-
-    def write(self, number: int, records: int = 1) -> None:
-        batch = self.logs[number].write(9, records, transactional=False)
-        self.written.setdefault(number, []).append((batch.last, batch.encoded()))
-
-    def asked(self, api: ApiKey) -> list[Received]:
-        return [each for broker in self.brokers for each in broker.received if each.api is api]
-
-    def _answered(
-        self, at: int, answer: Callable[[int, Received], bytes]
-    ) -> Callable[[Received], bytes]:
-        def run(request: Received) -> bytes:
-            if at in self.hanging:
-                self.hanging[at].wait(10)
-            if at in self.closing:
-                self.closing.discard(at)
-                return HANG_UP
-            return answer(at, request)
-
-        return run
-
-    def _metadata(self, _: int, request: Received) -> bytes:
-        rows = [
-            {
-                "error_code": NONE,
-                "partition_index": number,
-                "leader_id": self.shown.get(number, leader),
-                "leader_epoch": 5 if number in self.shown else self.epochs.get(number, 5),
-                "replica_nodes": (1,),
-                "isr_nodes": (1,),
-                "offline_replicas": (),
-            }
-            for number, leader in self.led_by.items()
-        ]
-        topic = {
-            "error_code": NONE,
-            "name": "t",
-            "topic_id": TOPIC_ID,
-            "is_internal": False,
-            "partitions": rows,
-            "topic_authorized_operations": 0,
-        }
-        nodes = [
-            {"node_id": at, "host": each.address.host, "port": each.address.port, "rack": None}
-            for at, each in enumerate(self.brokers, 1)
-        ]
-        return request.response(
-            throttle_time=0,
-            cluster_id="cluster",
-            controller_id=1,
-            error_code=NONE,
-            brokers=nodes,
-            topics=[topic]
-            if request.entity.topics is None
-            else [
-                {
-                    "error_code": self.unknown[named.name],
-                    "name": named.name,
-                    "topic_id": None,
-                    "is_internal": False,
-                    "partitions": [],
-                    "topic_authorized_operations": 0,
-                }
-                for named in request.entity.topics
-            ],
-        )
-
-    def _listed(self, at: int, request: Received) -> bytes:
-        rows = []
-        for asked in request.entity.topics[0].partitions:
-            number = asked.partition_index
-            is_leader = self.led_by[number] == at
-            end = self.logs[number].next_offset
-            rows.append(
-                {
-                    "partition_index": number,
-                    "error_code": NONE if is_leader else ErrorCode.not_leader_or_follower,
-                    "timestamp": -1,
-                    "offset": 0 if asked.timestamp == -2 else end,
-                    "leader_epoch": 5,
-                }
-            )
-        return request.response(throttle_time=0, topics=[{"name": "t", "partitions": rows}])
-
-    def _fetched(self, at: int, request: Received) -> bytes:
-        rows = [self._row(at, asked) for asked in request.entity.topics[0].partitions]
-        if not any(row["records"] for row in rows):
-            threading.Event().wait(min(request.entity.max_wait.total_seconds(), 0.05))
-        throttle = self.throttled.get(request.client_id, 0.0)
-        return request.response(
-            throttle_time=round(throttle * 1000),
-            error_code=NONE,
-            session_id=0,
-            responses=[{"topic_id": TOPIC_ID, "partitions": rows}],
-        )
-
-    def _row(self, at: int, asked: Any) -> dict[str, Any]:  # noqa: ANN401 - kio's
-        number, offset = asked.partition, asked.fetch_offset
-        log, leader = self.logs[number], self.led_by[number]
-        error, hint = NONE, {}
-        if leader != at:
-            error = ErrorCode.not_leader_or_follower
-            epoch = self.epochs.get(number, 5)
-            hint = {"current_leader": {"leader_id": leader, "leader_epoch": epoch}}
-        elif offset > log.next_offset:
-            error = ErrorCode.offset_out_of_range
-        data = b"".join(data for last, data in self.written.get(number, ()) if last >= offset)
-        is_refused = error is not NONE
-        return {
-            "partition_index": number,
-            "error_code": error,
-            "high_watermark": -1 if is_refused else log.next_offset,
-            "last_stable_offset": -1 if is_refused else log.next_offset,
-            "log_start_offset": -1 if is_refused else 0,
-            "aborted_transactions": None,
-            "preferred_read_replica": -1,
-            "records": b"" if is_refused else data,
-            **hint,
-        }
 
 
 @dataclass(slots=True)
@@ -204,12 +34,6 @@ class Reading:
 
 
 @contextmanager
-def leaders(count: int, led_by: dict[int, int]) -> Iterator[Leaders]:
-    with ExitStack() as stack:
-        yield Leaders([stack.enter_context(fake_broker()) for _ in range(count)], led_by)
-
-
-@contextmanager
 def reading(
     cluster: Leaders,
     *,
@@ -217,8 +41,7 @@ def reading(
     timeout: float = 30.0,
     registry: CollectorRegistry | None = None,
 ) -> Iterator[Reading]:
-    bootstrap = ",".join(str(broker.address) for broker in cluster.brokers)
-    client = LiveClient.of(ClientSettings.from_properties({"bootstrap.servers": bootstrap}))
+    client = cluster.client()
     stop, told, made = threading.Event(), list[TopicPartition](), list[LiveReads]()
 
     def report(tps: Collection[TopicPartition]) -> None:

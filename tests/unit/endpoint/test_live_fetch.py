@@ -1,0 +1,207 @@
+"""A Fetch of an endpoint that joins an archive and a live cluster of fake brokers."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from prometheus_client import CollectorRegistry
+
+from sidetier.endpoint.live.client import LiveCluster
+from sidetier.endpoint.live.logs import LiveLogs, LiveSettings
+from sidetier.endpoint.metrics import LiveMetrics
+from sidetier.segments.headers import walk_headers
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.wire.protocol import ApiKey, build_request
+from tests.harness.endpoint import Parts, endpoint_over, fetch_of
+from tests.harness.fake_leaders import Leaders, leaders
+from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.waiting import wait_until
+
+NONE = ErrorCode.none
+STORE, BROKER = 0.0, float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """An endpoint over both sides."""
+
+    parts: Parts
+    cluster: Leaders
+    live: LiveLogs
+    registry: CollectorRegistry
+
+    def read(self, *asked: tuple[str, int, int], **options: Any) -> list[Any]:  # noqa: ANN401 - kio's
+        """Return the answers to a Fetch of topics, partitions and offsets."""
+        fields = fetch_of("t", 0, **options)
+        fields["topics"] = [
+            {
+                "topic": topic,
+                "partitions": [
+                    {"partition": number, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+                ],
+            }
+            for topic, number, offset in asked
+        ]
+        answer = self.parts.fetch(**fields)
+        return [topic.partitions[0] for topic in answer.responses]
+
+
+@contextmanager
+def both(
+    archive: MadeArchive, cluster: Leaders, window: float = BROKER, timeout: float = 30.0
+) -> Iterator[Both]:
+    settings = LiveSettings(LiveCluster(lambda: cluster.client().settings), window)
+    registry = CollectorRegistry()
+    live = LiveLogs(settings, 8 << 20, LiveMetrics(registry), lambda: None)
+    live.reads.pool.timeout = timeout
+    live.start()
+    live.expect_cluster(None)
+    try:
+        with endpoint_over(archive.store, live=live) as parts:
+            yield Both(parts, cluster, live, registry)
+    finally:
+        for event in cluster.hanging.values():
+            event.set()
+        live.close()
+
+
+def offsets(data: Any) -> list[int]:  # noqa: ANN401 - kio's
+    """Offsets of the batches of an answer."""
+    records = bytes(data.records or b"")
+    found: list[int] = []
+    for _, header in walk_headers(lambda at, size: records[at : at + size], len(records)):
+        found += range(header.base_offset, header.next_offset)
+    return found
+
+
+def archived(*borders: int, topic: str = "t", partition: int = 0) -> MadeArchive:
+    made = MadeArchive(FakeStorage(), tp=TopicPartition(topic, partition))
+    made.segments(*borders)
+    return made
+
+
+def written(cluster: Leaders, end: int, start: int = 0, number: int = 0) -> None:
+    for _ in range(0, end, 5):
+        cluster.write(number, 5)
+    cluster.starts[number] = start
+
+
+def read_all(read: Both, end: int) -> list[int]:
+    """Read partition 0 of topic t as a client does."""
+    found: list[int] = []
+    while not found or found[-1] < end - 1:
+        (data,) = read.read(("t", 0, found[-1] + 1 if found else 0))
+        assert data.error_code is NONE
+        assert data.high_watermark == end
+        found += [offset for offset in offsets(data) if not found or offset > found[-1]]
+    return found
+
+
+def test_both_halves_are_one_log_whichever_side_is_preferred() -> None:
+    for window in (STORE, BROKER):
+        with leaders(1, {0: 1}) as cluster:
+            written(cluster, 100, start=30)
+            with both(archived(0, 20, 40, 60), cluster, window) as read:
+                assert read_all(read, 100) == list(range(100))
+
+
+def test_a_leader_that_loses_its_start_meanwhile_refuses_nobody() -> None:
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 100)
+        with both(archived(0, 20, 40, 60), cluster) as read:
+            assert offsets(*read.read(("t", 0, 0)))[0] == 0
+            cluster.starts[0] = 50
+            read.live.reads.forget([TopicPartition("t", 0)])  # no longer kept
+            assert offsets(*read.read(("t", 0, 10)))[0] == 10
+            assert len(cluster.asked(ApiKey.FETCH)) >= 1
+
+
+def test_an_offset_on_neither_side_is_out_of_range_and_counted() -> None:
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 100, start=80)
+        with both(archived(0, 20, 40, 60), cluster) as read:
+            (data,) = read.read(("t", 0, 70))
+            assert data.error_code is ErrorCode.offset_out_of_range
+            assert read.registry.get_sample_value("sidetier_endpoint_live_gaps_total") == 1
+            (data,) = read.read(("t", 0, 101))
+            assert data.error_code is ErrorCode.offset_out_of_range
+            assert read.registry.get_sample_value("sidetier_endpoint_live_gaps_total") == 1
+
+
+def test_what_compaction_left_nothing_of_does_not_hold_a_client_back() -> None:
+    """The archive's last offsets have no records; the leader has what follows."""
+    made = MadeArchive(FakeStorage(), tp=TopicPartition("t", 0))
+    made.segment(0, batches(0, 15), next_offset=40)
+    made.mark(0, 40)
+    for start in (0, 30):
+        with leaders(1, {0: 1}) as cluster:
+            written(cluster, 100, start=start)
+            cluster.written[0] = [each for each in cluster.written[0] if not 15 < each[0] < 40]
+            with both(made, cluster, STORE) as read:
+                wait_until(lambda: read.read(("t", 0, 0))[0].records, 20, "the archive")
+                assert offsets(*read.read(("t", 0, 20)))[0] == 40
+
+
+def test_the_archive_is_served_and_the_end_is_held_while_a_leader_hangs() -> None:
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 100, start=30)
+        with both(archived(0, 20, 40, 60), cluster, timeout=0.5) as read:
+            cluster.hanging[1] = threading.Event()
+            assert offsets(*read.read(("t", 0, 0)))[0] == 0
+            (data,) = read.read(("t", 0, 60))
+            assert data.error_code is ErrorCode.not_leader_or_follower
+            archive_half, live_half = read.read(("t", 0, 40), ("t", 0, 60))
+            assert offsets(archive_half)[0] == 40
+            assert live_half.error_code is ErrorCode.not_leader_or_follower
+
+
+def test_archived_and_live_partitions_are_fetched_together() -> None:
+    with leaders(1, {0: 1, 1: 1}) as cluster:
+        written(cluster, 100, start=60)
+        written(cluster, 20, number=1)
+        with both(archived(0, 20, 40, 60), cluster) as read:
+            first, second = read.read(("t", 0, 0), ("t", 1, 0))
+            assert offsets(first)[0] == 0
+            assert second.error_code is NONE
+            assert second.high_watermark == 20
+            assert cluster.asked(ApiKey.FETCH) == [], "a response with records does not wait"
+            (alone,) = read.read(("t", 1, 0))
+            assert offsets(alone)[0] == 0
+            kept, first = read.read(("t", 1, 0), ("t", 0, 0))
+            assert offsets(kept)[0] == 0
+            assert first.error_code is NONE
+
+
+def test_a_client_at_the_end_of_a_topic_that_only_the_archive_has_waits() -> None:
+    with leaders(1, {0: 1}) as cluster:
+        cluster.unknown = {"orders": ErrorCode.unknown_topic_or_partition}
+        with both(archived(0, 20, topic="orders"), cluster) as read:
+            assert not read.live.watch.is_gone("orders")
+            wait_until(lambda: "orders" in read.live.watch._unknown_since, 20, "the question")
+            read.live.watch._unknown_since["orders"] -= 60
+            request = build_request(ApiKey.FETCH, 11, **fetch_of("orders", 20, max_wait=500))
+            answer = read.parts.fetcher.fetch(request, 11, may_wait=False)
+            assert answer.awaited is not None
+            assert not read.parts.catalog.is_changed(answer.awaited), "it would ask without end"
+            answer.release()
+            (data,) = read.read(("orders", 0, 21))
+            assert data.error_code is ErrorCode.unknown_topic_or_partition, "no reset"
+
+
+def test_live_records_do_not_wait_for_the_store() -> None:
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 100, start=30)
+        with both(archived(0, 20, 40, 60), cluster, STORE) as read:
+            assert offsets(*read.read(("t", 0, 0)))[0] == 0
+            read.live.note_store_failure("t")
+            before = _requests(read)
+            assert offsets(*read.read(("t", 0, 40)))[0] == 40
+            assert _requests(read) == before + 1, "the leader is asked"
+
+
+def _requests(read: Both) -> int:
+    return len(read.cluster.asked(ApiKey.FETCH))
