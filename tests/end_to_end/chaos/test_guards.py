@@ -71,7 +71,8 @@ def test_no_fault_begins_while_the_archive_is_behind(monkeypatch: pytest.MonkeyP
     """It may have fallen behind while the fault waited for its guards."""
     lags = [0.0, LAG_SECONDS + 1, LAG_SECONDS + 1, 0.0, 1.0]
     begun: list[int] = []
-    stage = Stage(*(cast("Any", None) for _ in range(4)), tell=lambda _: None)
+    nothing = cast("Any", None)
+    stage = Stage(nothing, nothing, nothing, nothing, lambda _: None)
     nemesis = Nemesis(stage, Schedule(1, 1.0, (), (), (), ()), lambda: lags.pop(0), lambda: None)
     monkeypatch.setattr(nemesis, "_carry_out", lambda _action: begun.append(len(lags)))
     assert nemesis._begin(RestartOnSpool(0, 1.0))
