@@ -1,4 +1,4 @@
-"""Serve live: the end of a topic and its live half, through `sidetier serve --live` and directly."""
+"""Serve live: the end of a topic and its live half by `sidetier serve --live` and directly."""
 
 import http.client
 import json

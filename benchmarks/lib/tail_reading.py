@@ -9,6 +9,7 @@ consumers. A record's value begins with the monotonic nanosecond at which it was
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic_ns
 from typing import Any
 
@@ -18,44 +19,38 @@ _WAIT_SECONDS = 60.0
 _STAMP = 20
 
 
+def follow(
+    config: dict[str, Any], topic: str, records: int, ready: threading.Barrier
+) -> list[float]:
+    """Return the ages of this number of records behind the present end."""
+    consumer = Consumer(config)
+    _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), _WAIT_SECONDS)
+    consumer.assign([TopicPartition(topic, 0, end)])
+    consumer.poll(1.0)
+    ready.wait(_WAIT_SECONDS)
+    ages: list[float] = []
+    while len(ages) < records:
+        message = consumer.poll(_WAIT_SECONDS)
+        if message is None:
+            raise TimeoutError(f"{len(ages)} of {records} records came")
+        if message.error() is not None:
+            raise RuntimeError(message.error().str())
+        ages.append((monotonic_ns() - int(message.value()[:_STAMP])) / 1e6)
+    consumer.close()
+    return ages
+
+
 def read(config: dict[str, Any], topic: str, groups: int, records: int) -> list[float]:
     """Return the ages of this number of records for each group."""
-    ages: list[float] = []
-    failures: list[BaseException] = []
     ready = threading.Barrier(groups + 1)
-
-    def follow(number: int) -> None:
-        try:
-            consumer = Consumer({**config, "group.id": f"bench-{number}"})
-            _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), _WAIT_SECONDS)
-            consumer.assign([TopicPartition(topic, 0, end)])
-            consumer.poll(1.0)
-            ready.wait(_WAIT_SECONDS)
-            own = []
-            while len(own) < records:
-                message = consumer.poll(_WAIT_SECONDS)
-                if message is None:
-                    raise TimeoutError(f"{len(own)} of {records} records came")
-                if message.error() is not None:
-                    raise RuntimeError(message.error().str())
-                own.append((monotonic_ns() - int(message.value()[:_STAMP])) / 1e6)
-            ages.extend(own)
-            consumer.close()
-        except BaseException as error:
-            failures.append(error)
-            ready.abort()
-            raise
-
-    threads = [threading.Thread(target=follow, args=(number,)) for number in range(groups)]
-    for thread in threads:
-        thread.start()
-    ready.wait(_WAIT_SECONDS)
-    print("ready", flush=True)
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return ages
+    with ThreadPoolExecutor(groups) as threads:
+        following = [
+            threads.submit(follow, {**config, "group.id": f"bench-{number}"}, topic, records, ready)
+            for number in range(groups)
+        ]
+        ready.wait(_WAIT_SECONDS)
+        print("ready", flush=True)
+        return [age for each in following for age in each.result()]
 
 
 if __name__ == "__main__":
