@@ -12,6 +12,7 @@ import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -256,6 +257,11 @@ class Catalog:
             executor.shutdown(wait=False, cancel_futures=True)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called: nobody waits any more."""
+        return self._closed.is_set()
+
+    @property
     def cluster(self) -> str:
         """Name of the cluster."""
         return self._archive.layout.cluster
@@ -449,7 +455,8 @@ class Catalog:
         """Read an archive in another thread, unless it was read some seconds ago."""
         latest = self._partition(tp).archive.latest
         if latest is None or self._clock() - latest.taken_at >= self._settings.max_age:
-            self._begin_refresh(tp)
+            with suppress(RuntimeError):  # the system allows no more threads now
+                self._begin_refresh(tp)
 
     def _begin_refresh(self, tp: TopicPartition) -> None:
         """Read an archive in another thread, unless it is being read."""

@@ -356,7 +356,8 @@ class Fetcher:
             answer = FetchAnswer([], topics)
             # Java's last Fetch before it closes names no partition.
             is_final = not seen or answer.record_bytes or answer.is_refused
-            if not is_final and answer.is_held and self._clock() < deadline:
+            can_wait = self._clock() < deadline and not self._catalog.is_closed
+            if not is_final and answer.is_held and can_wait:
                 # Asked again soon: nothing else may notice that the brokers are back.
                 self._catalog.wait_for_change(seen, min(deadline, self._clock() + _HELD_SECONDS))
                 answer.release()
@@ -632,7 +633,8 @@ class Fetcher:
         if data is None:
             held = ErrorCode.not_leader_or_follower
             data = FetchedData(asked.partition, held, is_held=True)
-        data.state = state
+        # A held answer is asked again soon; its own failure is no change that ends the wait.
+        data.state = (state[0], joined.live.reads.state(tp)) if data.is_held else state
         return data
 
     def _archived(

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
+from kio.static.protocol import RequestPayload
 
 from sidetier.segments.batches import Producer
 from sidetier.segments.cluster_state import GroupMember
@@ -361,11 +362,19 @@ def list_offsets_at(
 ) -> dict[TopicPartition, ListedOffset | KafkaApiError]:
     """Ask one broker, once, as `list_offsets`; errors are those of single partitions."""
     request = leader.build(ApiKey.LIST_OFFSETS, **_listing(timestamps, isolation))
-    response = leader.request(request, timeout=timeout)
+    response = _asked(leader, request, timeout)
     return {
         tp: api_error(f"{leader} refuses ListOffsets for {tp}", code) if code else row
         for tp, row, code in _listed(response)
     }
+
+
+def _asked(leader: Connection, request: RequestPayload, timeout: float) -> Any:  # noqa: ANN401 - kio's
+    response: Any = leader.request(request, timeout=timeout)
+    if getattr(response, "throttle_time", None):
+        # The broker does not read from this connection for that time (KIP-219).
+        leader.close()
+    return response
 
 
 def _listing(
@@ -434,7 +443,7 @@ def epoch_end_at(
         BrokerError: It could not be asked.
     """
     request = leader.build(ApiKey.OFFSET_FOR_LEADER_EPOCH, **_epoch_request({tp: epoch}))
-    ((_, end, code),) = _epoch_answers(leader.request(request, timeout=timeout))
+    ((_, end, code),) = _epoch_answers(_asked(leader, request, timeout))
     if code:
         raise api_error(f"{leader} refuses OffsetForLeaderEpoch for {tp}", code)
     return end

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.endpoint.live.client import MAX_ANSWER, LiveClient
 from sidetier.endpoint.live.topics import LiveTopics
@@ -31,11 +31,20 @@ _SLOWEST: Final = 1 << 20
 """Bytes per second of a broker that is not taken for one that hangs."""
 _AT_ONCE: Final = 4
 """Requests to each broker at the same time, besides those of the followers."""
-_PATIENCE: Final = 5.0
+PATIENCE: Final = 5.0
 """Longest wait for one of these connections, in seconds."""
 _AWAY_SECONDS: Final = 1.0
 """Time after a failure until the next attempt to reach a broker, if a request needs it."""
 _RECENT_SECONDS: Final = 60.0
+_IDLE_SECONDS: Final = 60.0
+
+
+class _Idle(NamedTuple):
+    """A connection that waits for the next request, who has opened it, and since when."""
+
+    client: LiveClient
+    connection: Connection
+    since: float
 
 
 @dataclass(slots=True)
@@ -43,7 +52,7 @@ class _Broker:
     """What is known of one broker.
 
     Attributes:
-        idle: Connections that wait for the next request, with the client that has opened them.
+        idle: Connections that wait for the next request.
         lent: Connections that are lent or being opened.
         open: Connections that are lent and opened.
         failure: Why the last attempt to reach it failed; None if it did not.
@@ -51,7 +60,7 @@ class _Broker:
         is_tried: Whether a thread tries to reach it.
     """
 
-    idle: list[tuple[LiveClient, Connection]] = field(default_factory=list)
+    idle: list[_Idle] = field(default_factory=list)
     lent: int = 0
     open: set[Connection] = field(default_factory=set)
     failure: str | None = None
@@ -118,15 +127,16 @@ class BrokerPool:
             )
 
     @contextmanager
-    def lend(self, broker: BrokerId) -> Iterator[Connection]:
-        """Lend a connection for one request and its answer.
+    def lend(self, broker: BrokerId, patience: float = PATIENCE) -> Iterator[Connection]:
+        """Lend a connection for one request and its answer. Wait `patience` seconds for it, if all
+        are in use.
 
         Raises:
             BrokerError: There is none: the broker is away, or refuses the login.
             BrokerBusyError: All of them are in use.
         """
         client = self._client()
-        state = self._reserve(broker)
+        state = self._reserve(broker, patience)
         connection, is_new = None, False
         try:
             connection = self._idle(state, client, self._known_address(broker))
@@ -135,11 +145,13 @@ class BrokerPool:
                 connection = self.open(broker, client)
             with self._changed:
                 state.open.add(connection)
+                if self._is_closed:
+                    connection.interrupt()
             yield connection
         except BrokerError as error:
             if connection is None or connection.is_closed:
                 # A connection that was idle may have been closed by the broker meanwhile.
-                is_away = connection is None or is_new or _is_timeout(error)
+                is_away = is_new or _is_timeout(error)
                 self._note_failure(state, str(error) if is_away else None)
             raise
         finally:
@@ -165,9 +177,9 @@ class BrokerPool:
             raise BrokerUnavailableError(f"the cluster does not show broker {broker} now")
         return address
 
-    def _reserve(self, broker: BrokerId) -> _Broker:
+    def _reserve(self, broker: BrokerId, patience: float) -> _Broker:
         """Wait for one of the connections of a broker, and reserve it."""
-        deadline = self._clock() + _PATIENCE
+        deadline = self._clock() + patience
         with self._changed:
             state = self._brokers.setdefault(broker, _Broker())
             while True:
@@ -206,7 +218,7 @@ class BrokerPool:
         with self._changed:
             state.is_tried, state.failure, state.failed_at = False, failure, self._clock()
             if failure is None and not self._is_closed:
-                state.idle.append((client, connection))
+                state.idle.append(_Idle(client, connection, self._clock()))
             elif failure is None:
                 connection.close()
 
@@ -220,19 +232,23 @@ class BrokerPool:
                 if not self._brokers[broker].lent
                 for each in self._brokers.pop(broker).idle
             ]
-        for _, connection in idle:
-            connection.close()
+        for each in idle:
+            each.connection.close()
 
     def _idle(self, state: _Broker, client: LiveClient, address: Address) -> Connection | None:
-        """Return an open connection; close those of former settings or addresses."""
+        """Return an open connection; close those of former settings or addresses.
+
+        Old ones, too: a firewall between may have forgotten them without a word.
+        """
         while True:
             with self._changed:
                 if not state.idle:
                     return None
-                opened_by, connection = state.idle.pop()
-            if opened_by is client and connection.address == address:
-                return connection
-            connection.close()
+                idle = state.idle.pop()
+            is_usual = idle.client is client and idle.connection.address == address
+            if is_usual and self._clock() - idle.since < _IDLE_SECONDS:
+                return idle.connection
+            idle.connection.close()
 
     def _note_failure(self, state: _Broker, failure: str | None) -> None:
         self._close_idle(state)
@@ -250,7 +266,7 @@ class BrokerPool:
                     connection.close()  # its next answer would be that of another request
                 elif not connection.is_closed:
                     state.failure = None
-                    state.idle.append((client, connection))
+                    state.idle.append(_Idle(client, connection, self._clock()))
             self._changed.notify_all()
             is_closed = self._is_closed
         if is_closed:
@@ -259,8 +275,8 @@ class BrokerPool:
     def _close_idle(self, state: _Broker) -> None:
         with self._changed:
             idle, state.idle = state.idle, []
-        for _, connection in idle:
-            connection.close()
+        for each in idle:
+            each.connection.close()
 
 
 def fetch_from(  # noqa: PLR0913 - the fields of Kafka's request

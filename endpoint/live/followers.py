@@ -41,6 +41,7 @@ clients.
 """
 _PAUSE: Final = 0.2
 _LOG_PAUSE: Final = 60.0
+_CLOSE_SECONDS: Final = 2.0
 
 Take = Callable[[Reader, Offset, FetchedPartition, LiveTopics], bool]
 """Keeps what a leader has returned for an offset; returns whether the partition is followed on."""
@@ -107,7 +108,7 @@ class Followers:
         self._log_away = AtMostEvery(_LOG_PAUSE)
 
     def close(self) -> None:
-        """Wait for the threads; `stop` must be set."""
+        """End the threads; `stop` must be set. An attempt to connect may outlive it."""
         with self._guard:
             followers = list(self._followers.values())
         for follower in followers:
@@ -116,7 +117,7 @@ class Followers:
                 if follower.connection is not None:
                     follower.connection.interrupt()
         for follower in followers:
-            follower.thread.join()
+            follower.thread.join(_CLOSE_SECONDS)
 
     def positions(self) -> dict[Reader, Offset]:
         """Return the next offset of each partition that is followed."""
@@ -184,11 +185,8 @@ class Followers:
 
     def leave(self, tps: Collection[TopicPartition]) -> None:
         """Follow these partitions no more."""
-        self._drop([Reader(tp, isolated) for tp in tps for isolated in (False, True)])
-
-    def _drop(self, readers: Collection[Reader]) -> None:
         with self._guard:
-            for reader in readers:
+            for reader in (Reader(tp, isolated) for tp in tps for isolated in (False, True)):
                 follower = self._of.pop(reader, None)
                 if follower is not None:
                     with follower.changed:
@@ -207,11 +205,13 @@ class Followers:
         positions: list[FetchPosition] = []
         while not self._stop.is_set():
             try:
-                positions = self._due(follower)
+                # One answer of the cluster for all: another one may have other leaders.
+                topics = self._watch.latest
+                positions = self._due(follower, topics)
                 if positions:
                     # Each partition is the first one in turn: one alone may fill the answer.
                     turn = (turn + 1) % len(positions)
-                    self._fetch(follower, positions[turn:] + positions[:turn])
+                    self._fetch(follower, positions[turn:] + positions[:turn], topics)
                 elif self._ends(follower):
                     break
             except SidetierError as error:
@@ -233,18 +233,14 @@ class Followers:
             log.exception("endpoint.live_follower_failed", broker=follower.broker)
         self._stop.wait(_PAUSE)
 
-    def _due(self, follower: _Follower) -> list[FetchPosition]:
+    def _due(self, follower: _Follower, topics: LiveTopics) -> list[FetchPosition]:
         """Return what to follow; forget what no client has asked for."""
-        topics, now = self._watch.latest, self._clock()
-        with follower.changed:
-            unwanted = [
-                reader
-                for reader, known in follower.followed.items()
-                if now - known.wanted_at > _UNWANTED_SECONDS
-            ]
-        if unwanted:
-            self._drop(unwanted)
-        with follower.changed:
+        now = self._clock()
+        with self._guard, follower.changed:
+            for reader, known in tuple(follower.followed.items()):
+                if now - known.wanted_at > _UNWANTED_SECONDS:
+                    del follower.followed[reader]
+                    self._of.pop(reader, None)
             return [
                 FetchPosition(reader.tp, known.position, _PARTITION_BYTES, topics.epoch(reader.tp))
                 for reader, known in follower.followed.items()
@@ -263,7 +259,9 @@ class Followers:
                 del self._followers[key]
             return True
 
-    def _fetch(self, follower: _Follower, positions: list[FetchPosition]) -> None:
+    def _fetch(
+        self, follower: _Follower, positions: list[FetchPosition], topics: LiveTopics
+    ) -> None:
         """Send one Fetch, and keep its answers.
 
         Raises:
@@ -273,7 +271,8 @@ class Followers:
             connection = self._pool.open(follower.broker)
             with follower.changed:
                 follower.connection = connection
-        topics = self._watch.latest
+            if self._stop.is_set():
+                return
         is_arriving = self._clock() - follower.arrived_at < _ARRIVAL_SECONDS
         share = self._memory // max(len(self._followers), 1)
         answers, throttle = fetch_from(

@@ -77,6 +77,7 @@ class LiveLogs:
         self._clock, self._wall_clock = clock, wall_clock
         self._stop = threading.Event()
         self._looked_at = float("-inf")
+        self._counted: object = None
         self._starts: dict[TopicPartition, tuple[float, Offset]] = {}
         self._store_failed: dict[str, float] = {}
         self.is_checked = False
@@ -99,8 +100,8 @@ class LiveLogs:
     def close(self) -> None:
         """Stop the threads."""
         self._stop.set()
-        self.watch.close()
         self.reads.close()
+        self.watch.close()
 
     @property
     def topics(self) -> LiveTopics:
@@ -161,7 +162,10 @@ class LiveLogs:
         for tp in tps:
             self._starts.pop(tp, None)
         self.reads.forget(tps)
-        self.reads.prune(tp for tp in tps if self.topics.partition(tp) is None)
+        self.reads.prune([tp for tp in tps if self.topics.partition(tp) is None])
+        if self._counted is not self.topics:  # it is called before and after each change
+            self._counted = self.topics
+            self.metrics.leader_changes.inc(len(tps))
         self.reads.pool.prune(self.topics.brokers)
         if not tps:
             self._changed(tps)

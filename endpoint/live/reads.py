@@ -15,7 +15,13 @@ from typing import Final, TypeVar
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.blocks import NO_BYTES, Lease, Piece
-from sidetier.endpoint.live.brokers import BrokerBusyError, BrokerPool, fetch_from, level_of
+from sidetier.endpoint.live.brokers import (
+    PATIENCE,
+    BrokerBusyError,
+    BrokerPool,
+    fetch_from,
+    level_of,
+)
 from sidetier.endpoint.live.chunks import Chunk, ChunkCache, Reader, chunk_of
 from sidetier.endpoint.live.client import LiveClient
 from sidetier.endpoint.live.followers import Followers
@@ -59,6 +65,8 @@ _CHUNKS: Final = 8
 """Number of the largest chunks that fit the memory."""
 _SMALL: Final = 64 << 10
 """Bytes of an answer while slow clients hold the memory."""
+_SHORT_PATIENCE: Final = 0.5
+"""Seconds to wait for a busy leader with a question that is asked for each partition."""
 _RENEW_SECONDS: Final = 0.5
 """Longest wait for the leaders before a second attempt."""
 _FIRST_WITH_MAX_TIMESTAMP: Final = 7
@@ -160,28 +168,37 @@ class LiveReads:
         """Ask leaders for the bounds that are older than `max_age` seconds: three requests to each
         leader. Those that cannot be asked stay unknown.
         """
-        topics, now = self._watch.latest, self._clock()
+        topics, oldest = self._watch.latest, self._clock() - max_age
         led: dict[BrokerId, list[TopicPartition]] = {}
-        for tp in tps:
-            known = self._known.get(tp)
-            if known is None or now - known.at > max_age:
-                led.setdefault(topics.leader(tp), []).append(tp)
+        for tp in self._older(tps, oldest):
+            led.setdefault(topics.leader(tp), []).append(tp)
+        leaderless = led.pop(NO_LEADER, [])
+        self._forget_bounds(leaderless)
+        if any(topics.partition(tp) is not None for tp in leaderless):
+            self._watch.renew()
         for leader, asked in led.items():
             try:
-                if leader == NO_LEADER:
-                    raise BrokerUnavailableError(f"{asked[0]} has no leader now")
-                with self.pool.lend(leader) as connection:
-                    self._ask_bounds(connection, asked, topics)
+                with self.pool.lend(leader, _SHORT_PATIENCE) as connection:
+                    # Others may have asked meanwhile.
+                    self._ask_bounds(connection, self._older(asked, oldest), topics)
             except BrokerBusyError:
-                continue  # what is known will do
+                if max_age <= 0:
+                    self._forget_bounds(asked)
             except BrokerError as error:
                 self._forget_bounds(asked)
                 self._note_failure(asked[0], error)
 
+    def _older(self, tps: Iterable[TopicPartition], oldest: float) -> list[TopicPartition]:
+        """Return the partitions whose bounds are not known since `oldest`."""
+        known = ((tp, self._known.get(tp)) for tp in tps)
+        return [tp for tp, each in known if each is None or each.at < oldest]
+
     def _ask_bounds(
         self, connection: Connection, tps: Sequence[TopicPartition], topics: LiveTopics
     ) -> None:
-        found = []
+        found: list[Mapping[TopicPartition, ListedOffset | KafkaApiError]] = []
+        if not tps:
+            return
         for timestamp, isolation in (
             (EARLIEST, IsolationLevel.READ_UNCOMMITTED),  # the start first: see `side`
             (LATEST, IsolationLevel.READ_COMMITTED),
@@ -196,6 +213,7 @@ class LiveReads:
             for answers in found:
                 answer = answers[tp]
                 if isinstance(answer, KafkaApiError):
+                    self._forget_bounds([tp])
                     self._note_failure(tp, answer)
                     break
                 offsets.append(answer.offset)
@@ -242,7 +260,10 @@ class LiveReads:
             return None
         if chunk is not None:
             return [chunk]
-        self.followers.follow(reader, offset)
+        try:
+            self.followers.follow(reader, offset)
+        except RuntimeError:  # the system allows no more threads now
+            return None
         return ()
 
     def kept(
@@ -300,11 +321,12 @@ class LiveReads:
         led: dict[BrokerId, dict[TopicPartition, int]] = {}
         for tp, timestamp in timestamps.items():
             led.setdefault(topics.leader(tp), {})[tp] = timestamp
+        led.pop(NO_LEADER, None)
         found: dict[TopicPartition, ListedOffset] = {}
         for leader, asked in led.items():
             with (
                 suppress(BrokerError, BrokerBusyError),
-                self.pool.lend(leader) as connection,
+                self.pool.lend(leader, _SHORT_PATIENCE) as connection,
             ):
                 answers = list_offsets_at(
                     connection,
@@ -356,7 +378,7 @@ class LiveReads:
     ) -> Value:
         """Ask the leader as `_asked_leader`; a busy one is an error that clients repeat."""
         try:
-            return self._asked_leader(tp, ask)
+            return self._asked_leader(tp, ask, _SHORT_PATIENCE)
         except BrokerBusyError as error:
             raise BrokerUnavailableError(str(error)) from None
 
@@ -370,14 +392,16 @@ class LiveReads:
                 self._others.drop(tp)
             self._forget_bounds(tps)
         if tps:
-            self._metrics.leader_changes.inc(len(tps))
             # Their clients ask again, and are refused if the new leader has less.
             self._lose(tps)
 
     # Single requests
 
     def _asked_leader(
-        self, tp: TopicPartition, ask: Callable[[Connection, LiveTopics], Value]
+        self,
+        tp: TopicPartition,
+        ask: Callable[[Connection, LiveTopics], Value],
+        patience: float = PATIENCE,
     ) -> Value:
         """Ask the leader; once more if another broker leads now.
 
@@ -385,48 +409,42 @@ class LiveReads:
             BrokerError: It refuses, or cannot be reached.
             BrokerBusyError: As `BrokerPool.lend`.
         """
-        try:
-            with suppress(_AnotherLeaderError):
-                return self._asked_once(tp, ask)
-            return self._asked_once(tp, ask)
-        except _AnotherLeaderError as error:
-            raise error.cause from None
-
-    def _asked_once(
-        self, tp: TopicPartition, ask: Callable[[Connection, LiveTopics], Value]
-    ) -> Value:
-        """Ask the leader; after an error that another leader explains, find out who leads.
-
-        Raises:
-            _AnotherLeaderError: Ask again.
-            BrokerError: It refuses, or cannot be reached.
-        """
         topics = self._watch.latest
-        leader = topics.leader(tp)
-        if leader == NO_LEADER:
-            self._watch.renew()
-            raise BrokerUnavailableError(f"{tp} has no leader now")
-        if (reason := self.pool.away(leader)) is not None:
-            # Without a wait for the next leader: a Fetch may name many partitions of this one.
-            self._watch.renew()
-            raise BrokerUnavailableError(reason)
         try:
-            with self.pool.lend(leader) as connection:
-                return ask(connection, topics)
+            return self._asked_once(tp, ask, patience)
         except BrokerError as error:
             # Also after OFFSET_OUT_OF_RANGE: a former leader may lag behind.
             if not error.retry and not is_out_of_range(error):
                 raise
+            leader = topics.leader(tp)
+            if leader == NO_LEADER or self.pool.away(leader) is not None:
+                # Without a wait for the next leader: a Fetch may name many partitions of this one.
+                self._watch.renew()
+                raise
             if self._watch.latest.is_same(topics, tp):  # not if the broker has named the next one
                 self._watch.renew(wait=_RENEW_SECONDS)
-            raise _AnotherLeaderError(error) from error
+        return self._asked_once(tp, ask, patience)
+
+    def _asked_once(
+        self, tp: TopicPartition, ask: Callable[[Connection, LiveTopics], Value], patience: float
+    ) -> Value:
+        """Ask the leader; raises as `_asked_leader`."""
+        topics = self._watch.latest
+        leader = topics.leader(tp)
+        if leader == NO_LEADER:
+            raise BrokerUnavailableError(f"{tp} has no leader now")
+        with self.pool.lend(leader, patience) as connection:
+            return ask(connection, topics)
 
     def _fetched_once(
         self, reader: Reader, offset: Offset, most_bytes: int, client_id: str
     ) -> Chunk | None:
         """Fetch a chunk; clients that ask for the same at the same time share one request."""
         key = reader, offset
+        throttle_key = self._watch.latest.leader(reader.tp), client_id
         with self._guard:
+            if self._clock() < self._throttled.get(throttle_key, 0.0):
+                raise _ThrottledError
             flight = self._flights.get(key)
             is_own = flight is None
             if flight is None:
@@ -458,6 +476,14 @@ class LiveReads:
         flight.set_result(chunk)
         return chunk
 
+    def _throttle(self, leader: BrokerId, client_id: str, seconds: float) -> None:
+        now = self._clock()
+        with self._guard:
+            ended = [key for key, until in self._throttled.items() if until <= now]
+            for key in ended:
+                del self._throttled[key]
+            self._throttled[leader, client_id] = now + seconds
+
     def _land(self, key: tuple[Reader, Offset], size: int) -> None:
         with self._guard:
             self._held -= size
@@ -472,9 +498,7 @@ class LiveReads:
         size: int,
         client_id: str,
     ) -> Chunk | None:
-        tp, key = reader.tp, (topics.leader(reader.tp), client_id)
-        if self._clock() < self._throttled.get(key, 0.0):
-            raise _ThrottledError
+        tp = reader.tp
         usual = connection.client_id
         connection.client_id = client_id or usual
         try:
@@ -491,10 +515,9 @@ class LiveReads:
         if throttle > 0:
             # The broker does not read from this connection before then; others may still use it.
             connection.close()
-            self._throttled = {
-                known: until for known, until in self._throttled.items() if until > self._clock()
-            }
-            self._throttled[key] = self._clock() + throttle
+            self._throttle(topics.leader(tp), client_id, throttle)
+            if not answers:  # as brokers answer then
+                raise _ThrottledError
         (fetched,) = answers
         if fetched.error_code:
             self._watch.learn_leaders(answers)
@@ -608,7 +631,7 @@ class LiveReads:
         code = error.code if isinstance(error, KafkaApiError) else None
         if code is None or code in _MOVED:
             self._watch.renew()
-        self._forget_bounds([tp])
+            self._forget_bounds([tp])
         self._report(tp, error)
 
     def _report(self, tp: TopicPartition, error: SidetierError) -> None:
@@ -634,11 +657,3 @@ def _up_to(size: int, chunks: Iterable[Chunk]) -> Iterator[memoryview]:
 def is_out_of_range(error: SidetierError) -> bool:
     """Return whether a leader does not have an offset."""
     return isinstance(error, KafkaApiError) and error.code == ErrorCode.offset_out_of_range
-
-
-class _AnotherLeaderError(Exception):
-    """Another broker may lead the partition."""
-
-    def __init__(self, cause: BrokerError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause

@@ -32,6 +32,7 @@ _LONGEST: Final = 1.0
 """Seconds between two requests, whatever the reasons are; the longer one while nothing changes."""
 _TIMEOUT: Final = 2.0
 _CONNECT_TIMEOUT: Final = 1.0
+_CLOSE_SECONDS: Final = 2.0
 _LOG_PAUSE: Final = 60.0
 
 
@@ -134,6 +135,7 @@ class LiveTopicsWatch:
         """Topics that somebody has missed."""
         self._unknown_since: dict[str, float] = {}
         """Those of them that no broker knows, and since when, in monotonic seconds."""
+        self._asked: Cluster | None = None
         self.thread = threading.Thread(target=self._run, name="endpoint-live", daemon=True)
 
     def start(self) -> None:
@@ -170,10 +172,14 @@ class LiveTopicsWatch:
         return self._clock() - since >= INTERVAL
 
     def close(self) -> None:
-        """End the thread; `stop` must be set."""
+        """End the thread; `stop` must be set. An attempt to connect may outlive it."""
         self._due.set()
+        with self._answered:
+            self._answered.notify_all()
+        if self._asked is not None:
+            self._asked.interrupt()
         if self.thread.is_alive():
-            self.thread.join()
+            self.thread.join(_CLOSE_SECONDS)
 
     def renew(self, *, wait: float = 0.0) -> None:
         """Ask for the topics soon; wait up to `wait` seconds for the answer."""
@@ -181,7 +187,7 @@ class LiveTopicsWatch:
             # The answer to a request that is in flight may be of a moment before this call.
             wanted = self._ended + (2 if self._is_asking else 1)
             self._due.set()
-            if wait > 0:
+            if wait > 0 and not self._stop.is_set():
                 self._answered.wait_for(lambda: self._ended >= wanted, wait)
 
     def learn_leaders(self, answers: Iterable[FetchedPartition]) -> None:
@@ -247,6 +253,7 @@ class LiveTopicsWatch:
     def _run(self) -> None:
         client = self._client()
         cluster, pause, longest = self._cluster(client), _SHORTEST, INTERVAL
+        self._asked = cluster
         while not self._stop.is_set():
             if not self._due.wait(longest):
                 pause = _SHORTEST
@@ -259,11 +266,12 @@ class LiveTopicsWatch:
             try:
                 if self._client() is not client:
                     client, before = self._client(), cluster
-                    cluster = self._cluster(client)
+                    cluster = self._asked = self._cluster(client)
                     before.close()
                 is_changed = self._ask(cluster)
             except BrokerError as error:
                 self._report_away(error)
+                self._unknown_since = {}  # nobody has confirmed it
                 cluster.close()  # the brokers that it knows stay known
                 longest = _AWAY_INTERVAL
             except SidetierError as error:  # such as a certificate that cannot be loaded
@@ -304,6 +312,8 @@ class LiveTopicsWatch:
                 metadata.brokers,
                 before.shape if before.shape == counts else counts,
             )
+            if self.wanted_cluster_id not in {None, answer.cluster_id}:
+                return False  # the archive has named its cluster meanwhile
             changed = answer.changed(before)
             if answer != before:
                 self._show(answer, changed)

@@ -36,11 +36,12 @@ class Leaders:
         shown: The leaders that Metadata shows; as `led_by` without an entry.
         logs: The logs, by partition number.
         written: Their batches with the last offset of each.
-        throttled: Throttle time, in seconds, of each answer to a client id.
+        throttled: Throttle time, in seconds, of the next Fetch of a client id.
         hanging: Brokers that do not answer until their event is set.
         closing: Brokers that close the connection of the next request.
         unknown: Topics that do not exist, with the errors of Metadata.
         starts: The log starts, by partition number; 0 without an entry.
+        refused: Errors of Fetch, by partition number.
     """
 
     brokers: Sequence[FakeBroker]
@@ -54,6 +55,7 @@ class Leaders:
     closing: set[int] = field(default_factory=set)
     unknown: dict[str, ErrorCode] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
+    refused: dict[int, ErrorCode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number in self.led_by:
@@ -160,12 +162,12 @@ class Leaders:
         rows = [self._row(at, asked) for asked in request.entity.topics[0].partitions]
         if not any(row["records"] for row in rows):
             threading.Event().wait(min(request.entity.max_wait.total_seconds(), 0.05))
-        throttle = self.throttled.get(request.client_id, 0.0)
+        throttle = self.throttled.pop(request.client_id, 0.0)
         return request.response(
             throttle_time=round(throttle * 1000),
             error_code=NONE,
             session_id=0,
-            responses=[{"topic_id": TOPIC_ID, "partitions": rows}],
+            responses=[] if throttle else [{"topic_id": TOPIC_ID, "partitions": rows}],
         )
 
     def _row(self, at: int, asked: Any) -> dict[str, Any]:  # noqa: ANN401 - kio's
@@ -177,6 +179,8 @@ class Leaders:
             error = ErrorCode.not_leader_or_follower
             epoch = self.epochs.get(number, 5)
             hint = {"current_leader": {"leader_id": leader, "leader_epoch": epoch}}
+        elif number in self.refused:
+            error = self.refused[number]
         elif not start <= offset <= log.next_offset:
             error = ErrorCode.offset_out_of_range
         data = b"".join(data for last, data in self.written.get(number, ()) if last >= offset)

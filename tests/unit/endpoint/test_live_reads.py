@@ -152,14 +152,15 @@ def test_only_the_throttled_client_waits() -> None:
         cluster.throttled["greedy"] = 0.5
         cluster.write(0)
         began = monotonic()
-        assert offsets(fetch(read, 0, 0, "greedy")) == [0]
-        cluster.write(0)
-        assert fetch(read, 0, 1, "greedy") is None
+        assert fetch(read, 0, 0, "greedy") is None
+        asked = len(cluster.asked(ApiKey.FETCH))
+        assert fetch(read, 0, 0, "greedy") is None or monotonic() - began >= 0.5
         assert read.reads.followers.positions() == {}, "it is not at the end"
-        assert offsets(fetch(read, 0, 1, "modest")) == [1]
+        assert offsets(fetch(read, 0, 0, "modest")) == [0]
+        assert len(cluster.asked(ApiKey.FETCH)) <= asked + 1
         cluster.write(0)
         wait_until(
-            lambda: fetch(read, 0, 2, "greedy") is not None, 20, "the end of the throttle time"
+            lambda: fetch(read, 0, 1, "greedy") is not None, 20, "the end of the throttle time"
         )
         assert monotonic() - began >= 0.5
 
@@ -243,6 +244,27 @@ def test_only_a_topic_that_no_broker_knows_by_its_name_is_gone() -> None:
         read.watch._unknown_since["deleted"] -= 60
         assert read.watch.is_gone("deleted")
         assert "secret" not in read.watch._unknown_since
+
+
+def test_an_error_that_no_leader_explains_changes_nothing() -> None:
+    """The client would be woken, ask again, and so on."""
+    with leaders(1, {0: 1}) as cluster, reading(cluster) as read:
+        assert read.reads.bounds(tp(0), 0.0) is not None
+        cluster.refused[0] = ErrorCode.topic_authorization_failed
+        before = read.reads.state(tp(0))
+        with pytest.raises(KafkaApiError, match="AUTHORIZATION"):
+            fetch(read, 0, 0)
+        assert read.reads.state(tp(0)) == before
+
+
+def test_partitions_without_a_leader_make_no_broker_count_as_away() -> None:
+    with leaders(1, {0: 1, 1: -1}) as cluster, reading(cluster) as read:
+        unknown = TopicPartition("unknown", 0)
+        read.reads.refresh([tp(0), tp(1), unknown], 0.0)
+        listed = read.reads.list_offsets({tp(0): -1, tp(1): -1, unknown: -1}, isolated=False)
+        assert listed.keys() == {tp(0)}
+        assert read.reads.pool.count_away() == 0
+        assert read.reads.bounds(tp(0), 2.0) is not None
 
 
 def test_bounds_of_many_partitions_cost_three_requests_to_each_leader() -> None:
