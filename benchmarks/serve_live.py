@@ -115,7 +115,10 @@ def servers(directory: Path) -> Iterator[tuple[KraftCluster, Endpoint, dict[str,
     with broker(directory / "kafka") as cluster:
         create_topic(cluster, _TAIL, 1, 64 * _MIB)
         port = free_port()
-        options = ("--live", cluster.bootstrap_servers, "--metrics-port", str(port))
+        options = (
+            *("--live", cluster.bootstrap_servers, "--metrics-port", str(port)),
+            *("--max-connections", str(2 * _IDLE), "--max-connections-per-host", str(2 * _IDLE)),
+        )
         with Endpoint(directory / "serve", files.storage, files.environment, options) as endpoint:
             yield (
                 cluster,
