@@ -123,8 +123,9 @@ def build_request(api: ApiKey, version: int, /, **values: object) -> RequestPayl
         ValueError: The version has no such field, and the value does not mean "unset".
         TypeError: A field without a default is missing.
     """
-    request = build_entity(load_request_schema(api, version), values)
-    assert isinstance(request, load_request_schema(api, version))  # noqa: S101 - for mypy
+    request_type = _request_type(api, version)
+    request = build_entity(request_type, values)
+    assert isinstance(request, request_type)  # noqa: S101 - for mypy
     return request
 
 
@@ -137,8 +138,9 @@ def build_response(api: ApiKey, version: int, /, **values: object) -> ResponsePa
     Raises:
         TypeError: A field without a default is missing.
     """
-    response = build_entity(load_response_schema(api, version), values, lenient=True)
-    assert isinstance(response, load_response_schema(api, version))  # noqa: S101 - for mypy
+    response_type = _kio_response_type(api, version)
+    response = build_entity(response_type, values, lenient=True)
+    assert isinstance(response, response_type)  # noqa: S101 - for mypy
     return response
 
 
@@ -318,6 +320,11 @@ def encode_response_header(api: ApiKey, version: int, correlation_id: int) -> by
 @cache  # kio looks the class up by its name at each call
 def _request_type(api: ApiKey, version: int) -> type[RequestPayload]:
     return load_request_schema(api, version)
+
+
+@cache
+def _kio_response_type(api: ApiKey, version: int) -> type[ResponsePayload]:
+    return load_response_schema(api, version)
 
 
 @cache

@@ -2,10 +2,11 @@
 
 kio copies the records of a Produce request twice, and a Fetch response's once. Here a Produce
 request is a list of buffers that includes the caller's batches, and the records of a Fetch response
-are views of the received frame. kio handles the small messages: Produce responses and Fetch
-requests.
+are views of the received frame. Fetch requests are sent for each few records, and kio takes ten
+times as long to write one. It reads Produce responses.
 
-Source: `ProduceRequest.json` of Kafka (versions 3 to 11); `fetch_layout` for Fetch responses.
+Source: `ProduceRequest.json` (versions 3 to 11) and `FetchRequest.json` (versions 4 to 17) of
+Kafka; `fetch_layout` for Fetch responses.
 """
 
 import struct
@@ -47,16 +48,20 @@ from sidetier.wire.fetch_layout import (
     compact_string,
     encode_string,
 )
-from sidetier.wire.protocol import (
-    ApiKey,
-    api_error,
-    build_request,
-)
+from sidetier.wire.protocol import ApiKey, api_error
 
 _ACKS_ALL: Final = -1
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
 _INDEX = struct.Struct(">i")
 _FIRST_FLEXIBLE_PRODUCE: Final = 9
+_CLIENT = struct.Struct(">i")
+"""The replica id of a request; -1 for clients. Versions from 15 on do not have it (KIP-903)."""
+_LAST_WITH_REPLICA_ID: Final = 14
+_FIRST_WITH_EPOCH: Final = 9
+_LIMITS = struct.Struct(">iii")
+_ISOLATION = struct.Struct(">b")
+_SESSION = struct.Struct(">ii")
+_OFFSET = struct.Struct(">q")
 
 
 class ProducedPartition(NamedTuple):
@@ -238,37 +243,44 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
     # A request names all topics in the same way: one without an id makes all of them names.
     if not topics.keys() <= ids.keys():
         version = min(version, FIRST_BY_ID - 1)
-    by_id = version >= FIRST_BY_ID
-    request = build_request(
-        ApiKey.FETCH,
-        version,
-        # A client. Versions from 15 on have no such field (KIP-903), and -1 counts as unset.
-        replica_id=-1,
-        max_wait=round(max_wait * 1000),
-        min_bytes=min_bytes,
-        max_bytes=max_bytes,
-        isolation_level=1 if isolation is IsolationLevel.READ_COMMITTED else 0,
+    head = bytearray()
+    if version <= _LAST_WITH_REPLICA_ID:
+        head += _CLIENT.pack(-1)
+    head += _LIMITS.pack(round(max_wait * 1000), min_bytes, max_bytes)
+    head += _ISOLATION.pack(isolation is IsolationLevel.READ_COMMITTED)
+    if version >= FIRST_WITH_SESSION:
         # No fetch session (KIP-227): every request names all of its partitions.
-        session_epoch=-1,
-        topics=[
-            {
-                **({"topic_id": ids[name]} if by_id else {"topic": name}),
-                "partitions": [
-                    {
-                        "partition": position.partition.partition,
-                        "current_leader_epoch": position.leader_epoch,
-                        "fetch_offset": position.offset,
-                        "partition_max_bytes": position.max_bytes,
-                    }
-                    for position in group
-                ],
-            }
-            for name, group in topics.items()
-        ],
-        forgotten_topics_data=(),
-        rack_id=rack,
-    )
-    connection.send(request, timeout=timeout)
+        head += _SESSION.pack(0, -1)
+    body = bytes(head) + encode_fetched_topics(version, topics, ids)
+    if version >= FIRST_WITH_REPLICA:
+        body += compact_string(rack) if version >= FIRST_FLEXIBLE else encode_string(rack)
+    end = b"\0" if version >= FIRST_FLEXIBLE else b""
+    connection.send_buffers(ApiKey.FETCH, version, [body + end], timeout=timeout)
+
+
+def encode_fetched_topics(
+    version: int, topics: Mapping[str, Sequence[FetchPosition]], ids: Mapping[str, UUID]
+) -> bytes:
+    """Return the topics of a Fetch request, and no topics to forget."""
+    flexible = version >= FIRST_FLEXIBLE
+    string, count = (compact_string, compact_count) if flexible else (encode_string, COUNT.pack)
+    end = b"\0" if flexible else b""
+    data = bytearray(count(len(topics)))
+    for name, positions in topics.items():
+        data += ids[name].bytes if version >= FIRST_BY_ID else string(name)
+        data += count(len(positions))
+        for position in positions:
+            data += _INDEX.pack(position.partition.partition)
+            if version >= _FIRST_WITH_EPOCH:
+                data += _INDEX.pack(position.leader_epoch)
+            data += _OFFSET.pack(position.offset)
+            if flexible:
+                data += _INDEX.pack(-1)  # last fetched epoch
+            if version >= FIRST_WITH_LOG_START:
+                data += _OFFSET.pack(-1)  # of a follower
+            data += _INDEX.pack(position.max_bytes) + end
+        data += end
+    return bytes(data) + (count(0) if version >= FIRST_WITH_SESSION else b"")
 
 
 def receive_fetched(

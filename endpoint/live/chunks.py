@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sidetier.segments.batches import split_batches
-from sidetier.segments.headers import HEADER_BYTES
+from sidetier.segments.headers import HEADER_BYTES, batch_bytes, parse_batch_header
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.transactions import Marker, read_marker
 from sidetier.wire.record_requests import AbortedTransaction, FetchedPartition
@@ -85,14 +85,20 @@ def chunk_of(offset: Offset, fetched: FetchedPartition) -> Chunk | None:
     Raises:
         DamagedSegmentError, UnsupportedFormatError: The leader's answer has no valid batches.
     """
-    size, end = 0, offset
-    for batch, header in split_batches(fetched.records):
-        size += len(batch)
-        end = header.next_offset
+    records, size, last = fetched.records, 0, 0
+    # The length of a batch is behind its base offset; the last one may be cut off.
+    while size + HEADER_BYTES <= len(records):
+        length = batch_bytes(records[size:])
+        if size + length > len(records):
+            break
+        last, size = size, size + length
+    if not size:
+        return None
+    end = parse_batch_header(records[last:]).next_offset
     if end <= offset:
         return None
-    data = fetched.records[:size]
-    if size < len(memoryview(data.obj)) // 2:
+    data = records[:size]
+    if size < memoryview(data.obj).nbytes // 2:
         # A view would keep the whole answer in memory, with the records of all other partitions.
         data = memoryview(bytes(data))
     return Chunk(offset, Offset(end), data, fetched.aborted)

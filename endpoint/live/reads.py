@@ -65,6 +65,8 @@ _CHUNKS: Final = 8
 """Number of the largest chunks that fit the memory."""
 _SMALL: Final = 64 << 10
 """Bytes of an answer while slow clients hold the memory."""
+_AROUND: Final = 1 << 10
+"""Bytes of an answer beside its records. Buffers have whole MiB, and clients ask for whole ones."""
 _SHORT_PATIENCE: Final = 0.5
 """Seconds to wait for a busy leader with a question that is asked for each partition."""
 _RENEW_SECONDS: Final = 0.5
@@ -454,7 +456,8 @@ class LiveReads:
                 return flight.result()
             except _ThrottledError:  # another client is throttled
                 return self._fetched_once(reader, offset, most_bytes, client_id)
-        size = min(most_bytes, _MAX_CHUNK, max(self._memory // _CHUNKS, _SMALL))
+        most = min(most_bytes, _MAX_CHUNK, max(self._memory // _CHUNKS, _SMALL))
+        size = max(most - _AROUND, 1)
         with self._guard:
             if self._held >= self._memory:
                 size = min(size, _SMALL)

@@ -1,8 +1,9 @@
 """Our own Produce and Fetch encoding compared with kio's, in every version."""
 
 import struct
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -10,13 +11,16 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader
 
 from sidetier.segments.errors import KafkaApiError, MalformedResponseError
-from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.wire.connection import Buffer
-from sidetier.wire.protocol import ApiKey, encode, known_versions
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.wire.connection import Buffer, Connection
+from sidetier.wire.protocol import ApiKey, build_request, encode, known_versions
 from sidetier.wire.record_requests import (
     AbortedTransaction,
+    FetchPosition,
     decode_fetched,
     encode_produce,
+    send_fetch,
 )
 
 TOPIC_ID = UUID(int=77)
@@ -64,6 +68,84 @@ def test_two_batches_of_a_partition_are_refused() -> None:
     batches = [(TopicPartition("topic", 0), b"one"), (TopicPartition("topic", 0), b"two")]
     with pytest.raises(ValueError, match="two batches of topic-0 in one Produce request"):
         encode_produce(8, batches, transactional_id=None, timeout=1)
+
+
+class Sent:
+    """A connection to a broker that supports Fetch up to a version. `body` is what was sent."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+        self.body = b""
+        self.version_sent = -1
+
+    def version(self, _: ApiKey) -> int:
+        return self._version
+
+    def send_buffers(
+        self, _: ApiKey, version: int, body: Sequence[bytes], *, timeout: float | None
+    ) -> None:
+        assert timeout == 7
+        self.version_sent, self.body = version, b"".join(body)
+
+
+@pytest.mark.parametrize("version", [each for each in versions(ApiKey.FETCH) if each >= 4])
+@pytest.mark.parametrize("isolation", IsolationLevel)
+def test_fetch_request_is_the_same_as_that_of_kio(version: int, isolation: IsolationLevel) -> None:
+    positions = [
+        FetchPosition(TopicPartition("topic", 3), Offset(1 << 40), 1 << 20, LeaderEpoch(5)),
+        FetchPosition(TopicPartition("other", 0), Offset(7), 9),
+        FetchPosition(TopicPartition("topic", 1), Offset(0), 1),
+    ]
+    ids = {"topic": TOPIC_ID, "other": UUID(int=78)}
+    sent = Sent(version)
+    limits: dict[str, Any] = {"min_bytes": 3, "max_bytes": 1 << 24}
+    send_fetch(
+        cast("Connection", sent),
+        positions,
+        topic_ids=ids,
+        isolation=isolation,
+        max_wait=0.25,
+        rack="r" if version >= 11 else "",
+        timeout=7,
+        **limits,
+    )
+    topics = [
+        {
+            **({"topic_id": ids[name]} if version >= 13 else {"topic": name}),
+            "partitions": [
+                {
+                    "partition": each.partition.partition,
+                    "current_leader_epoch": each.leader_epoch if version >= 9 else -1,
+                    "fetch_offset": each.offset,
+                    "partition_max_bytes": each.max_bytes,
+                }
+                for each in positions
+                if each.partition.topic == name
+            ],
+        }
+        for name in ("topic", "other")
+    ]
+    request = build_request(
+        ApiKey.FETCH,
+        version,
+        replica_id=-1,
+        max_wait=250,
+        **limits,
+        isolation_level=int(isolation is IsolationLevel.READ_COMMITTED),
+        session_epoch=-1,
+        topics=topics,
+        forgotten_topics_data=(),
+        rack_id="r" if version >= 11 else "",
+    )
+    assert sent.version_sent == version
+    assert sent.body == encode(request)
+
+
+def test_a_topic_without_an_id_makes_a_fetch_name_all_topics() -> None:
+    sent = Sent(17)
+    positions = [FetchPosition(TopicPartition(name, 0), Offset(0), 1) for name in ("topic", "new")]
+    send_fetch(cast("Connection", sent), positions, topic_ids=IDS, timeout=7)
+    assert sent.version_sent == 12
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.FETCH))
