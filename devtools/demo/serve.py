@@ -28,7 +28,7 @@ def why_no_serve() -> str | None:
 
 
 @contextmanager
-def served(config: Path, directory: Path) -> Iterator[str]:
+def served(config: Path, directory: Path, *options: str) -> Iterator[str]:
     """Run `sidetier serve` over the archive until the block ends; yield its `bootstrap.servers`.
 
     Raises:
@@ -37,7 +37,7 @@ def served(config: Path, directory: Path) -> Iterator[str]:
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "serve.log"
     line = [sys.executable, "-m", "sidetier.cli", "--config", str(config)]
-    line += ["serve", "--listen", "127.0.0.1:0"]
+    line += ["serve", "--listen", "127.0.0.1:0", *options]
     with ManagedProcess(Command("sidetier serve", line, log)) as process:
         process.start()
         process.wait_until(lambda: _address(log) is not None, _START_SECONDS)

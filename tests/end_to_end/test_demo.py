@@ -57,7 +57,8 @@ def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
     assert "archived records read back" in err
     produced = sum(row["produced"] for row in partitions)
     assert found["counted_by_spark"] == found["read_by_console_consumer"] == produced
-    assert err.count("kafka-console-consumer.sh --bootstrap-server 127.0.0.1:") == 3
+    assert found["read_while_produced"] == 1.0
+    assert err.count("kafka-console-consumer.sh --bootstrap-server 127.0.0.1:") == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert processes_in(work) == []
     assert not work.exists()
