@@ -93,6 +93,7 @@ test-long: prepare ## run the tests that need hours: chaos, simulations, kills (
 	  tests/property/consumer/test_one_log.py tests/property/segments/test_arrow_decoder.py
 	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-900} $(BIN)/pytest -n 0 \
 	  tests/integration/mirror/test_mirror.py -k killed_again
+	HYDRATE_39_KRAFT=1 $(BIN)/pytest -n 0 tests/integration/mirror/test_hydrate_39.py
 
 mirror-kills: prepare ## kill a mirror's worker at random times for MIRROR_KILL_SECONDS (300); seed: MIRROR_KILL_SEED
 	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-300} $(BIN)/pytest -n 0 \

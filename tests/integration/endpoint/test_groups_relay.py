@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from kio.schema.errors import ErrorCode
 
@@ -125,6 +126,67 @@ def test_a_group_continues_at_another_broker(relayed: Relayed) -> None:
     finally:
         relayed.live.start_broker(coordinator)
     member.close()
+
+
+def test_live_records_come_over_tls_and_no_address_of_a_broker_gets_to_clients(
+    relayed: Relayed, tmp_path: Path
+) -> None:
+    live, topic = relayed.live, "live"
+    create_topic(live.bootstrap_servers, topic, partitions=PARTITIONS)
+    producer = Producer({"bootstrap.servers": live.bootstrap_servers})
+
+    def send(first: int) -> None:
+        for number in range(first, first + 90):
+            producer.produce(topic, str(number).encode(), partition=number % PARTITIONS)
+        assert producer.flush(30) == 0
+
+    send(0)
+    options = ("--live", live.secure_servers, "--live-properties", str(relayed.properties))
+    with serve_process(tmp_path, *options) as endpoint:
+        plain = Consumer(
+            {
+                "bootstrap.servers": endpoint.bootstrap,
+                "group.id": "over-tls",
+                "auto.offset.reset": "earliest",
+            }
+        )
+        plain.subscribe([topic])
+        found = read_values(plain, 90)
+        send(90)
+        found += read_values(plain, 90)
+        plain.close()
+        assert sorted(map(int, found)) == list(range(180))
+        host, _, port = endpoint.bootstrap.rpartition(":")
+        with RawClient((host, int(port)), 30) as client:
+            answers = (
+                client.exchange(
+                    ApiKey.METADATA,
+                    12,
+                    topics=None,
+                    allow_auto_topic_creation=False,
+                    include_topic_authorized_operations=False,
+                ),
+                client.exchange(ApiKey.FIND_COORDINATOR, 3, key="over-tls", key_type=0),
+                client.exchange(
+                    ApiKey.DESCRIBE_CLUSTER, 0, include_cluster_authorized_operations=False
+                ),
+            )
+        servers = f"{live.bootstrap_servers},{live.secure_servers}".split(",")
+        ports = {int(server.rpartition(":")[2]).to_bytes(4) for server in servers}
+        assert not [known for known in ports for answer in answers if known in answer]
+
+
+def read_values(plain: Consumer, count: int) -> list[bytes]:
+    found: list[bytes] = []
+
+    def take() -> bool:
+        message = plain.poll(0.2)
+        if message is not None and message.error() is None:
+            found.append(message.value() or b"")
+        return len(found) == count
+
+    wait_until(take, 90, f"{count} records")
+    return found
 
 
 def test_a_password_that_was_changed(relayed: Relayed) -> None:

@@ -1,5 +1,9 @@
-"""`sidetier hydrate` on Kafka 3.9, with KRaft and with ZooKeeper: two brokers each."""
+"""`sidetier hydrate` on Kafka 3.9: with ZooKeeper, and in `make test-long` with KRaft, too.
 
+Other tests hydrate Kafka 4.3, which has KRaft.
+"""
+
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 LAYOUT = ArchiveLayout("lost", 3)
 REPLICATED = {"offsets.topic.replication.factor": 2}
+MODES = ("kraft", "zookeeper") if os.environ.get("HYDRATE_39_KRAFT") else ("zookeeper",)
 PATIENT = REPLICATED | {"zookeeper.session.timeout.ms": 30_000}
 """A long ZooKeeper session, for a loaded machine."""
 
@@ -53,7 +58,7 @@ def archived(directory: Path) -> HydrateCommands:
     return HydrateCommands(directory, {"PATH": ""})
 
 
-@pytest.mark.parametrize("mode", ["kraft", "zookeeper"])
+@pytest.mark.parametrize("mode", MODES)
 def test_topics_are_restored_on_kafka_39(
     mode: str, kraft_cluster: KraftFactory, zookeeper_cluster: ZookeeperFactory, tmp_path: Path
 ) -> None:
