@@ -1,8 +1,6 @@
 """Serve: `sidetier serve` against the broker that wrote the same segments, read by librdkafka."""
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +15,7 @@ from lib.clock import pause
 from lib.endpoint import Endpoint
 from lib.kafka_reading import KafkaRead
 from lib.options import benchmark_options, work_directory
-from lib.programs import program_environment, program_line, run_program
+from lib.programs import ready_program, run_program
 from lib.results import Report, Spread, Target
 from lib.stores import FileStore, certificate, real_store
 from lib.topics import Shape, store, write
@@ -191,21 +189,14 @@ def _idle(endpoint: Endpoint, topic: str, end: int) -> Idle:
     asked = {"address": endpoint.address, "connections": 1, "topic": topic, "offset": end}
     run_program(idle_clients.__file__, {**asked, "seconds": 2})
     before = endpoint.resident_bytes
-    line = program_line(
-        idle_clients.__file__, {**asked, "connections": _IDLE, "seconds": _IDLE_SECONDS + 4}
-    )
-    with subprocess.Popen(
-        line, stdout=subprocess.PIPE, text=True, env=program_environment()
-    ) as clients:
-        assert clients.stdout is not None  # noqa: S101 - for mypy
-        if not clients.stdout.readline():
-            raise RuntimeError("the idle clients have ended")
+    waiting = {**asked, "connections": _IDLE, "seconds": _IDLE_SECONDS + 4}
+    with ready_program(idle_clients.__file__, waiting) as answered:
         pause(2)
         cpu = endpoint.cpu_seconds
         pause(_IDLE_SECONDS)
         cores = (endpoint.cpu_seconds - cpu) / _IDLE_SECONDS
         grown = endpoint.resident_bytes - before
-        answers = json.loads(clients.stdout.readline())
+        answers = answered()
     return Idle(grown, cores, answers)
 
 

@@ -1,7 +1,5 @@
 """Consumer groups of `sidetier serve --groups local`: many members that stay for minutes."""
 
-import json
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from lib.backlog import broker
 from lib.endpoint import Endpoint
 from lib.group_members import GroupsResult
 from lib.options import benchmark_options, work_directory
-from lib.programs import program_environment, program_line
+from lib.programs import ready_program
 from lib.results import Report, Target
 from lib.stores import real_store
 from lib.topics import Shape, store, write
@@ -52,15 +50,9 @@ def measure(directory: Path, groups: int, members: int, seconds: float) -> Measu
                 "topic": shape.topic,
                 "seconds": seconds,
             }
-            line = program_line(group_members.__file__, asked)
-            with subprocess.Popen(
-                line, stdout=subprocess.PIPE, text=True, env=program_environment()
-            ) as running:
-                assert running.stdout is not None  # noqa: S101 - for mypy
-                if not running.stdout.readline():
-                    raise RuntimeError("the members have ended")
+            with ready_program(group_members.__file__, asked) as answered:
                 cpu = endpoint.cpu_seconds
-                result = GroupsResult(**json.loads(running.stdout.readline()))
+                result = GroupsResult(**answered())
             cores = (endpoint.cpu_seconds - cpu) / seconds
             return Measured(result, cores, endpoint.peak_resident_bytes)
 

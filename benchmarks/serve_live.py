@@ -1,8 +1,6 @@
 """Serve live: the end of a topic and its live half by `sidetier serve --live` and directly."""
 
 import http.client
-import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from lib.clock import pause
 from lib.endpoint import Endpoint
 from lib.kafka_reading import KafkaRead
 from lib.options import benchmark_options, work_directory
-from lib.programs import program_environment, program_line, run_program
+from lib.programs import ready_program, run_program
 from lib.results import Report, Spread, Target
 from lib.stores import FileStore
 from lib.topics import Shape, write
@@ -71,13 +69,7 @@ def tail(server: Server, cluster: KraftCluster, groups: int, records: int) -> Ta
     }
     asked = {"config": config, "topic": _TAIL, "groups": groups, "records": records}
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
-    line = program_line(tail_reading.__file__, asked)
-    with subprocess.Popen(
-        line, stdout=subprocess.PIPE, text=True, env=program_environment()
-    ) as reading:
-        assert reading.stdout is not None  # noqa: S101 - for mypy
-        if not reading.stdout.readline():
-            raise RuntimeError("the consumers have ended")
+    with ready_program(tail_reading.__file__, asked) as answered:
         pause(1)
         cpu, fetched = server.cpu_seconds(), server.fetched_bytes()
         for _ in range(records):
@@ -85,7 +77,7 @@ def tail(server: Server, cluster: KraftCluster, groups: int, records: int) -> Ta
             producer.poll(0)
             pause(_INTERVAL)
         producer.flush(30)
-        ages: list[float] = json.loads(reading.stdout.readline())
+        ages: list[float] = answered()
         cpu, fetched = server.cpu_seconds() - cpu, server.fetched_bytes() - fetched
     cuts = quantiles(ages, n=100)
     return Tail(cuts[49], cuts[98], cpu * 1000 / len(ages), fetched / (records * _KIB))
@@ -151,18 +143,13 @@ def fetched_bytes(port: int) -> float:
 def idle_cores(endpoint: Endpoint, end: int) -> float:
     """Return the cores that many waiting connections cost the endpoint."""
     asked = {"address": endpoint.address, "connections": _IDLE, "topic": _TAIL, "offset": end}
-    line = program_line(idle_clients.__file__, {**asked, "seconds": _IDLE_SECONDS + 6})
-    with subprocess.Popen(
-        line, stdout=subprocess.PIPE, text=True, env=program_environment()
-    ) as clients:
-        assert clients.stdout is not None  # noqa: S101 - for mypy
-        if not clients.stdout.readline():
-            raise RuntimeError("the idle clients have ended")
+    waiting = {**asked, "seconds": _IDLE_SECONDS + 6}
+    with ready_program(idle_clients.__file__, waiting) as answered:
         pause(4)
         cpu = endpoint.cpu_seconds
         pause(_IDLE_SECONDS)
         cores = (endpoint.cpu_seconds - cpu) / _IDLE_SECONDS
-        clients.stdout.readline()
+        answered()
     return cores
 
 

@@ -3,7 +3,8 @@
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,24 @@ def run_program(
     if done.returncode != 0:
         raise RuntimeError(f"{Path(script).name} {asked} ended:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def ready_program(script: str, asked: Mapping[str, Any]) -> Iterator[Callable[[], Any]]:
+    """Run a program whose first line of output says that it is ready.
+
+    Yields:
+        A function that waits for its second line, and returns the content.
+
+    Raises:
+        RuntimeError: It ended before it was ready.
+    """
+    line = program_line(script, asked)
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, text=True, env=program_environment()
+    ) as program:
+        output = program.stdout
+        assert output is not None  # noqa: S101 - for mypy
+        if not output.readline():
+            raise RuntimeError(f"{Path(script).name} {asked} has ended")
+        yield lambda: json.loads(output.readline())
