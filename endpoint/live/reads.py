@@ -171,9 +171,7 @@ class LiveReads:
         leader. Those that cannot be asked stay unknown.
         """
         topics, oldest = self._watch.latest, self._clock() - max_age
-        led: dict[BrokerId, list[TopicPartition]] = {}
-        for tp in self._older(tps, oldest):
-            led.setdefault(topics.leader(tp), []).append(tp)
+        led = topics.by_leader(self._older(tps, oldest))
         leaderless = led.pop(NO_LEADER, [])
         self._forget_bounds(leaderless)
         if any(topics.partition(tp) is not None for tp in leaderless):
@@ -198,9 +196,9 @@ class LiveReads:
     def _ask_bounds(
         self, connection: Connection, tps: Sequence[TopicPartition], topics: LiveTopics
     ) -> None:
-        found: list[Mapping[TopicPartition, ListedOffset | KafkaApiError]] = []
         if not tps:
             return
+        found: list[Mapping[TopicPartition, ListedOffset | KafkaApiError]] = []
         for timestamp, isolation in (
             (EARLIEST, IsolationLevel.READ_UNCOMMITTED),  # the start first: see `side`
             (LATEST, IsolationLevel.READ_COMMITTED),
@@ -319,10 +317,7 @@ class LiveReads:
         """Ask each leader once for offsets of all its partitions. Those that it refuses, and those
         of leaders that cannot be asked, are left out.
         """
-        topics = self._watch.latest
-        led: dict[BrokerId, dict[TopicPartition, int]] = {}
-        for tp, timestamp in timestamps.items():
-            led.setdefault(topics.leader(tp), {})[tp] = timestamp
+        led = self._watch.latest.by_leader(timestamps)
         led.pop(NO_LEADER, None)
         found: dict[TopicPartition, ListedOffset] = {}
         for leader, asked in led.items():
@@ -332,7 +327,7 @@ class LiveReads:
             ):
                 answers = list_offsets_at(
                     connection,
-                    asked,
+                    {tp: timestamps[tp] for tp in asked},
                     isolation=level_of(isolated=isolated),
                     timeout=self.pool.timeout,
                 )

@@ -33,7 +33,7 @@ class Age(Enum):
     """How old an answer may be."""
 
     KNOWN = "known"
-    """As old as it is: nobody is asked now."""
+    """Any age: no request is made."""
     RECENT = "recent"
     """Some seconds."""
     NOW = "now"

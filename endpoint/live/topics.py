@@ -3,7 +3,7 @@ after a broker's answer that shows a change.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -43,14 +43,12 @@ class LiveTopics:
     Attributes:
         cluster_id: Kafka's id of the cluster.
         topics: By name.
-        by_id: The same by topic id.
         brokers: The addresses of all brokers.
         shape: Ids and numbers of partitions of all topics; the same object until they change.
     """
 
     cluster_id: str | None = None
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
-    by_id: Mapping[UUID, TopicMetadata] = field(default_factory=dict)
     brokers: Mapping[BrokerId, Address] = field(default_factory=dict)
     shape: Mapping[str, tuple[UUID | None, int]] = field(default_factory=dict)
 
@@ -69,14 +67,29 @@ class LiveTopics:
         partition = self.partition(tp)
         return UNKNOWN_EPOCH if partition is None else partition.leader_epoch
 
+    def partitions(self) -> Iterator[TopicPartition]:
+        """Yield all partitions."""
+        for name, topic in self.topics.items():
+            for number in topic.partitions:
+                yield TopicPartition(name, number)
+
+    def by_leader(self, tps: Iterable[TopicPartition]) -> dict[BrokerId, list[TopicPartition]]:
+        """Return partitions by their leaders; those without one by -1."""
+        led: dict[BrokerId, list[TopicPartition]] = {}
+        for tp in tps:
+            led.setdefault(self.leader(tp), []).append(tp)
+        return led
+
     def is_same(self, other: "LiveTopics", tp: TopicPartition) -> bool:
-        """Whether topic and leader of a partition are the same in both."""
-        topic, known = self.topics.get(tp.topic), other.topics.get(tp.topic)
+        """Whether both have a partition, of the same topic, leader and leader epoch."""
+        now, before = self.partition(tp), other.partition(tp)
         if self is other:
             return True
-        if topic is None or known is None or topic.topic_id != known.topic_id:
+        if now is None or before is None:
             return False
-        return (self.leader(tp), self.epoch(tp)) == (other.leader(tp), other.epoch(tp))
+        if self.topics[tp.topic].topic_id != other.topics[tp.topic].topic_id:
+            return False
+        return (now.leader, now.leader_epoch) == (before.leader, before.leader_epoch)
 
     def ids(self, names: Collection[str]) -> Mapping[str, UUID]:
         """Return the ids of topics that have one, by name."""
@@ -85,19 +98,7 @@ class LiveTopics:
 
     def changed(self, before: "LiveTopics") -> list[TopicPartition]:
         """Return the partitions that have another leader, leader epoch or topic than before."""
-        changed = []
-        for name, known in before.topics.items():
-            topic = self.topics.get(name)
-            for number, partition in known.partitions.items():
-                now = None if topic is None else topic.partitions.get(number)
-                if (
-                    topic is None
-                    or now is None
-                    or topic.topic_id != known.topic_id
-                    or (now.leader, now.leader_epoch) != (partition.leader, partition.leader_epoch)
-                ):
-                    changed.append(TopicPartition(name, number))
-        return changed
+        return [tp for tp in before.partitions() if not self.is_same(before, tp)]
 
 
 class LiveTopicsWatch:
@@ -220,7 +221,7 @@ class LiveTopicsWatch:
         with self._changing:
             self.wanted_cluster_id = cluster_id
             if self.is_of_another_cluster:
-                self._show(LiveTopics(self.latest.cluster_id), self._shown_partitions())
+                self._show(LiveTopics(self.latest.cluster_id), list(self.latest.partitions()))
 
     @property
     def is_of_another_cluster(self) -> bool:
@@ -230,19 +231,12 @@ class LiveTopicsWatch:
 
     @property
     def mismatch(self) -> str:
-        """What to say then."""
+        """The error text for brokers of another cluster."""
         return (
             f"the brokers are of cluster {self.latest.cluster_id}, and this archive is of cluster "
             f"{self.wanted_cluster_id}; name the brokers whose log dirs are archived, or the "
             "archive of these brokers"
         )
-
-    def _shown_partitions(self) -> list[TopicPartition]:
-        return [
-            TopicPartition(name, number)
-            for name, topic in self.latest.topics.items()
-            for number in topic.partitions
-        ]
 
     def _cluster(self, client: LiveClient) -> Cluster:
         # One address after the other is tried: one that does not answer must leave time for the
@@ -296,7 +290,7 @@ class LiveTopicsWatch:
             raise BrokerUnavailableError("the broker does not know its cluster yet")
         if self.wanted_cluster_id not in {None, metadata.cluster_id}:
             with self._changing:
-                self._show(LiveTopics(metadata.cluster_id), self._shown_partitions())
+                self._show(LiveTopics(metadata.cluster_id), list(self.latest.partitions()))
             raise BrokerUnavailableError(self.mismatch)
         now = self._clock()
         shown = {name: topic for name, topic in metadata.topics.items() if not topic.is_internal}
@@ -308,7 +302,6 @@ class LiveTopicsWatch:
             answer = LiveTopics(
                 metadata.cluster_id,
                 shown,
-                {topic.topic_id: topic for topic in shown.values() if topic.topic_id is not None},
                 metadata.brokers,
                 before.shape if before.shape == counts else counts,
             )
