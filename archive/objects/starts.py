@@ -1,9 +1,13 @@
 """The stored record of the start of an archive that has no `offset.wm` yet.
 
-The sidecar writes it in two cases. With `offset_reset: latest`, it writes the record before it
-stores anything, because older records stay out of the archive. With `offset_reset: earliest`, it
-writes the record when the broker has deleted the first records before the first `offset.wm`,
-because a restart would begin with the oldest segment that is left.
+With `offset_reset: latest`, the sidecar writes it before it stores anything, because older records
+stay out of the archive. With `offset_reset: earliest`, it writes it twice:
+
+- When the broker has deleted the first records before the first `offset.wm`, because a restart
+  would begin with the oldest segment that is left. Each replica's sidecar may lower this start.
+- Right before the first `offset.wm`, unless that begins at offset 0. This settles the start: it
+  stays as it is, and an archive of this topic begins there. Without it, another sidecar could lower
+  the start after the first `offset.wm`, and the archive would begin above its recorded start.
 
 Earlier versions stored the records of the longest topic names at another key, which file systems
 refuse (`ArchiveLayout.start_keys`). Such a record is moved before a record is written. A kill after
@@ -15,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.archive.objects.codec import JsonCodec, check_numbers
 from sidetier.segments.errors import (
@@ -39,6 +43,8 @@ class _Record:
     topic_id: str | None = None
     offset_reset: str | None = None
     """`earliest`; None with `offset_reset: latest`."""
+    settled: bool = False
+    """Whether the first `offset.wm` may have been written; unused with `offset_reset: latest`."""
 
     def __post_init__(self) -> None:
         """Refuse numbers of more than 64 bits."""
@@ -91,47 +97,67 @@ def settle_start(
     return here
 
 
+class EarliestStart(NamedTuple):
+    """The recorded start of an archive with `offset_reset: earliest`.
+
+    Attributes:
+        offset: The first offset that belongs to the archive.
+        settled: Whether the first `offset.wm` may have been written: no sidecar changes the start
+            any more.
+    """
+
+    offset: Offset
+    settled: bool = False
+
+
 def keep_earliest_start(
     store: RemoteStorage,
     layout: ArchiveLayout,
     tp: TopicPartition,
-    start: Offset,
+    start: EarliestStart,
     topic_id: str | None,
-) -> Offset:
-    """With `offset_reset: earliest`: record `start`, unless a lower one is recorded, and return the
-    start.
+) -> EarliestStart:
+    """With `offset_reset: earliest`: record the start, and return the one that is recorded then.
 
-    After a kill right behind the write, the next start finds the record, and the same gap above it.
+    That is another one if the recorded start is lower or settled.
+
+    After a kill right behind the write, the next start of a sidecar finds the record, and the same
+    gap above it.
 
     Raises:
         ArchiveConflictError: Another sidecar has written the record meanwhile.
         MalformedObjectError: The stored record does not parse.
     """
     key = _moved(store, layout, tp)
-    record = _Record(start, topic_id, _EARLIEST)
+    record = _Record(start.offset, topic_id, _EARLIEST, start.settled)
     try:
         store.put_object(key, _body(record), PutOptions(condition=IfAbsent()))
     except PreconditionFailedError:
         stored = store.get_object(key)
         recorded = _CODEC.decode(stored.data, key)
-        # Anything else is replaced: a higher start, and a
-        # record of `offset_reset: latest` or of another topic.
-        if recorded.is_earliest_of(topic_id) and recorded.start_offset <= start:
-            return recorded.start_offset
+        # Anything else is replaced: a higher start, the same one if it is to
+        # be settled, and a record of `offset_reset: latest` or of another topic.
+        if recorded.is_earliest_of(topic_id):
+            kept = EarliestStart(recorded.start_offset, recorded.settled)
+            is_lower = kept.offset < start.offset
+            if kept.settled or is_lower or kept == start:
+                return kept
         _replace(store, key, record, stored.head.etag)
     return start
 
 
 def read_earliest_start(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, topic_id: str | None
-) -> Offset | None:
+) -> EarliestStart | None:
     """Return the start that `keep_earliest_start` recorded for this topic; None if there is none.
 
     Raises:
         MalformedObjectError: The stored record does not parse.
     """
     record = _read(store, layout, tp)
-    return record.start_offset if record and record.is_earliest_of(topic_id) else None
+    if record is None or not record.is_earliest_of(topic_id):
+        return None
+    return EarliestStart(record.start_offset, record.settled)
 
 
 def recorded_start(
@@ -182,8 +208,8 @@ class StartRecords:
 
     When a sidecar starts, it reads the record of each of its partitions without `offset.wm`. After
     64 reads within 30 s, one listing answers for all partitions without a record during the rest of
-    that time. The listing may miss a record that another leader's sidecar writes meanwhile: before
-    the sidecar writes the first `offset.wm` of a partition, it reads that partition's record again.
+    that time. The listing may miss a record that another leader's sidecar writes meanwhile: the
+    sidecar settles the start before it writes the first `offset.wm` of a partition.
     """
 
     def __init__(
@@ -200,7 +226,7 @@ class StartRecords:
         self._questions = 0
         self._listed: frozenset[str] | None = None
 
-    def read_earliest(self, tp: TopicPartition, topic_id: str | None) -> Offset | None:
+    def read_earliest(self, tp: TopicPartition, topic_id: str | None) -> EarliestStart | None:
         """As `read_earliest_start`, with at most one request for the record, and usually none.
 
         Raises:
@@ -258,4 +284,6 @@ def _body(record: _Record) -> BytesBody:
     fields = asdict(record)
     if record.offset_reset is None:
         del fields["offset_reset"]
+    if not record.settled:
+        del fields["settled"]
     return BytesBody(_CODEC.encode(fields))

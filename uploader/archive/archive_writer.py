@@ -17,9 +17,9 @@ from sidetier.archive.objects.gaps import ArchiveBelow, write_gap
 from sidetier.archive.objects.notes import noted_next_offset
 from sidetier.archive.objects.segment import SegmentFiles, segment_files
 from sidetier.archive.objects.starts import (
+    EarliestStart,
     StartRecords,
     keep_earliest_start,
-    read_earliest_start,
     settle_start,
 )
 from sidetier.archive.objects.watermark import Watermark
@@ -105,7 +105,7 @@ class ArchiveWriter:
         if archive.watermark is None:
             # A follower's sidecar, or an earlier run, may have recorded where the archive begins.
             kept = self._starts.read_earliest(tp, leader.topic_id)
-            return replace(archive, kept_start=kept)
+            return archive if kept is None else archive.kept_at(kept)
         if not archive.is_pinterest or not derive:
             return archive
         base = archive.watermark.base_offset
@@ -174,13 +174,22 @@ class ArchiveWriter:
     ) -> ArchiveState:
         """Record the start of an archive without `offset.wm` after the log start has moved past it.
 
-        Where a lower start is recorded, the archive begins there.
+        Where a lower or settled start is recorded, the archive begins there.
 
         Raises:
             ArchiveConflictError: another sidecar has recorded its own start meanwhile.
         """
-        kept = keep_earliest_start(self._store, self._layout, tp, start, leader.topic_id)
-        return replace(archive, kept_start=kept).beginning_at(kept)
+        ours = EarliestStart(start)
+        kept = keep_earliest_start(self._store, self._layout, tp, ours, leader.topic_id)
+        if kept.offset > start:
+            log.warning(
+                "archive.begins_later",
+                topic=tp.topic,
+                partition=tp.partition,
+                start_offset=kept.offset,
+                offered_start_offset=start,
+            )
+        return archive.kept_at(kept).beginning_at(kept.offset, recorded=kept.settled)
 
     def prepare(
         self,
@@ -346,10 +355,8 @@ class ArchiveWriter:
             lambda: self._covered(tp, archive.watermark),
             lambda: self._watermarks.expect_unchanged(tp, archive, last.next_offset, leader),
         )
-        # Just before the first `offset.wm`: another replica may have recorded a lower start while
-        # the segments were uploaded.
-        if new and archive.start:
-            self._expect_no_lower_start(tp, archive.start, leader)
+        if new and archive.start and not archive.recorded:
+            self._settle(tp, archive.start, leader)
         # The commit. Everything before it can be repeated;
         # nothing after it is needed for correctness.
         archive = self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
@@ -360,17 +367,23 @@ class ArchiveWriter:
             )
         return archive
 
-    def _expect_no_lower_start(self, tp: TopicPartition, start: Offset, leader: Leader) -> None:
-        """Raise ArchiveConflictError if a start below `start` is recorded.
+    def _settle(self, tp: TopicPartition, start: Offset, leader: Leader) -> None:
+        """Settle the start just before the first `offset.wm`, which fixes it.
 
-        The first `offset.wm` fixes the start: segments below it would not belong to the archive.
+        Segments below it would not belong to the archive, so another replica's sidecar must not
+        record a lower start afterwards, and may have done so while the segments were uploaded. A
+        kill after this leaves the settled start, and the next sidecar begins the archive there.
+
+        Raises:
+            ArchiveConflictError: another start is settled, or a lower one is recorded.
         """
-        kept = read_earliest_start(self._store, self._layout, tp, leader.topic_id)
-        if kept is not None and kept < start:
+        ours = EarliestStart(start, settled=True)
+        kept = keep_earliest_start(self._store, self._layout, tp, ours, leader.topic_id)
+        if kept != ours:
             raise ArchiveConflictError(
-                f"{self._layout.start_key(tp)} records that the archive begins at {kept}, and "
-                f"this sidecar was about to begin it at {start}: another sidecar has the records "
-                f"from {kept} on"
+                f"{self._layout.start_key(tp)} records that the archive begins at {kept.offset}, "
+                f"and this sidecar was about to begin it at {start}: another sidecar has begun it, "
+                "or has records below"
             )
 
     def name_leaders(

@@ -396,15 +396,12 @@ class Laws:
 
         Two sidecars may begin an archive at the same time: a follower's, whose copy begins later,
         and the leader's, which remembers what was deleted. Then the deleted records are in a gap
-        below the archive's start. No sidecar can detect the case in which one writes the first
-        `offset.wm` right after it has read the record of the start, and the other lowers that
-        record in between, nor the one in which a record arrives after that from a sidecar that has
-        died meanwhile (ADR 13).
+        below the archive's start.
         """
         start, watermark = self.recorded_start(), watermark_of(self.store, self.tp)
         if self.world.offset_reset == "latest" or start is None or watermark is None or self.moves:
             return None
-        if self.cluster.start_outrun or self.collected_to:
+        if self.collected_to:
             return None
         archive_start = int(watermark.start_offset or 0)
         for first, end in sorted(recorded_gaps(self.store, self.tp)):

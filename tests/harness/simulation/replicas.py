@@ -267,12 +267,7 @@ class Replicated:
         self.config = TopicConfig()
         self.before_trim: Callable[[Collection[Batch], int], None] = lambda _, __: None
         """Called with the batches that a sidecar's request is about to delete, and their end."""
-        self.start_outrun = False
-        """Whether the archive has begun without the record of its start: see `SteppedStore`."""
         self._random = Random(f"{seed} {tp}")
-
-    def note_start_outrun(self) -> None:
-        self.start_outrun = True
 
     def append(self, records: int, *, begins: bool | None = None) -> None:
         leader = self.replicas[self.leader]

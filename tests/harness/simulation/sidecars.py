@@ -127,9 +127,7 @@ class Sidecar:
         self._partitions = partitions
         self._pools: list[SteppedPool] = []
         beside = partitions[0].brokers[broker]
-        marks = {LAYOUT.watermark_key(partition.tp): partition for partition in partitions}
-        starts = {key: LAYOUT.start_key(partition.tp) for key, partition in marks.items()}
-        self.store = SteppedStore(store, starts, lambda key: marks[key].note_start_outrun())
+        self.store = SteppedStore(store)
         self.brokers = _Brokers(partitions, broker)
         policy = RetryPolicy(attempts=world.attempts, first_delay=0.0, max_delay=0.0)
         place = place_of(RetryingStorage(opened(self.store), policy, clock=now))
@@ -252,7 +250,6 @@ class Sidecar:
     def kill(self) -> list[Request]:
         """Kill the process, and return its requests in flight, which may still take effect."""
         in_flight = [request for pool in self._pools for request in pool.kill()]
-        self.store.is_dead = True
         self.engine.abandon()
         for partition in self._leads.with_parked():
             for tracked in partition.log.tracked.values():

@@ -453,6 +453,44 @@ def test_first_watermark_above_an_earlier_start_record_is_refused(
     assert archive_writer.commit(TP, theirs, [segment(10, 30)], leader()).next_offset == 30
 
 
+def test_start_is_not_lowered_once_the_first_watermark_may_be_written(store: FakeStorage) -> None:
+    """Another replica's sidecar read the record before this one settled it, and lowers it now."""
+    ours, theirs = archive_writer_of(store), archive_writer_of(store)
+    beginning = ours.load(TP, leader()).beginning_with_log(Offset(30))
+    theirs.keep_start(TP, ArchiveState(), Offset(40), leader())
+    ours.commit(TP, beginning, [segment(30, 40)], leader())
+    kept = theirs.keep_start(TP, ArchiveState(), Offset(10), leader())
+    assert (kept.start, kept.next_offset, kept.recorded) == (30, 30, True)
+    watermark = watermark_of(store, TP)
+    assert watermark is not None
+    assert watermark.start_offset == 30
+
+
+def test_kill_before_the_first_watermark_leaves_a_start_that_everybody_keeps(
+    store: FakeStorage,
+) -> None:
+    archive_writer, ours = archive_writer_of(store), leader(topic_id="ours")
+    beginning = archive_writer.load(TP, ours).beginning_with_log(Offset(30))
+    store.fail("put", StoreUnavailableError("t", "killed"), key=LAYOUT.watermark_key(TP))
+    with pytest.raises(StoreUnavailableError):
+        archive_writer.commit(TP, beginning, [segment(30, 40)], ours)
+    for log_start in (10, 30, 50):
+        after = archive_writer.load(TP, ours).beginning_with_log(Offset(log_start))
+        assert (after.start, after.next_offset, after.start_is_kept) == (30, 30, True)
+    lower = ArchiveState().beginning_at(Offset(10))
+    with pytest.raises(ArchiveConflictError, match=r"records that the archive begins at 30, .* 10"):
+        archive_writer.commit(TP, lower, [segment(10, 40)], ours)
+    after = archive_writer.load(TP, leader(topic_id="another")).beginning_with_log(Offset(10))
+    assert after.next_offset == 10, "a settled start of another topic does not count"
+
+
+def test_archive_that_begins_at_offset_0_has_no_start_record(store: FakeStorage) -> None:
+    archive_writer = archive_writer_of(store)
+    beginning = archive_writer.load(TP, leader()).beginning_with_log(Offset(0))
+    archive_writer.commit(TP, beginning, [segment(0, 40)], leader())
+    assert LAYOUT.start_key(TP) not in store.contents()
+
+
 def test_start_record_of_latest_is_ignored_with_earliest(store: FakeStorage) -> None:
     archive_writer = archive_writer_of(store)
     archive_writer.start_of(TP, Offset(30), leader())
