@@ -106,8 +106,10 @@ def test_start_of_an_earlier_version_is_read_and_then_moved() -> None:
     "read",
     [
         read_earliest_start,
-        lambda *place: settle_start(*place[:3], Offset(40), ID),
-        lambda *place: keep_earliest_start(*place[:3], begins(40), ID),
+        lambda store, layout, tp, topic_id: settle_start(store, layout, tp, Offset(40), topic_id),
+        lambda store, layout, tp, topic_id: keep_earliest_start(
+            store, layout, tp, begins(40), topic_id
+        ),
     ],
     ids=["read", "latest", "earliest"],
 )
