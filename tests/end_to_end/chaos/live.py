@@ -48,8 +48,8 @@ class LiveReaders:
         self._serving = serve_process(root, *options, store=scene.store.direct, layout=scene.layout)
         self._root = root
         self._tell = tell
-        self._readers: list[_Reader] = []
-        self._java: _JavaReader | None = None
+        self._readers: list[PlainReader] = []
+        self._java: ConsoleReader | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._stack = ExitStack()
@@ -61,11 +61,11 @@ class LiveReaders:
         at = endpoint.bootstrap
         everything = [*PARTITIONS, *TRIMMED_PARTITIONS]
         self._readers = [
-            enter(_Reader("live-committed", at, PARTITIONS, "read_committed")),
-            enter(_Reader("live-uncommitted", at, everything, "read_uncommitted")),
-            enter(_Reader("live-slow", at, everything, "read_uncommitted", _SLOW_RATE)),
+            enter(PlainReader("live-committed", at, PARTITIONS, "read_committed")),
+            enter(PlainReader("live-uncommitted", at, everything, "read_uncommitted")),
+            enter(PlainReader("live-slow", at, everything, "read_uncommitted", _SLOW_RATE)),
         ]
-        self._java = enter(_JavaReader(at, _JAVA_PARTITION, self._root))
+        self._java = enter(ConsoleReader(at, _JAVA_PARTITION, self._root))
         self._thread = threading.Thread(
             target=self._kill, args=(endpoint,), name="live-kills", daemon=True
         )
@@ -121,8 +121,7 @@ class LiveReaders:
         except AssertionError as error:
             yield f"the endpoint: {error}"
         for reader in self._readers:
-            yield from (f"{reader.name}: {one}" for one in reader.problems)
-            found = violations(truths[reader.name], reader.assignments.values(), "KAFKA_ONLY")
+            found = reader.violations(truths[reader.name])
             yield from (f"{reader.name}: {one}" for one in found)
         yield from (f"java: {one}" for one in java.violations(acknowledged))
 
@@ -132,7 +131,7 @@ class LiveReaders:
         return sum(len(row.rows) for one in self._readers for row in one.assignments.values())
 
 
-class _Reader:
+class PlainReader:
     """A plain consumer without a group, from the first offset on, in a thread.
 
     A position that the endpoint refuses is an error: the reader has no reset policy.
@@ -170,6 +169,11 @@ class _Reader:
         if self._isolation == "read_committed":
             return truth_of(ledger, ("paid",), {topic for topic, _ in self._partitions})
         return Truth({tp: [Log(ledger.acknowledged[tp])] for tp in self._partitions})
+
+    def violations(self, truth: Truth) -> Iterator[str]:
+        """Yield errors, and what it received wrongly or did not receive."""
+        yield from self.problems
+        yield from violations(truth, self.assignments.values(), "KAFKA_ONLY")
 
     def last(self, tp: Partition) -> int:
         """The last offset that was received; -1 before the first."""
@@ -218,25 +222,26 @@ class _Reader:
             self.problems.append(f"{tp}: {error.str()}")
 
 
-class _JavaReader:
+class ConsoleReader:
     """Kafka's console consumer on one partition, from its first offset on."""
 
     def __init__(self, bootstrap: str, tp: Partition, root: Path) -> None:
         self.tp = tp
-        self._output = root / "console-consumer.out"
-        self._errors = root / "console-consumer.err"
-        self._command = [
-            *console_consumer(), "--bootstrap-server", bootstrap,
-            "--topic", tp[0], "--partition", str(tp[1]), "--offset", "0",
+        self.output = root / "console-consumer.out"
+        self.errors = root / "console-consumer.err"
+        self._bootstrap = bootstrap
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        command = [
+            *console_consumer(), "--bootstrap-server", self._bootstrap,
+            "--topic", self.tp[0], "--partition", str(self.tp[1]), "--offset", "0",
             "--command-property", "auto.offset.reset=none",
             "--formatter-property", "print.offset=true",
             "--formatter-property", "print.value=false",
         ]  # fmt: skip
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        with self._output.open("wb") as output, self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(self._command, stdout=output, stderr=errors)
+        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+            self._process = subprocess.Popen(command, stdout=output, stderr=errors)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -246,7 +251,7 @@ class _JavaReader:
 
     def offsets(self) -> list[int]:
         """The offsets in the order in which they came."""
-        lines = self._output.read_text().split("\n")[:-1]  # the last one may be cut
+        lines = self.output.read_text().split("\n")[:-1]  # the last one may be cut
         return [int(line.split(":")[1].split()[0]) for line in lines if line.startswith("Offset:")]
 
     def last(self) -> int:
@@ -261,5 +266,5 @@ class _JavaReader:
             yield f"{self.tp}: {len(falls)} offsets came again, the first at {falls[0]}"
         gone = sorted(set(acknowledged) - set(offsets))
         if gone:
-            errors = self._errors.read_text()[-2000:]
+            errors = self.errors.read_text()[-2000:]
             yield f"{self.tp}: {len(gone)} records never came, the first at {gone[0]}; {errors}"
