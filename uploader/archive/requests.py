@@ -112,8 +112,13 @@ class RequestWork:
                 )
             return archive
 
-        work = follow if partition.follows else lambda: self._histories.load(place, check)
-        return Work(work, read.reports)
+        def lead() -> ArchiveState:
+            archive = self._histories.load(place, check)
+            if archive.watermark is not None and archive.watermark.start_offset:
+                place.archive_writer.compare_start(tp, archive, leader)
+            return archive
+
+        return Work(follow if partition.follows else lead, read.reports)
 
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
         """Return a function that reads the log. It is called only for a takeover."""
