@@ -244,7 +244,7 @@ def _directory(scene: Scene, broker: int, tp: Partition) -> Path:
 
 
 def _last_epoch(directory: Path) -> tuple[int, int]:
-    """Return the last leader epoch in a checkpoint and its start offset; -1 and 0 if it has none."""
+    """Return the last leader epoch in a checkpoint and its start offset, or -1 and 0."""
     return next(iter(reversed(_epochs(directory))), (-1, 0))
 
 
