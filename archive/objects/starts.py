@@ -4,8 +4,8 @@ The sidecar writes it in two cases. With `offset_reset: latest`, it writes the r
 stores anything, because older records stay out of the archive. With `offset_reset: earliest`, it
 writes the record when the broker has deleted the first records before the first `offset.wm`,
 because a restart would begin with the oldest segment that is left. Another sidecar may write the
-first `offset.wm` at the same time, above this start. So the record is pending until the start of
-the archive has been compared with it, and what lies between the two has been recorded as a gap.
+first `offset.wm` at the same time, above this start. So the record is pending until it has been
+compared with the start of the archive. If that is higher, the offsets in between are a gap.
 
 Earlier versions stored the records of the longest topic names at another key, which file systems
 refuse (`ArchiveLayout.start_keys`). Such a record is moved before a record is written. A kill after
@@ -136,7 +136,7 @@ def compare_start(
     topic_id: str | None,
     missed: Callable[[OffsetRange], None],
 ) -> None:
-    """Compare a pending record with the start of the archive; one request if there is none.
+    """Compare a pending record with the start of the archive. One request if no record is pending.
 
     Args:
         store: The partition's store.
@@ -221,8 +221,8 @@ class StartRecords:
 
     When a sidecar starts, it reads the record of each of its partitions without `offset.wm`. After
     64 reads within 30 s, one listing answers for all partitions without a record during the rest of
-    that time. The listing may miss a record that another leader's sidecar writes meanwhile: before
-    the sidecar writes the first `offset.wm` of a partition, it reads that partition's record again.
+    that time. The listing may miss a record that another sidecar writes meanwhile: before and after
+    a sidecar writes the first `offset.wm` of a partition, it reads that partition's record itself.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from sidetier.archive.objects.starts import (
 )
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import EpochHistory, continues
-from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.errors import ArchiveConflictError, MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import TOPIC_ID_KEY
@@ -59,6 +59,7 @@ class ArchiveWriter:
         cache: Holds the `_metadata` objects that were written last.
         admit: Called before an archive is read; raises where this store must not be written to.
         long_archives: Gets each committed archive; None where no chapters are written.
+        report_gap: Called with each gap below the start of an archive when it has been recorded.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class ArchiveWriter:
         cache: MetadataCache,
         admit: Callable[[], None] = lambda: None,
         long_archives: LongArchives | None = None,
+        report_gap: Callable[[TopicPartition, OffsetRange], None] = lambda _, __: None,
     ) -> None:
         self._store = store
         self._layout = layout
@@ -77,6 +79,7 @@ class ArchiveWriter:
         self._watermarks = WatermarkFile(store, layout)
         self._starts = StartRecords(store, layout)
         self._long_archives = long_archives
+        self._report_gap = report_gap
 
     def admit(self) -> None:
         """Check that the store may be written to, until it succeeds once; raises
@@ -181,11 +184,14 @@ class ArchiveWriter:
             ArchiveConflictError: another sidecar has recorded its own start, or has begun the
                 archive, meanwhile.
         """
-        kept = keep_earliest_start(self._store, self._layout, tp, start, leader.topic_id)
-        # After the write: who begins an archive reads the record once more after `offset.wm`. One
-        # of the two sees the other, so a gap below the archive's start is recorded in any case.
-        begun = self._watermarks.read(tp, leader)
-        if begun.etag != archive.etag:
+        try:
+            kept = keep_earliest_start(self._store, self._layout, tp, start, leader.topic_id)
+        except ArchiveConflictError:  # perhaps by the sidecar that has begun the archive
+            kept = keep_earliest_start(self._store, self._layout, tp, start, leader.topic_id)
+        # Whoever begins an archive writes `offset.wm` and then reads the record, and this sidecar
+        # has written the record and reads `offset.wm`: one of the two sees what the other wrote.
+        begun = self._at(tp).watermark()
+        if begun is not None and begun.etag != archive.etag:
             self._compare_start(tp, begun.watermark, leader)
             raise ArchiveConflictError(
                 f"{self._layout.watermark_key(tp)} was written by another sidecar while this one "
@@ -194,33 +200,34 @@ class ArchiveWriter:
         return replace(archive, kept_start=kept).beginning_at(kept)
 
     def compare_start(self, tp: TopicPartition, archive: ArchiveState, leader: Leader) -> None:
-        """Record what lies between a lower recorded start and the start of the archive as a gap.
+        """Compare the start of an archive that was read with the recorded start, as a commit does.
 
-        Usually makes no request. A sidecar that has begun an archive may have died before it
-        compared both starts, and a record may come late from one that has died.
+        It may not have been compared yet: the sidecar that has begun the archive was killed, or the
+        record has arrived late from a sidecar that was. One request, or none after a listing.
 
         Raises:
             ArchiveConflictError: another sidecar has written the record meanwhile.
         """
-        if self._starts.may_have(tp):
-            self._compare_start(tp, archive.watermark, leader)
+        watermark = archive.watermark
+        if watermark is None or not watermark.start_offset or not self._starts.may_have(tp):
+            return
+        try:
+            self._compare_start(tp, watermark, leader)
+        except MalformedObjectError as error:
+            # An archive that has begun does not need the record.
+            log.warning(
+                "start.unreadable", topic=tp.topic, partition=tp.partition, error=str(error)
+            )
 
-    def _compare_start(
-        self, tp: TopicPartition, watermark: Watermark | None, leader: Leader
-    ) -> None:
-        start = None if watermark is None else watermark.start_offset
-        if not start:  # also of Pinterest's uploader, whose archive has no known start
+    def _compare_start(self, tp: TopicPartition, watermark: Watermark, leader: Leader) -> None:
+        """Record what lies between a lower recorded start and the archive's start as a gap."""
+        start = watermark.start_offset
+        if not start or watermark.topic_id != leader.topic_id:
             return
 
         def missed(gap: OffsetRange) -> None:
             write_gap(self._store, self._layout, tp, gap, leader.broker_id, leader.leader_epoch)
-            log.error(
-                "archive.begins_above_recorded_start",
-                topic=tp.topic,
-                partition=tp.partition,
-                start_offset=gap.start,
-                end_offset=gap.end,
-            )
+            self._report_gap(tp, gap)
 
         compare_start(self._store, self._layout, tp, start, leader.topic_id, missed)
 
@@ -397,11 +404,12 @@ class ArchiveWriter:
             # nothing after it is needed for correctness.
             moved = self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
         except (ArchiveConflictError, StandDownError):
-            if new and archive.start is not None:
-                self._begun_by_another(tp, archive.start, leader)
+            begun = self._at(tp).watermark() if new else None
+            if begun is not None:
+                self._compare_start(tp, begun.watermark, leader)
             raise
         archive = moved
-        if new:
+        if new and archive.watermark is not None:
             self._compare_start(tp, archive.watermark, leader)
         count = self._metadata.entries(tp)
         if self._long_archives is not None and count is not None:
@@ -422,17 +430,6 @@ class ArchiveWriter:
                 f"this sidecar was about to begin it at {start}: another sidecar has the records "
                 f"from {kept} on"
             )
-
-    def _begun_by_another(self, tp: TopicPartition, start: Offset, leader: Leader) -> None:
-        """Tell if another sidecar has begun the archive above `start`, from which on this broker
-        has the records.
-        """
-        begun = self._at(tp).watermark()
-        if begun is None or begun.watermark.topic_id != leader.topic_id:
-            return
-        if start < (begun.watermark.start_offset or 0):
-            keep_earliest_start(self._store, self._layout, tp, start, leader.topic_id)
-            self._compare_start(tp, begun.watermark, leader)
 
     def name_leaders(
         self,

@@ -74,8 +74,11 @@ class Work:
 class RequestWork:
     """Builds the work of each request from the partition's state when its turn comes."""
 
-    def __init__(self, broker_id: BrokerId, named_at: NamedAt, histories: Histories) -> None:
+    def __init__(
+        self, broker_id: BrokerId, named_at: NamedAt, histories: Histories, *, from_latest: bool
+    ) -> None:
         self._broker_id = broker_id
+        self._from_latest = from_latest
         self._named_at = named_at
         self._histories = histories
 
@@ -114,7 +117,7 @@ class RequestWork:
 
         def lead() -> ArchiveState:
             archive = self._histories.load(place, check)
-            if archive.watermark is not None and archive.watermark.start_offset:
+            if not self._from_latest:  # with it, nothing lowers a recorded start
                 place.archive_writer.compare_start(tp, archive, leader)
             return archive
 

@@ -29,7 +29,7 @@ from sidetier.segments.offsets import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import PutOptions, RemoteStorage
+from sidetier.storage.port import IfMatch, PutOptions, RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
@@ -511,17 +511,52 @@ def test_kill_between_the_first_watermark_and_the_comparison_is_made_good(
     assert moved.watermark.start_offset == 30, "nothing below belongs to the archive"
 
 
-def test_sidecar_whose_archive_another_one_begins_above_tells(store: FakeStorage) -> None:
-    """The leader's sidecar is slow to begin, and a follower's begins with a shorter log."""
-    slow = archive_writer_of(store)
-    beginning = slow.load(TP, leader()).beginning_with_log(Offset(0))
-    other = archive_writer_of(store)
-    above = other.load(TP, leader()).beginning_with_log(Offset(30))
-    other.commit(TP, above, [segment(30, 40)], leader())
+def test_record_of_a_sidecar_with_an_earlier_leader_epoch_is_told(store: FakeStorage) -> None:
+    """A follower's checkpoint has the new epoch only with the first record of that epoch."""
+    ours, theirs = archive_writer_of(store), archive_writer_of(store)
+    begins = theirs.load(TP, leader(1)).beginning_with_log(Offset(10))
+    kept = ours.keep_start(TP, ours.load(TP, leader(2)), Offset(30), leader(2))
+    ours.commit(TP, kept, [segment(30, 40)], leader(2))
     with pytest.raises(ArchiveConflictError):
-        slow.commit(TP, beginning, [segment(0, 40)], leader())
-    assert recorded_gaps(store, TP) == [(0, 30)]
-    assert not pending(store)
+        theirs.keep_start(TP, begins, Offset(10), leader(1))
+    assert recorded_gaps(store, TP) == [(10, 30)]
+
+
+class _BeginsBeforeTheRecord(InterceptedStore):
+    """Lets another sidecar begin the archive between the reading of the record and its writing."""
+
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "put" and isinstance(call.condition, IfMatch) and not self.begun:
+            self.begun = True
+            writer = archive_writer_of(self.store)
+            above = writer.load(TP, leader()).beginning_with_log(Offset(30))
+            writer.commit(TP, above, [segment(30, 40)], leader())
+        return call.effect(self.store)
+
+    begun = False
+
+
+def test_record_that_was_settled_while_it_is_lowered_is_told(store: FakeStorage) -> None:
+    archive_writer_of(store).keep_start(TP, ArchiveState(), Offset(30), leader())
+    told: list[tuple[TopicPartition, OffsetRange]] = []
+    theirs = ArchiveWriter(
+        _BeginsBeforeTheRecord(store),
+        LAYOUT,
+        MetadataCache(1 << 20),
+        report_gap=lambda tp, gap: told.append((tp, gap)),
+    )
+    with pytest.raises(ArchiveConflictError):
+        theirs.keep_start(TP, ArchiveState(), Offset(10), leader())
+    assert recorded_gaps(store, TP) == [(10, 30)]
+    assert told == [(TP, OffsetRange(Offset(10), Offset(30)))]
+
+
+def test_damaged_record_does_not_hold_an_archive_that_has_begun(store: FakeStorage) -> None:
+    archive_writer = archive_writer_of(store)
+    archive = ArchiveState().beginning_at(Offset(30))
+    archive = archive_writer.commit(TP, archive, [segment(30, 40)], leader())
+    store.put_object(LAYOUT.start_key(TP), BytesBody(b"{"))
+    archive_writer.compare_start(TP, archive, leader())
 
 
 def test_comparison_leaves_records_of_earlier_versions_and_other_topics_alone(
