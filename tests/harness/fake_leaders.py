@@ -37,6 +37,7 @@ class Leaders:
         brokers: The brokers.
         led_by: The leader of each partition, by its number; the brokers know it at once.
         shown: The leaders that Metadata shows; as `led_by` without an entry.
+        shown_by: The brokers that show them; None for all.
         logs: The logs, by partition number.
         written: Their batches with the last offset of each.
         throttled: Throttle time, in seconds, of the next Fetch of a client id.
@@ -53,6 +54,7 @@ class Leaders:
     brokers: Sequence[FakeBroker]
     led_by: dict[int, int]
     shown: dict[int, int] = field(default_factory=dict)
+    shown_by: set[int] | None = None
     epochs: dict[int, int] = field(default_factory=dict)
     logs: dict[int, TransactionalLog] = field(default_factory=dict)
     written: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
@@ -105,13 +107,14 @@ class Leaders:
 
         return run
 
-    def _metadata(self, _: int, request: Received) -> bytes:
+    def _metadata(self, at: int, request: Received) -> bytes:
+        shown = self.shown if self.shown_by is None or at in self.shown_by else {}
         rows = [
             {
                 "error_code": NONE,
                 "partition_index": number,
-                "leader_id": self.shown.get(number, leader),
-                "leader_epoch": 5 if number in self.shown else self.epochs.get(number, 5),
+                "leader_id": shown.get(number, leader),
+                "leader_epoch": 5 if number in shown else self.epochs.get(number, 5),
                 "replica_nodes": (1,),
                 "isr_nodes": (1,),
                 "offline_replicas": (),
