@@ -79,19 +79,12 @@ def _rows_for_spark(expected: Rows) -> list[tuple[str, int, dict[str, Any]]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("isolation", "stream"), [("read_committed", False), ("read_uncommitted", True)]
-)
 def test_spark_reads_the_archive(
-    spark: SparkDriver,
-    served_fixtures: Served,
-    isolation: str,
-    stream: bool,  # noqa: FBT001
-    tmp_path: Path,
+    spark: SparkDriver, served_fixtures: Served, tmp_path: Path
 ) -> None:
     topics = ",".join(_place(directory).topic for directory in DIRECTORIES)
-    into = tmp_path if stream else None
-    rows = _read_with_spark(spark, served_fixtures.bootstrap, isolation, topics, into)
+    isolation = "read_committed"
+    rows = _read_with_spark(spark, served_fixtures.bootstrap, isolation, topics, tmp_path)
     expected = {
         _place(directory): expected_rows(
             directory, isolation, served_fixtures.end(*_place(directory), isolation)
