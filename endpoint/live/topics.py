@@ -249,7 +249,8 @@ class LiveTopicsWatch:
         cluster, pause, longest = self._cluster(client), _SHORTEST, INTERVAL
         self._asked = cluster
         while not self._stop.is_set():
-            if not self._due.wait(longest):
+            is_wanted = self._due.wait(longest)
+            if not is_wanted:
                 pause = _SHORTEST
             self._due.clear()
             if self._stop.is_set():
@@ -263,6 +264,10 @@ class LiveTopicsWatch:
                     cluster = self._asked = self._cluster(client)
                     before.close()
                 is_changed = self._ask(cluster)
+                if is_wanted and not is_changed:
+                    # This broker may lag behind, with ZooKeeper for long: the next request goes to
+                    # another one.
+                    cluster.close()
             except BrokerError as error:
                 self._report_away(error)
                 self._unknown_since = {}  # nobody has confirmed it

@@ -1,4 +1,7 @@
-"""`sidetier serve --live` while brokers, the store or the endpoint are away."""
+"""`sidetier serve --live` while brokers, the store or the endpoint are away.
+
+In CI with the newest brokers; `make test-long` has all releases.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -11,10 +14,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from devtools.sandbox.kafka import KraftCluster
-from sidetier.brokers.kafka import KAFKA_4_3
+from devtools.sandbox.kafka import KafkaCluster
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import file_store
+from tests.harness.live_log import NEWEST, Release, releases
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.serve_process import LAYOUT, ServeProcess, serve_process
 from tests.harness.sidecar import Sidecar, beside, merged
@@ -80,7 +83,7 @@ class Log:
     """A topic of three brokers, trimmed, with an endpoint over both halves."""
 
     topic: str
-    cluster: KraftCluster
+    cluster: KafkaCluster
     endpoint: ServeProcess
     store: Path
 
@@ -99,12 +102,17 @@ class Log:
         return int(admin.list_topics(self.topic, 30).topics[self.topic].partitions[0].leader)
 
 
-@pytest.fixture(scope="module")
-def log(java: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:  # noqa: ARG001
+@pytest.fixture(scope="module", params=releases(NEWEST), ids=str)
+def log(
+    request: pytest.FixtureRequest,
+    java: object,  # noqa: ARG001 - servers need it
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Log]:
+    release: Release = request.param
     topic, root = f"live-{uuid4().hex[:6]}", tmp_path_factory.mktemp("live")
     store = file_store(root / "store")
-    with KraftCluster(tmp_path_factory.mktemp("kraft"), KAFKA_4_3, brokers=3) as cluster:
-        configs = {**small_segments(), "min.insync.replicas": "1"}
+    with release.cluster(tmp_path_factory.mktemp("kafka"), brokers=3) as cluster:
+        configs = {**small_segments(release.version), "min.insync.replicas": "1"}
         create_topic(cluster.bootstrap_servers, topic, partitions=1, replicas=3, configs=configs)
         live = ("--live", cluster.bootstrap_servers, "--prefer", "broker")
         with serve_process(root, *live, store=store) as endpoint:
