@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from devtools.sandbox.kafka import KafkaCluster
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import file_store
-from tests.harness.live_log import NEWEST, Release, releases
+from tests.harness.live_log import OLDEST, Release, releases
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.serve_process import LAYOUT, ServeProcess, serve_process
 from tests.harness.sidecar import Sidecar, beside, merged
@@ -102,7 +102,7 @@ class Log:
         return int(admin.list_topics(self.topic, 30).topics[self.topic].partitions[0].leader)
 
 
-@pytest.fixture(scope="module", params=releases(NEWEST), ids=str)
+@pytest.fixture(scope="module", params=releases(OLDEST), ids=str)
 def log(
     request: pytest.FixtureRequest,
     java: object,  # noqa: ARG001 - servers need it

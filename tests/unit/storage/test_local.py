@@ -22,7 +22,14 @@ from sidetier.segments.errors import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.file_records import Identity, Record, decode, encode, etag_in, pick
 from sidetier.storage.local import LocalStorage, file_stream, translated
-from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, ObjectSummary, PutOptions
+from sidetier.storage.port import (
+    Checksum,
+    ChecksumAlgorithm,
+    IfAbsent,
+    IfMatch,
+    ObjectSummary,
+    PutOptions,
+)
 from sidetier.storage.settings import LocalSettings
 
 HOUR_NS = 3600 * 10**9
@@ -421,3 +428,32 @@ def test_disk_read_error_is_store_unavailable(
     with pytest.raises(StoreUnavailableError, match=r"get k: .*Input/output"):
         store.get_object("k")
     assert _open_files() == before
+
+
+def test_store_that_is_not_mounted_is_unavailable_and_not_empty(tmp_path: Path) -> None:
+    """A reader would take an empty store for an archive that was retired."""
+    root = tmp_path / "store"
+    store = LocalStorage(root)
+    store.put_object("t-0/0.log", BytesBody(b"bytes"))
+    root.rename(tmp_path / "away")
+    calls = [
+        lambda: store.get_object("t-0/0.log"),
+        lambda: store.get_object_input_stream("t-0/0.log"),
+        lambda: store.head_object("t-0/0.log"),
+        lambda: list(store.list_objects("")),
+        lambda: store.list_directories(""),
+        lambda: store.put_object("t-0/1.log", BytesBody(b"more")),
+        lambda: store.put_object("t-0/1.log", BytesBody(b"more"), PutOptions(condition=IfAbsent())),
+        lambda: store.copy_object("t-0/0.log", "t-0/2.log"),
+        lambda: store.delete_object("t-0/0.log"),
+    ]
+    for mount_point in (False, True):
+        if mount_point:
+            root.mkdir()
+        for call in calls:
+            with pytest.raises(StoreUnavailableError, match="mounted"):
+                call()
+    assert list(root.iterdir()) == []
+    root.rmdir()
+    (tmp_path / "away").rename(root)
+    assert store.get_object("t-0/0.log").data == b"bytes"
