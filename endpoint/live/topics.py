@@ -263,11 +263,7 @@ class LiveTopicsWatch:
                     client, before = self._client(), cluster
                     cluster = self._asked = self._cluster(client)
                     before.close()
-                is_changed = self._ask(cluster)
-                if is_wanted and not is_changed:
-                    # This broker may lag behind, with ZooKeeper for long: the next request goes to
-                    # another one.
-                    cluster.close()
+                is_changed = self._ask_one(cluster, is_wanted=is_wanted)
             except BrokerError as error:
                 self._report_away(error)
                 self._unknown_since = {}  # nobody has confirmed it
@@ -286,6 +282,15 @@ class LiveTopicsWatch:
             pause = _SHORTEST if is_changed else min(pause * 2, _LONGEST)
             self._stop.wait(pause)
         cluster.close()
+
+    def _ask_one(self, cluster: Cluster, *, is_wanted: bool) -> bool:
+        """Ask as `_ask`. If somebody wants a change, and the broker shows none, ask another broker
+        the next time: this one may lag behind, with ZooKeeper for long.
+        """
+        is_changed = self._ask(cluster)
+        if is_wanted and not is_changed:
+            cluster.close()
+        return is_changed
 
     def _ask(self, cluster: Cluster) -> bool:
         """Ask for the topics; return whether a leader or a topic has changed."""
