@@ -1,6 +1,6 @@
 """The versions of requests that each release of Kafka knows, as its brokers answer ApiVersions.
 
-`test_serve_live.py` compares them with real brokers.
+`test_serve_live_releases.py` compares them with real brokers.
 """
 
 from collections.abc import Mapping

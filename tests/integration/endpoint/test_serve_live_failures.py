@@ -1,6 +1,6 @@
 """`sidetier serve --live` while brokers, the store or the endpoint are away.
 
-In CI with the newest brokers; `make test-long` has all releases.
+In CI with the oldest brokers; `make test-long` has all releases.
 """
 
 import threading

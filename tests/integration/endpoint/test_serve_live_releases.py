@@ -1,4 +1,4 @@
-"""`sidetier serve --live`: archive and live cluster as one log, for unmodified clients.
+"""`sidetier serve --live` in front of each release of Kafka, with KRaft and ZooKeeper.
 
 In CI with the oldest brokers; `make test-long` has all others, too.
 """
