@@ -103,7 +103,8 @@ def read_with_confluent(reader: Reader) -> None:
         for message in consumer.consume(500, _POLL_SECONDS):
             error = message.error()
             if error is None:
-                records.append((message.topic(), message.offset(), message.value()))
+                row = message.topic() or "", message.offset() or 0, message.value() or b""
+                records.append(row)
             elif error.code() not in _TOLERATED:
                 reader.say("failed", error.str())
         reader.say_records(records)
@@ -166,7 +167,10 @@ def read_with_kafka_python(reader: Reader) -> None:
             is_paused = not is_paused
             (consumer.pause if is_paused else consumer.resume)(*partitions)
             reader.say("paused" if is_paused else "resumed")
-        polled = consumer.poll(_POLL_SECONDS * 1000)
+        try:
+            polled = consumer.poll(_POLL_SECONDS * 1000)
+        except kafka.errors.KafkaConnectionError:
+            continue  # the endpoint is away; applications poll again
         reader.say_records(
             [(row.topic, row.offset, row.value) for rows in polled.values() for row in rows]
         )

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -244,7 +245,7 @@ class Timeline:
         self._trim_below_paused()
         with self.log.without_store():
             self.readers.resume()
-            holds_for(lambda: not self.readers.check(), 3, "no consumer gets an error")
+            holds_for(self._get_no_error, 3, "no consumer gets an error")
         self.catch_up()
 
     def trim_below_paused_and_kill_all_brokers(self) -> None:
@@ -263,7 +264,7 @@ class Timeline:
                 60,
                 "the archived records to be read without brokers",
             )
-            holds_for(lambda: not self.readers.check(), 2, "no consumer gets an error")
+            holds_for(self._get_no_error, 2, "no consumer gets an error")
         self.catch_up()
 
     def _trim_below_paused(self) -> dict[str, int]:
@@ -298,15 +299,19 @@ class Timeline:
         """Wait for other leaders, and until all consumers have what these have written."""
         try:
             for topic in self.log.topics:
-                wait_until(
-                    lambda topic=topic: self.log.leader(topic) not in {leader, 0},
-                    60,
-                    f"another leader of {topic}",
-                )
+                led = partial(self._is_led_by_another, topic, leader)
+                wait_until(led, 60, f"another leader of {topic}")
             self.write_on()
             self.catch_up()
         finally:
             bring_back()
+
+    def _is_led_by_another(self, topic: str, leader: int) -> bool:
+        return self.log.leader(topic) not in {leader, 0}
+
+    def _get_no_error(self) -> bool:
+        self.readers.check()
+        return True
 
     def move_leaders(self) -> None:
         """Preferred elections: the former leaders are there, and name the new ones."""

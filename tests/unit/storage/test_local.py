@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -430,30 +431,33 @@ def test_disk_read_error_is_store_unavailable(
     assert _open_files() == before
 
 
-def test_store_that_is_not_mounted_is_unavailable_and_not_empty(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_mount_point", [False, True])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.get_object("t-0/0.log"),
+        lambda store: store.get_object_input_stream("t-0/0.log"),
+        lambda store: store.head_object("t-0/0.log"),
+        lambda store: list(store.list_objects("")),
+        lambda store: store.list_directories(""),
+        lambda store: store.put_object("t-0/1.log", BytesBody(b"more")),
+        lambda store: store.put_object("k", BytesBody(b"more"), PutOptions(condition=IfAbsent())),
+        lambda store: store.copy_object("t-0/0.log", "t-0/2.log"),
+        lambda store: store.delete_object("t-0/0.log"),
+    ],
+)
+def test_store_that_is_not_mounted_is_unavailable_and_not_empty(
+    tmp_path: Path, call: Callable[[LocalStorage], object], *, has_mount_point: bool
+) -> None:
     """A reader would take an empty store for an archive that was retired."""
-    root = tmp_path / "store"
+    root, away = tmp_path / "store", tmp_path / "away"
     store = LocalStorage(root)
     store.put_object("t-0/0.log", BytesBody(b"bytes"))
-    root.rename(tmp_path / "away")
-    calls = [
-        lambda: store.get_object("t-0/0.log"),
-        lambda: store.get_object_input_stream("t-0/0.log"),
-        lambda: store.head_object("t-0/0.log"),
-        lambda: list(store.list_objects("")),
-        lambda: store.list_directories(""),
-        lambda: store.put_object("t-0/1.log", BytesBody(b"more")),
-        lambda: store.put_object("t-0/1.log", BytesBody(b"more"), PutOptions(condition=IfAbsent())),
-        lambda: store.copy_object("t-0/0.log", "t-0/2.log"),
-        lambda: store.delete_object("t-0/0.log"),
-    ]
-    for mount_point in (False, True):
-        if mount_point:
-            root.mkdir()
-        for call in calls:
-            with pytest.raises(StoreUnavailableError, match="mounted"):
-                call()
-    assert list(root.iterdir()) == []
-    root.rmdir()
-    (tmp_path / "away").rename(root)
+    root.rename(away)
+    if has_mount_point:
+        root.mkdir()
+    with pytest.raises(StoreUnavailableError, match="mounted"):
+        call(store)
+    assert not list(root.glob("*"))
+    away.rename(root)
     assert store.get_object("t-0/0.log").data == b"bytes"
