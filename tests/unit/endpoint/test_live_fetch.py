@@ -183,6 +183,8 @@ def test_a_client_at_the_end_of_a_topic_that_only_the_archive_has_waits() -> Non
             assert not read.live.watch.is_gone("orders")
             wait_until(lambda: "orders" in read.live.watch._unknown_since, 20, "the question")
             read.live.watch._unknown_since["orders"] -= 60
+            read.live.watch.renew(wait=20)
+            wait_until(lambda: read.live.watch.is_gone("orders"), 20, "the answer")
             request = build_request(ApiKey.FETCH, 11, **fetch_of("orders", 20, max_wait=500))
             answer = read.parts.fetcher.fetch(request, 11, may_wait=False)
             assert answer.awaited is not None
