@@ -139,7 +139,7 @@ class LiveTopicsWatch:
         self._unknown_since: dict[str, float] = {}
         """Those of them that no broker knows, and since when, in monotonic seconds."""
         self._gone: set[str] = set()
-        """Topics that no broker has known for 10 s: only a list with all topics shows them again."""
+        """Topics that no broker has known for 10 s, until a list of all topics has them again."""
         self._asked: Cluster | None = None
         self.thread = threading.Thread(target=self._run, name="endpoint-live", daemon=True)
 
