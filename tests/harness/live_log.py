@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
 from typing import Final
 
 from confluent_kafka import Consumer, Message, Producer
@@ -20,6 +21,7 @@ from sidetier.brokers.kafka import (
     KAFKA_3_9,
     KAFKA_4_0,
     KAFKA_4_3,
+    Properties,
 )
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import Objects, file_store
@@ -29,6 +31,7 @@ from tests.harness.sidecar import Sidecar, beside, merged
 from tests.harness.topics import create_topic, delete_records
 
 _FLUSH_SECONDS: Final = 60
+_NONE: Final[Properties] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,20 @@ class Release:
     def __str__(self) -> str:
         return f"{self.version}-{'zookeeper' if self.zookeeper else 'kraft'}"
 
-    def cluster(self, directory: Path, brokers: int = 1) -> KafkaCluster:
-        """Return a cluster that is not started."""
-        kind = ZookeeperCluster if self.zookeeper else KraftCluster
-        return kind(directory, self.version, brokers=brokers)
+    def cluster(
+        self,
+        directory: Path,
+        brokers: int = 1,
+        *,
+        first_id: int = 1,
+        properties: Properties = _NONE,
+    ) -> KafkaCluster:
+        """Return a cluster that is not started; with ZooKeeper, its ids begin at 1."""
+        if self.zookeeper:
+            return ZookeeperCluster(directory, self.version, brokers=brokers, properties=properties)
+        return KraftCluster(
+            directory, self.version, brokers=brokers, first_id=first_id, properties=properties
+        )
 
 
 OLDEST: Final = Release(KAFKA_2_8, zookeeper=True)

@@ -1,13 +1,16 @@
 """A Fetch of an endpoint that joins an archive and a live cluster of fake brokers."""
 
 import threading
+from dataclasses import replace
+from typing import Any
 
+import pytest
 from kio.schema.errors import ErrorCode
 
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.wire.protocol import ApiKey, build_request
-from tests.harness.endpoint import fetch_of
+from tests.harness.endpoint import ask, fetch_of
 from tests.harness.fake_leaders import leaders
 from tests.harness.joined_logs import (
     BROKER,
@@ -19,7 +22,8 @@ from tests.harness.joined_logs import (
     read_all,
     written,
 )
-from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.made_archive import LAYOUT, MadeArchive, batches
+from tests.harness.record_batches import TransactionalLog
 from tests.harness.waiting import wait_until
 
 NONE = ErrorCode.none
@@ -107,6 +111,8 @@ def test_a_client_at_the_end_of_a_topic_that_only_the_archive_has_waits() -> Non
             assert not read.live.watch.is_gone("orders")
             wait_until(lambda: "orders" in read.live.watch._unknown_since, 20, "the question")
             read.live.watch._unknown_since["orders"] -= 60
+            read.live.watch.renew(wait=20)
+            wait_until(lambda: read.live.watch.is_gone("orders"), 20, "the answer")
             request = build_request(ApiKey.FETCH, 11, **fetch_of("orders", 20, max_wait=500))
             answer = read.parts.fetcher.fetch(request, 11, may_wait=False)
             assert answer.awaited is not None
@@ -125,6 +131,50 @@ def test_live_records_do_not_wait_for_the_store() -> None:
             before = _requests(read)
             assert offsets(*read.read(("t", 0, 40)))[0] == 40
             assert _requests(read) == before + 1, "the leader is asked"
+
+
+def test_offsets_stay_known_beside_kept_records_when_the_leader_has_just_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 20)
+        with both(archived(0, 5), cluster) as read:
+            (before,) = read.read(("t", 0, 10))
+            known = iter([read.live.reads.bounds(TopicPartition("t", 0), 60.0), None])
+            monkeypatch.setattr(read.live.reads, "bounds", lambda *_: next(known))
+            (data,) = read.read(("t", 0, 10))
+            assert offsets(data) == offsets(before)
+            assert (data.high_watermark, data.last_stable_offset) == (20, 20)
+            assert data.log_start_offset == 0
+
+
+def test_what_another_endpoint_may_have_shown_the_client_is_looked_for() -> None:
+    """A partition that was added, and the id of the cluster before a broker has answered."""
+    with leaders(1, {0: 1}) as cluster, both(archived(0, 5), cluster) as read:
+        (row,) = metadata(read).topics[0].partitions
+        assert row.partition_index == 0
+        cluster.led_by[1], cluster.logs[1] = 1, TransactionalLog()
+        cluster.write(1, 5)
+        (data,) = read.read(("t", 1, 0))
+        assert offsets(data) == list(range(5))
+        assert len(metadata(read).topics[0].partitions) == 2
+        assert metadata(read).cluster_id == "cluster"
+        read.live.watch.latest = replace(read.live.topics, cluster_id=None)
+        assert metadata(read).cluster_id == LAYOUT.cluster, "not the answer that was remembered"
+        read.live.expect_cluster("of the archive")
+        assert metadata(read).cluster_id == "of the archive"
+
+
+def metadata(read: Both) -> Any:  # noqa: ANN401 - kio's
+    """Return the answer to a Metadata request for all topics."""
+    return ask(
+        read.parts.handlers,
+        ApiKey.METADATA,
+        12,
+        topics=None,
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=False,
+    )
 
 
 def _requests(read: Both) -> int:

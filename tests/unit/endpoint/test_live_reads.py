@@ -254,8 +254,21 @@ def test_only_a_topic_that_no_broker_knows_by_its_name_is_gone() -> None:
         wait_until(lambda: "deleted" in read.watch._unknown_since, 20, "the question")
         assert not read.watch.is_gone("deleted"), "it may be new"
         read.watch._unknown_since["deleted"] -= 60
+        wait_until(lambda: renewed(read).is_gone("deleted"), 20, "the answer")
+        assert not read.watch.is_gone("secret")
+        read.watch._doubts["secret"] -= 120
+        wait_until(lambda: "secret" not in renewed(read)._doubts, 20, "the end of the question")
+        asked = len(cluster.asked(ApiKey.METADATA))
+        renewed(read)
         assert read.watch.is_gone("deleted")
-        assert "secret" not in read.watch._unknown_since
+        later = cluster.asked(ApiKey.METADATA)[asked:]
+        assert not [each for each in later if each.entity.topics], "nobody misses another topic"
+
+
+def renewed(read: Reading) -> LiveTopicsWatch:
+    """Ask for the topics, and wait for the answer."""
+    read.watch.renew(wait=20)
+    return read.watch
 
 
 def test_an_error_that_no_leader_explains_changes_nothing() -> None:
