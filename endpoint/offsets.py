@@ -220,19 +220,33 @@ class OffsetAnswers:
             return ListedOffset(ErrorCode.none, first if view is None else min(view.start, first))
         if timestamp == LATEST_TIERED:
             return ListedOffset(ErrorCode.none, (0 if view is None else view.end) - 1)
-        return self._time_of_both(joined, timestamp, isolation)
+        return self._time_of_both(joined, first, timestamp, isolation)
 
     def _time_of_both(
-        self, joined: JoinedPartition, timestamp: int, isolation: int
+        self, joined: JoinedPartition, first: Offset, timestamp: int, isolation: int
     ) -> ListedOffset:
-        """Search a time in the archive, and then at the leader; the largest one in both."""
-        stored = ListedOffset(ErrorCode.none)
-        if joined.view is not None:
-            stored = self._listed(joined.partition, joined.view, timestamp, isolation)
-        if timestamp != MAX_TIMESTAMP and (stored.error or stored.offset != _UNKNOWN):
-            return stored
-        isolated = isolation == _READ_COMMITTED
-        answer = joined.live.reads.list_offset(joined.partition.tp, timestamp, isolated=isolated)
+        """Search a time in the archive, and then at the leader, whose log begins at `first`; the
+        largest one in both.
+        """
+        tp, reads, isolated = joined.partition.tp, joined.live.reads, isolation == _READ_COMMITTED
+        while True:
+            stored, searched = ListedOffset(ErrorCode.none), first
+            # A live log that begins below the archive has all of it.
+            if joined.view is not None and joined.view.start <= first:
+                stored = self._listed(joined.partition, joined.view, timestamp, isolation)
+                searched = joined.view.end
+            if timestamp != MAX_TIMESTAMP and (stored.error or stored.offset != _UNKNOWN):
+                return stored
+            answer = reads.list_offset(tp, timestamp, isolated=isolated)
+            first = reads.list_offset(tp, EARLIEST, isolated=isolated).offset
+            if first <= searched:
+                break
+            # The leader has deleted records since the archive was searched; they are archived.
+            joined.archived(Age.NOW)
+            if joined.failure is not None:
+                raise joined.failure
+            if joined.view is None or joined.view.end <= searched:
+                break  # lost
         live = ListedOffset(ErrorCode.none, answer.offset, answer.timestamp)
         return live if live.timestamp > stored.timestamp else stored
 
