@@ -91,6 +91,8 @@ test-long: prepare ## run the tests that need hours: chaos, simulations, kills (
 	SIDETIER_ONE_LOG_EXAMPLES=$${SIDETIER_ONE_LOG_EXAMPLES:-1000} \
 	  DECODER_EXAMPLES=$${DECODER_EXAMPLES:-1000} $(BIN)/pytest -n 2 \
 	  tests/property/consumer/test_one_log.py tests/property/segments/test_arrow_decoder.py
+	SERVE_LIVE_EXAMPLES=$${SERVE_LIVE_EXAMPLES:-3000} $(BIN)/pytest -n 2 \
+	  tests/property/endpoint/test_live_log.py tests/property/endpoint/test_live_mutants.py
 	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-900} $(BIN)/pytest -n 0 \
 	  tests/integration/mirror/test_mirror.py -k killed_again
 	HYDRATE_39_KRAFT=1 $(BIN)/pytest -n 0 tests/integration/mirror/test_hydrate_39.py

@@ -471,9 +471,9 @@ class Fetcher:
         *,
         isolated: bool,
     ) -> FetchedData:
-        joined = JoinedPartition.of(self._catalog, partition)
+        joined = JoinedPartition.of(self._catalog, partition, topic_id)
         if joined is not None:
-            return self._joined(joined, topic_id, asked, room, isolated=isolated)
+            return self._joined(joined, asked, room, isolated=isolated)
         data = self._of_archive(partition, topic_id, asked, room, isolated=isolated)
         if self._catalog.live is not None:
             data.state = data.state[0], self._catalog.live.reads.state(partition.tp)
@@ -508,7 +508,7 @@ class Fetcher:
         if not view.start <= offset <= view.end:
             self._report_missing(partition, view, offset)
             return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
-        return self._stable_records(partition, view, asked, room, isolated=isolated)
+        return self._stable_records(partition, view, asked, room, end=view.end, isolated=isolated)
 
     def _stable_records(
         self,
@@ -517,18 +517,21 @@ class Fetcher:
         asked: Any,  # noqa: ANN401 - kio's
         room: _Room,
         *,
+        end: Offset,
         isolated: bool,
     ) -> FetchedData:
-        """Read one partition's records; below the last stable offset, if the client is isolated."""
+        """Read one partition's records below `end`; and below the last stable offset, if the client
+        is isolated.
+        """
         stable = last_stable_offset(partition, view, isolated=isolated)
         try:
-            return self._records(partition, view, asked, room, stable, isolated=isolated)
+            return self._records(partition, view, asked, room, stable, end=end, isolated=isolated)
         except OpenTransactionError as error:
             # Only the batches below that transaction are sent.
             stable = error.last_stable
-            return self._records(partition, view, asked, room, stable, isolated=isolated)
+            return self._records(partition, view, asked, room, stable, end=end, isolated=isolated)
 
-    def _records(
+    def _records(  # noqa: PLR0913 - as `_stable_records`
         self,
         partition: Partition,
         view: ArchiveView,
@@ -536,9 +539,10 @@ class Fetcher:
         room: _Room,
         stable: Offset,
         *,
+        end: Offset,
         isolated: bool,
     ) -> FetchedData:
-        """Read one partition's records; below the last stable offset, if the client is isolated.
+        """Read records as `_stable_records`.
 
         Raises:
             OpenTransactionError: The last stable offset is lower than `stable`. Nothing is lent.
@@ -552,7 +556,7 @@ class Fetcher:
             aborted=() if isolated else None,
             state=(state_of(view), None),
         )
-        limit = stable if isolated else view.end
+        limit = min(end, stable) if isolated else end
         if offset >= limit:
             return data
         room.ask()
@@ -582,18 +586,29 @@ class Fetcher:
     def _joined(
         self,
         joined: JoinedPartition,
-        topic_id: UUID | None,
         asked: Any,  # noqa: ANN401 - kio's
         room: _Room,
         *,
         isolated: bool,
     ) -> FetchedData:
-        """Read a partition that is in the live cluster, too."""
-        if None not in {topic_id, joined.live_id} and topic_id != joined.live_id:
-            return FetchedData(asked.partition, ErrorCode.unknown_topic_id, aborted=())
+        """Read a partition that is in the live cluster, too.
+
+        Raises:
+            SidetierError: The archive cannot be read, and the leader does not have the offset.
+        """
+        unknown = FetchedData(asked.partition, ErrorCode.unknown_topic_id, aborted=())
+        if joined.is_other_topic():
+            return unknown
         data = self._of_side(joined, asked, room, isolated=isolated, refused=False)
         if data is None:  # the log start has passed the offset, or the log ends below it
             data = self._of_side(joined, asked, room, isolated=isolated, refused=True)
+        if joined.is_other_topic():
+            # Created again meanwhile: these may be its records, or its offsets.
+            if data is not None:
+                data.lease.release()
+            return unknown
+        if data is None and joined.failure is not None:
+            raise joined.failure  # the archive may have what the leader refuses
         return data or FetchedData(asked.partition, ErrorCode.offset_out_of_range)
 
     def _of_side(
@@ -648,8 +663,13 @@ class Fetcher:
         partition, view, offset = joined.partition, joined.view, Offset(asked.fetch_offset)
         assert view is not None  # noqa: S101 - the caller has checked it
         has_live = live is not None and live.start <= offset
+        if joined.is_archive_of_other_topic():
+            return FetchedData(asked.partition, ErrorCode.unknown_topic_id, aborted=())
+        # Not above the high watermark, as far as it is known: these records would be of a former
+        # leader, or a client would be beyond the end that it is shown.
+        end = view.end if live is None else min(view.end, live.high_watermark)
         try:
-            data = self._stable_records(partition, view, asked, room, isolated=isolated)
+            data = self._stable_records(partition, view, asked, room, end=end, isolated=isolated)
         except SidetierError as error:
             if not has_live:
                 raise
@@ -657,17 +677,40 @@ class Fetcher:
                 joined.live.note_store_failure(partition.tp.topic)
             self._report(partition, "endpoint.store_failed", error)
             return None
-        if live is None:
-            if data.error is not ErrorCode.none:  # the leader may have what the archive lacks
-                data.error, data.is_held = ErrorCode.not_leader_or_follower, True
-            return data
-        reached = data.last_stable_offset if isolated else view.end
-        is_empty = room.is_empty and not data.lease.size
-        if data.error is ErrorCode.none and is_empty and reached >= live.start:
-            # Compaction has left nothing up to the archive's end: the leader has what follows.
-            return None
-        if data.error is not ErrorCode.none:
+        if live is not None:
+            reached = min(data.last_stable_offset, end) if isolated else end
+            return self._beside_live(joined, live, data, reached, has_live=has_live, room=room)
+        if data.error is not ErrorCode.none:  # the leader may have what the archive lacks
+            data.error, data.is_held = ErrorCode.not_leader_or_follower, True
+        return data
+
+    def _beside_live(
+        self,
+        joined: JoinedPartition,
+        live: LiveBounds,
+        data: FetchedData,
+        reached: Offset,
+        *,
+        has_live: bool,
+        room: _Room,
+    ) -> FetchedData | None:
+        """Show the leader's offsets beside archived records, which were read up to `reached`; None
+        if the leader has the offset, or what follows.
+        """
+        view = joined.view
+        assert view is not None  # noqa: S101 - they were read from it
+        if data.error is not ErrorCode.none:  # the archive lacks the offset
+            if not has_live:
+                joined.live.metrics.gaps.inc()
             return None if has_live else data
+        if room.is_empty and not data.lease.size:
+            # Compaction has left nothing from the offset on.
+            if reached >= live.start:
+                return None
+            if reached == view.end:
+                now = joined.archived(Age.NOW)  # after the live start: see `side`
+                if now is None or now.end <= reached:
+                    return self._in_neither(joined, live, reached, data.index)
         data.high_watermark = live.high_watermark
         data.last_stable_offset = live.last_stable_offset
         data.log_start_offset = min(view.start, live.start)

@@ -226,21 +226,37 @@ class OffsetAnswers:
     def _time_of_both(
         self, joined: JoinedPartition, timestamp: int, isolation: int, first: Offset
     ) -> ListedOffset:
-        """Search a time in the archive below `first`, the live log start, and then at the leader;
-        the largest one in both.
+        """Search a time in the archive, and then at the leader, whose log begins at `first`.
+
+        Returns the lowest offset of both, or the one with the largest time.
         """
-        stored = ListedOffset(ErrorCode.none)
-        view, is_largest = joined.view, timestamp == MAX_TIMESTAMP
-        if view is not None and (is_largest or view.start < first):
-            stored = self._listed(joined.partition, view, timestamp, isolation)
-        # The leader has all records from `first` on; the archive may lack some of them, such as
-        # those of format v1.
-        if not is_largest and (stored.error or _UNKNOWN < stored.offset < first):
-            return stored
-        isolated = isolation == _READ_COMMITTED
-        answer = joined.live.reads.list_offset(joined.partition.tp, timestamp, isolated=isolated)
+        tp, reads, isolated = joined.partition.tp, joined.live.reads, isolation == _READ_COMMITTED
+        while True:
+            stored, searched = ListedOffset(ErrorCode.none), first
+            # A live log that begins below the archive has all of it.
+            if joined.view is not None and joined.view.start <= first:
+                stored = self._listed(joined.partition, joined.view, timestamp, isolation)
+                searched = joined.view.end
+            # From `first` on, the leader may have records that the archive lacks, such as those of
+            # format v1.
+            is_below = stored.error or _UNKNOWN < stored.offset < first
+            if timestamp != MAX_TIMESTAMP and is_below:
+                return stored
+            answer = reads.list_offset(tp, timestamp, isolated=isolated)
+            first = reads.list_offset(tp, EARLIEST, isolated=isolated).offset
+            if first <= searched:
+                break
+            # The leader has deleted records since the archive was searched; they are archived.
+            joined.archived(Age.NOW)
+            if joined.failure is not None:
+                raise joined.failure
+            if joined.view is None or joined.view.end <= searched:
+                break  # lost
         live = ListedOffset(ErrorCode.none, answer.offset, answer.timestamp)
-        return live if live.timestamp > stored.timestamp else stored
+        if timestamp == MAX_TIMESTAMP:
+            return live if live.timestamp > stored.timestamp else stored
+        found = [each for each in (stored, live) if each.offset != _UNKNOWN]
+        return min(found, key=lambda each: each.offset, default=live)
 
     def _epoch_end_of_both(self, joined: JoinedPartition, epoch: int) -> EpochEnd:
         """Return the end of an epoch; from the archive if it ends there."""

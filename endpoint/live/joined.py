@@ -33,6 +33,7 @@ class JoinedPartition:
         live: The live cluster.
         catalog: The topics.
         partition: The partition.
+        topic_id: The topic's id that the client asks for; None if it asks by name.
         view: The archive, as it was read last; None if there is none of this topic.
         state: The state of the archive then, for `Catalog.wait_for_change`.
         failure: Why the archive could not be read.
@@ -41,12 +42,15 @@ class JoinedPartition:
     live: LiveLogs
     catalog: Catalog
     partition: Partition
+    topic_id: UUID | None = None
     view: ArchiveView | None = None
     state: ArchiveState = None
     failure: SidetierError | None = None
 
     @classmethod
-    def of(cls, catalog: Catalog, partition: Partition) -> Self | None:
+    def of(
+        cls, catalog: Catalog, partition: Partition, topic_id: UUID | None = None
+    ) -> Self | None:
         """Return both sides of a partition; None if the archive alone has it.
 
         While it is not known whether the live cluster has a topic, its leader counts as away.
@@ -54,13 +58,29 @@ class JoinedPartition:
         live = catalog.live
         if live is None or live.watch.is_gone(partition.tp.topic):
             return None
-        return cls(live, catalog, partition)
+        return cls(live, catalog, partition, topic_id)
 
     @property
     def live_id(self) -> UUID | None:
         """The topic's id in the live cluster; None from brokers before 2.8."""
         topic = self.live.topics.topics.get(self.partition.tp.topic)
         return None if topic is None else topic.topic_id
+
+    def is_other_topic(self) -> bool:
+        """Whether the live topic has another id than the client asks for."""
+        return None not in {self.topic_id, self.live_id} and self.topic_id != self.live_id
+
+    def is_archive_of_other_topic(self) -> bool:
+        """Whether the archive that was read has another id than the client asks for.
+
+        Only then if the id of the live topic is not known: `archived` compares with that.
+
+        Raises:
+            ConfigurationError, ArchiveError, StorageError: The topic's store cannot be listed.
+        """
+        if self.view is None or self.topic_id is None or self.live_id is not None:
+            return False
+        return not self.catalog.has_topic_id(self.partition, self.view, self.topic_id)
 
     def archived(self, age: Age) -> OffsetRange | None:
         """Read the archive, and return its offsets; None if there are none.

@@ -189,9 +189,9 @@ class LiveReads:
                 self._note_failure(asked[0], error)
 
     def _older(self, tps: Iterable[TopicPartition], oldest: float) -> list[TopicPartition]:
-        """Return the partitions whose bounds are not known since `oldest`."""
+        """Return the partitions whose bounds are not known since after `oldest`."""
         known = ((tp, self._known.get(tp)) for tp in tps)
-        return [tp for tp, each in known if each is None or each.at < oldest]
+        return [tp for tp, each in known if each is None or each.at <= oldest]
 
     def _ask_bounds(
         self, connection: Connection, tps: Sequence[TopicPartition], topics: LiveTopics

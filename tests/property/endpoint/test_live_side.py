@@ -2,11 +2,12 @@
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.endpoint.live.side import Age, LiveBounds, Side, find
+from sidetier.endpoint.live.side import Age, LiveBounds, Side, choose, find
 from sidetier.segments.offsets import MAX_OFFSET, Offset, OffsetRange
 
 _ACTIVE = 10
@@ -119,3 +120,45 @@ def test_an_unknown_leader_is_never_out_of_range() -> None:
     for offset, side in ((4, Side.UNKNOWN), (5, Side.ARCHIVE), (10, Side.UNKNOWN)):
         found = find(Offset(offset), lambda _age: None, lambda _age: archived, lambda: Offset(0))
         assert found.side is side
+
+
+def test_the_live_log_is_asked_before_the_archive_and_only_as_often_as_needed() -> None:
+    archived = OffsetRange(Offset(0), Offset(10))
+    bounds = LiveBounds(Offset(15), Offset(20), Offset(20))
+    recent = [("live", Age.RECENT), ("archive", Age.RECENT)]
+    known = [("live", Age.RECENT), ("archive", Age.KNOWN)]
+    now = [("live", Age.NOW), ("archive", Age.NOW)]
+    for offset, refused, expected in (
+        (9, False, recent),
+        (15, False, known),
+        (10, False, recent + now),
+        (15, True, now),
+    ):
+        asked: list[tuple[str, Age]] = []
+
+        def live(age: Age, asked: list[tuple[str, Age]] = asked) -> LiveBounds:
+            asked.append(("live", age))
+            return bounds
+
+        def store(age: Age, asked: list[tuple[str, Age]] = asked) -> OffsetRange:
+            asked.append(("archive", age))
+            return archived
+
+        find(Offset(offset), live, store, lambda: Offset(0), refused=refused)
+        assert asked == expected
+
+
+def test_what_the_leader_refuses_or_has_lost_decides_between_two_sides() -> None:
+    archived = OffsetRange(Offset(5), Offset(30))
+    bounds = LiveBounds(Offset(10), Offset(20), Offset(20))
+    for offset, below, refused, side in (
+        (4, 0, False, Side.NEITHER),  # below both
+        (12, 0, False, Side.LIVE),
+        (12, 13, False, Side.ARCHIVE),
+        (12, 12, False, Side.LIVE),
+        (12, 0, True, Side.ARCHIVE),
+        (25, 99, True, Side.LIVE),  # of a former leader: not part of the log any more
+    ):
+        prefers = partial(Offset, below)
+        chosen = choose(Offset(offset), bounds, archived, prefers, refused=refused)
+        assert chosen is side, offset
