@@ -68,7 +68,7 @@ def transactions_of(
         if end is None or int(end) != int(following.base_offset):
             return None
         aborted = _noted(store, head, FileKind.TXNINDEX)
-        still_open = _noted_open(store, successor)
+        still_open = _noted_open(store, following, successor)
         if aborted is None or still_open is None:
             return None
         return SegmentTransactions(end, parse_txn_index(aborted), still_open)
@@ -83,16 +83,18 @@ def open_at_base(store: RemoteStorage, log: StoredLog) -> OpenTransactions | Non
         None if no usable producer snapshot is stored.
     """
     try:
-        return _noted_open(store, store.head_object(log.key))
+        return _noted_open(store, log, store.head_object(log.key))
     except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
         return None
 
 
-def _noted_open(store: RemoteStorage, head: ObjectHead) -> OpenTransactions | None:
+def _noted_open(store: RemoteStorage, log: StoredLog, head: ObjectHead) -> OpenTransactions | None:
     producers = _noted(store, head, FileKind.SNAPSHOT)
-    if not producers:
-        return None if producers is None else ()
-    return open_transactions(producers)
+    if producers:
+        return open_transactions(producers)
+    # A broker deletes the snapshot at its log start when it loads the log after a crash. So a
+    # segment without one shows nothing, except the first one of all.
+    return () if producers is not None and log.base_offset == 0 else None
 
 
 def _noted(store: RemoteStorage, head: ObjectHead, kind: FileKind) -> bytes | None:
