@@ -201,11 +201,7 @@ class PartitionTransactions:
             stored = transactions_of(self._store, log, following)
             if stored is not None:
                 return stored
-        before = self._open_at_base(view, log)
-        if noted_records(self._store.head_object(log.key)) is not None:
-            # A sidecar notes the number of records only if the segment has no transactional batch.
-            return SegmentTransactions(view.until(log.base_offset), (), before)
-        return self._walk(view, log, before)
+        return self._from_markers(view, log, self._open_at_base(view, log))
 
     def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
         """Read from the producer snapshot, or from the nearest lower segment that has one."""
@@ -226,14 +222,17 @@ class PartitionTransactions:
         # In ascending order from the segment whose state is known: each walk needs the state at its
         # start.
         for lower in reversed(to_walk):
-            self._known[lower.version] = self._walk(view, lower, still_open)
+            self._known[lower.version] = self._from_markers(view, lower, still_open)
             still_open = self._known[lower.version].still_open
         return still_open
 
-    def _walk(
+    def _from_markers(
         self, view: ArchiveView, log: StoredLog, before: OpenTransactions
     ) -> SegmentTransactions:
-        """Read the transactions from the markers in the segment itself."""
+        """Read the transactions from the markers in the segment itself, if it has any."""
+        if noted_records(self._store.head_object(log.key)) is not None:
+            # A sidecar notes the number of records only if the segment has no transactional batch.
+            return SegmentTransactions(view.until(log.base_offset), (), before)
         tracker = TransactionTracker(log.base_offset, before)
         position = 0
         while position < log.size:
