@@ -269,7 +269,9 @@ class Catalog:
     @property
     def cluster_id(self) -> str:
         """The id of the cluster that clients are shown: the live cluster's, or else the name."""
-        live_id = None if self.live is None else self.live.topics.cluster_id
+        watch = None if self.live is None else self.live.watch
+        # The archive may know the id before a broker answers: other endpoints show it, too.
+        live_id = None if watch is None else watch.latest.cluster_id or watch.wanted_cluster_id
         return live_id or self.cluster
 
     @property
@@ -343,6 +345,10 @@ class Catalog:
     def partition(self, name: str, number: int) -> Partition | None:
         """Return a partition; None if it is not in the archive."""
         topic = self.topic(name)
+        if topic is not None and self.live is not None and number >= topic.partitions:
+            # Another endpoint behind the same address may have shown the client a new partition.
+            self.live.look_for_topics()
+            topic = self._topics.get(name)
         if topic is None or not 0 <= number < topic.partitions:
             return None
         return self._partition(TopicPartition(name, number))

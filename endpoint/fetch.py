@@ -623,10 +623,8 @@ class Fetcher:
                 return self._in_neither(joined, sides.live, offset, asked.partition)
             if sides.side is Side.ARCHIVE:
                 data = self._archived(joined, sides.live, asked, room, isolated=isolated)
-            if data is None and sides.side is not Side.UNKNOWN:
-                start = Offset(0) if sides.live is None else sides.live.start
-                offset = max(offset, start)
-                data = self._live_data(joined, offset, asked, room, isolated=isolated)
+            if data is None and sides.live is not None:
+                data = self._live_data(joined, sides.live, asked, room, isolated=isolated)
         except BrokerError as error:
             if is_out_of_range(error):
                 return None
@@ -678,18 +676,18 @@ class Fetcher:
     def _live_data(
         self,
         joined: JoinedPartition,
-        offset: Offset,
+        known: LiveBounds,
         asked: Any,  # noqa: ANN401 - kio's
         room: _Room,
         *,
         isolated: bool,
     ) -> FetchedData:
-        """Read records of the leader.
+        """Read records of the leader, from its log start on.
 
         Raises:
             BrokerError: It refuses, or cannot be reached.
         """
-        tp = joined.partition.tp
+        tp, offset = joined.partition.tp, max(Offset(asked.fetch_offset), known.start)
         room.ask()
         size = max(min(asked.partition_max_bytes, room.left), 1)
         reads = joined.live.reads
@@ -698,14 +696,14 @@ class Fetcher:
             chunks = reads.fetch(tp, offset, size, isolated=isolated, client_id=room.client_id)
         else:  # a response that has records does not wait: the client asks again
             chunks = reads.kept(tp, offset, size, isolated=isolated)
-        bounds = reads.bounds(tp, _LIVE_AGE)
+        # The leader may be away by now; a broker sends no -1 beside records.
+        bounds = reads.bounds(tp, _LIVE_AGE) or known
         data = FetchedData(asked.partition, is_held=chunks is None)
         if isolated:
             data.aborted = tuple(aborted_in(chunks or ()))
-        if bounds is not None:
-            start = bounds.start if joined.view is None else min(joined.view.start, bounds.start)
-            data.high_watermark, data.log_start_offset = bounds.high_watermark, start
-            data.last_stable_offset = bounds.last_stable_offset
+        start = bounds.start if joined.view is None else min(joined.view.start, bounds.start)
+        data.high_watermark, data.log_start_offset = bounds.high_watermark, start
+        data.last_stable_offset = bounds.last_stable_offset
         if chunks:
             first = batch_bytes(chunks[0].data)
             if size < first and not room.is_empty:

@@ -48,8 +48,10 @@ _FIRST_WITHOUT_NAME: Final = 12
 """Version of Metadata that asks for a topic by its id alone. The answers of versions 10 and 11 must
 have a name.
 """
-_MetadataKey = tuple[int, tuple[object, ...] | None, Access]
-"""Version, names and ids that were asked for (None: all topics), and what the client may read."""
+_MetadataKey = tuple[int, tuple[object, ...] | None, Access, str]
+"""Version, names and ids that were asked for (None: all topics), what the client may read, and the
+cluster's id.
+"""
 _Views = list[tuple[TopicPartition, ArchiveView]]
 
 
@@ -113,7 +115,9 @@ class RequestHandlers:
             self._look_for(names, access)
         # After the look-ups, which may have replaced it.
         topics = self._catalog.topics
-        key = (version, names, access)  # users with other permissions get other answers
+        cluster_id = self._catalog.cluster_id
+        # Users with other permissions get other answers.
+        key = (version, names, access, cluster_id)
         known = self._metadata.get(key)
         if known is not None and known.topics is topics:
             return Answer(known.body)
@@ -131,7 +135,7 @@ class RequestHandlers:
             version,
             throttle_time=0,
             brokers=[{"node_id": NODE_ID, "host": self._host, "port": self._port}],
-            cluster_id=self._catalog.cluster_id,
+            cluster_id=cluster_id,
             controller_id=NODE_ID,
             topics=rows,
             error_code=ErrorCode.none,

@@ -24,6 +24,7 @@ from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
     BatchTooLargeError,
     BrokerError,
+    KafkaApiError,
     SidetierError,
     UnsupportedVersionError,
 )
@@ -220,16 +221,21 @@ class OffsetAnswers:
             return ListedOffset(ErrorCode.none, first if view is None else min(view.start, first))
         if timestamp == LATEST_TIERED:
             return ListedOffset(ErrorCode.none, (0 if view is None else view.end) - 1)
-        return self._time_of_both(joined, timestamp, isolation)
+        return self._time_of_both(joined, timestamp, isolation, first)
 
     def _time_of_both(
-        self, joined: JoinedPartition, timestamp: int, isolation: int
+        self, joined: JoinedPartition, timestamp: int, isolation: int, first: Offset
     ) -> ListedOffset:
-        """Search a time in the archive, and then at the leader; the largest one in both."""
+        """Search a time in the archive below `first`, the live log start, and then at the leader;
+        the largest one in both.
+        """
         stored = ListedOffset(ErrorCode.none)
-        if joined.view is not None:
-            stored = self._listed(joined.partition, joined.view, timestamp, isolation)
-        if timestamp != MAX_TIMESTAMP and (stored.error or stored.offset != _UNKNOWN):
+        view, is_largest = joined.view, timestamp == MAX_TIMESTAMP
+        if view is not None and (is_largest or view.start < first):
+            stored = self._listed(joined.partition, view, timestamp, isolation)
+        # The leader has all records from `first` on; the archive may lack some of them, such as
+        # those of format v1.
+        if not is_largest and (stored.error or _UNKNOWN < stored.offset < first):
             return stored
         isolated = isolation == _READ_COMMITTED
         answer = joined.live.reads.list_offset(joined.partition.tp, timestamp, isolated=isolated)
@@ -391,6 +397,9 @@ def end_of_epoch(history: EpochHistory, epoch: int, end: Offset) -> EpochEnd:
 def _code_of(error: SidetierError) -> ErrorCode:
     if isinstance(error, UnsupportedVersionError):
         return ErrorCode.unsupported_version
+    code = error.code if isinstance(error, KafkaApiError) else None
+    if code == ErrorCode.unsupported_for_message_format:  # records of format v0 have no timestamps
+        return ErrorCode.unsupported_for_message_format
     if isinstance(error, BrokerError):
         return ErrorCode.not_leader_or_follower
     return ErrorCode.kafka_storage_error

@@ -70,7 +70,7 @@ _REFUSALS: Final = frozenset(
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
 )
-_GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND})
+_TOPIC_GONE: Final = KafkaError.UNKNOWN_TOPIC_OR_PART
 _RESOURCES: Final[Mapping[ResourceType, str]] = {
     ResourceType.TOPIC: "TOPIC",
     ResourceType.GROUP: "GROUP",
@@ -173,7 +173,7 @@ class KafkaClusterState:
                         config_futures[name], _set_for_topic, known.configs if known else {}
                     )
                 except KafkaException as error:
-                    if error.args[0].code() in _GONE:
+                    if error.args[0].code() == _TOPIC_GONE:
                         continue
                     problems.append(f"{name}: {self._text_of(SnapshotKind.TOPICS, error)}")
                     if known is not None:
@@ -202,7 +202,7 @@ class KafkaClusterState:
         try:
             return of(future.result()), None
         except KafkaException as error:
-            if error.args[0].code() in _GONE:
+            if error.args[0].code() == _TOPIC_GONE:
                 raise
             return before, self._text_of(SnapshotKind.TOPICS, error)
 
@@ -360,10 +360,10 @@ class KafkaClusterState:
         spread = chain.from_iterable(self._spread(groups, _GROUPS_AT_ONCE, seconds))
         with cluster:
             for group, answer in read_offsets(cluster, spread, self._timeout):
-                if not isinstance(answer, BrokerError):
-                    yield group, _by_topic(answer)
-                elif not (isinstance(answer, KafkaApiError) and answer.code in _GONE):
+                if isinstance(answer, BrokerError):
                     yield group, _with_permission(answer)
+                else:
+                    yield group, _by_topic(answer)
 
     def _wire(self, kind: SnapshotKind) -> "Cluster":
         """Return a client that can ask what librdkafka cannot.

@@ -182,10 +182,10 @@ class KafkaCluster:
 class KraftCluster(KafkaCluster):
     """A cluster with KRaft. Each broker is a controller too, unless `controllers` run separately.
 
-    `log_dirs` is the number of log directories of each broker. `properties` go to every server and
-    override the defaults of `brokers/kafka.py`; `{directory}` in a value is replaced by the
-    server's own directory. Listeners in `properties` are added to the cluster's own. `jvm_flags`
-    apply to every server.
+    The ids of brokers begin at `first_id`. `log_dirs` is the number of log directories of each
+    broker. `properties` go to every server and override the defaults of `brokers/kafka.py`;
+    `{directory}` in a value is replaced by the server's own directory. Listeners in `properties`
+    are added to the cluster's own. `jvm_flags` apply to every server.
     """
 
     def __init__(  # noqa: PLR0913 - all parameters except the directory have a default
@@ -194,6 +194,7 @@ class KraftCluster(KafkaCluster):
         version: str = KAFKA_4_3,
         *,
         brokers: int = 1,
+        first_id: int = 1,
         controllers: int = 0,
         log_dirs: int = 1,
         properties: Properties = _NONE,
@@ -203,7 +204,7 @@ class KraftCluster(KafkaCluster):
         self._jvm_flags = _jvm_flags(version) if jvm_flags is None else jvm_flags
         self.cluster_id = random_cluster_id()
         self.controllers: dict[int, KafkaNode] = {}
-        broker_ids = range(1, brokers + 1)
+        broker_ids = range(first_id, first_id + brokers)
         controller_ids = range(_FIRST_CONTROLLER_ID, _FIRST_CONTROLLER_ID + controllers)
         self._controller_ports = {node_id: free_port() for node_id in controller_ids or broker_ids}
         for node_id in broker_ids:

@@ -27,6 +27,8 @@ INTERVAL: Final = 10.0
 """Seconds between two requests without a reason."""
 _AWAY_INTERVAL: Final = 1.0
 """The same after no broker has answered."""
+_DOUBT_SECONDS: Final = 60.0
+"""Time without a client after which a topic is no longer asked for by name."""
 _SHORTEST: Final = 0.1
 _LONGEST: Final = 1.0
 """Seconds between two requests, whatever the reasons are; the longer one while nothing changes."""
@@ -132,10 +134,12 @@ class LiveTopicsWatch:
         """The latest answer; without topics before the first one."""
         self.wanted_cluster_id: str | None = None
         """The archived cluster: other brokers are not asked for records."""
-        self._doubts: set[str] = set()
-        """Topics that somebody has missed."""
+        self._doubts: dict[str, float] = {}
+        """Topics that clients have missed, and when last: these are asked for by name."""
         self._unknown_since: dict[str, float] = {}
         """Those of them that no broker knows, and since when, in monotonic seconds."""
+        self._gone: set[str] = set()
+        """Topics that no broker has known for 10 s, until a list of all topics has them again."""
         self._asked: Cluster | None = None
         self.thread = threading.Thread(target=self._run, name="endpoint-live", daemon=True)
 
@@ -164,13 +168,12 @@ class LiveTopicsWatch:
         """
         if topic in self.latest.topics:
             return False
-        since = self._unknown_since.get(topic)
-        if since is None:
-            if topic not in self._doubts:
-                self._doubts.add(topic)
-                self.renew()
-            return False
-        return self._clock() - since >= INTERVAL
+        if topic in self._gone:
+            return True
+        if topic not in self._doubts:
+            self.renew()
+        self._doubts[topic] = self._clock()
+        return False
 
     def close(self) -> None:
         """End the thread; `stop` must be set. An attempt to connect may outlive it."""
@@ -249,7 +252,8 @@ class LiveTopicsWatch:
         cluster, pause, longest = self._cluster(client), _SHORTEST, INTERVAL
         self._asked = cluster
         while not self._stop.is_set():
-            if not self._due.wait(longest):
+            is_wanted = self._due.wait(longest)
+            if not is_wanted:
                 pause = _SHORTEST
             self._due.clear()
             if self._stop.is_set():
@@ -262,10 +266,10 @@ class LiveTopicsWatch:
                     client, before = self._client(), cluster
                     cluster = self._asked = self._cluster(client)
                     before.close()
-                is_changed = self._ask(cluster)
+                is_changed = self._ask_one(cluster, is_wanted=is_wanted)
             except BrokerError as error:
                 self._report_away(error)
-                self._unknown_since = {}  # nobody has confirmed it
+                self._unknown_since, self._gone = {}, set()  # nobody has confirmed it
                 cluster.close()  # the brokers that it knows stay known
                 longest = _AWAY_INTERVAL
             except SidetierError as error:  # such as a certificate that cannot be loaded
@@ -281,6 +285,15 @@ class LiveTopicsWatch:
             pause = _SHORTEST if is_changed else min(pause * 2, _LONGEST)
             self._stop.wait(pause)
         cluster.close()
+
+    def _ask_one(self, cluster: Cluster, *, is_wanted: bool) -> bool:
+        """Ask as `_ask`. If somebody wants a change, and the broker shows none, ask another broker
+        the next time: this one may lag behind, with ZooKeeper for long.
+        """
+        is_changed = self._ask(cluster)
+        if is_wanted and not is_changed:
+            cluster.close()
+        return is_changed
 
     def _ask(self, cluster: Cluster) -> bool:
         """Ask for the topics; return whether a leader or a topic has changed."""
@@ -317,8 +330,13 @@ class LiveTopicsWatch:
 
         A broker leaves topics out that it may not describe, and those that it does not know yet.
         """
-        doubts = sorted(self._doubts - shown)
-        self._doubts = set(doubts)
+        self._gone -= shown
+        self._doubts = {
+            name: missed_at
+            for name, missed_at in tuple(self._doubts.items())
+            if name not in shown and now - missed_at < _DOUBT_SECONDS
+        }
+        doubts = sorted(self._doubts)
         if not doubts:
             self._unknown_since = {}
             return
@@ -328,6 +346,10 @@ class LiveTopicsWatch:
             for name in doubts
             if name in refused and refused[name].code == ErrorCode.unknown_topic_or_partition
         }
+        for name, since in self._unknown_since.items():
+            if now - since >= INTERVAL:
+                self._gone.add(name)
+                self._doubts.pop(name, None)
 
     def _show(self, now: LiveTopics, changed: Collection[TopicPartition]) -> None:
         """Show these topics; `_changing` must be held."""

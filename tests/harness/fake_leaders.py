@@ -1,7 +1,7 @@
 """A live cluster of fake brokers, whose leaders, answers and failures a test sets."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +11,16 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.live.client import LiveClient
 from sidetier.segments.offsets import TopicPartition
-from sidetier.wire.protocol import ApiKey
+from sidetier.wire.fetch_layout import FIRST_BY_ID
+from sidetier.wire.protocol import ApiKey, build_response, encode
 from sidetier.wire.settings import ClientSettings
 from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker
 from tests.harness.record_batches import TransactionalLog
 
 TOPIC_ID = UUID(int=7)
 NONE = ErrorCode.none
+_FIRST_WITH_HINT = 16
+"""Version of Fetch whose errors name the leader (KIP-951). Brokers before 3.7 do not have it."""
 
 
 def tp(number: int) -> TopicPartition:
@@ -34,6 +37,7 @@ class Leaders:
         brokers: The brokers.
         led_by: The leader of each partition, by its number; the brokers know it at once.
         shown: The leaders that Metadata shows; as `led_by` without an entry.
+        shown_by: The brokers that show them; None for all.
         logs: The logs, by partition number.
         written: Their batches with the last offset of each.
         throttled: Throttle time, in seconds, of the next Fetch of a client id.
@@ -42,11 +46,15 @@ class Leaders:
         unknown: Topics that do not exist, with the errors of Metadata.
         starts: The log starts, by partition number; 0 without an entry.
         refused: Errors of Fetch, by partition number.
+        versions: The versions of requests that the brokers know, if not the usual ones.
+        topic_id: The id of topic t; None from brokers that give none.
+        times: The offset that a search for a time finds; -1 for none. An error code refuses it.
     """
 
     brokers: Sequence[FakeBroker]
     led_by: dict[int, int]
     shown: dict[int, int] = field(default_factory=dict)
+    shown_by: set[int] | None = None
     epochs: dict[int, int] = field(default_factory=dict)
     logs: dict[int, TransactionalLog] = field(default_factory=dict)
     written: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
@@ -56,16 +64,20 @@ class Leaders:
     unknown: dict[str, ErrorCode] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
     refused: dict[int, ErrorCode] = field(default_factory=dict)
+    versions: Mapping[ApiKey, tuple[int, int]] = field(default_factory=dict)
+    topic_id: UUID | None = TOPIC_ID
+    times: int | ErrorCode = -1
 
     def __post_init__(self) -> None:
         for number in self.led_by:
             self.logs[number] = TransactionalLog()
         for at, broker in enumerate(self.brokers, 1):
-            broker.versions[ApiKey.FETCH] = (4, 16)
+            broker.versions |= {ApiKey.FETCH: (4, 16), **self.versions}
             broker.answers = {
                 ApiKey.METADATA: self._answered(at, self._metadata),
                 ApiKey.LIST_OFFSETS: self._answered(at, self._listed),
                 ApiKey.FETCH: self._answered(at, self._fetched),
+                ApiKey.OFFSET_FOR_LEADER_EPOCH: self._answered(at, self._epoch_ends),
             }
 
     def write(self, number: int, records: int = 1) -> None:
@@ -95,13 +107,14 @@ class Leaders:
 
         return run
 
-    def _metadata(self, _: int, request: Received) -> bytes:
+    def _metadata(self, at: int, request: Received) -> bytes:
+        shown = self.shown if self.shown_by is None or at in self.shown_by else {}
         rows = [
             {
                 "error_code": NONE,
                 "partition_index": number,
-                "leader_id": self.shown.get(number, leader),
-                "leader_epoch": 5 if number in self.shown else self.epochs.get(number, 5),
+                "leader_id": shown.get(number, leader),
+                "leader_epoch": 5 if number in shown else self.epochs.get(number, 5),
                 "replica_nodes": (1,),
                 "isr_nodes": (1,),
                 "offline_replicas": (),
@@ -111,7 +124,7 @@ class Leaders:
         topic = {
             "error_code": NONE,
             "name": "t",
-            "topic_id": TOPIC_ID,
+            "topic_id": self.topic_id,
             "is_internal": False,
             "partitions": rows,
             "topic_authorized_operations": 0,
@@ -120,7 +133,9 @@ class Leaders:
             {"node_id": at, "host": each.address.host, "port": each.address.port, "rack": None}
             for at, each in enumerate(self.brokers, 1)
         ]
-        return request.response(
+        response = build_response(
+            request.api,
+            request.version,
             throttle_time=0,
             cluster_id="cluster",
             controller_id=1,
@@ -140,26 +155,52 @@ class Leaders:
                 for named in request.entity.topics
             ],
         )
+        return encode(response)
 
     def _listed(self, at: int, request: Received) -> bytes:
         rows = []
         for asked in request.entity.topics[0].partitions:
             number = asked.partition_index
             is_leader = self.led_by[number] == at
-            end = self.logs[number].next_offset
+            offset: int | ErrorCode = self.logs[number].next_offset
+            if asked.timestamp == -2:
+                offset = self.starts.get(number, 0)
+            elif asked.timestamp != -1:
+                offset = self.times
+            error = NONE if is_leader else ErrorCode.not_leader_or_follower
+            if isinstance(offset, ErrorCode):
+                error, offset = offset, -1
             rows.append(
                 {
                     "partition_index": number,
-                    "error_code": NONE if is_leader else ErrorCode.not_leader_or_follower,
-                    "timestamp": -1,
-                    "offset": self.starts.get(number, 0) if asked.timestamp == -2 else end,
+                    "error_code": error,
+                    "timestamp": -1 if asked.timestamp < 0 else asked.timestamp,
+                    "offset": offset,
                     "leader_epoch": 5,
                 }
             )
         return request.response(throttle_time=0, topics=[{"name": "t", "partitions": rows}])
 
+    def _epoch_ends(self, at: int, request: Received) -> bytes:
+        rows = [
+            {
+                "error_code": NONE
+                if self.led_by[asked.partition] == at
+                else ErrorCode.not_leader_or_follower,
+                "partition": asked.partition,
+                "leader_epoch": 5,
+                "end_offset": self.logs[asked.partition].next_offset,
+            }
+            for asked in request.entity.topics[0].partitions
+        ]
+        return request.response(throttle_time=0, topics=[{"topic": "t", "partitions": rows}])
+
     def _fetched(self, at: int, request: Received) -> bytes:
-        rows = [self._row(at, asked) for asked in request.entity.topics[0].partitions]
+        topic = request.entity.topics[0]
+        is_by_id = request.version >= FIRST_BY_ID
+        name = {"topic_id": topic.topic_id} if is_by_id else {"topic": topic.topic}
+        has_hint = request.version >= _FIRST_WITH_HINT
+        rows = [self._row(at, asked, has_hint=has_hint) for asked in topic.partitions]
         if not any(row["records"] for row in rows):
             threading.Event().wait(min(request.entity.max_wait.total_seconds(), 0.05))
         throttle = self.throttled.pop(request.client_id, 0.0)
@@ -167,18 +208,19 @@ class Leaders:
             throttle_time=round(throttle * 1000),
             error_code=NONE,
             session_id=0,
-            responses=[] if throttle else [{"topic_id": TOPIC_ID, "partitions": rows}],
+            responses=[] if throttle else [{**name, "partitions": rows}],
         )
 
-    def _row(self, at: int, asked: Any) -> dict[str, Any]:  # noqa: ANN401 - kio's
+    def _row(self, at: int, asked: Any, *, has_hint: bool) -> dict[str, Any]:  # noqa: ANN401 - kio's
         number, offset = asked.partition, asked.fetch_offset
         log, leader = self.logs[number], self.led_by[number]
         start = self.starts.get(number, 0)
         error, hint = NONE, {}
         if leader != at:
             error = ErrorCode.not_leader_or_follower
-            epoch = self.epochs.get(number, 5)
-            hint = {"current_leader": {"leader_id": leader, "leader_epoch": epoch}}
+            if has_hint:
+                epoch = self.epochs.get(number, 5)
+                hint = {"current_leader": {"leader_id": leader, "leader_epoch": epoch}}
         elif number in self.refused:
             error = self.refused[number]
         elif not start <= offset <= log.next_offset:
@@ -199,7 +241,10 @@ class Leaders:
 
 
 @contextmanager
-def leaders(count: int, led_by: dict[int, int]) -> Iterator[Leaders]:
+def leaders(
+    count: int, led_by: dict[int, int], versions: Mapping[ApiKey, tuple[int, int]] | None = None
+) -> Iterator[Leaders]:
     """Yield this number of brokers, which lead the partitions of topic t."""
     with ExitStack() as stack:
-        yield Leaders([stack.enter_context(fake_broker()) for _ in range(count)], led_by)
+        brokers = [stack.enter_context(fake_broker()) for _ in range(count)]
+        yield Leaders(brokers, led_by, versions=versions or {})

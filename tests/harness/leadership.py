@@ -1,12 +1,10 @@
 """Leadership sources beside the brokers of a real cluster, and the cluster's own answers."""
 
 import json
-import socket
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from types import TracebackType
 from typing import Self
 
@@ -157,56 +155,3 @@ def quorum_leader(log_dir: Path) -> int | None:
         leader = json.loads((log_dir / METADATA_DIRECTORY / "quorum-state").read_text())
         return int(leader["leaderId"])
     return None
-
-
-class CuttableProxy:
-    """A TCP proxy to one address. `cut` closes all connections and accepts no new ones."""
-
-    def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: set[socket.socket] = set()
-        self._is_cut = False
-        self._stopped = False
-        self.address = "{}:{}".format(*self._listener.getsockname())
-        Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        self._is_cut = True
-        for connection in list(self._open):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def mend(self) -> None:
-        self._is_cut = False
-
-    def close(self) -> None:
-        self._stopped = True
-        self.cut()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while not self._stopped:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            if self._is_cut:
-                near.close()
-                continue
-            far = socket.create_connection(self._target)
-            self._open |= {near, far}
-            for source, sink in ((near, far), (far, near)):
-                Thread(target=self._pump, args=(source, sink), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65_536):
-                sink.sendall(data)
-        for connection in (source, sink):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        self._open.discard(source)
-        source.close()

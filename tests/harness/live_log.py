@@ -1,271 +1,165 @@
-"""Topics of a real cluster with transactions, and what each reader of the whole log must get."""
+"""Topics of a real cluster whose first records are in the archive alone, and `sidetier serve
+--live` over both halves.
+"""
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import takewhile
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
+from types import MappingProxyType
 from typing import Final
 
-from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka import Consumer, Message, Producer
 
-from devtools.sandbox.kafka import KraftCluster
-from sidetier.brokers.kafka import KAFKA_4_3, KafkaNode, Properties
-from sidetier.brokers.ports import free_port
-from sidetier.wire.settings import Address
-from tests.harness.archive_check import ArchiveReader
-from tests.harness.archive_objects import Objects
-from tests.harness.log_readers import Row
-from tests.harness.stored_log import Record, read_batches, read_records
-from tests.harness.waiting import wait_until
+from devtools.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.brokers.kafka import (
+    KAFKA_2_8,
+    KAFKA_3_3,
+    KAFKA_3_6,
+    KAFKA_3_9,
+    KAFKA_4_0,
+    KAFKA_4_3,
+    Properties,
+)
+from tests.harness.archive_check import wait_until_stored
+from tests.harness.archive_objects import Objects, file_store
+from tests.harness.local_segments import closed_end, small_segments
+from tests.harness.serve_process import LAYOUT, ServeProcess, serve_process
+from tests.harness.sidecar import Sidecar, beside, merged
+from tests.harness.topics import create_topic, delete_records
 
-_SECONDS: Final = 120.0
-_ROWS: Final = 5
-"""Records of one batch in each topic."""
-_VALUE_BYTES: Final = 600
-_LONG: Final = 12
-_LONG_ENDS: Final = 6
-"""A long transaction begins with each 12th round, and ends in the 6th one after it."""
+_FLUSH_SECONDS: Final = 60
+_NONE: Final[Properties] = MappingProxyType({})
 
 
-class HostedCluster(KraftCluster):
-    """Brokers with a second listener each, for the endpoint, on a host of its own.
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A version of Kafka, with KRaft or ZooKeeper."""
 
-    These hosts are those of nothing else, so that a search for them finds addresses of brokers and
-    nothing else. The cluster stays writable while one of three brokers is away.
-    """
+    version: str
+    zookeeper: bool = False
 
-    def __init__(self, directory: Path, brokers: int = 3) -> None:
-        self.hosted: dict[int, Address] = {}
-        """Addresses of the second listeners."""
-        super().__init__(
-            directory,
-            KAFKA_4_3,
-            brokers=brokers,
-            properties={
-                "min.insync.replicas": 2,
-                "offsets.topic.replication.factor": 3,
-                "offsets.topic.num.partitions": 6,
-                "transaction.state.log.replication.factor": 3,
-                "transaction.state.log.min.isr": 2,
-                "transaction.state.log.num.partitions": 3,
-                "listener.security.protocol.map": "HOSTED:PLAINTEXT",
-            },
+    def __str__(self) -> str:
+        return f"{self.version}-{'zookeeper' if self.zookeeper else 'kraft'}"
+
+    def cluster(
+        self,
+        directory: Path,
+        brokers: int = 1,
+        *,
+        first_id: int = 1,
+        properties: Properties = _NONE,
+    ) -> KafkaCluster:
+        """Return a cluster that is not started; with ZooKeeper, its ids begin at 1."""
+        if self.zookeeper:
+            return ZookeeperCluster(directory, self.version, brokers=brokers, properties=properties)
+        return KraftCluster(
+            directory, self.version, brokers=brokers, first_id=first_id, properties=properties
         )
+
+
+OLDEST: Final = Release(KAFKA_2_8, zookeeper=True)
+NEWEST: Final = Release(KAFKA_4_3)
+_BETWEEN: Final = (
+    Release(KAFKA_3_3),
+    Release(KAFKA_3_6, zookeeper=True),
+    Release(KAFKA_3_9, zookeeper=True),
+    Release(KAFKA_3_9),
+    Release(KAFKA_4_0),
+)
+
+
+def releases(*usual: Release) -> Sequence[Release]:
+    """Return these releases; all with SERVE_LIVE_RELEASES=all, as in `make test-long`."""
+    if os.environ.get("SERVE_LIVE_RELEASES") == "all":
+        return (OLDEST, *_BETWEEN, NEWEST)
+    return usual
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLog:
+    """The cluster, and an endpoint over it and its archive."""
+
+    release: Release
+    cluster: KafkaCluster
+    endpoint: ServeProcess
+    objects: Objects
 
     @property
-    def hosted_servers(self) -> str:
-        """Addresses of the second listeners, in the form of `bootstrap.servers`."""
-        return ",".join(f"{host}:{port}" for host, port in self.hosted.values())
+    def brokers(self) -> str:
+        """Addresses of the brokers, which producers use."""
+        return self.cluster.bootstrap_servers
 
-    def _make(
-        self, node_id: int, client_port: int, log_dirs: int, properties: Properties
-    ) -> KafkaNode:
-        host, port = self.hosted[node_id] = Address(f"127.91.0.{node_id}", free_port())
-        address = f"HOSTED://{host}:{port}"
-        own = {"listeners": address, "advertised.listeners": address}
-        return super()._make(node_id, client_port, log_dirs, {**properties, **own})
+    def produce(self, topic: str, first: int, count: int) -> None:
+        """Send records to partition 0, ten in each batch; their values tell their offsets."""
+        producer = Producer({"bootstrap.servers": self.brokers, "acks": "all", "linger.ms": 0})
+        for number in range(first, first + count):
+            producer.produce(topic, value_at(number), partition=0)
+            if number % 10 == 9:
+                producer.flush(_FLUSH_SECONDS)
+        assert producer.flush(_FLUSH_SECONDS) == 0
+
+    def archived(self, topic: str, partition: int = 0, broker_id: int = 1) -> int:
+        """Wait until all closed segments of a partition are stored; return the end of the last."""
+        end = closed_end(self.cluster.log_dirs(broker_id)[0] / f"{topic}-{partition}")
+        wait_until_stored(self.objects, topic, partition, end)
+        return end
+
+    def delete(self, topic: str, partition: int, before: int) -> None:
+        """Let the broker delete records that are archived."""
+        delete_records(self.brokers, topic, partition, before)
+
+    def consumer(self, group: str = "plain", **settings: object) -> Consumer:
+        """Return a plain consumer of the endpoint, which a reset stops or lets skip records."""
+        return Consumer(
+            {
+                "bootstrap.servers": self.endpoint.bootstrap,
+                "group.id": group,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 100,
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            }
+        )
 
 
-class LogWriter:
-    """Writes to partition 0 of some topics, in rounds.
+def value_at(offset: int) -> bytes:
+    """The value of the record with an offset."""
+    return str(offset).encode() * 40
 
-    A round is a transaction, with a record of no transaction in its middle; every third transaction
-    is aborted. Others are open across many rounds, and every second of them is aborted. A value is
-    different from all others; it begins with the name of its transaction, a number and `|`.
+
+def read(consumer: Consumer, count: int, seconds: float = 90) -> list[Message]:
+    """Return this number of records, or fewer after a time."""
+    records: list[Message] = []
+    deadline = monotonic() + seconds
+    while len(records) < count and monotonic() < deadline:
+        message = consumer.poll(0.5)
+        if message is not None:
+            assert message.error() is None, str(message.error())
+            records.append(message)
+    return records
+
+
+@contextmanager
+def live_log(root: Path, release: Release, topics: Mapping[str, int]) -> Iterator[LiveLog]:
+    """Run a broker with topics of small segments, a sidecar beside it, and an endpoint.
 
     Args:
-        servers: Addresses of the brokers.
-        topics: The topics.
+        root: Directory of all files.
+        release: The version of Kafka.
+        topics: Number of partitions, by topic.
     """
-
-    def __init__(self, servers: str, topics: Sequence[str]) -> None:
-        self._servers, self._topics = servers, topics
-        self.acknowledged: dict[str, dict[str, int]] = {topic: {} for topic in topics}
-        """Offsets of the records that the brokers have acknowledged, by the start of the value."""
-        self.ends = dict.fromkeys(topics, -1)
-        """Highest of these offsets."""
-        self.aborted: set[str] = set()
-        """Names of the aborted transactions."""
-        self._round = 0
-        self._open: dict[Producer, str] = {}
-        """Names of the transactions that are open."""
-        self._stop = threading.Event()
-        self._failure: BaseException | None = None
-        self._connect()
-
-    def _connect(self) -> None:
-        """Create producers. Transactions that earlier ones have left open are aborted."""
-        self.aborted |= set(self._open.values())
-        self._open = {}
-        base = {
-            "bootstrap.servers": self._servers,
-            "linger.ms": 0,
-            "log_level": 0,
-            "acks": "all",
-            # A broker that is stopped with SIGSTOP answers nothing.
-            "request.timeout.ms": 3000,
-            "socket.timeout.ms": 4000,
-        }
-        self._plain = Producer({**base, "enable.idempotence": True})
-        self._short, self._long = (
-            Producer(
-                {
-                    **base,
-                    "transactional.id": f"{self._topics[0]}-{name}",
-                    "transaction.timeout.ms": 300_000,
-                }
-            )
-            for name in ("short", "long")
-        )
-        for each in (self._short, self._long):
-            each.init_transactions(_SECONDS)
-
-    def write(self, rounds: int) -> None:
-        """Write a number of rounds, and return."""
-        for _ in range(rounds):
-            self._write()
-
-    @contextmanager
-    def writing(self, pause: float) -> Iterator[None]:
-        """Write rounds in a thread, with a pause of some seconds after each, until the block ends.
-
-        All transactions are ended then.
-        """
-        if self._failure is not None:  # in a test that runs again
-            self._failure = None
-            self._connect()
-        self._stop.clear()
-
-        def run() -> None:
-            try:
-                while not self._stop.wait(pause):
-                    self._write()
-            except Exception as error:  # noqa: BLE001 - `check` raises it
-                self._failure = error
-
-        thread = threading.Thread(target=run, name="log-writer", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
-        self.check()
-        self.end_long()
-
-    def check(self) -> None:
-        """Raise AssertionError if the thread has failed."""
-        assert self._failure is None, repr(self._failure)
-
-    def wait_for(self, topic: str, offset: int, seconds: float = _SECONDS) -> None:
-        """Wait until the brokers have acknowledged an offset."""
-
-        def reached() -> bool:
-            self.check()
-            return self.ends[topic] >= offset
-
-        wait_until(reached, seconds, f"{topic} to be written up to {offset}")
-
-    def write_behind_open_transaction(self) -> None:
-        """Write a round behind a transaction that `end_long` ends; the thread must not run."""
-        self._round += -self._round % _LONG
-        self._write()
-
-    def end_long(self) -> None:
-        """End the long transaction, if one is open."""
-        if self._long in self._open:
-            self._end(self._long, commits=self._round // _LONG % 2 == 0)
-
-    def _write(self) -> None:
-        number = self._round
-        if number % _LONG == 0:
-            self._begin(self._long, f"l{number:05}")
-            self._send(self._long, range(_ROWS))
-        self._begin(self._short, f"t{number:05}")
-        self._send(self._short, range(_ROWS))
-        self._send(self._plain, range(number, number + 1))
-        self._send(self._short, range(_ROWS, 2 * _ROWS))
-        self._end(self._short, commits=number % 3 != 0)
-        if number % _LONG == _LONG_ENDS:
-            self.end_long()
-        self._round += 1
-
-    def _begin(self, producer: Producer, name: str) -> None:
-        producer.begin_transaction()
-        self._open[producer] = name
-
-    def _send(self, producer: Producer, rows: range) -> None:
-        """Send a batch to each topic, and wait until it is acknowledged."""
-        name = self._open.get(producer, "plain")
-        for topic in self._topics:
-            for row in rows:
-                value = f"{name}-{row}|".ljust(_VALUE_BYTES, ".")
-                producer.produce(topic, value, partition=0, on_delivery=self._note)
-        assert producer.flush(_SECONDS) == 0, "the brokers acknowledge nothing"
-
-    def _note(self, error: object, message: Message) -> None:
-        if error is None:
-            topic, offset = str(message.topic()), int(message.offset() or 0)
-            self.acknowledged[topic][start_of(message.value())] = offset
-            self.ends[topic] = max(self.ends[topic], offset)
-
-    def _end(self, producer: Producer, *, commits: bool) -> None:
-        name = self._open[producer]
-        if not commits:
-            self.aborted.add(name)
-        while name in self._open.values():
-            try:
-                if name in self.aborted:
-                    producer.abort_transaction(_SECONDS)
-                else:
-                    producer.commit_transaction(_SECONDS)
-                del self._open[producer]
-            except KafkaException as error:
-                if error.args[0].txn_requires_abort():
-                    self.aborted.add(name)
-                elif not error.args[0].retriable():
-                    raise
-
-    def expected(self, log: Sequence[Row], isolation: str) -> list[Row]:
-        """Return the records of a log that a consumer must get by now."""
-        if isolation == "read_uncommitted":
-            return list(log)
-        opened = set(self._open.values())
-        stable = takewhile(lambda row: _name_of(row) not in opened, log)
-        return [row for row in stable if _name_of(row) not in self.aborted]
-
-
-def _name_of(row: Row) -> str:
-    return row[1].partition("-")[0]
-
-
-def whole_log(objects: Objects, log_dir: Path, topic: str) -> list[Row]:
-    """Return the records of partition 0 as the store and the leader's files have them together.
-
-    Both sides must have the same where they overlap, and no file may be written meanwhile.
-    """
-    reader = ArchiveReader(objects)
-    stored = reader.records(reader.views()[topic, 0])
-    live = dict(_records_of(log_dir / f"{topic}-0"))
-    both = stored.keys() & live.keys()
-    assert all(stored[offset] == live[offset] for offset in both)
-    return [(offset, start_of(record.value)) for offset, record in sorted((stored | live).items())]
-
-
-def last_epoch(log_dir: Path, topic: str) -> int:
-    """Return the leader epoch of the last batch in the leader's files."""
-    files = sorted((log_dir / f"{topic}-0").glob("*.log"))
-    batches = (batch for path in files for batch in read_batches(path.read_bytes(), path.name))
-    return max(batch.leader_epoch for batch in batches)
-
-
-def _records_of(directory: Path) -> Iterator[tuple[int, Record]]:
-    for path in sorted(directory.glob("*.log")):
-        yield from read_records(path.read_bytes(), path.name)
-
-
-def start_of(value: bytes | str | None) -> str:
-    """Return the part of a value that readers report."""
-    text = value.decode() if isinstance(value, bytes) else value or ""
-    return text.partition("|")[0]
+    (root / "serve").mkdir()
+    store = file_store(root / "serve" / "store")
+    bits = {"storage": {"prefix_entropy_bits": LAYOUT.bits}}
+    with ExitStack() as stack:
+        cluster = stack.enter_context(release.cluster(root / "kafka"))
+        for topic, partitions in topics.items():
+            configs = small_segments(release.version)
+            create_topic(cluster.bootstrap_servers, topic, partitions=partitions, configs=configs)
+        settings = merged(beside(cluster, store, topics=list(topics)), bits)
+        stack.enter_context(Sidecar(root / "sidecar", settings, store))
+        live = ("--live", cluster.bootstrap_servers)
+        endpoint = stack.enter_context(serve_process(root / "serve", *live, store=store))
+        yield LiveLog(release, cluster, endpoint, store.objects)

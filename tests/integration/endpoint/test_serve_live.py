@@ -30,7 +30,6 @@ from sidetier.wire.settings import parse_addresses
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import file_store
 from tests.harness.endpoint import RawClient, fetch_of
-from tests.harness.live_log import HostedCluster, LogWriter, last_epoch, whole_log
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.log_readers import (
     ASSIGNED,
@@ -51,6 +50,7 @@ from tests.harness.topics import (
     move_leader,
     watermark_offsets,
 )
+from tests.harness.transactional_log import HostedCluster, LogWriter, last_epoch, whole_log
 from tests.harness.waiting import holds_for, wait_until
 
 ROUNDS: Final = int(os.environ.get("LIVE_CLIENTS_ROUNDS", "0"))

@@ -9,13 +9,8 @@ from kazoo.security import make_digest_acl
 from devtools.sandbox.kafka import ZookeeperCluster
 from sidetier.leadership.settings import ZookeeperSettings
 from sidetier.segments.offsets import BrokerId, TopicPartition
-from tests.harness.leadership import (
-    CuttableProxy,
-    Follower,
-    Followers,
-    led_by,
-    wait_for_agreement,
-)
+from tests.harness.leadership import Follower, Followers, led_by, wait_for_agreement
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.topics import create_topic, delete_topic, leader_of, move_leader
 from tests.harness.waiting import wait_until
 
@@ -27,9 +22,9 @@ SHORT_SESSION, LONG_SESSION = 2.0, 30.0
 
 
 @pytest.fixture
-def proxy(zookeeper39: ZookeeperCluster) -> Iterator[CuttableProxy]:
+def proxy(zookeeper39: ZookeeperCluster) -> Iterator[TcpProxy]:
     host, _, port = zookeeper39.zookeeper_connect.partition("/")[0].partition(":")
-    proxy = CuttableProxy((host, int(port)))
+    proxy = TcpProxy((host, int(port)))
     yield proxy
     proxy.close()
 
@@ -38,7 +33,7 @@ def proxy(zookeeper39: ZookeeperCluster) -> Iterator[CuttableProxy]:
 def follower(
     request: pytest.FixtureRequest,
     zookeeper39: ZookeeperCluster,
-    proxy: CuttableProxy,
+    proxy: TcpProxy,
     followers: Followers,
     topic: str,
 ) -> Iterator[Follower]:
@@ -73,7 +68,7 @@ def moved(follower: Follower, cluster: ZookeeperCluster, topic: str) -> TopicPar
 
 @pytest.mark.parametrize("follower", [SHORT_SESSION], indirect=True)
 def test_expired_session_is_replaced_and_everything_is_read_again(
-    zookeeper39: ZookeeperCluster, proxy: CuttableProxy, follower: Follower, topic: str
+    zookeeper39: ZookeeperCluster, proxy: TcpProxy, follower: Follower, topic: str
 ) -> None:
     bootstrap, before, session = (
         zookeeper39.bootstrap_servers,
@@ -105,7 +100,7 @@ def test_expired_session_is_replaced_and_everything_is_read_again(
 
 @pytest.mark.parametrize("follower", [LONG_SESSION], indirect=True)
 def test_short_disconnection_keeps_the_session_and_misses_nothing(
-    zookeeper39: ZookeeperCluster, proxy: CuttableProxy, follower: Follower, topic: str
+    zookeeper39: ZookeeperCluster, proxy: TcpProxy, follower: Follower, topic: str
 ) -> None:
     before, session = follower.leads(), session_of(follower)
     delivered = len(follower.views.views)

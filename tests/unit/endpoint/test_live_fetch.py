@@ -1,104 +1,32 @@
 """A Fetch of an endpoint that joins an archive and a live cluster of fake brokers."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from kio.schema.errors import ErrorCode
-from prometheus_client import CollectorRegistry
 
-from sidetier.endpoint.live.client import LiveCluster
-from sidetier.endpoint.live.logs import LiveLogs, LiveSettings
-from sidetier.endpoint.metrics import LiveMetrics
-from sidetier.segments.headers import walk_headers
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.wire.protocol import ApiKey, build_request
-from tests.harness.endpoint import Parts, endpoint_over, fetch_of
-from tests.harness.fake_leaders import Leaders, leaders
-from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.endpoint import ask, fetch_of
+from tests.harness.fake_leaders import leaders
+from tests.harness.joined_logs import (
+    BROKER,
+    STORE,
+    Both,
+    archived,
+    both,
+    offsets,
+    read_all,
+    written,
+)
+from tests.harness.made_archive import LAYOUT, MadeArchive, batches
+from tests.harness.record_batches import TransactionalLog
 from tests.harness.waiting import wait_until
 
 NONE = ErrorCode.none
-STORE, BROKER = 0.0, float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Both:
-    """An endpoint over both sides."""
-
-    parts: Parts
-    cluster: Leaders
-    live: LiveLogs
-    registry: CollectorRegistry
-
-    def read(self, *asked: tuple[str, int, int], **options: Any) -> list[Any]:  # noqa: ANN401 - kio's
-        """Return the answers to a Fetch of topics, partitions and offsets."""
-        fields = fetch_of("t", 0, **options)
-        fields["topics"] = [
-            {
-                "topic": topic,
-                "partitions": [
-                    {"partition": number, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
-                ],
-            }
-            for topic, number, offset in asked
-        ]
-        answer = self.parts.fetch(**fields)
-        return [topic.partitions[0] for topic in answer.responses]
-
-
-@contextmanager
-def both(
-    archive: MadeArchive, cluster: Leaders, window: float = BROKER, timeout: float = 30.0
-) -> Iterator[Both]:
-    settings = LiveSettings(LiveCluster(lambda: cluster.client().settings), window)
-    registry = CollectorRegistry()
-    live = LiveLogs(settings, 8 << 20, LiveMetrics(registry), lambda: None)
-    live.reads.pool.timeout = timeout
-    live.start()
-    live.expect_cluster(None)
-    try:
-        with endpoint_over(archive.store, live=live) as parts:
-            yield Both(parts, cluster, live, registry)
-    finally:
-        for event in cluster.hanging.values():
-            event.set()
-        live.close()
-
-
-def offsets(data: Any) -> list[int]:  # noqa: ANN401 - kio's
-    """Offsets of the batches of an answer."""
-    records = bytes(data.records or b"")
-    found: list[int] = []
-    for _, header in walk_headers(lambda at, size: records[at : at + size], len(records)):
-        found += range(header.base_offset, header.next_offset)
-    return found
-
-
-def archived(*borders: int, topic: str = "t", partition: int = 0) -> MadeArchive:
-    made = MadeArchive(FakeStorage(), tp=TopicPartition(topic, partition))
-    made.segments(*borders)
-    return made
-
-
-def written(cluster: Leaders, end: int, start: int = 0, number: int = 0) -> None:
-    for _ in range(0, end, 5):
-        cluster.write(number, 5)
-    cluster.starts[number] = start
-
-
-def read_all(read: Both, end: int) -> list[int]:
-    """Read partition 0 of topic t as a client does."""
-    found: list[int] = []
-    while not found or found[-1] < end - 1:
-        (data,) = read.read(("t", 0, found[-1] + 1 if found else 0))
-        assert data.error_code is NONE
-        assert data.high_watermark == end
-        found += [offset for offset in offsets(data) if not found or offset > found[-1]]
-    return found
 
 
 def test_both_halves_are_one_log_whichever_side_is_preferred() -> None:
@@ -183,6 +111,8 @@ def test_a_client_at_the_end_of_a_topic_that_only_the_archive_has_waits() -> Non
             assert not read.live.watch.is_gone("orders")
             wait_until(lambda: "orders" in read.live.watch._unknown_since, 20, "the question")
             read.live.watch._unknown_since["orders"] -= 60
+            read.live.watch.renew(wait=20)
+            wait_until(lambda: read.live.watch.is_gone("orders"), 20, "the answer")
             request = build_request(ApiKey.FETCH, 11, **fetch_of("orders", 20, max_wait=500))
             answer = read.parts.fetcher.fetch(request, 11, may_wait=False)
             assert answer.awaited is not None
@@ -201,6 +131,50 @@ def test_live_records_do_not_wait_for_the_store() -> None:
             before = _requests(read)
             assert offsets(*read.read(("t", 0, 40)))[0] == 40
             assert _requests(read) == before + 1, "the leader is asked"
+
+
+def test_offsets_stay_known_beside_kept_records_when_the_leader_has_just_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 20)
+        with both(archived(0, 5), cluster) as read:
+            (before,) = read.read(("t", 0, 10))
+            known = iter([read.live.reads.bounds(TopicPartition("t", 0), 60.0), None])
+            monkeypatch.setattr(read.live.reads, "bounds", lambda *_: next(known))
+            (data,) = read.read(("t", 0, 10))
+            assert offsets(data) == offsets(before)
+            assert (data.high_watermark, data.last_stable_offset) == (20, 20)
+            assert data.log_start_offset == 0
+
+
+def test_what_another_endpoint_may_have_shown_the_client_is_looked_for() -> None:
+    """A partition that was added, and the id of the cluster before a broker has answered."""
+    with leaders(1, {0: 1}) as cluster, both(archived(0, 5), cluster) as read:
+        (row,) = metadata(read).topics[0].partitions
+        assert row.partition_index == 0
+        cluster.led_by[1], cluster.logs[1] = 1, TransactionalLog()
+        cluster.write(1, 5)
+        (data,) = read.read(("t", 1, 0))
+        assert offsets(data) == list(range(5))
+        assert len(metadata(read).topics[0].partitions) == 2
+        assert metadata(read).cluster_id == "cluster"
+        read.live.watch.latest = replace(read.live.topics, cluster_id=None)
+        assert metadata(read).cluster_id == LAYOUT.cluster, "not the answer that was remembered"
+        read.live.expect_cluster("of the archive")
+        assert metadata(read).cluster_id == "of the archive"
+
+
+def metadata(read: Both) -> Any:  # noqa: ANN401 - kio's
+    """Return the answer to a Metadata request for all topics."""
+    return ask(
+        read.parts.handlers,
+        ApiKey.METADATA,
+        12,
+        topics=None,
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=False,
+    )
 
 
 def _requests(read: Both) -> int:

@@ -10,6 +10,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 
+from sidetier.brokers.kafka import KAFKA_2_8
 from sidetier.endpoint.live.chunks import Chunk, Reader
 from sidetier.endpoint.live.reads import LiveReads
 from sidetier.endpoint.live.side import LiveBounds
@@ -21,6 +22,7 @@ from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.record_requests import FetchedPartition
 from tests.harness.fake_leaders import Leaders, leaders, tp
+from tests.harness.kafka_versions import VERSIONS
 from tests.harness.waiting import wait_until
 
 
@@ -216,6 +218,16 @@ def test_leaders_are_asked_again_until_one_is_shown() -> None:
         wait_until(lambda: read.reads.bounds(tp(0), 2.0) is not None, 8, "the next leader")
 
 
+def test_a_broker_that_lags_behind_is_not_the_only_one_that_is_asked() -> None:
+    """Its own Metadata names it as the leader, and without KIP-951 its errors name no other one."""
+    with leaders(3, {0: 1}, VERSIONS[KAFKA_2_8]) as cluster, reading(cluster) as read:
+        cluster.write(0)
+        (asked,) = (at for at, each in enumerate(cluster.brokers, 1) if each.apis())
+        cluster.shown, cluster.shown_by = {0: 1}, {asked}
+        cluster.led_by, cluster.epochs = {0: 2}, {0: 6}
+        wait_until(lambda: read.reads.bounds(tp(0), 2.0) is not None, 20, "the next leader")
+
+
 def test_what_a_former_leader_returns_late_is_not_kept() -> None:
     with leaders(2, {0: 1}) as cluster, reading(cluster) as read:
         cluster.write(0)
@@ -242,8 +254,21 @@ def test_only_a_topic_that_no_broker_knows_by_its_name_is_gone() -> None:
         wait_until(lambda: "deleted" in read.watch._unknown_since, 20, "the question")
         assert not read.watch.is_gone("deleted"), "it may be new"
         read.watch._unknown_since["deleted"] -= 60
+        wait_until(lambda: renewed(read).is_gone("deleted"), 20, "the answer")
+        assert not read.watch.is_gone("secret")
+        read.watch._doubts["secret"] -= 120
+        wait_until(lambda: "secret" not in renewed(read)._doubts, 20, "the end of the question")
+        asked = len(cluster.asked(ApiKey.METADATA))
+        renewed(read)
         assert read.watch.is_gone("deleted")
-        assert "secret" not in read.watch._unknown_since
+        later = cluster.asked(ApiKey.METADATA)[asked:]
+        assert not [each for each in later if each.entity.topics], "nobody misses another topic"
+
+
+def renewed(read: Reading) -> LiveTopicsWatch:
+    """Ask for the topics, and wait for the answer."""
+    read.watch.renew(wait=20)
+    return read.watch
 
 
 def test_an_error_that_no_leader_explains_changes_nothing() -> None:
