@@ -67,6 +67,8 @@ def transactions_of(
         # snapshot describes another offset than the segment's end.
         if end is None or int(end) != int(following.base_offset):
             return None
+        if _lacks_state(log, head):  # the broker may have rebuilt the index without it
+            return None
         aborted = _noted(store, head, FileKind.TXNINDEX)
         still_open = _noted_open(store, following, successor)
         if aborted is None or still_open is None:
@@ -89,12 +91,21 @@ def open_at_base(store: RemoteStorage, log: StoredLog) -> OpenTransactions | Non
 
 
 def _noted_open(store: RemoteStorage, log: StoredLog, head: ObjectHead) -> OpenTransactions | None:
+    if _lacks_state(log, head):
+        return None
     producers = _noted(store, head, FileKind.SNAPSHOT)
-    if producers:
-        return open_transactions(producers)
-    # A broker deletes the snapshot at its log start when it loads the log after a crash. So a
-    # segment without one shows nothing, except the first one of all.
-    return () if producers is not None and log.base_offset == 0 else None
+    if not producers:
+        return None if producers is None else ()
+    return open_transactions(producers)
+
+
+def _lacks_state(log: StoredLog, head: ObjectHead) -> bool:
+    """Whether a segment other than the first one of all has no producer snapshot.
+
+    A broker that loads its log after a crash deletes the snapshot at its log start. Transactions
+    that began below it may be open.
+    """
+    return log.base_offset != 0 and head.metadata.get(NOTE_KEYS[FileKind.SNAPSHOT]) == NONE
 
 
 def _noted(store: RemoteStorage, head: ObjectHead, kind: FileKind) -> bytes | None:

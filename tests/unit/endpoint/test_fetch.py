@@ -254,10 +254,13 @@ def test_read_committed_ends_at_the_last_stable_offset(store: RemoteStorage) -> 
         assert bases(parts.read(9).records) == [9, 11]
 
 
+@pytest.mark.parametrize("is_rebuilt", [False, True])
 def test_a_segment_without_a_producer_snapshot_does_not_end_transactions(
-    store: RemoteStorage,
+    store: RemoteStorage, *, is_rebuilt: bool
 ) -> None:
-    """A broker that loads its log after a crash deletes the snapshot at its log start."""
+    """A broker that loads its log after a crash deletes the snapshot at its log start, and may
+    rebuild the transaction index there without the transactions that began below.
+    """
     log = TransactionalLog()
     log.write(7, 3)  # 0 to 2
     log.write(8, 2)  # 3 to 4
@@ -269,7 +272,7 @@ def test_a_segment_without_a_producer_snapshot_does_not_end_transactions(
     archive.segment(second_base, log.batches[len(first) :])
     archive.transaction_indexes(0, [], {})
     aborted = AbortedTxn(7, Offset(0), Offset(5), Offset(3))
-    archive.transaction_indexes(second_base, [aborted], {})
+    archive.transaction_indexes(second_base, [] if is_rebuilt else [aborted], {})
     archive.mark(second_base, log.next_offset)
     with endpoint_over(store) as parts:
         data = parts.read(0, isolation=1)
