@@ -441,14 +441,8 @@ def differences(
             begin = numbers.get(got[0], end) if got else end
             wanted = due[min(begin, end) : begin + len(got)]
             if got != wanted:
-                at = next(
-                    (
-                        n
-                        for n, pair in enumerate(zip(got, wanted, strict=False))
-                        if len(set(pair)) > 1
-                    ),
-                    -1,
-                )
+                pairs = enumerate(zip(got, wanted, strict=False))
+                at = next((number for number, (one, other) in pairs if one != other), len(wanted))
                 yield (
                     f"{consumed.name} {topic} {life}: {got[at : at + 8]} instead of "
                     f"{wanted[at : at + 8]}; extra: {sorted(set(got) - set(due))[:20]}"
