@@ -23,7 +23,7 @@ from tests.harness.live_log import (
     releases,
     value_at,
 )
-from tests.harness.topics import alter_topic, create_topic, leader_of
+from tests.harness.topics import alter_topic, create_topic
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
@@ -116,6 +116,11 @@ class Payments:
                 if is_committed:
                     values.append(value)
 
+    def knows_topic(self) -> bool:
+        """Ask the brokers; return whether the producer knows all partitions now."""
+        topic = self.producer.list_topics(PAID, timeout=30).topics[PAID]
+        return topic.error is None and len(topic.partitions) == len(self.committed)
+
     def run(self, number: int) -> None:
         """Send a transaction, and end it: every third one is aborted."""
         self.producer.begin_transaction()
@@ -180,8 +185,8 @@ def test_transactions_are_read_across_the_seam(log: LiveLog, tmp_path: Path) -> 
     producer.commit_transaction(60)
     log.cluster.stop_broker(1)
     log.cluster.start_broker(1)
-    # With ZooKeeper, a broker that has just started knows no topics yet.
-    wait_until(lambda: leader_of(log.brokers, PAID, 1) == 1, 60, "the topics")
+    # With ZooKeeper, a broker that has just started knows no topics yet; the producer remembers it.
+    wait_until(payments.knows_topic, 60, "the topics")
     payments.run(31)
     found.take(sum(map(len, payments.committed.values())) - sent)
     found.check(payments.committed)
