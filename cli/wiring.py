@@ -66,6 +66,7 @@ from sidetier.uploader.chapters import LongArchives
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
+from sidetier.uploader.effects import report_gap
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.status_board import StatusBoard
 from sidetier.uploader.stores import Place
@@ -319,7 +320,7 @@ def daemon(
             identity.cluster_id,
             MetadataCache(_METADATA_CACHE_BYTES),
             long_archives,
-            partial(_gap_below_start, metrics),
+            partial(report_gap, metrics, below_start=True),
         )
         # Before anything watches or pins: a refused store must leave nothing changed.
         places.check_all()
@@ -350,19 +351,6 @@ def daemon(
         built = Daemon(config.uploader.led_only() if is_static else config.uploader, daemon_context)
         metrics.observe_status(built.status)
         yield built
-
-
-def _gap_below_start(metrics: Metrics, tp: TopicPartition, gap: OffsetRange) -> None:
-    metrics.gap(tp, gap.size)
-    structlog.get_logger().error(
-        "gap.recorded",
-        topic=tp.topic,
-        partition=tp.partition,
-        start_offset=gap.start,
-        end_offset=gap.end,
-        records=gap.size,
-        below_start=True,
-    )
 
 
 @contextmanager

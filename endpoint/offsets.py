@@ -239,8 +239,8 @@ class OffsetAnswers:
                 searched = joined.view.end
             # From `first` on, the leader may have records that the archive lacks, such as those of
             # format v1.
-            is_below = stored.error or _UNKNOWN < stored.offset < first
-            if timestamp != MAX_TIMESTAMP and is_below:
+            is_lowest = stored.error or _UNKNOWN < stored.offset < first
+            if timestamp != MAX_TIMESTAMP and is_lowest:
                 return stored
             answer = reads.list_offset(tp, timestamp, isolated=isolated)
             first = reads.list_offset(tp, EARLIEST, isolated=isolated).offset

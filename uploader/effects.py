@@ -50,6 +50,19 @@ from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 log: Final = structlog.get_logger()
 
 
+def report_gap(metrics: Metrics, tp: TopicPartition, gap: OffsetRange, **more: bool) -> None:
+    """Count a recorded gap, and log it with `more`."""
+    metrics.gap(tp, gap.size)
+    log.error(
+        "gap.recorded",
+        **_at(tp),
+        start_offset=gap.start,
+        end_offset=gap.end,
+        records=gap.size,
+        **more,
+    )
+
+
 class Effects:
     """Carries out actions. Only the daemon's thread uses it."""
 
@@ -138,7 +151,7 @@ class Effects:
             case ReportAdopted(base):
                 log.info("segments.adopted", **_at(tp), base_offset=base)
             case ReportGap(gap):
-                self._gap(tp, gap)
+                report_gap(self._metrics, tp, gap)
             case ReportUploaded():
                 self._uploaded(tp, action)
             case ReportUploadFailed():
@@ -222,16 +235,6 @@ class Effects:
         self._metrics.stage_seconds("uploading", times.uploaded - times.started)
         self._metrics.stage_seconds("committing", stored - times.uploaded)
         self._metrics.rolled_to_stored(stored - times.rolled)
-
-    def _gap(self, tp: TopicPartition, gap: OffsetRange) -> None:
-        self._metrics.gap(tp, gap.size)
-        log.error(
-            "gap.recorded",
-            **_at(tp),
-            start_offset=gap.start,
-            end_offset=gap.end,
-            records=gap.size,
-        )
 
     def _uploaded(self, tp: TopicPartition, uploaded: ReportUploaded) -> None:
         stored = uploaded.stored

@@ -20,13 +20,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from sidetier.archive.objects.codec import JsonCodec, check_numbers
+from sidetier.archive.objects.gaps import write_gap
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.errors import (
     ArchiveConflictError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, IfMatch, PutOptions, RemoteStorage, StoredObject
 
@@ -132,19 +134,25 @@ def compare_start(
     store: RemoteStorage,
     layout: ArchiveLayout,
     tp: TopicPartition,
-    start: Offset,
-    topic_id: str | None,
-    missed: Callable[[OffsetRange], None],
-) -> None:
+    watermark: Watermark,
+    broker_id: BrokerId,
+    leader_epoch: LeaderEpoch,
+) -> OffsetRange | None:
     """Compare a pending record with the start of the archive. One request if no record is pending.
+
+    If the archive begins above the recorded start, the offsets in between are recorded as a gap.
+    After a kill in between, the record is still pending, and the gap is found again.
 
     Args:
         store: The partition's store.
         layout: How keys are made.
         tp: The partition.
-        start: The first offset of the archive, whose `offset.wm` exists.
-        topic_id: The topic's id; None if brokers have none.
-        missed: Called with the offsets from the recorded start up to `start`, if that is higher.
+        watermark: The partition's `offset.wm`.
+        broker_id: As in `write_gap`.
+        leader_epoch: As in `write_gap`.
+
+    Returns:
+        The gap; None if there is none.
 
     Raises:
         ArchiveConflictError: Another sidecar has written the record meanwhile: compare again.
@@ -153,12 +161,15 @@ def compare_start(
     stored = read_first(store, layout.start_keys(tp))
     record = None if stored is None else _CODEC.decode(stored.data, stored.head.key)
     if stored is None or record is None:
-        return
-    if not record.pending or not record.is_earliest_of(topic_id):
-        return
+        return None
+    if not record.pending or not record.is_earliest_of(watermark.topic_id):
+        return None
+    start, gap = watermark.start_offset or Offset(0), None
     if record.start_offset < start:
-        missed(OffsetRange(record.start_offset, start))
+        gap = OffsetRange(record.start_offset, start)
+        write_gap(store, layout, tp, gap, broker_id, leader_epoch)
     _replace(store, stored.head.key, replace(record, pending=False), stored.head.etag)
+    return gap
 
 
 def read_earliest_start(

@@ -111,8 +111,8 @@ def read_with_confluent(reader: Reader) -> None:
     consumer.close()
 
 
-class _Assigned(kafka.ConsumerRebalanceListener):  # type: ignore[misc]
-    """Prints assignments."""
+class _PrintsAssignments:
+    """Listener of both libraries, each of which has a class of its own for it."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -125,18 +125,12 @@ class _Assigned(kafka.ConsumerRebalanceListener):  # type: ignore[misc]
         self._reader.say("assigned")
 
 
-class _AssignedToo(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
-    """Prints assignments."""
+class _Assigned(_PrintsAssignments, kafka.ConsumerRebalanceListener):  # type: ignore[misc]
+    pass
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
 
-    def on_partitions_revoked(self, revoked: object) -> None:
-        pass
-
-    def on_partitions_assigned(self, assigned: object) -> None:
-        del assigned
-        self._reader.say("assigned")
+class _AssignedToo(_PrintsAssignments, aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
+    pass
 
 
 def _settings(reader: Reader) -> dict[str, Any]:

@@ -221,15 +221,12 @@ class ArchiveWriter:
 
     def _compare_start(self, tp: TopicPartition, watermark: Watermark, leader: Leader) -> None:
         """Record what lies between a lower recorded start and the archive's start as a gap."""
-        start = watermark.start_offset
-        if not start or watermark.topic_id != leader.topic_id:
+        if not watermark.start_offset or watermark.topic_id != leader.topic_id:
             return
-
-        def missed(gap: OffsetRange) -> None:
-            write_gap(self._store, self._layout, tp, gap, leader.broker_id, leader.leader_epoch)
+        writer = leader.broker_id, leader.leader_epoch
+        gap = compare_start(self._store, self._layout, tp, watermark, *writer)
+        if gap is not None:
             self._report_gap(tp, gap)
-
-        compare_start(self._store, self._layout, tp, start, leader.topic_id, missed)
 
     def prepare(
         self,
