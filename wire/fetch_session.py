@@ -6,15 +6,12 @@ Kafka's `FetchSessionHandler`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from sidetier.segments.offsets import TopicPartition
-
-if TYPE_CHECKING:
-    from sidetier.wire.record_requests import FetchPosition
+from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 
 NO_SESSION: Final = 0
 """Session id of a request without a session, and of a broker that has no room for another one."""
@@ -33,6 +30,19 @@ _REFUSALS: Final = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class FetchPosition:
+    """Position from which to read a partition.
+
+    `leader_epoch` is the leader epoch that the client knows; -1 makes the broker skip the check.
+    """
+
+    partition: TopicPartition
+    offset: Offset
+    max_bytes: int
+    leader_epoch: LeaderEpoch = UNKNOWN_EPOCH
+
+
 class Forgotten(NamedTuple):
     """A partition that leaves a session; the id is None if the session names topics."""
 
@@ -49,7 +59,7 @@ class FetchChanges(NamedTuple):
 
     session_id: int
     epoch: int
-    positions: Sequence["FetchPosition"]
+    positions: Sequence[FetchPosition]
     forgotten: Sequence[Forgotten]
     by_id: bool
 
@@ -63,12 +73,10 @@ class FetchSession:
 
     _id: int = NO_SESSION
     _epoch: int = FULL
-    _known: dict[TopicPartition, tuple["FetchPosition", UUID | None]] = field(default_factory=dict)
+    _known: dict[TopicPartition, tuple[FetchPosition, UUID | None]] = field(default_factory=dict)
     _is_by_id: bool = False
 
-    def changes(
-        self, positions: Sequence["FetchPosition"], ids: Mapping[str, UUID]
-    ) -> FetchChanges:
+    def changes(self, positions: Sequence[FetchPosition], ids: Mapping[str, UUID]) -> FetchChanges:
         """Return what the next request names, so that the session has these positions."""
         named = {each.partition: (each, ids.get(each.partition.topic)) for each in positions}
         by_id = all(topic_id is not None for _, topic_id in named.values())

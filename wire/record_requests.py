@@ -18,7 +18,6 @@ from uuid import UUID
 from sidetier.segments.errors import MalformedResponseError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import (
-    UNKNOWN_EPOCH,
     BrokerId,
     LeaderEpoch,
     Offset,
@@ -52,6 +51,7 @@ from sidetier.wire.fetch_session import (
     LONE,
     NO_SESSION,
     FetchChanges,
+    FetchPosition,
     FetchSession,
     Forgotten,
 )
@@ -78,19 +78,6 @@ class ProducedPartition(NamedTuple):
     error_code: int
     base_offset: Offset
     message: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class FetchPosition:
-    """Position from which to read a partition.
-
-    `leader_epoch` is the leader epoch that the client knows; -1 makes the broker skip the check.
-    """
-
-    partition: TopicPartition
-    offset: Offset
-    max_bytes: int
-    leader_epoch: LeaderEpoch = UNKNOWN_EPOCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,9 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.wire.connection import Connection
-from sidetier.wire.fetch_session import FetchSession
+from sidetier.wire.fetch_session import FetchPosition, FetchSession
 from sidetier.wire.protocol import api_error
-from sidetier.wire.record_requests import (
-    FetchedPartition,
-    FetchPosition,
-    decode_fetch,
-    send_fetch,
-)
+from sidetier.wire.record_requests import FetchedPartition, decode_fetch, send_fetch
 from sidetier.wire.settings import Address
 
 _SLOWEST: Final = 1 << 20
@@ -115,17 +110,18 @@ class BrokerPool:
             state = self._brokers.get(broker)
             return None if state is None else self._refusal(broker, state)
 
-    def count_away(self) -> int:
-        """Return the number of brokers that could not be reached within the last minute.
+    def unreachable(self) -> dict[BrokerId, str]:
+        """Return the brokers that could not be reached within the last minute, and why.
 
         Without an attempt in that time, nobody needs the broker.
         """
         now = self._clock()
         with self._changed:
-            return sum(
-                state.failure is not None and now - state.failed_at < _RECENT_SECONDS
-                for state in self._brokers.values()
-            )
+            return {
+                broker: state.failure
+                for broker, state in self._brokers.items()
+                if state.failure is not None and now - state.failed_at < _RECENT_SECONDS
+            }
 
     @contextmanager
     def lend(self, broker: BrokerId, patience: float = PATIENCE) -> Iterator[Connection]:

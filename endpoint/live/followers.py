@@ -21,8 +21,8 @@ from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import NO_LEADER
-from sidetier.wire.fetch_session import FetchSession
-from sidetier.wire.record_requests import FetchedPartition, FetchPosition
+from sidetier.wire.fetch_session import FetchPosition, FetchSession
+from sidetier.wire.record_requests import FetchedPartition
 
 if TYPE_CHECKING:
     from sidetier.wire.connection import Connection

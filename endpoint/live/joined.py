@@ -66,7 +66,6 @@ class JoinedPartition:
         topic = self.live.topics.topics.get(self.partition.tp.topic)
         return None if topic is None else topic.topic_id
 
-    @property
     def is_other_topic(self) -> bool:
         """Whether the live topic has another id than the client asks for."""
         return None not in {self.topic_id, self.live_id} and self.topic_id != self.live_id

@@ -42,8 +42,9 @@ from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import NO_LEADER
 from sidetier.wire.connection import Connection
+from sidetier.wire.fetch_session import FetchPosition
 from sidetier.wire.protocol import ApiKey, api_error
-from sidetier.wire.record_requests import FetchedPartition, FetchPosition
+from sidetier.wire.record_requests import FetchedPartition
 from sidetier.wire.requests import (
     EARLIEST,
     LATEST,
@@ -161,7 +162,11 @@ class LiveReads:
             stop,
             clock=clock,
         )
-        metrics.watch(self.pool.count_away, lambda: len(self.followers.positions()), self._lag)
+        metrics.watch(
+            lambda: len(self.pool.unreachable()),
+            lambda: len(self.followers.positions()),
+            self.lag,
+        )
 
     def close(self) -> None:
         """End all requests, and wait for the threads; `stop` must be set."""
@@ -621,7 +626,7 @@ class LiveReads:
         if changed:
             self._notify(changed)
 
-    def _lag(self) -> int:
+    def lag(self) -> int:
         """Return the most records that the followers have not read of a partition."""
         positions = self.followers.positions()
         behind = (self._limit(reader) - position for reader, position in positions.items())

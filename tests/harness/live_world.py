@@ -8,7 +8,7 @@ the same in each run, and views of either side get as old as a test wants.
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -43,9 +43,9 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartit
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfMatch
 from sidetier.wire.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
-from sidetier.wire.fetch_session import FetchSession
+from sidetier.wire.fetch_session import FetchPosition, FetchSession
 from sidetier.wire.protocol import ApiKey, api_error, build_request
-from sidetier.wire.record_requests import FetchedPartition, FetchPosition
+from sidetier.wire.record_requests import FetchedPartition
 from sidetier.wire.requests import EpochEnd, ListedOffset
 from sidetier.wire.settings import Address, ClientSettings
 from tests.harness.endpoint import fetch_of
@@ -150,11 +150,13 @@ class WorldStore(FakeStorage):
         super().__init__()
         self._world = world
 
+    @contextmanager
     def _request(
         self, operation: str, key: str, start: int = 0, end: int | None = None
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         self._world.go_on()
-        return super()._request(operation, key, start, end)
+        with super()._request(operation, key, start, end):
+            yield
 
 
 class World:
@@ -529,7 +531,7 @@ class Connected:
 class _DirectBytes(SegmentBytes):
     """Reads segments at once, and keeps nothing."""
 
-    def lend(self, topic: str, log: Any, start: int, end: int, *_: object, **__: object) -> Lease:  # type: ignore[override]  # noqa: ANN401
+    def lend(self, topic: str, log: Any, start: int, end: int, *_: object, **__: object) -> Lease:  # noqa: ANN401
         return Lease([self.read(topic, log, start, end - start)])
 
     def read(self, topic: str, log: Any, start: int, size: int, **_: object) -> bytes:  # noqa: ANN401

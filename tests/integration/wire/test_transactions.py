@@ -18,10 +18,9 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.wire import requests
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.connection import Connection
-from sidetier.wire.fetch_session import FetchSession
+from sidetier.wire.fetch_session import FetchPosition, FetchSession
 from sidetier.wire.record_requests import (
     FetchedPartition,
-    FetchPosition,
     receive_fetched,
     receive_produced,
     send_fetch,

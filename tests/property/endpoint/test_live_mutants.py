@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint import fetch, offsets
-from sidetier.endpoint.live import joined, reads, side, topics
+from sidetier.endpoint.live import chunks, joined, side, topics
 from sidetier.endpoint.live.side import Age, Side, Sides
 from tests.property.endpoint.test_live_log import EXAMPLES, LiveLog
 
@@ -102,8 +102,8 @@ SLOW: list[tuple[object, str, object]] = [
     (joined.JoinedPartition, "archived", _if_listed),
     (joined.JoinedPartition, "of", staticmethod(_gone_at_once)),
     (joined.JoinedPartition, "_is_of_live_topic", lambda *_: True),
-    (joined.JoinedPartition, "is_other_topic", property(lambda _: False)),
-    (reads.ChunkCache, "drop", _nothing),
+    (joined.JoinedPartition, "is_other_topic", lambda _: False),
+    (chunks.ChunkCache, "drop", _nothing),
     (topics.LiveTopics, "is_same", lambda *_: True),
     (offsets.OffsetAnswers, "_listed", lambda *_: offsets.ListedOffset(ErrorCode.none)),
 ]

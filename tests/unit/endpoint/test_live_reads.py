@@ -123,7 +123,7 @@ def test_a_broker_that_hangs_costs_one_wait_and_no_other_broker_any() -> None:
                 fetch(read, number, 0)
         assert ApiKey.FETCH not in [each.api for each in cluster.brokers[0].received[asked:]]
         wait_until(lambda: answered(read, 1) == [0], 20, "the other broker")
-        assert read.reads.pool.count_away() == 1
+        assert read.reads.pool.unreachable().keys() == {1}
         released.set()
         del cluster.hanging[1]
         read.reads.pool._brokers[BrokerId(1)].failed_at -= 60
@@ -276,7 +276,7 @@ def test_partitions_without_a_leader_make_no_broker_count_as_away() -> None:
         read.reads.refresh([tp(0), tp(1), unknown], 0.0)
         listed = read.reads.list_offsets({tp(0): -1, tp(1): -1, unknown: -1}, isolated=False)
         assert listed.keys() == {tp(0)}
-        assert read.reads.pool.count_away() == 0
+        assert read.reads.pool.unreachable() == {}
         assert read.reads.bounds(tp(0), 2.0) is not None
 
 

@@ -7,9 +7,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
-from sidetier.wire.fetch_session import FetchChanges, FetchSession, Forgotten
+from sidetier.wire.fetch_session import FetchChanges, FetchPosition, FetchSession, Forgotten
 from sidetier.wire.protocol import ApiKey, build_request, encode
-from sidetier.wire.record_requests import FetchPosition, send_fetch
+from sidetier.wire.record_requests import send_fetch
 from tests.unit.wire.test_record_requests import Sent
 
 if TYPE_CHECKING:
