@@ -96,6 +96,11 @@ test-long: prepare ## run the tests that need hours: chaos, simulations, kills (
 	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-900} $(BIN)/pytest -n 0 \
 	  tests/integration/mirror/test_mirror.py -k killed_again
 	HYDRATE_39_KRAFT=1 $(BIN)/pytest -n 0 tests/integration/mirror/test_hydrate_39.py
+	SERVE_LIVE_RELEASES=all $(BIN)/pytest -n 0 tests/integration/endpoint/test_serve_live_releases.py \
+	  tests/integration/endpoint/test_serve_live_failures.py \
+	  tests/integration/endpoint/test_spark_and_mirror_maker.py
+	LIVE_CLIENTS_ROUNDS=$${LIVE_CLIENTS_ROUNDS:-5} $(BIN)/pytest -n 0 \
+	  tests/integration/endpoint/test_serve_live.py -k all_clients
 
 mirror-kills: prepare ## kill a mirror's worker at random times for MIRROR_KILL_SECONDS (300); seed: MIRROR_KILL_SEED
 	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-300} $(BIN)/pytest -n 0 \

@@ -67,8 +67,10 @@ def transactions_of(
         # snapshot describes another offset than the segment's end.
         if end is None or int(end) != int(following.base_offset):
             return None
+        if _lacks_state(log, head):  # the broker may have rebuilt the index without it
+            return None
         aborted = _noted(store, head, FileKind.TXNINDEX)
-        still_open = _noted_open(store, successor)
+        still_open = _noted_open(store, following, successor)
         if aborted is None or still_open is None:
             return None
         return SegmentTransactions(end, parse_txn_index(aborted), still_open)
@@ -83,16 +85,27 @@ def open_at_base(store: RemoteStorage, log: StoredLog) -> OpenTransactions | Non
         None if no usable producer snapshot is stored.
     """
     try:
-        return _noted_open(store, store.head_object(log.key))
+        return _noted_open(store, log, store.head_object(log.key))
     except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
         return None
 
 
-def _noted_open(store: RemoteStorage, head: ObjectHead) -> OpenTransactions | None:
+def _noted_open(store: RemoteStorage, log: StoredLog, head: ObjectHead) -> OpenTransactions | None:
+    if _lacks_state(log, head):
+        return None
     producers = _noted(store, head, FileKind.SNAPSHOT)
     if not producers:
         return None if producers is None else ()
     return open_transactions(producers)
+
+
+def _lacks_state(log: StoredLog, head: ObjectHead) -> bool:
+    """Whether a segment other than the first one of all has no producer snapshot.
+
+    A broker that loads its log after a crash deletes the snapshot at its log start. Transactions
+    that began below it may be open.
+    """
+    return log.base_offset != 0 and head.metadata.get(NOTE_KEYS[FileKind.SNAPSHOT]) == NONE
 
 
 def _noted(store: RemoteStorage, head: ObjectHead, kind: FileKind) -> bytes | None:
@@ -199,11 +212,7 @@ class PartitionTransactions:
             stored = transactions_of(self._store, log, following)
             if stored is not None:
                 return stored
-        before = self._open_at_base(view, log)
-        if noted_records(self._store.head_object(log.key)) is not None:
-            # A sidecar notes the number of records only if the segment has no transactional batch.
-            return SegmentTransactions(view.until(log.base_offset), (), before)
-        return self._walk(view, log, before)
+        return self._from_markers(view, log, self._open_at_base(view, log))
 
     def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
         """Read from the producer snapshot, or from the nearest lower segment that has one."""
@@ -224,14 +233,17 @@ class PartitionTransactions:
         # In ascending order from the segment whose state is known: each walk needs the state at its
         # start.
         for lower in reversed(to_walk):
-            self._known[lower.version] = self._walk(view, lower, still_open)
+            self._known[lower.version] = self._from_markers(view, lower, still_open)
             still_open = self._known[lower.version].still_open
         return still_open
 
-    def _walk(
+    def _from_markers(
         self, view: ArchiveView, log: StoredLog, before: OpenTransactions
     ) -> SegmentTransactions:
-        """Read the transactions from the markers in the segment itself."""
+        """Read the transactions from the markers in the segment itself, if it has any."""
+        if noted_records(self._store.head_object(log.key)) is not None:
+            # A sidecar notes the number of records only if the segment has no transactional batch.
+            return SegmentTransactions(view.until(log.base_offset), (), before)
         tracker = TransactionTracker(log.base_offset, before)
         position = 0
         while position < log.size:

@@ -21,25 +21,29 @@ from sidetier.brokers.processes import Command, ManagedProcess
 Properties = Mapping[str, object]
 """Kafka's settings. `{directory}` in a value is replaced by the server's own directory."""
 
+KAFKA_2_8: Final = "2.8.2"
+KAFKA_3_3: Final = "3.3.2"
+KAFKA_3_6: Final = "3.6.2"
 KAFKA_3_9: Final = "3.9.2"
+KAFKA_4_0: Final = "4.0.1"
 KAFKA_4_3: Final = "4.3.1"
+
+
+def _jars(version: str) -> Distribution:
+    """Return the jars of a version, with a logger that writes to standard output."""
+    log4j2 = Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4")
+    logger = log4j2 if version >= "4" else Artifact("org.slf4j", "slf4j-reload4j", "1.7.36")
+    # Up to 3.9 it depends on ZooKeeper, too: 3.5.9 with 2.8, 3.8.4 with 3.9.
+    return Distribution(
+        f"kafka-{version}", (Artifact("org.apache.kafka", "kafka_2.13", version), logger)
+    )
+
+
 JARS: Final[Mapping[str, Distribution]] = {
-    KAFKA_3_9: Distribution(
-        "kafka-3.9.2",
-        (
-            Artifact("org.apache.kafka", "kafka_2.13", "3.9.2"),  # depends on ZooKeeper 3.8.4
-            Artifact("org.slf4j", "slf4j-reload4j", "1.7.36"),
-        ),
-    ),
-    KAFKA_4_3: Distribution(
-        "kafka-4.3.1",
-        (
-            Artifact("org.apache.kafka", "kafka_2.13", "4.3.1"),
-            Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
-        ),
-    ),
+    version: _jars(version)
+    for version in (KAFKA_2_8, KAFKA_3_3, KAFKA_3_6, KAFKA_3_9, KAFKA_4_0, KAFKA_4_3)
 }
-"""Jars of each Kafka version, each with a logger that writes to standard output."""
+"""Jars of each Kafka version."""
 
 LISTENERS: Final = frozenset(
     {"listeners", "advertised.listeners", "listener.security.protocol.map"}

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
@@ -48,7 +49,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
     TransientStorageError,
 )
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.factory import check_encryption, open_plain
 from sidetier.storage.port import RemoteStorage, StorageCapabilities
@@ -143,6 +144,7 @@ class _Places:
     kafka_cluster_id: str | None
     cache: MetadataCache
     long_archives: LongArchives
+    report_gap: Callable[[TopicPartition, OffsetRange], None] = lambda _, __: None
     known: dict[int, Place] = field(default_factory=dict)
     seen: dict[StorageEndpoint, LayoutNote | None] = field(default_factory=dict)
     admitted: set[StorageEndpoint] = field(default_factory=set)
@@ -167,7 +169,12 @@ class _Places:
         )
         remote = cast("RemoteStorage", store)
         archive_writer = ArchiveWriter(
-            remote, self.archive.layout, self.cache, admit, self.long_archives
+            remote,
+            self.archive.layout,
+            self.cache,
+            admit,
+            self.long_archives,
+            self.report_gap,
         )
         return Place(remote, self.archive.layout, archive_writer)
 
@@ -182,7 +189,12 @@ class _Places:
             admitted = endpoint in self.admitted
             admit = _Admission(lambda: self.check(store, endpoint), admitted=admitted)
             archive_writer = ArchiveWriter(
-                store, self.archive.layout, self.cache, admit, self.long_archives
+                store,
+                self.archive.layout,
+                self.cache,
+                admit,
+                self.long_archives,
+                self.report_gap,
             )
             self.known[id(store)] = Place(store, self.archive.layout, archive_writer)
         return self.known[id(store)]
@@ -307,6 +319,7 @@ def daemon(
             identity.cluster_id,
             MetadataCache(_METADATA_CACHE_BYTES),
             long_archives,
+            partial(_gap_below_start, metrics),
         )
         # Before anything watches or pins: a refused store must leave nothing changed.
         places.check_all()
@@ -337,6 +350,19 @@ def daemon(
         built = Daemon(config.uploader.led_only() if is_static else config.uploader, daemon_context)
         metrics.observe_status(built.status)
         yield built
+
+
+def _gap_below_start(metrics: Metrics, tp: TopicPartition, gap: OffsetRange) -> None:
+    metrics.gap(tp, gap.size)
+    structlog.get_logger().error(
+        "gap.recorded",
+        topic=tp.topic,
+        partition=tp.partition,
+        start_offset=gap.start,
+        end_offset=gap.end,
+        records=gap.size,
+        below_start=True,
+    )
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
     BatchTooLargeError,
     BrokerError,
+    KafkaApiError,
     SidetierError,
     UnsupportedVersionError,
 )
@@ -220,13 +221,14 @@ class OffsetAnswers:
             return ListedOffset(ErrorCode.none, first if view is None else min(view.start, first))
         if timestamp == LATEST_TIERED:
             return ListedOffset(ErrorCode.none, (0 if view is None else view.end) - 1)
-        return self._time_of_both(joined, first, timestamp, isolation)
+        return self._time_of_both(joined, timestamp, isolation, first)
 
     def _time_of_both(
-        self, joined: JoinedPartition, first: Offset, timestamp: int, isolation: int
+        self, joined: JoinedPartition, timestamp: int, isolation: int, first: Offset
     ) -> ListedOffset:
-        """Search a time in the archive, and then at the leader, whose log begins at `first`; the
-        largest one in both.
+        """Search a time in the archive, and then at the leader, whose log begins at `first`.
+
+        Returns the lowest offset of both, or the one with the largest time.
         """
         tp, reads, isolated = joined.partition.tp, joined.live.reads, isolation == _READ_COMMITTED
         while True:
@@ -235,7 +237,10 @@ class OffsetAnswers:
             if joined.view is not None and joined.view.start <= first:
                 stored = self._listed(joined.partition, joined.view, timestamp, isolation)
                 searched = joined.view.end
-            if timestamp != MAX_TIMESTAMP and (stored.error or stored.offset != _UNKNOWN):
+            # From `first` on, the leader may have records that the archive lacks, such as those of
+            # format v1.
+            is_below = stored.error or _UNKNOWN < stored.offset < first
+            if timestamp != MAX_TIMESTAMP and is_below:
                 return stored
             answer = reads.list_offset(tp, timestamp, isolated=isolated)
             first = reads.list_offset(tp, EARLIEST, isolated=isolated).offset
@@ -248,7 +253,10 @@ class OffsetAnswers:
             if joined.view is None or joined.view.end <= searched:
                 break  # lost
         live = ListedOffset(ErrorCode.none, answer.offset, answer.timestamp)
-        return live if live.timestamp > stored.timestamp else stored
+        if timestamp == MAX_TIMESTAMP:
+            return live if live.timestamp > stored.timestamp else stored
+        found = [each for each in (stored, live) if each.offset != _UNKNOWN]
+        return min(found, key=lambda each: each.offset, default=live)
 
     def _epoch_end_of_both(self, joined: JoinedPartition, epoch: int) -> EpochEnd:
         """Return the end of an epoch; from the archive if it ends there."""
@@ -405,6 +413,9 @@ def end_of_epoch(history: EpochHistory, epoch: int, end: Offset) -> EpochEnd:
 def _code_of(error: SidetierError) -> ErrorCode:
     if isinstance(error, UnsupportedVersionError):
         return ErrorCode.unsupported_version
+    code = error.code if isinstance(error, KafkaApiError) else None
+    if code == ErrorCode.unsupported_for_message_format:  # records of format v0 have no timestamps
+        return ErrorCode.unsupported_for_message_format
     if isinstance(error, BrokerError):
         return ErrorCode.not_leader_or_follower
     return ErrorCode.kafka_storage_error

@@ -72,6 +72,8 @@ DELETE_HORIZON: Final = 0x40
 """Set by the log cleaner on compacted batches (KIP-534)."""
 
 _BEGINNING = header_struct("length", "magic")
+_MESSAGE = header_struct("base_offset", "length", "magic")  # formats v0 and v1 begin like batches
+_OLD_FORMATS: Final = frozenset({0, 1})
 _MIN_LEGACY_LENGTH = 14  # a message of format v0 with neither key nor value
 _READ_AHEAD = 128 * 1024
 
@@ -187,13 +189,28 @@ def check_magic(magic: int, length: int) -> None:
         UnsupportedFormatError: A message of format v0 or v1.
         DamagedSegmentError: Neither a batch nor a message.
     """
-    if magic in {0, 1} and length >= _MIN_LEGACY_LENGTH:
+    if magic in _OLD_FORMATS and length >= _MIN_LEGACY_LENGTH:
         raise UnsupportedFormatError(
             f"message format v{magic} (brokers before 0.11, or log.message.format.version); "
             "only v2 can be archived"
         )
     if magic != MAGIC:
         raise DamagedSegmentError(f"magic byte {magic}, expected {MAGIC}")
+
+
+def end_of_old_message(buffer: bytes | bytearray | memoryview, at: int = 0) -> Offset | None:
+    """Return the offset after the message of format v0 or v1 that begins at byte `at`.
+
+    A message with compressed messages has the offset of the last one of them.
+
+    Returns:
+        None for anything else, such as a batch of format v2.
+    """
+    if len(buffer) - at < _MESSAGE.size:
+        return None
+    offset, length, magic = _MESSAGE.unpack_from(buffer, at)
+    is_old = magic in _OLD_FORMATS and length >= _MIN_LEGACY_LENGTH
+    return Offset(offset + 1) if is_old else None
 
 
 def batch_bytes(buffer: bytes | bytearray | memoryview) -> int:

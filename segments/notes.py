@@ -41,7 +41,9 @@ NOTE_KEYS: Final[Mapping[FileKind, str]] = {
 hexadecimal digits, `NONE` or `MISSING`.
 """
 NONE: Final = "none"
-"""The broker had no such file: no transaction was aborted, or no producer has a state."""
+"""The broker had no such file: no transaction was aborted; or no producer has a state, or the log
+began there when the broker loaded it.
+"""
 MISSING: Final = "missing"
 """It is not known whether the broker had such a file."""
 

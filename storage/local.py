@@ -110,6 +110,16 @@ class Tree:
         for directory in (self.temporary, self._meta, self._locks):
             directory.mkdir(parents=True, exist_ok=True)
 
+    def check_mounted(self, operation: str, key: str) -> None:
+        """Raise StoreUnavailableError if the store's own directory is gone, and the objects with
+        it: after an unmount, the mount point is an empty directory.
+        """
+        if not os.access(self.temporary, os.F_OK):
+            raise StoreUnavailableError(
+                f"{operation} {key}: {self.temporary.parent} is gone: is the file system of the "
+                "store mounted?"
+            )
+
     def path(self, key: str) -> Path:
         """Return the path of the object's file.
 
@@ -502,14 +512,17 @@ class LocalStorage:
         """Walk the directories below the prefix."""
         with translated("list", prefix):
             yield from self._tree.summaries(list_keys(self._tree.root, prefix, start_after))
+        self._tree.check_mounted("list", prefix)
 
     def list_directories(self, prefix: str) -> list[str]:
         """List one directory."""
         with translated("list", prefix):
-            return [
+            directories = [
                 self._tree.checked(directory)
                 for directory in list_directories(self._tree.root, prefix)
             ]
+        self._tree.check_mounted("list", prefix)
+        return directories
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         """A file has no checksum of its own."""
@@ -521,7 +534,7 @@ class LocalStorage:
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """Directories that become empty are removed as well."""
         check_key(key)
-        with translated("delete", key):
+        with self._translated("delete", key):
             self._tree.remove(key, condition)
 
     def delete_objects(self, keys: Sequence[str]) -> None:
@@ -546,7 +559,7 @@ class LocalStorage:
 
     def _put(self, key: str, stream: AttemptStream, options: PutOptions) -> str:
         checksum, condition = options.checksum, options.condition
-        with translated("put", key):
+        with self._translated("put", key):
             if condition is not None:
                 # Refuse before the bytes are written; `commit` checks again under the lock.
                 present = self._tree.version(key)
@@ -560,9 +573,19 @@ class LocalStorage:
                 self._tree.commit(key, (path, handle), record, condition)
                 return record.etag
 
+    @contextmanager
+    def _translated(self, operation: str, key: str) -> Iterator[None]:
+        """Translate errors. An object is missing only while its store is there."""
+        try:
+            with translated(operation, key):
+                yield
+        except ObjectNotFoundError:
+            self._tree.check_mounted(operation, key)
+            raise
+
     def _open(self, key: str, how: Callable[[str], tuple[int, _T]]) -> tuple[int, _T]:
         check_key(key)
-        with translated("get", key):
+        with self._translated("get", key):
             try:
                 return how(key)
             except NotADirectoryError as error:

@@ -338,7 +338,12 @@ class Engine:
         return Requests(
             self._shared["request"],
             context.places,
-            RequestWork(context.broker_id, self._gate.named_at, histories),
+            RequestWork(
+                context.broker_id,
+                self._gate.named_at,
+                histories,
+                from_latest=config.offset_reset == "latest",
+            ),
         )
 
     # -- for its owner ----------------------------------------------------------------------------

@@ -76,6 +76,7 @@ from sidetier.archive.objects.chapters import (
     read_chapter,
     stored_chapters,
 )
+from sidetier.archive.objects.gaps import write_gap
 from sidetier.archive.objects.notes import noted_next_offset, noted_number
 from sidetier.archive.objects.pinterest_metadata import (
     PartitionMetadata,
@@ -83,6 +84,7 @@ from sidetier.archive.objects.pinterest_metadata import (
     read_metadata,
 )
 from sidetier.archive.objects.segment import SegmentFiles, StoredLog
+from sidetier.archive.objects.starts import compare_start
 from sidetier.archive.objects.watermark import (
     StoredWatermark,
     Watermark,
@@ -99,7 +101,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import LISTED_AT_ONCE, IfMatch, ObjectSummary, PutOptions, RemoteStorage
 
@@ -238,13 +240,28 @@ class PartitionCollector:
             try:
                 survey = self._survey()
                 if survey.expired.segments:
+                    self._settle_start(survey.mark.watermark)
                     moved = replace(survey.mark.watermark, start_offset=survey.expired.start)
                     write_watermark(self._store, key, moved, survey.mark.etag)
-            except (WatermarkConflictError, ObjectNotFoundError):
-                # A sidecar has committed, or another collection has deleted a listed segment.
+            except (WatermarkConflictError, ObjectNotFoundError, ArchiveConflictError):
+                # A sidecar has committed or recorded a start, or another collection has deleted a
+                # listed segment.
                 continue
             return survey
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
+
+    def _settle_start(self, watermark: Watermark) -> None:
+        """Compare the recorded start with the one that the archive began with.
+
+        If a sidecar compared it later, it would take what is collected now for a gap.
+        """
+
+        def missed(gap: OffsetRange) -> None:
+            writer = watermark.broker_id, watermark.leader_epoch
+            write_gap(self._store, self._layout, self._tp, gap, *writer)
+
+        start = watermark.start_offset or Offset(0)
+        compare_start(self._store, self._layout, self._tp, start, watermark.topic_id, missed)
 
     def _survey(self) -> _Survey:
         mark, inventory = list_archive(self._stored)

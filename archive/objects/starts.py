@@ -1,13 +1,11 @@
 """The stored record of the start of an archive that has no `offset.wm` yet.
 
-With `offset_reset: latest`, the sidecar writes it before it stores anything, because older records
-stay out of the archive. With `offset_reset: earliest`, it writes it twice:
-
-- When the broker has deleted the first records before the first `offset.wm`, because a restart
-  would begin with the oldest segment that is left. Each replica's sidecar may lower this start.
-- Right before the first `offset.wm`, unless that begins at offset 0. This settles the start: it
-  stays as it is, and an archive of this topic begins there. Without it, another sidecar could lower
-  the start after the first `offset.wm`, and the archive would begin above its recorded start.
+The sidecar writes it in two cases. With `offset_reset: latest`, it writes the record before it
+stores anything, because older records stay out of the archive. With `offset_reset: earliest`, it
+writes the record when the broker has deleted the first records before the first `offset.wm`,
+because a restart would begin with the oldest segment that is left. Another sidecar may write the
+first `offset.wm` at the same time, above this start. So the record is pending until it has been
+compared with the start of the archive. If that is higher, the offsets in between are a gap.
 
 Earlier versions stored the records of the longest topic names at another key, which file systems
 refuse (`ArchiveLayout.start_keys`). Such a record is moved before a record is written. A kill after
@@ -18,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Final, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Final
 
 from sidetier.archive.objects.codec import JsonCodec, check_numbers
 from sidetier.segments.errors import (
@@ -28,7 +26,7 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, IfMatch, PutOptions, RemoteStorage, StoredObject
 
@@ -43,8 +41,10 @@ class _Record:
     topic_id: str | None = None
     offset_reset: str | None = None
     """`earliest`; None with `offset_reset: latest`."""
-    settled: bool = False
-    """Whether the first `offset.wm` may have been written; unused with `offset_reset: latest`."""
+    pending: bool = False
+    """Whether the start of the archive is still to be compared with this one. False with
+    `offset_reset: latest`, and in records of earlier versions.
+    """
 
     def __post_init__(self) -> None:
         """Refuse numbers of more than 64 bits."""
@@ -97,67 +97,80 @@ def settle_start(
     return here
 
 
-class EarliestStart(NamedTuple):
-    """The recorded start of an archive with `offset_reset: earliest`.
-
-    Attributes:
-        offset: The first offset that belongs to the archive.
-        settled: Whether the first `offset.wm` may have been written: no sidecar changes the start
-            any more.
-    """
-
-    offset: Offset
-    settled: bool = False
-
-
 def keep_earliest_start(
     store: RemoteStorage,
     layout: ArchiveLayout,
     tp: TopicPartition,
-    start: EarliestStart,
+    start: Offset,
     topic_id: str | None,
-) -> EarliestStart:
-    """With `offset_reset: earliest`: record the start, and return the one that is recorded then.
+) -> Offset:
+    """With `offset_reset: earliest`: record `start`, unless a lower one is recorded, and return the
+    start.
 
-    That is another one if the recorded start is lower or settled.
-
-    After a kill right behind the write, the next start of a sidecar finds the record, and the same
-    gap above it.
+    After a kill right behind the write, the next start finds the record, and the same gap above it.
 
     Raises:
         ArchiveConflictError: Another sidecar has written the record meanwhile.
         MalformedObjectError: The stored record does not parse.
     """
     key = _moved(store, layout, tp)
-    record = _Record(start.offset, topic_id, _EARLIEST, start.settled)
+    record = _Record(start, topic_id, _EARLIEST, pending=True)
     try:
         store.put_object(key, _body(record), PutOptions(condition=IfAbsent()))
     except PreconditionFailedError:
         stored = store.get_object(key)
         recorded = _CODEC.decode(stored.data, key)
-        # Anything else is replaced: a higher start, the same one if it is to
-        # be settled, and a record of `offset_reset: latest` or of another topic.
-        if recorded.is_earliest_of(topic_id):
-            kept = EarliestStart(recorded.start_offset, recorded.settled)
-            is_lower = kept.offset < start.offset
-            if kept.settled or is_lower or kept == start:
-                return kept
+        # Anything else is replaced: a higher start, and a
+        # record of `offset_reset: latest` or of another topic.
+        if recorded.is_earliest_of(topic_id) and recorded.start_offset <= start:
+            return recorded.start_offset
         _replace(store, key, record, stored.head.etag)
     return start
 
 
+def compare_start(
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    tp: TopicPartition,
+    start: Offset,
+    topic_id: str | None,
+    missed: Callable[[OffsetRange], None],
+) -> None:
+    """Compare a pending record with the start of the archive. One request if no record is pending.
+
+    Args:
+        store: The partition's store.
+        layout: How keys are made.
+        tp: The partition.
+        start: The first offset of the archive, whose `offset.wm` exists.
+        topic_id: The topic's id; None if brokers have none.
+        missed: Called with the offsets from the recorded start up to `start`, if that is higher.
+
+    Raises:
+        ArchiveConflictError: Another sidecar has written the record meanwhile: compare again.
+        MalformedObjectError: The record does not parse.
+    """
+    stored = read_first(store, layout.start_keys(tp))
+    record = None if stored is None else _CODEC.decode(stored.data, stored.head.key)
+    if stored is None or record is None:
+        return
+    if not record.pending or not record.is_earliest_of(topic_id):
+        return
+    if record.start_offset < start:
+        missed(OffsetRange(record.start_offset, start))
+    _replace(store, stored.head.key, replace(record, pending=False), stored.head.etag)
+
+
 def read_earliest_start(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, topic_id: str | None
-) -> EarliestStart | None:
+) -> Offset | None:
     """Return the start that `keep_earliest_start` recorded for this topic; None if there is none.
 
     Raises:
         MalformedObjectError: The stored record does not parse.
     """
     record = _read(store, layout, tp)
-    if record is None or not record.is_earliest_of(topic_id):
-        return None
-    return EarliestStart(record.start_offset, record.settled)
+    return record.start_offset if record and record.is_earliest_of(topic_id) else None
 
 
 def recorded_start(
@@ -208,8 +221,8 @@ class StartRecords:
 
     When a sidecar starts, it reads the record of each of its partitions without `offset.wm`. After
     64 reads within 30 s, one listing answers for all partitions without a record during the rest of
-    that time. The listing may miss a record that another leader's sidecar writes meanwhile: the
-    sidecar settles the start before it writes the first `offset.wm` of a partition.
+    that time. The listing may miss a record that another sidecar writes meanwhile: before and after
+    a sidecar writes the first `offset.wm` of a partition, it reads that partition's record itself.
     """
 
     def __init__(
@@ -226,16 +239,20 @@ class StartRecords:
         self._questions = 0
         self._listed: frozenset[str] | None = None
 
-    def read_earliest(self, tp: TopicPartition, topic_id: str | None) -> EarliestStart | None:
+    def read_earliest(self, tp: TopicPartition, topic_id: str | None) -> Offset | None:
         """As `read_earliest_start`, with at most one request for the record, and usually none.
 
         Raises:
             MalformedObjectError: The stored record does not parse.
         """
-        listed = self._listing()
-        if listed is not None and listed.isdisjoint(self._layout.start_keys(tp)):
+        if not self.may_have(tp):
             return None
         return read_earliest_start(self._store, self._layout, tp, topic_id)
+
+    def may_have(self, tp: TopicPartition) -> bool:
+        """Return False if a listing has shown that a partition has no record."""
+        listed = self._listing()
+        return listed is None or not listed.isdisjoint(self._layout.start_keys(tp))
 
     def _listing(self) -> frozenset[str] | None:
         with self._lock:
@@ -284,6 +301,6 @@ def _body(record: _Record) -> BytesBody:
     fields = asdict(record)
     if record.offset_reset is None:
         del fields["offset_reset"]
-    if not record.settled:
-        del fields["settled"]
+    if not record.pending:
+        del fields["pending"]
     return BytesBody(_CODEC.encode(fields))

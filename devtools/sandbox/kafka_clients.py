@@ -17,11 +17,11 @@ MIRROR_MAKER: Final = Distribution(
     ),
 )
 _READER: Final = Path(__file__).with_name("franz_go")
-_FILES: Final = ("go.mod", "go.sum", "main.go")
+_FILES: Final = ("go.mod", "go.sum", "log.go", "main.go")
 
 
 def franz_go_reader(builder: GoBuilder) -> Path:
-    """Return the program of `franz_go/main.go`; it is built if the cache lacks this version of it.
+    """Return the program of `franz_go`; it is built if the cache lacks this version of it.
 
     Raises:
         FetchError: The download or the build failed.

@@ -23,7 +23,7 @@ from sidetier.brokers.cache import cache_root
 from sidetier.brokers.errors import LocalServerError
 from sidetier.brokers.jars import jars_of
 from sidetier.brokers.java import find_java, find_java_for_spark
-from sidetier.brokers.kafka import JARS, KAFKA_3_9, KAFKA_4_3
+from sidetier.brokers.kafka import JARS, KAFKA_2_8, KAFKA_3_9, KAFKA_4_3
 
 _BYTES_PER_MB = 1_000_000
 _KNOWN = ("demo", "kafka", "clients", "s3", "azure", "hdfs", "chart", "spark", "browser")
@@ -37,8 +37,8 @@ Step = tuple[str, Callable[[], Path]]
 def main(names: tuple[str, ...]) -> None:
     """Fetch the named servers, or everything, into the cache. Cached ones are not fetched again.
 
-    demo: the Kafka that the demo starts, and its console consumer. kafka: every version that the
-    tests start, and the console consumer.
+    demo: the Kafka that the demo starts, and its console consumer. kafka: the versions that the
+    tests start, and the console consumer; those of `make test-long` alone are fetched there.
     clients: Kafka's command-line tools, MirrorMaker 2, and a reader with franz-go.
     s3: the S3 server that the tests start. azure: Azurite, the Azure emulator that they start.
     hdfs: the NameNode and the DataNode that they start.
@@ -64,6 +64,7 @@ def _jars(wanted: Collection[str]) -> Iterator[Step]:
         yield f"Kafka's tools {KAFKA_4_3}", lambda: jars_of(KAFKA_TOOLS)
     if "kafka" in wanted:
         yield f"Kafka {KAFKA_3_9} with ZooKeeper 3.8.4", lambda: jars_of(JARS[KAFKA_3_9])
+        yield f"Kafka {KAFKA_2_8} with ZooKeeper 3.5.9", lambda: jars_of(JARS[KAFKA_2_8])
     if "clients" in wanted:
         yield f"Kafka's tools {KAFKA_4_3}", lambda: jars_of(KAFKA_TOOLS)
         yield f"MirrorMaker {KAFKA_4_3}", lambda: jars_of(MIRROR_MAKER)

@@ -12,8 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sidetier.segments.batches import split_batches
-from sidetier.segments.headers import HEADER_BYTES, batch_bytes, parse_batch_header
+from sidetier.segments.headers import (
+    HEADER_BYTES,
+    BatchHeader,
+    batch_bytes,
+    end_of_old_message,
+    parse_batch_header,
+)
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.transactions import Marker, read_marker
 from sidetier.wire.record_requests import AbortedTransaction, FetchedPartition
@@ -56,22 +61,20 @@ class Chunk:
             return self
         aborted = list(self.aborted)
         position = 0
-        for batch, header in split_batches(self.data):
-            if header.next_offset > offset:
-                break
-            position += header.length
-            if aborted and header.is_control:
-                marker = read_marker(header, bytes(batch[HEADER_BYTES:]))
-                if marker is Marker.ABORT:
-                    ended = (
-                        transaction
-                        for transaction in aborted
-                        if transaction.producer_id == header.producer_id
-                        and transaction.first_offset < header.base_offset
-                    )
-                    first = min(ended, key=lambda each: each.first_offset, default=None)
-                    if first is not None:
-                        aborted.remove(first)
+        while position < len(self.data) and _end_of_batch(self.data, position) <= offset:
+            batch = self.data[position:]
+            marker = _abort_marker(batch) if aborted else None
+            if marker is not None:
+                ended = (
+                    transaction
+                    for transaction in aborted
+                    if transaction.producer_id == marker.producer_id
+                    and transaction.first_offset < marker.base_offset
+                )
+                first = min(ended, key=lambda each: each.first_offset, default=None)
+                if first is not None:
+                    aborted.remove(first)
+            position += batch_bytes(batch)
         return Chunk(offset, self.end, self.data[position:], aborted)
 
 
@@ -87,21 +90,42 @@ def chunk_of(offset: Offset, fetched: FetchedPartition) -> Chunk | None:
     """
     records, size, last = fetched.records, 0, 0
     # The length of a batch is behind its base offset; the last one may be cut off.
-    while size + HEADER_BYTES <= len(records):
-        length = batch_bytes(records[size:])
+    while length := batch_bytes(records[size:]):
         if size + length > len(records):
             break
         last, size = size, size + length
     if not size:
         return None
-    end = parse_batch_header(records[last:]).next_offset
+    end = _end_of_batch(records, last)
     if end <= offset:
         return None
     data = records[:size]
     if size < memoryview(data.obj).nbytes // 2:
         # A view would keep the whole answer in memory, with the records of all other partitions.
         data = memoryview(bytes(data))
-    return Chunk(offset, Offset(end), data, fetched.aborted)
+    return Chunk(offset, end, data, fetched.aborted)
+
+
+def _end_of_batch(records: memoryview, at: int) -> Offset:
+    """Return the offset after the batch at byte `at`. Batches of old topics are messages of format
+    v0 or v1, which the brokers store and send as they are, up to Kafka 4.
+
+    Raises:
+        DamagedSegmentError, UnsupportedFormatError: It is neither.
+    """
+    end = end_of_old_message(records, at)
+    return parse_batch_header(records, at).next_offset if end is None else end
+
+
+def _abort_marker(batch: memoryview) -> BatchHeader | None:
+    """Return the header of a batch that is an abort marker; None for all others."""
+    if end_of_old_message(batch) is not None:
+        return None
+    header = parse_batch_header(batch)
+    if not header.is_control:
+        return None
+    marker = read_marker(header, bytes(batch[HEADER_BYTES : header.length]))
+    return header if marker is Marker.ABORT else None
 
 
 class ChunkCache:

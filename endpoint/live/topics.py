@@ -254,7 +254,8 @@ class LiveTopicsWatch:
         cluster, pause, longest = self._cluster(client), _SHORTEST, INTERVAL
         self._asked = cluster
         while not self._stop.is_set():
-            if not self._due.wait(longest):
+            is_wanted = self._due.wait(longest)
+            if not is_wanted:
                 pause = _SHORTEST
             self._due.clear()
             if self._stop.is_set():
@@ -267,7 +268,7 @@ class LiveTopicsWatch:
                     client, before = self._client(), cluster
                     cluster = self._asked = self._cluster(client)
                     before.close()
-                is_changed = self._ask(cluster)
+                is_changed = self._ask_one(cluster, is_wanted=is_wanted)
             except BrokerError as error:
                 self._report_away(error)
                 self._unknown_since, self._gone = {}, set()  # nobody has confirmed it
@@ -286,6 +287,15 @@ class LiveTopicsWatch:
             pause = _SHORTEST if is_changed else min(pause * 2, _LONGEST)
             self._stop.wait(pause)
         cluster.close()
+
+    def _ask_one(self, cluster: Cluster, *, is_wanted: bool) -> bool:
+        """Ask as `_ask`. If somebody wants a change, and the broker shows none, ask another broker
+        the next time: this one may lag behind, with ZooKeeper for long.
+        """
+        is_changed = self._ask(cluster)
+        if is_wanted and not is_changed:
+            cluster.close()
+        return is_changed
 
     def _ask(self, cluster: Cluster) -> bool:
         """Ask for the topics; return whether a leader or a topic has changed."""

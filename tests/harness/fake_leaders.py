@@ -1,7 +1,7 @@
 """A live cluster of fake brokers, whose leaders, answers and failures a test sets."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +11,17 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.live.client import LiveClient
 from sidetier.segments.offsets import TopicPartition
+from sidetier.wire.fetch_layout import FIRST_BY_ID
 from sidetier.wire.fetch_session import FULL, LONE, NO_SESSION
-from sidetier.wire.protocol import ApiKey
+from sidetier.wire.protocol import ApiKey, build_response, encode
 from sidetier.wire.settings import ClientSettings
 from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker
 from tests.harness.record_batches import TransactionalLog
 
 TOPIC_ID = UUID(int=7)
 NONE = ErrorCode.none
+_FIRST_WITH_HINT = 16
+"""Version of Fetch whose errors name the leader (KIP-951). Brokers before 3.7 do not have it."""
 
 
 def tp(number: int) -> TopicPartition:
@@ -57,6 +60,7 @@ class Leaders:
         brokers: The brokers.
         led_by: The leader of each partition, by its number; the brokers know it at once.
         shown: The leaders that Metadata shows; as `led_by` without an entry.
+        shown_by: The brokers that show them; None for all.
         logs: The logs, by partition number.
         written: Their batches with the last offset of each.
         throttled: Throttle time, in seconds, of the next Fetch of a client id.
@@ -66,11 +70,15 @@ class Leaders:
         starts: The log starts, by partition number; 0 without an entry.
         refused: Errors of Fetch, by partition number.
         sessions: The fetch sessions of all brokers by id; None for brokers without room for any.
+        versions: The versions of requests that the brokers know, if not the usual ones.
+        topic_id: The id of topic t; None from brokers that give none.
+        times: The offset that a search for a time finds; -1 for none. An error code refuses it.
     """
 
     brokers: Sequence[FakeBroker]
     led_by: dict[int, int]
     shown: dict[int, int] = field(default_factory=dict)
+    shown_by: set[int] | None = None
     epochs: dict[int, int] = field(default_factory=dict)
     logs: dict[int, TransactionalLog] = field(default_factory=dict)
     written: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
@@ -81,16 +89,20 @@ class Leaders:
     starts: dict[int, int] = field(default_factory=dict)
     refused: dict[int, ErrorCode] = field(default_factory=dict)
     sessions: dict[int, Session] | None = None
+    versions: Mapping[ApiKey, tuple[int, int]] = field(default_factory=dict)
+    topic_id: UUID | None = TOPIC_ID
+    times: int | ErrorCode = -1
 
     def __post_init__(self) -> None:
         for number in self.led_by:
             self.logs[number] = TransactionalLog()
         for at, broker in enumerate(self.brokers, 1):
-            broker.versions[ApiKey.FETCH] = (4, 16)
+            broker.versions |= {ApiKey.FETCH: (4, 16), **self.versions}
             broker.answers = {
                 ApiKey.METADATA: self._answered(at, self._metadata),
                 ApiKey.LIST_OFFSETS: self._answered(at, self._listed),
                 ApiKey.FETCH: self._answered(at, self._fetched),
+                ApiKey.OFFSET_FOR_LEADER_EPOCH: self._answered(at, self._epoch_ends),
             }
 
     def write(self, number: int, records: int = 1) -> None:
@@ -120,13 +132,14 @@ class Leaders:
 
         return run
 
-    def _metadata(self, _: int, request: Received) -> bytes:
+    def _metadata(self, at: int, request: Received) -> bytes:
+        shown = self.shown if self.shown_by is None or at in self.shown_by else {}
         rows = [
             {
                 "error_code": NONE,
                 "partition_index": number,
-                "leader_id": self.shown.get(number, leader),
-                "leader_epoch": 5 if number in self.shown else self.epochs.get(number, 5),
+                "leader_id": shown.get(number, leader),
+                "leader_epoch": 5 if number in shown else self.epochs.get(number, 5),
                 "replica_nodes": (1,),
                 "isr_nodes": (1,),
                 "offline_replicas": (),
@@ -136,7 +149,7 @@ class Leaders:
         topic = {
             "error_code": NONE,
             "name": "t",
-            "topic_id": TOPIC_ID,
+            "topic_id": self.topic_id,
             "is_internal": False,
             "partitions": rows,
             "topic_authorized_operations": 0,
@@ -145,7 +158,9 @@ class Leaders:
             {"node_id": at, "host": each.address.host, "port": each.address.port, "rack": None}
             for at, each in enumerate(self.brokers, 1)
         ]
-        return request.response(
+        response = build_response(
+            request.api,
+            request.version,
             throttle_time=0,
             cluster_id="cluster",
             controller_id=1,
@@ -165,44 +180,72 @@ class Leaders:
                 for named in request.entity.topics
             ],
         )
+        return encode(response)
 
     def _listed(self, at: int, request: Received) -> bytes:
         rows = []
         for asked in request.entity.topics[0].partitions:
             number = asked.partition_index
             is_leader = self.led_by[number] == at
-            end = self.logs[number].next_offset
+            offset: int | ErrorCode = self.logs[number].next_offset
+            if asked.timestamp == -2:
+                offset = self.starts.get(number, 0)
+            elif asked.timestamp != -1:
+                offset = self.times
+            error = NONE if is_leader else ErrorCode.not_leader_or_follower
+            if isinstance(offset, ErrorCode):
+                error, offset = offset, -1
             rows.append(
                 {
                     "partition_index": number,
-                    "error_code": NONE if is_leader else ErrorCode.not_leader_or_follower,
-                    "timestamp": -1,
-                    "offset": self.starts.get(number, 0) if asked.timestamp == -2 else end,
+                    "error_code": error,
+                    "timestamp": -1 if asked.timestamp < 0 else asked.timestamp,
+                    "offset": offset,
                     "leader_epoch": 5,
                 }
             )
         return request.response(throttle_time=0, topics=[{"name": "t", "partitions": rows}])
 
+    def _epoch_ends(self, at: int, request: Received) -> bytes:
+        rows = [
+            {
+                "error_code": NONE
+                if self.led_by[asked.partition] == at
+                else ErrorCode.not_leader_or_follower,
+                "partition": asked.partition,
+                "leader_epoch": 5,
+                "end_offset": self.logs[asked.partition].next_offset,
+            }
+            for asked in request.entity.topics[0].partitions
+        ]
+        return request.response(throttle_time=0, topics=[{"topic": "t", "partitions": rows}])
+
     def _fetched(self, at: int, request: Received) -> bytes:
         session, error = self._session(at, request.entity)
-        rows = [self._row(at, each) for each in session.asked.values()]
+        name = {"topic_id": self.topic_id} if request.version >= FIRST_BY_ID else {"topic": "t"}
+        has_hint = request.version >= _FIRST_WITH_HINT
+
+        def answered() -> list[dict[str, Any]]:
+            return [self._row(at, each, has_hint=has_hint) for each in session.asked.values()]
+
+        rows = answered()
         if not any(row["records"] for row in rows):
             threading.Event().wait(min(request.entity.max_wait.total_seconds(), 0.05))
-            rows = [self._row(at, each) for each in session.asked.values()]
+            rows = answered()
         rows = session.news(rows)
         throttle = self.throttled.pop(request.client_id, 0.0)
-        topics = [{"topic_id": TOPIC_ID, "partitions": rows}] if rows else []
+        is_empty = throttle or error is not NONE or not rows
         return request.response(
             throttle_time=round(throttle * 1000),
             error_code=error,
             session_id=session.id,
-            responses=[] if throttle or error is not NONE else topics,
+            responses=[] if is_empty else [{**name, "partitions": rows}],
         )
 
     def _session(self, at: int, entity: Any) -> tuple[Session, ErrorCode]:  # noqa: ANN401 - kio's
         """Return the session of a Fetch, which may be for this one alone, and its error."""
         named = {each.partition: each for topic in entity.topics for each in topic.partitions}
-        epoch = entity.session_epoch
+        epoch = getattr(entity, "session_epoch", LONE)  # before version 7
         if epoch == LONE or self.sessions is None:
             return Session(NO_SESSION, named), NONE
         if epoch == FULL:
@@ -223,15 +266,16 @@ class Leaders:
                 known.told.pop(number, None)
         return known, NONE
 
-    def _row(self, at: int, asked: Any) -> dict[str, Any]:  # noqa: ANN401 - kio's
+    def _row(self, at: int, asked: Any, *, has_hint: bool) -> dict[str, Any]:  # noqa: ANN401 - kio's
         number, offset = asked.partition, asked.fetch_offset
         log, leader = self.logs[number], self.led_by[number]
         start = self.starts.get(number, 0)
         error, hint = NONE, {}
         if leader != at:
             error = ErrorCode.not_leader_or_follower
-            epoch = self.epochs.get(number, 5)
-            hint = {"current_leader": {"leader_id": leader, "leader_epoch": epoch}}
+            if has_hint:
+                epoch = self.epochs.get(number, 5)
+                hint = {"current_leader": {"leader_id": leader, "leader_epoch": epoch}}
         elif number in self.refused:
             error = self.refused[number]
         elif not start <= offset <= log.next_offset:
@@ -252,7 +296,10 @@ class Leaders:
 
 
 @contextmanager
-def leaders(count: int, led_by: dict[int, int]) -> Iterator[Leaders]:
+def leaders(
+    count: int, led_by: dict[int, int], versions: Mapping[ApiKey, tuple[int, int]] | None = None
+) -> Iterator[Leaders]:
     """Yield this number of brokers, which lead the partitions of topic t."""
     with ExitStack() as stack:
-        yield Leaders([stack.enter_context(fake_broker()) for _ in range(count)], led_by)
+        brokers = [stack.enter_context(fake_broker()) for _ in range(count)]
+        yield Leaders(brokers, led_by, versions=versions or {})

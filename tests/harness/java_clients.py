@@ -20,10 +20,19 @@ _TRANSACTION_WRITER = Path(__file__).with_name("java") / "TransactionWriter.java
 
 @dataclass(frozen=True, slots=True)
 class GroupRead:
-    """What a group received, and its committed offset and leader epoch by partition."""
+    """What a group received, and its committed offset and leader epoch by partition.
+
+    Attributes:
+        offsets: The offsets of the records, by partition.
+        committed: Committed offset and leader epoch, by partition.
+        timestamps: The timestamps of the records, by partition and offset.
+        times: The first offset of each timestamp that it has searched, by partition.
+    """
 
     offsets: dict[int, list[int]]
     committed: dict[int, tuple[int, int]]
+    timestamps: dict[int, dict[int, int]]
+    times: dict[int, dict[int, int]]
 
     @property
     def records(self) -> int:
@@ -45,12 +54,20 @@ def read_with_java(
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     offsets: dict[int, list[int]] = {}
     committed: dict[int, tuple[int, int]] = {}
-    for words in map(str.split, done.stdout.splitlines()):
-        if words[:1] == ["record"]:
-            offsets.setdefault(int(words[1]), []).append(int(words[2]))
-        elif words[:1] == ["committed"]:
-            committed[int(words[1])] = (int(words[2]), int(words[3]))
-    return GroupRead(offsets, committed)
+    timestamps: dict[int, dict[int, int]] = {}
+    times: dict[int, dict[int, int]] = {}
+    for kind, *words in map(str.split, filter(None, done.stdout.splitlines())):
+        if kind not in {"record", "committed", "time"}:
+            continue
+        partition, first, second = map(int, words)
+        if kind == "record":
+            offsets.setdefault(partition, []).append(first)
+            timestamps.setdefault(partition, {})[first] = second
+        elif kind == "committed":
+            committed[partition] = (first, second)
+        else:
+            times.setdefault(partition, {})[first] = second
+    return GroupRead(offsets, committed, timestamps, times)
 
 
 def read_partition_with_java(

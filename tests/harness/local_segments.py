@@ -11,7 +11,7 @@ def small_segments(
     version: str = "4.3.1", size: int = SEGMENT_BYTES, **more: object
 ) -> dict[str, object]:
     """Return topic settings for small segments; names in `more` have underscores for dots."""
-    name = "internal.segment.bytes" if version >= "4" else "segment.bytes"
+    name = "internal.segment.bytes" if version >= "4.1" else "segment.bytes"
     return {name: size, **{key.replace("_", "."): value for key, value in more.items()}}
 
 

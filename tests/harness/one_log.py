@@ -98,6 +98,8 @@ class World:
     archived: dict[TopicPartition, Log] = field(default_factory=dict)
     unseen: int = 0
     """Clients that have a topic before this one do not see that it was created again."""
+    has_told_id: bool = False
+    """Whether brokers have answered a question for the topic's id; tests reset it."""
     left: list[TopicPartition] = field(default_factory=list)
     """Partitions of a member that has left the group; the next member gets them."""
 
@@ -124,6 +126,7 @@ class World:
         """Act as `KafkaClients.topic_ids`."""
         if self.brokers_away:
             return {topic: KafkaError(KafkaError._TRANSPORT) for topic in topics}
+        self.has_told_id = True
         return dict.fromkeys(topics, self.topic_id)
 
     def stored(self, tp: TopicPartition) -> Log:

@@ -28,15 +28,23 @@ class ServeProcess:
         root: Directory of the store, the configuration and the log.
         options: Further options of `sidetier serve`.
         store: Another store.
+        layout: The layout of the archive.
     """
 
-    def __init__(self, root: Path, *options: str, store: ArchiveStore | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *options: str,
+        store: ArchiveStore | None = None,
+        layout: ArchiveLayout = LAYOUT,
+    ) -> None:
         self._archive = store or file_store(root / "store")
         self.store = LocalStorage(root / "store")
         self.log = root / "log"
         self.bootstrap = f"127.0.0.1:{free_port()}"
         self._root = root
         self._options = options
+        self._layout = layout
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -44,9 +52,9 @@ class ServeProcess:
         config = self._root / "sidetier.yaml"
         (self._root / "logs").mkdir(exist_ok=True)
         settings = {
-            "cluster": {"name": LAYOUT.cluster},
+            "cluster": {"name": self._layout.cluster},
             "log_dirs": [str(self._root / "logs")],
-            "storage": {**self._archive.settings, "prefix_entropy_bits": LAYOUT.bits},
+            "storage": {**self._archive.settings, "prefix_entropy_bits": self._layout.bits},
         }
         config.write_text(yaml.safe_dump(settings))
         command = [
@@ -97,10 +105,13 @@ class ServeProcess:
 
 @contextmanager
 def serve_process(
-    root: Path, *options: str, store: ArchiveStore | None = None
+    root: Path,
+    *options: str,
+    store: ArchiveStore | None = None,
+    layout: ArchiveLayout = LAYOUT,
 ) -> Iterator[ServeProcess]:
     """Run the endpoint until the block ends; no request may have failed in an unexpected way."""
-    process = ServeProcess(root, *options, store=store)
+    process = ServeProcess(root, *options, store=store, layout=layout)
     try:
         process.start()
         yield process

@@ -197,15 +197,18 @@ def through_catalog(spark: SparkSession, options: Options, location: str) -> Jso
         spark.sql("DROP TABLE archived")
 
 
-def kafka_rows(spark: SparkSession, options: Options, stream: bool) -> list[Json]:  # noqa: FBT001
+def kafka_rows(spark: SparkSession, options: Options, into: str | None = None) -> list[Json]:
     """Return all rows that Spark's own Kafka source reads, by topic, partition and offset.
 
-    With `stream`, a query reads what is there now, in micro-batches.
+    With `into`, a query reads what is there now, in micro-batches, and writes it into files of this
+    folder. The next query goes on there; the rows of all are returned.
     """
-    source = spark.readStream if stream else spark.read
+    source = spark.read if into is None else spark.readStream
     data_frame = source.format("kafka").options(**options, includeHeaders="true").load()
-    if stream:
-        writer = data_frame.writeStream.format("memory").queryName("kafka_rows")
-        writer.trigger(availableNow=True).start().awaitTermination()
-        data_frame = spark.table("kafka_rows")
+    if into is not None:
+        rows = f"{into}/rows"
+        writer = data_frame.writeStream.format("parquet").trigger(availableNow=True)
+        writer = writer.option("path", rows).option("checkpointLocation", f"{into}/checkpoint")
+        writer.start().awaitTermination()
+        data_frame = spark.read.parquet(rows)
     return sorted(map(plain, data_frame.collect()), key=place)

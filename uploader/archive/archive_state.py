@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory
-from sidetier.archive.objects.starts import EarliestStart
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset
 
@@ -19,8 +18,8 @@ class ArchiveState:
         present: Keys above `offset.wm`; None until the sidecar has listed them.
         claimed: Whether this sidecar has written `offset.wm` since it read it.
         start: First offset of an archive that has no `offset.wm` yet.
-        recorded: Whether `start` is recorded on the store and stays as it is: by `offset_reset:
-            latest`, or because it is settled. Such an archive never begins at another offset.
+        recorded: Whether `start` is recorded on the store by `offset_reset: latest`. Such an
+            archive never begins at another offset.
         kept_start: The start that is recorded on the store because the broker deleted records
             before the first `offset.wm` was written.
         epoch_history: The stored leader epochs; None until the sidecar has read them.
@@ -50,17 +49,10 @@ class ArchiveState:
 
     def beginning_with_log(self, log_start: Offset) -> "ArchiveState":
         """Return the state of a new archive that begins at the log start, or at `kept_start` where
-        that is lower or settled.
+        that is lower.
         """
-        if self.recorded:
-            return self
         kept = log_start if self.kept_start is None else self.kept_start
         return self.beginning_at(min(log_start, kept))
-
-    def kept_at(self, kept: EarliestStart) -> "ArchiveState":
-        """Return the state of a new archive with this record of its start."""
-        archive = replace(self, kept_start=kept.offset)
-        return archive.beginning_at(kept.offset, recorded=True) if kept.settled else archive
 
     def beginning_at(self, start: Offset, *, recorded: bool = False) -> "ArchiveState":
         """Return the state of a new archive that begins at `start`."""

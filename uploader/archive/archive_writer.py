@@ -17,14 +17,15 @@ from sidetier.archive.objects.gaps import ArchiveBelow, write_gap
 from sidetier.archive.objects.notes import noted_next_offset
 from sidetier.archive.objects.segment import SegmentFiles, segment_files
 from sidetier.archive.objects.starts import (
-    EarliestStart,
     StartRecords,
+    compare_start,
     keep_earliest_start,
+    read_earliest_start,
     settle_start,
 )
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import EpochHistory, continues
-from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.errors import ArchiveConflictError, MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import TOPIC_ID_KEY
@@ -43,7 +44,7 @@ from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEdit
 from sidetier.uploader.archive.takeover import LocalLog, Takeover, TakeoverReport
 from sidetier.uploader.archive.watermark_file import WatermarkFile
 from sidetier.uploader.chapters import LongArchive, LongArchives
-from sidetier.uploader.errors import UnmarkedPinterestError
+from sidetier.uploader.errors import StandDownError, UnmarkedPinterestError
 from sidetier.uploader.state.segment import StoredSegment
 
 log: Final = structlog.get_logger()
@@ -58,6 +59,7 @@ class ArchiveWriter:
         cache: Holds the `_metadata` objects that were written last.
         admit: Called before an archive is read; raises where this store must not be written to.
         long_archives: Gets each committed archive; None where no chapters are written.
+        report_gap: Called with each gap below the start of an archive when it has been recorded.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ArchiveWriter:
         cache: MetadataCache,
         admit: Callable[[], None] = lambda: None,
         long_archives: LongArchives | None = None,
+        report_gap: Callable[[TopicPartition, OffsetRange], None] = lambda _, __: None,
     ) -> None:
         self._store = store
         self._layout = layout
@@ -76,6 +79,7 @@ class ArchiveWriter:
         self._watermarks = WatermarkFile(store, layout)
         self._starts = StartRecords(store, layout)
         self._long_archives = long_archives
+        self._report_gap = report_gap
 
     def admit(self) -> None:
         """Check that the store may be written to, until it succeeds once; raises
@@ -105,7 +109,7 @@ class ArchiveWriter:
         if archive.watermark is None:
             # A follower's sidecar, or an earlier run, may have recorded where the archive begins.
             kept = self._starts.read_earliest(tp, leader.topic_id)
-            return archive if kept is None else archive.kept_at(kept)
+            return replace(archive, kept_start=kept)
         if not archive.is_pinterest or not derive:
             return archive
         base = archive.watermark.base_offset
@@ -174,22 +178,58 @@ class ArchiveWriter:
     ) -> ArchiveState:
         """Record the start of an archive without `offset.wm` after the log start has moved past it.
 
-        Where a lower or settled start is recorded, the archive begins there.
+        Where a lower start is recorded, the archive begins there.
 
         Raises:
-            ArchiveConflictError: another sidecar has recorded its own start meanwhile.
+            ArchiveConflictError: another sidecar has recorded its own start, or has begun the
+                archive, meanwhile.
         """
-        ours = EarliestStart(start)
-        kept = keep_earliest_start(self._store, self._layout, tp, ours, leader.topic_id)
-        if kept.offset > start:
-            log.warning(
-                "archive.begins_later",
-                topic=tp.topic,
-                partition=tp.partition,
-                start_offset=kept.offset,
-                offered_start_offset=start,
+        try:
+            kept = keep_earliest_start(self._store, self._layout, tp, start, leader.topic_id)
+        except ArchiveConflictError:  # perhaps by the sidecar that has begun the archive
+            kept = keep_earliest_start(self._store, self._layout, tp, start, leader.topic_id)
+        # Whoever begins an archive writes `offset.wm` and then reads the record, and this sidecar
+        # has written the record and reads `offset.wm`: one of the two sees what the other wrote.
+        begun = self._at(tp).watermark()
+        if begun is not None and begun.etag != archive.etag:
+            self._compare_start(tp, begun.watermark, leader)
+            raise ArchiveConflictError(
+                f"{self._layout.watermark_key(tp)} was written by another sidecar while this one "
+                f"was recording that the archive begins at {kept}"
             )
-        return archive.kept_at(kept).beginning_at(kept.offset, recorded=kept.settled)
+        return replace(archive, kept_start=kept).beginning_at(kept)
+
+    def compare_start(self, tp: TopicPartition, archive: ArchiveState, leader: Leader) -> None:
+        """Compare the start of an archive that was read with the recorded start, as a commit does.
+
+        It may not have been compared yet: the sidecar that has begun the archive was killed, or the
+        record has arrived late from a sidecar that was. One request, or none after a listing.
+
+        Raises:
+            ArchiveConflictError: another sidecar has written the record meanwhile.
+        """
+        watermark = archive.watermark
+        if watermark is None or not watermark.start_offset or not self._starts.may_have(tp):
+            return
+        try:
+            self._compare_start(tp, watermark, leader)
+        except MalformedObjectError as error:
+            # An archive that has begun does not need the record.
+            log.warning(
+                "start.unreadable", topic=tp.topic, partition=tp.partition, error=str(error)
+            )
+
+    def _compare_start(self, tp: TopicPartition, watermark: Watermark, leader: Leader) -> None:
+        """Record what lies between a lower recorded start and the archive's start as a gap."""
+        start = watermark.start_offset
+        if not start or watermark.topic_id != leader.topic_id:
+            return
+
+        def missed(gap: OffsetRange) -> None:
+            write_gap(self._store, self._layout, tp, gap, leader.broker_id, leader.leader_epoch)
+            self._report_gap(tp, gap)
+
+        compare_start(self._store, self._layout, tp, start, leader.topic_id, missed)
 
     def prepare(
         self,
@@ -349,17 +389,28 @@ class ArchiveWriter:
         )
         archive = replace(archive, epoch_history=epoch_history)
         last = stored[-1]
-        self._metadata.add(
-            tp,
-            [(segment.base_offset, segment.modified_ms) for segment in stored],
-            lambda: self._covered(tp, archive.watermark),
-            lambda: self._watermarks.expect_unchanged(tp, archive, last.next_offset, leader),
-        )
-        if new and archive.start and not archive.recorded:
-            self._settle(tp, archive.start, leader)
-        # The commit. Everything before it can be repeated;
-        # nothing after it is needed for correctness.
-        archive = self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
+        try:
+            self._metadata.add(
+                tp,
+                [(segment.base_offset, segment.modified_ms) for segment in stored],
+                lambda: self._covered(tp, archive.watermark),
+                lambda: self._watermarks.expect_unchanged(tp, archive, last.next_offset, leader),
+            )
+            # Just before the first `offset.wm`: another replica may have recorded a lower start
+            # while the segments were uploaded.
+            if new and archive.start:
+                self._expect_no_lower_start(tp, archive.start, leader)
+            # The commit. Everything before it can be repeated;
+            # nothing after it is needed for correctness.
+            moved = self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
+        except (ArchiveConflictError, StandDownError):
+            begun = self._at(tp).watermark() if new else None
+            if begun is not None:
+                self._compare_start(tp, begun.watermark, leader)
+            raise
+        archive = moved
+        if new and archive.watermark is not None:
+            self._compare_start(tp, archive.watermark, leader)
         count = self._metadata.entries(tp)
         if self._long_archives is not None and count is not None:
             self._long_archives.put(
@@ -367,23 +418,17 @@ class ArchiveWriter:
             )
         return archive
 
-    def _settle(self, tp: TopicPartition, start: Offset, leader: Leader) -> None:
-        """Settle the start just before the first `offset.wm`, which fixes it.
+    def _expect_no_lower_start(self, tp: TopicPartition, start: Offset, leader: Leader) -> None:
+        """Raise ArchiveConflictError if a start below `start` is recorded.
 
-        Segments below it would not belong to the archive, so another replica's sidecar must not
-        record a lower start afterwards, and may have done so while the segments were uploaded. A
-        kill after this leaves the settled start, and the next sidecar begins the archive there.
-
-        Raises:
-            ArchiveConflictError: another start is settled, or a lower one is recorded.
+        The first `offset.wm` fixes the start: segments below it would not belong to the archive.
         """
-        ours = EarliestStart(start, settled=True)
-        kept = keep_earliest_start(self._store, self._layout, tp, ours, leader.topic_id)
-        if kept != ours:
+        kept = read_earliest_start(self._store, self._layout, tp, leader.topic_id)
+        if kept is not None and kept < start:
             raise ArchiveConflictError(
-                f"{self._layout.start_key(tp)} records that the archive begins at {kept.offset}, "
-                f"and this sidecar was about to begin it at {start}: another sidecar has begun it, "
-                "or has records below"
+                f"{self._layout.start_key(tp)} records that the archive begins at {kept}, and "
+                f"this sidecar was about to begin it at {start}: another sidecar has the records "
+                f"from {kept} on"
             )
 
     def name_leaders(

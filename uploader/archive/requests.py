@@ -74,8 +74,11 @@ class Work:
 class RequestWork:
     """Builds the work of each request from the partition's state when its turn comes."""
 
-    def __init__(self, broker_id: BrokerId, named_at: NamedAt, histories: Histories) -> None:
+    def __init__(
+        self, broker_id: BrokerId, named_at: NamedAt, histories: Histories, *, from_latest: bool
+    ) -> None:
         self._broker_id = broker_id
+        self._from_latest = from_latest
         self._named_at = named_at
         self._histories = histories
 
@@ -112,8 +115,13 @@ class RequestWork:
                 )
             return archive
 
-        work = follow if partition.follows else lambda: self._histories.load(place, check)
-        return Work(work, read.reports)
+        def lead() -> ArchiveState:
+            archive = self._histories.load(place, check)
+            if not self._from_latest:  # with it, nothing lowers a recorded start
+                place.archive_writer.compare_start(tp, archive, leader)
+            return archive
+
+        return Work(follow if partition.follows else lead, read.reports)
 
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
         """Return a function that reads the log. It is called only for a takeover."""

@@ -6,6 +6,8 @@
 // instead: it reads all partitions of the topics, ends after the expected number of records, and
 // commits the offsets after them. Prints a line for each record, in the form that
 // tests/harness/record_lines.py parses.
+//
+// With `log` as first argument, it reads topics until it is stopped: see log.go.
 package main
 
 import (
@@ -36,6 +38,10 @@ func check(err error) {
 }
 
 func main() {
+	if os.Args[1] == "log" {
+		readLog(os.Args[2:])
+		return
+	}
 	isolation := kgo.ReadUncommitted()
 	if os.Args[2] == "read_committed" {
 		isolation = kgo.ReadCommitted()

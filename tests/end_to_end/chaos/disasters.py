@@ -7,7 +7,7 @@ allow the action.
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from devtools.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
 from sidetier.brokers.kafka import KafkaNode
 from sidetier.brokers.processes import STOP_GRACE_SECONDS, stop_together
 from tests.end_to_end.chaos.ledger import Ledger, Partition
-from tests.end_to_end.chaos.load import PausableLoad
+from tests.end_to_end.chaos.load import BATCH_RECORDS, PausableLoad
 from tests.end_to_end.chaos.observer import Observer, Turn
 from tests.end_to_end.chaos.scene import (
     ASK_SECONDS,
@@ -244,13 +244,27 @@ def _directory(scene: Scene, broker: int, tp: Partition) -> Path:
 
 
 def _last_epoch(directory: Path) -> tuple[int, int]:
-    """Return the last leader epoch in a checkpoint and its start offset; -1 and 0 if it has none.
+    """Return the last leader epoch in a checkpoint and its start offset, or -1 and 0."""
+    return next(iter(reversed(_epochs(directory))), (-1, 0))
+
+
+def _epochs(directory: Path) -> list[tuple[int, int]]:
+    """Return the leader epochs in a checkpoint and their start offsets.
 
     A broker creates the file empty, with the replica.
     """
     rows = (directory / "leader-epoch-checkpoint").read_text().split("\n")[2:]
-    epoch, start = next((row.split() for row in reversed(rows) if row), ("-1", "0"))
-    return int(epoch), int(start)
+    return [(int(epoch), int(start)) for epoch, start in (row.split() for row in rows if row)]
+
+
+def not_in_first_batch(before: int, starts: Iterable[int]) -> int:
+    """Return the start of a leader epoch instead of an offset that its first batch may hold.
+
+    A log start there becomes the start of the epoch at the leader (4.3.1). A follower that is
+    restarted then truncates its log into that batch, is sent the whole batch, and gives the
+    partition up until its next restart (UnexpectedAppendOffsetException).
+    """
+    return next((at for at in starts if at < before < at + BATCH_RECORDS), before)
 
 
 def _wait_a_while(condition: Callable[[], object], seconds: float) -> bool:
@@ -534,12 +548,17 @@ def shorten(stage: Stage, action: DeleteRecords) -> None:
     tp, bootstrap = (SHORTENED, action.number), stage.cluster.bootstrap_servers
     try:
         low, high = watermark_offsets(bootstrap, *tp)
-        before = low + int((high - low) * action.share)
+        leader = stage.scene.leader_of(tp)
+        directory = None if leader is None else stage.scene.directory_of(leader, tp)
+        if directory is None:
+            raise DidNotHappenError(f"nobody leads {tp}")
+        starts = [start for _, start in _epochs(directory)]
+        before = not_in_first_batch(low + int((high - low) * action.share), starts)
         if before <= low:
             raise DidNotHappenError(f"{tp} has nothing from {low} to {high}")
         stage.ledger.raise_log_start(tp, before)
         delete_records(bootstrap, *tp, before)
-    except (KafkaException, TimeoutError) as error:  # a replica's disk may be failing
+    except (KafkaException, TimeoutError, OSError) as error:  # a replica's disk may be failing
         raise DidNotHappenError(f"{tp} was not shortened: {error!r}") from None
     stage.tell(f"{tp} begins at {before}, archived up to {stage.observer.next_offset(tp)}")
 

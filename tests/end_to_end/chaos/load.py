@@ -24,6 +24,8 @@ from tests.end_to_end.chaos.ledger import (
 
 FLUSH_SECONDS = 120.0
 PATIENCE_SECONDS = 310.0
+BATCH_RECORDS = 20
+"""Most records of a batch."""
 _TOGETHER = 3
 _BURST_RECORDS = 150  # of 500 bytes for each partition: three segments
 _OPEN_SECONDS = (1.0, 4.0, 15.0, 25.0, 35.0)
@@ -33,7 +35,7 @@ _PATIENT = {
     "enable.idempotence": True,
     "delivery.timeout.ms": 300_000,
     "linger.ms": 20,
-    "batch.num.messages": 20,
+    "batch.num.messages": BATCH_RECORDS,
     "log_level": 0,
 }
 

@@ -19,6 +19,7 @@ from tests.end_to_end.chaos.ending import Ending
 from tests.end_to_end.chaos.group_verdict import truth_of
 from tests.end_to_end.chaos.groups import consumer_config, lines_of_readers
 from tests.end_to_end.chaos.ledger import Ledger
+from tests.end_to_end.chaos.live import LiveReaders
 from tests.end_to_end.chaos.load import (
     CarelessLoad,
     IdempotentLoad,
@@ -103,6 +104,8 @@ class Report:
     damages: Mapping[str, int] = field(default_factory=dict)
     trims: int = 0
     trims_held: int = 0
+    live: int = 0
+    live_kills: int = 0
 
     @property
     def summary(self) -> str:
@@ -118,6 +121,8 @@ class Report:
             f"deleted below log starts; {self.emptied} indexes emptied, {self.looks} looks; "
             f"readers came {self.changed_logs} times from a deleted topic into the one created "
             f"again; "
+            f"plain readers of the endpoint received {self.live} records, and it was killed "
+            f"{self.live_kills} times; "
             f"segments damaged at the end and reported: {_listed(self.damages)}; "
             f"{self.trims} trims by local retention seen, held {self.trims_held} times by an open "
             f"transaction; brokers have left out transaction markers of {self.markers_skipped} "
@@ -155,6 +160,7 @@ class Report:
             "records": self.stored >= 1000,
             "segments": self.segments >= 50,
             "expired records": self.expired > 0,
+            "records of the endpoint": self.live >= self.stored,
             **{f"damages {kind.name}": self.damages.get(kind.name, 0) > 0 for kind in Damage},
         }
         few = [name for name, there in enough.items() if not there]
@@ -226,6 +232,7 @@ class Chaos:
             enter(patch.dict(os.environ, store.direct.environment))
             config = consumer_config(scene, self._directory)
             readers = enter(RecreatedReaders(config, self.tell))
+            live = enter(LiveReaders(scene, self._directory, self.tell))
             stage = Stage(
                 scene,
                 self._ledger,
@@ -245,7 +252,7 @@ class Chaos:
             self._close_segments(special.values())
             self.tell("all is acknowledged")
             ending = Ending(scene, observer, served, careless, stage.broken)
-            return self._judge(ending, readers, nemesis.counts, problems, long, starts)
+            return self._judge(ending, readers, live, nemesis.counts, problems, long, starts)
 
     def _close_segments(self, loads: Iterable[PausableLoad]) -> None:
         """Close segments: lost records are quarantined once the archive continues with the next
@@ -266,10 +273,11 @@ class Chaos:
                 lags.append(self._ledger.lag(tp, observer.next_offset(tp), now))
         return max(lags)
 
-    def _judge(
+    def _judge(  # noqa: PLR0913, PLR0917 - everything that a run leaves behind
         self,
         ending: Ending,
         readers: RecreatedReaders,
+        live: LiveReaders,
         counts: Mapping[str, int],
         problems: list[str],
         long: LongTransactions,
@@ -280,6 +288,7 @@ class Chaos:
         starts = {tp: ending.observer.next_offset(tp) for tp in ALL_PARTITIONS}
         truth = truth_of(self._ledger, (), (RECREATED,))
         problems += readers.end(truth, starts)
+        problems += live.end(self._ledger)
         self.tell("the readers have ended")
         bootstrap = ending.scene.cluster.bootstrap_servers
         tails = read_tails(bootstrap, starts, TAIL_SECONDS)
@@ -357,4 +366,6 @@ class Chaos:
             damages=damages,
             trims=len(log_starts.seen),
             trims_held=ending.trims_held,
+            live=live.received,
+            live_kills=live.kills,
         )

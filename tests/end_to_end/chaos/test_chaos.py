@@ -21,9 +21,9 @@ from tests.harness.s3 import S3Bucket
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))
 SEED = int(os.environ.get("CHAOS_SEED", "4711"))
-KRAFT_SECONDS = SECONDS or 120.0
-ZOOKEEPER_SECONDS = SECONDS or 90.0
-AZURE_SECONDS = SECONDS or 60.0
+KRAFT_SECONDS = SECONDS or 90.0
+ZOOKEEPER_SECONDS = SECONDS or 70.0
+AZURE_SECONDS = SECONDS or 45.0
 _AROUND_SECONDS = 600
 _LONGER = 2.5
 """Maximum duration of a run as a multiple of its scheduled duration, on a busy machine: it may run

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.end_to_end.chaos.disasters import Guards, Stage
+from tests.end_to_end.chaos.disasters import Guards, Stage, not_in_first_batch
 from tests.end_to_end.chaos.nemesis import LAG_SECONDS, Nemesis, guards_of
 from tests.end_to_end.chaos.schedule import (
     BROKERS,
@@ -77,3 +77,19 @@ def test_no_fault_begins_while_the_archive_is_behind(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(nemesis, "_carry_out", lambda _action: begun.append(len(lags)))
     assert nemesis._begin(RestartOnSpool(0, 1.0))
     assert begun == [0], "after the last look"
+
+
+@pytest.mark.parametrize(
+    ("before", "starts", "expected"),
+    [
+        (7207, [0, 7206, 7300], 7206),
+        (7206, [0, 7206], 7206),
+        (7225, [0, 7206], 7206),
+        (7226, [0, 7206], 7226),
+        (100, [], 100),
+    ],
+)
+def test_records_are_not_deleted_within_the_first_batch_of_a_leader_epoch(
+    before: int, starts: list[int], expected: int
+) -> None:
+    assert not_in_first_batch(before, starts) == expected

@@ -19,6 +19,7 @@ ENOUGH = Report(
     stored=1000,
     segments=50,
     expired=1,
+    live=1000,
     damages={kind.name: 1 for kind in Damage},
     drawn=frozenset({"KillBroker", "FillDisk", "RestartEverything"}),
 )
@@ -58,6 +59,7 @@ def test_long_run_is_invalid_if_one_action_never_happened() -> None:
         ({"stored": 999}, "records"),
         ({"segments": 49}, "segments"),
         ({"expired": 0}, "expired records"),
+        ({"live": 999}, "records of the endpoint"),
         ({"damages": {kind.name: kind is not Damage.CUT for kind in Damage}}, "damages CUT"),
         ({"damages": {kind.name: kind is not Damage.PUT for kind in Damage}}, "damages PUT"),
     ],

@@ -1,5 +1,7 @@
 import java.time.Duration;
+import java.util.HashMap;
 import java.util.HashSet;
+import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.Set;
@@ -7,14 +9,17 @@ import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.common.TopicPartition;
 
 /**
  * Reads on with a group where it has committed, commits, and ends.
  *
  * <p>Arguments: bootstrap servers, group, topic, number of records (up to 19 more are read and
- * committed), seconds to wait for them. Prints "record PARTITION OFFSET" for each record, and
- * "committed PARTITION OFFSET EPOCH" for each partition, EPOCH -1 where the commit has none.
+ * committed), seconds to wait for them. Prints "record PARTITION OFFSET TIMESTAMP" for each record,
+ * "committed PARTITION OFFSET EPOCH" for each partition, EPOCH -1 where the commit has none, and
+ * "time PARTITION TIMESTAMP OFFSET" for the timestamps of the first and the last record: the first
+ * offset of each.
  */
 public class GroupReader {
     public static void main(String[] arguments) {
@@ -42,11 +47,20 @@ public class GroupReader {
                 consumer.seekToBeginning(partitions);
             }
             int count = 0;
+            Map<TopicPartition, Long> first = new HashMap<>();
+            Map<TopicPartition, Long> last = new HashMap<>();
             while (count < wanted && System.nanoTime() < deadline) {
                 ConsumerRecords<byte[], byte[]> records = consumer.poll(Duration.ofMillis(500));
                 for (ConsumerRecord<byte[], byte[]> record : records) {
-                    System.out.println("record " + record.partition() + " " + record.offset());
+                    System.out.println(
+                        "record " + record.partition() + " " + record.offset()
+                            + " " + record.timestamp());
                     count++;
+                    if (record.timestamp() >= 0) { // -1 in message format v0
+                        TopicPartition partition = new TopicPartition(topic, record.partition());
+                        first.putIfAbsent(partition, record.timestamp());
+                        last.put(partition, record.timestamp());
+                    }
                 }
                 consumer.commitSync(); // positions with the leader epochs of the records
             }
@@ -56,6 +70,14 @@ public class GroupReader {
                     System.out.println(
                         "committed " + one.getKey().partition() + " " + one.getValue().offset()
                             + " " + one.getValue().leaderEpoch().orElse(-1));
+                }
+            }
+            for (Map<TopicPartition, Long> times : List.of(first, last)) {
+                for (Map.Entry<TopicPartition, OffsetAndTimestamp> one
+                    : consumer.offsetsForTimes(times).entrySet()) {
+                    System.out.println(
+                        "time " + one.getKey().partition() + " " + times.get(one.getKey())
+                            + " " + one.getValue().offset());
                 }
             }
         }

@@ -101,7 +101,7 @@ class Laws:
         named = self._named(logs)
         self.lost_indexes -= self.store.contents().keys()
         self._whole(self._without_late_ones(logs, named, watermark))
-        self._gaps_are_none_of_the_leaders(recorded_gaps(self.store, self.tp))
+        self._gaps_are_none_of_the_leaders(recorded_gaps(self.store, self.tp), watermark)
         self._begins_where_recorded(logs, watermark)
         self._start_moved(watermark)
         self._moved(watermark)
@@ -421,17 +421,23 @@ class Laws:
         below = {base for base, log in logs.items() if next_offset_of(log, base) <= start}
         assert not below, f"{below} are below {start}, where the archive is to begin"
 
-    def _gaps_are_none_of_the_leaders(self, gaps: list[tuple[int, int]]) -> None:
+    def _gaps_are_none_of_the_leaders(
+        self, gaps: list[tuple[int, int]], watermark: Watermark | None
+    ) -> None:
         """Check each new gap record.
 
         A gap must not contain records that the broker of the writer still has, or that a sidecar
-        could have pinned. With `on_gap: halt`, no gap may be recorded.
+        could have pinned. With `on_gap: halt`, no gap may be recorded. Gaps below the start of an
+        archive that has begun only tell what it does not have.
         """
+        begins = 0 if watermark is None else int(watermark.start_offset or 0)
         for gap in gaps:
             shorter = any(gap[0] == start and gap[1] <= end for start, end in self.gaps)
             if shorter:  # known already, or cut at a divergence
                 continue
             self.gaps.append(gap)
+            if gap[1] <= begins:
+                continue
             assert self.world.on_gap != "halt", f"{gap} was passed, and was to halt the partition"
             assert self.pins_were_lost, f"{gap} is recorded, and some sidecar has held all of it"
             leader = self.cluster.replicas[self.cluster.leader]

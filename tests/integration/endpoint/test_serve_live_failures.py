@@ -1,6 +1,7 @@
 """Two `serve --live` behind one address, while brokers, the store or the endpoints are away.
 
-The brokers have the ids 0 to 2: 0 is the endpoint's own node id, too.
+With KRaft, the brokers have the ids 0 to 2: 0 is the endpoint's own node id, too. `make test-long`
+runs this with all releases.
 """
 
 import threading
@@ -16,19 +17,19 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kio.schema.errors import ErrorCode
 
-from devtools.sandbox.kafka import KraftCluster
-from sidetier.brokers.kafka import KAFKA_4_3
+from devtools.sandbox.kafka import KafkaCluster
 from sidetier.segments.batches import split_batches
 from sidetier.wire.protocol import ApiKey
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import file_store
 from tests.harness.endpoint import RawClient, fetch_of
+from tests.harness.live_log import NEWEST, Release, releases
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.plain_reading import Reading
 from tests.harness.serve_process import LAYOUT, ServeProcess, serve_process
 from tests.harness.sidecar import Sidecar, beside, merged
 from tests.harness.tcp_proxy import TcpProxy
-from tests.harness.topics import create_topic, delete_records, leader_of
+from tests.harness.topics import admin_of, create_topic, delete_records, leader_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -40,7 +41,7 @@ class Log:
     """A topic of three brokers, trimmed, and two endpoints over both halves, behind a proxy."""
 
     topic: str
-    cluster: KraftCluster
+    cluster: KafkaCluster
     endpoints: list[ServeProcess]
     proxy: TcpProxy
     store: Path
@@ -79,15 +80,19 @@ def address_of(bootstrap: str) -> tuple[str, int]:
     return host, int(port)
 
 
-@pytest.fixture(scope="module")
-def log(java: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:  # noqa: ARG001
+@pytest.fixture(scope="module", params=releases(NEWEST), ids=str)
+def log(
+    request: pytest.FixtureRequest,
+    java: object,  # noqa: ARG001 - servers need it
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Log]:
+    release: Release = request.param
     topic, root = f"live-{uuid4().hex[:6]}", tmp_path_factory.mktemp("live")
     store = file_store(root / "store")
     (root / "store").mkdir()
     with (
-        KraftCluster(
-            tmp_path_factory.mktemp("kraft"),
-            KAFKA_4_3,
+        release.cluster(
+            tmp_path_factory.mktemp("kafka"),
             brokers=3,
             first_id=0,
             properties={"offsets.topic.replication.factor": 3},
@@ -95,7 +100,7 @@ def log(java: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]
         TcpProxy() as proxy,
         ExitStack() as stack,
     ):
-        configs = {**small_segments(), "min.insync.replicas": "1"}
+        configs = {**small_segments(release.version), "min.insync.replicas": "1"}
         create_topic(cluster.bootstrap_servers, topic, partitions=1, replicas=3, configs=configs)
         live = ("--live", cluster.bootstrap_servers, "--prefer", "broker")
         endpoints = []
@@ -195,7 +200,8 @@ def test_both_endpoints_show_the_same_cluster(log: Log) -> None:
             assert first == second, (api, fields)
             assert not [port for port in ports if port.to_bytes(4) in first], (api, fields)
         metadata: Any = clients[0].request(ApiKey.METADATA, 12, **everything)
-        assert metadata.cluster_id == log.cluster.cluster_id
+        shown_by_brokers = admin_of(log.cluster.bootstrap_servers).list_topics(timeout=30)
+        assert metadata.cluster_id == shown_by_brokers.cluster_id
         (node,) = metadata.brokers
         assert (node.node_id, f"{node.host}:{node.port}") == (0, log.proxy.address)
         (shown,) = (topic for topic in metadata.topics if topic.name == log.topic)

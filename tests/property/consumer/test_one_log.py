@@ -67,6 +67,7 @@ class OneLog(RuleBasedStateMachine):
         strategy = {"partition.assignment.strategy": "cooperative-sticky"}
         self.pool = Later()
         config: dict[str, Any] = strategy if self.cooperative else {}
+        self.world.has_told_id = False
         self.it = tiered(self.world, self.mode, config, pool=self.pool)
         self.it.consumer.subscribe(["t"], on_assign=self.came, on_revoke=self.went)
         self.assigned, self.paused, self.next = set(), set(), {}
@@ -175,7 +176,8 @@ class OneLog(RuleBasedStateMachine):
         # At none of these positions, so that there is something to read.
         while records in set().union(*unnoticed.values()):
             records += 1
-        self.world.recreate(records, seen=seen)
+        # A consumer that has not learnt the id yet takes that of the new topic for the first one.
+        self.world.recreate(records, seen=seen or not self.world.has_told_id)
         if retires or self.mode == "TIERED_STORAGE_ONLY":
             self.world.retire(uploads=True)
         if ahead:

@@ -1,6 +1,7 @@
 """Clients that share chunks get what a broker would have given each of them."""
 
 import random
+import struct
 from collections.abc import Sequence
 
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from sidetier.segments.headers import HEADER_BYTES
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.transactions import Marker, read_marker
 from sidetier.wire.record_requests import AbortedTransaction, FetchedPartition
-from tests.harness.record_batches import TransactionalLog
+from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
 TP = TopicPartition("t", 0)
 ISOLATED = Reader(TP, is_isolated=True)
@@ -138,3 +139,32 @@ def test_the_capacity_holds_and_a_partition_is_dropped() -> None:
     cache.drop(TP)
     assert cache.used == 0
     assert not cache.read(ISOLATED, Offset(leader.end - 1), 1)
+
+
+def old_message(offset: int, magic: int, size: int) -> bytes:
+    """A message of format v0 or v1 without its contents; `size` is that of its fields."""
+    return struct.pack(">qiib", offset, size, 0, magic) + bytes(size - 5)
+
+
+def test_messages_of_old_formats_are_passed_on() -> None:
+    """The smallest one has 26 bytes. The one at 4 holds compressed ones from 1 to 4."""
+    small, holder = old_message(0, 0, 14), old_message(4, 1, 90)
+    batch = MadeBatch(tuple(MadeRecord(offset) for offset in (5, 6))).encoded()
+    log = small + holder + batch
+
+    def fetched(offset: int, data: bytes) -> Chunk | None:
+        aborted = (AbortedTransaction(9, Offset(5)),)
+        records = memoryview(bytearray(data))
+        end, start = Offset(7), Offset(0)
+        answer = FetchedPartition(TP, 0, end, end, start, aborted, -1, records)
+        return chunk_of(Offset(offset), answer)
+
+    for size, end in ((len(small), 1), (len(small + holder), 5), (len(log) - 1, 5), (len(log), 7)):
+        chunk = fetched(0, log[:size])
+        assert chunk is not None
+        assert chunk.end == end
+    whole = fetched(0, log)
+    assert whole is not None
+    for offset, rest in ((0, log), (1, holder + batch), (4, holder + batch), (5, batch)):
+        assert whole.part(Offset(offset)).data == rest
+    assert fetched(0, log[: len(small) - 1]) is None, "cut off"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from sidetier.archive.objects.starts import (
-    EarliestStart,
     StartRecords,
     keep_earliest_start,
     read_earliest_start,
@@ -34,10 +33,6 @@ MAPS = f"_sidetier/prod/mirrors/dr/offsets/{LONGEST}"
 ID = "id"
 
 
-def begins(offset: int) -> EarliestStart:
-    return EarliestStart(Offset(offset))
-
-
 @pytest.mark.parametrize("tp", [TopicPartition("t", 0), TopicPartition("t" * 248, 9)])
 def test_keys_that_fit_stay_as_they_were(tp: TopicPartition) -> None:
     assert LAYOUT.start_keys(tp) == (f"_sidetier/prod/starts/{tp}.json",)
@@ -58,8 +53,8 @@ def test_file_store_takes_the_records(tmp_path: Path) -> None:
     assert settle_start(store, LAYOUT, LONGEST, Offset(7), ID) == 7
     assert settle_start(store, LAYOUT, LONGEST, Offset(9), ID) == 7
     assert read_earliest_start(store, LAYOUT, LONGEST, ID) is None
-    assert keep_earliest_start(store, LAYOUT, LONGEST, begins(5), ID) == begins(5)
-    assert StartRecords(store, LAYOUT).read_earliest(LONGEST, ID) == begins(5)
+    assert keep_earliest_start(store, LAYOUT, LONGEST, Offset(5), ID) == 5
+    assert StartRecords(store, LAYOUT).read_earliest(LONGEST, ID) == 5
     assert abs(store_clock_ahead_ms(store, LAYOUT, LONGEST, lambda: 0.0)) > 0
     maps = MapStore(store, LAYOUT, "dr")
     assert maps.read(LONGEST) is None
@@ -84,7 +79,7 @@ def stored_map(end: int) -> StoredMap:
 def former_record(start: int) -> FakeStorage:
     """Return a store with the record of an earlier version."""
     store, earlier = FakeStorage(), TopicPartition("earlier", 0)
-    keep_earliest_start(store, LAYOUT, earlier, begins(start), ID)
+    keep_earliest_start(store, LAYOUT, earlier, Offset(start), ID)
     data = store.get_object(LAYOUT.start_key(earlier)).data
     store.delete_object(LAYOUT.start_key(earlier))
     store.put_object(FORMER, BytesBody(data))
@@ -93,26 +88,18 @@ def former_record(start: int) -> FakeStorage:
 
 def test_start_of_an_earlier_version_is_read_and_then_moved() -> None:
     store = former_record(30)
-    assert read_earliest_start(store, LAYOUT, LONGEST, ID) == begins(30)
-    assert StartRecords(store, LAYOUT).read_earliest(LONGEST, ID) == begins(30)
+    assert read_earliest_start(store, LAYOUT, LONGEST, ID) == 30
+    assert StartRecords(store, LAYOUT).read_earliest(LONGEST, ID) == 30
     assert list(store.contents()) == [FORMER]
-    assert keep_earliest_start(store, LAYOUT, LONGEST, begins(40), ID) == begins(30)
+    assert keep_earliest_start(store, LAYOUT, LONGEST, Offset(40), ID) == 30
     assert list(store.contents()) == [CURRENT]
-    assert read_earliest_start(store, LAYOUT, LONGEST, ID) == begins(30)
+    assert read_earliest_start(store, LAYOUT, LONGEST, ID) == 30
 
 
 @pytest.mark.parametrize("key", [FORMER, CURRENT])
-@pytest.mark.parametrize(
-    "read",
-    [
-        read_earliest_start,
-        lambda *place: settle_start(*place[:3], Offset(40), ID),
-        lambda *place: keep_earliest_start(*place[:3], begins(40), ID),
-    ],
-    ids=["read", "latest", "earliest"],
-)
+@pytest.mark.parametrize("read", [read_earliest_start, settle_start, keep_earliest_start])
 def test_refused_request_does_not_mean_that_no_start_is_stored(
-    read: Callable[..., object], key: str
+    read: Callable[..., Offset], key: str
 ) -> None:
     """A wrong setting, or a damaged answer of a gateway: the start would be another one."""
     store = former_record(30)
@@ -121,26 +108,22 @@ def test_refused_request_does_not_mean_that_no_start_is_stored(
         store.delete_object(FORMER)
     store.fail("get", InvalidRequestError("400"), key=key)
     with pytest.raises(InvalidRequestError):
-        read(store, LAYOUT, LONGEST, ID)
-    assert keep_earliest_start(store, LAYOUT, LONGEST, begins(40), ID) == begins(30)
+        read(store, LAYOUT, LONGEST, *([ID] if read is read_earliest_start else [Offset(40), ID]))
+    assert keep_earliest_start(store, LAYOUT, LONGEST, Offset(40), ID) == 30
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize(
-    ("write", "start"), [(settle_start, Offset), (keep_earliest_start, begins)]
-)
-def test_kill_at_any_request_leaves_one_start(
-    write: Callable[..., object], start: Callable[[int], object], *, after: bool
-) -> None:
+@pytest.mark.parametrize("write", [settle_start, keep_earliest_start])
+def test_kill_at_any_request_leaves_one_start(write: Callable[..., Offset], *, after: bool) -> None:
     for lives in count():
         store = former_record(30)
         try:
-            write(MortalStore(store, lives, after=after), LAYOUT, LONGEST, start(40), ID)
+            write(MortalStore(store, lives, after=after), LAYOUT, LONGEST, Offset(40), ID)
         except KilledError:
-            assert read_earliest_start(store, LAYOUT, LONGEST, ID) == begins(30)
+            assert read_earliest_start(store, LAYOUT, LONGEST, ID) == 30
         else:
             break
-        assert write(store, LAYOUT, LONGEST, start(40), ID) == start(30)
+        assert write(store, LAYOUT, LONGEST, Offset(40), ID) == 30
         assert list(store.contents()) == [CURRENT]
     assert lives >= 4
 
@@ -163,10 +146,10 @@ def test_current_start_counts_where_an_earlier_version_has_written_later() -> No
     store = former_record(90)
     former = store.get_object(FORMER).data
     store.delete_object(FORMER)
-    keep_earliest_start(store, LAYOUT, LONGEST, begins(30), ID)
+    keep_earliest_start(store, LAYOUT, LONGEST, Offset(30), ID)
     store.put_object(FORMER, BytesBody(former))
-    assert read_earliest_start(store, LAYOUT, LONGEST, ID) == begins(30)
-    assert keep_earliest_start(store, LAYOUT, LONGEST, begins(95), ID) == begins(30)
+    assert read_earliest_start(store, LAYOUT, LONGEST, ID) == 30
+    assert keep_earliest_start(store, LAYOUT, LONGEST, Offset(95), ID) == 30
     assert list(store.contents()) == [CURRENT]
 
 

@@ -254,6 +254,32 @@ def test_read_committed_ends_at_the_last_stable_offset(store: RemoteStorage) -> 
         assert bases(parts.read(9).records) == [9, 11]
 
 
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_a_segment_without_a_producer_snapshot_does_not_end_transactions(
+    store: RemoteStorage, *, is_rebuilt: bool
+) -> None:
+    """A broker that loads its log after a crash deletes the snapshot at its log start, and may
+    rebuild the transaction index there without the transactions that began below.
+    """
+    log = TransactionalLog()
+    log.write(7, 3)  # 0 to 2
+    log.write(8, 2)  # 3 to 4
+    first, second_base = list(log.batches), log.next_offset
+    log.mark(7, commit=False)  # 5
+    log.write(8, 1)  # 6
+    archive = MadeArchive(store)
+    archive.segment(0, first)
+    archive.segment(second_base, log.batches[len(first) :])
+    archive.transaction_indexes(0, [], {})
+    aborted = AbortedTxn(7, Offset(0), Offset(5), Offset(3))
+    archive.transaction_indexes(second_base, [] if is_rebuilt else [aborted], {})
+    archive.mark(second_base, log.next_offset)
+    with endpoint_over(store) as parts:
+        data = parts.read(0, isolation=1)
+        assert data.last_stable_offset == 3
+        assert [(a.producer_id, a.first_offset) for a in data.aborted_transactions] == [(7, 0)]
+
+
 def test_a_long_poll_ends_when_the_archive_grows(archive: MadeArchive, parts: Parts) -> None:
     answers: list[Any] = []
     reader = threading.Thread(

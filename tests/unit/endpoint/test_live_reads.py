@@ -10,6 +10,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 
+from sidetier.brokers.kafka import KAFKA_2_8
 from sidetier.endpoint.live.chunks import Chunk, Reader
 from sidetier.endpoint.live.reads import LiveReads
 from sidetier.endpoint.live.side import LiveBounds
@@ -21,6 +22,7 @@ from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.record_requests import FetchedPartition
 from tests.harness.fake_leaders import Leaders, Session, leaders, tp
+from tests.harness.kafka_versions import VERSIONS
 from tests.harness.waiting import wait_until
 
 
@@ -214,6 +216,16 @@ def test_leaders_are_asked_again_until_one_is_shown() -> None:
         assert read.reads.bounds(tp(0), 0.0) is None
         cluster.shown, cluster.epochs = {}, {0: 6}
         wait_until(lambda: read.reads.bounds(tp(0), 2.0) is not None, 8, "the next leader")
+
+
+def test_a_broker_that_lags_behind_is_not_the_only_one_that_is_asked() -> None:
+    """Its own Metadata names it as the leader, and without KIP-951 its errors name no other one."""
+    with leaders(3, {0: 1}, VERSIONS[KAFKA_2_8]) as cluster, reading(cluster) as read:
+        cluster.write(0)
+        (asked,) = (at for at, each in enumerate(cluster.brokers, 1) if each.apis())
+        cluster.shown, cluster.shown_by = {0: 1}, {asked}
+        cluster.led_by, cluster.epochs = {0: 2}, {0: 6}
+        wait_until(lambda: read.reads.bounds(tp(0), 2.0) is not None, 20, "the next leader")
 
 
 def test_what_a_former_leader_returns_late_is_not_kept() -> None:

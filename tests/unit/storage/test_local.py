@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +23,14 @@ from sidetier.segments.errors import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.file_records import Identity, Record, decode, encode, etag_in, pick
 from sidetier.storage.local import LocalStorage, file_stream, translated
-from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, ObjectSummary, PutOptions
+from sidetier.storage.port import (
+    Checksum,
+    ChecksumAlgorithm,
+    IfAbsent,
+    IfMatch,
+    ObjectSummary,
+    PutOptions,
+)
 from sidetier.storage.settings import LocalSettings
 
 HOUR_NS = 3600 * 10**9
@@ -421,3 +429,35 @@ def test_disk_read_error_is_store_unavailable(
     with pytest.raises(StoreUnavailableError, match=r"get k: .*Input/output"):
         store.get_object("k")
     assert _open_files() == before
+
+
+@pytest.mark.parametrize("has_mount_point", [False, True])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.get_object("t-0/0.log"),
+        lambda store: store.get_object_input_stream("t-0/0.log"),
+        lambda store: store.head_object("t-0/0.log"),
+        lambda store: list(store.list_objects("")),
+        lambda store: store.list_directories(""),
+        lambda store: store.put_object("t-0/1.log", BytesBody(b"more")),
+        lambda store: store.put_object("k", BytesBody(b"more"), PutOptions(condition=IfAbsent())),
+        lambda store: store.copy_object("t-0/0.log", "t-0/2.log"),
+        lambda store: store.delete_object("t-0/0.log"),
+    ],
+)
+def test_store_that_is_not_mounted_is_unavailable_and_not_empty(
+    tmp_path: Path, call: Callable[[LocalStorage], object], *, has_mount_point: bool
+) -> None:
+    """A reader would take an empty store for an archive that was retired."""
+    root, away = tmp_path / "store", tmp_path / "away"
+    store = LocalStorage(root)
+    store.put_object("t-0/0.log", BytesBody(b"bytes"))
+    root.rename(away)
+    if has_mount_point:
+        root.mkdir()
+    with pytest.raises(StoreUnavailableError, match="mounted"):
+        call(store)
+    assert not list(root.glob("*"))
+    away.rename(root)
+    assert store.get_object("t-0/0.log").data == b"bytes"

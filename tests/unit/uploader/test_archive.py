@@ -29,13 +29,14 @@ from sidetier.segments.offsets import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import PutOptions, RemoteStorage
+from sidetier.storage.port import IfMatch, PutOptions, RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.errors import StandDownError
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.state.segment import StoredSegment
+from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_next, watermark_of
 from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
@@ -453,42 +454,139 @@ def test_first_watermark_above_an_earlier_start_record_is_refused(
     assert archive_writer.commit(TP, theirs, [segment(10, 30)], leader()).next_offset == 30
 
 
-def test_start_is_not_lowered_once_the_first_watermark_may_be_written(store: FakeStorage) -> None:
-    """Another replica's sidecar read the record before this one settled it, and lowers it now."""
+def pending(store: FakeStorage) -> bool:
+    return bool(json.loads(store.contents()[LAYOUT.start_key(TP)]).get("pending"))
+
+
+def test_record_that_is_lowered_after_the_first_watermark_is_told(store: FakeStorage) -> None:
+    """A follower's sidecar has read the record before the leader's began the archive above it."""
     ours, theirs = archive_writer_of(store), archive_writer_of(store)
-    beginning = ours.load(TP, leader()).beginning_with_log(Offset(30))
-    theirs.keep_start(TP, ArchiveState(), Offset(40), leader())
-    ours.commit(TP, beginning, [segment(30, 40)], leader())
-    kept = theirs.keep_start(TP, ArchiveState(), Offset(10), leader())
-    assert (kept.start, kept.next_offset, kept.recorded) == (30, 30, True)
-    watermark = watermark_of(store, TP)
-    assert watermark is not None
-    assert watermark.start_offset == 30
+    kept = ours.keep_start(TP, ours.load(TP, leader()), Offset(30), leader())
+    begins = theirs.load(TP, leader()).beginning_with_log(Offset(10))
+    ours.commit(TP, kept, [segment(30, 40)], leader())
+    assert not recorded_gaps(store, TP)
+    assert not pending(store)
+    with pytest.raises(ArchiveConflictError, match=r"offset.wm was written .* begins at 10"):
+        theirs.keep_start(TP, begins, Offset(10), leader())
+    assert recorded_gaps(store, TP) == [(10, 30)]
+    assert not pending(store)
 
 
-def test_kill_before_the_first_watermark_leaves_a_start_that_everybody_keeps(
+class _ArrivesBeforeTheWatermark(InterceptedStore):
+    """Lets another sidecar lower the record just before the first `offset.wm` arrives."""
+
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "put" and call.key == LAYOUT.watermark_key(TP):
+            archive_writer_of(self.store).keep_start(TP, ArchiveState(), Offset(10), leader())
+        return call.effect(self.store)
+
+
+def test_record_that_is_lowered_just_before_the_first_watermark_is_told(
     store: FakeStorage,
 ) -> None:
-    archive_writer, ours = archive_writer_of(store), leader(topic_id="ours")
-    beginning = archive_writer.load(TP, ours).beginning_with_log(Offset(30))
-    store.fail("put", StoreUnavailableError("t", "killed"), key=LAYOUT.watermark_key(TP))
+    archive_writer = archive_writer_of(_ArrivesBeforeTheWatermark(store))
+    kept = archive_writer.keep_start(TP, ArchiveState(), Offset(30), leader())
+    archive_writer.commit(TP, kept, [segment(30, 40)], leader())
+    assert recorded_gaps(store, TP) == [(10, 30)]
+    assert not pending(store)
+
+
+def test_kill_between_the_first_watermark_and_the_comparison_is_made_good(
+    store: FakeStorage,
+) -> None:
+    archive_writer = archive_writer_of(_ArrivesBeforeTheWatermark(store))
+    beginning = ArchiveState().beginning_at(Offset(30))
+    store.fail("get", StoreUnavailableError("killed"), key=LAYOUT.start_key(TP), nth=2)
     with pytest.raises(StoreUnavailableError):
-        archive_writer.commit(TP, beginning, [segment(30, 40)], ours)
-    for log_start in (10, 30, 50):
-        after = archive_writer.load(TP, ours).beginning_with_log(Offset(log_start))
-        assert (after.start, after.next_offset, after.start_is_kept) == (30, 30, True)
-    lower = ArchiveState().beginning_at(Offset(10))
-    with pytest.raises(ArchiveConflictError, match=r"records that the archive begins at 30, .* 10"):
-        archive_writer.commit(TP, lower, [segment(10, 40)], ours)
-    after = archive_writer.load(TP, leader(topic_id="another")).beginning_with_log(Offset(10))
-    assert after.next_offset == 10, "a settled start of another topic does not count"
+        archive_writer.commit(TP, beginning, [segment(30, 40)], leader())
+    assert pending(store)
+    assert not recorded_gaps(store, TP)
+    after = archive_writer_of(store)
+    for _ in range(2):
+        after.compare_start(TP, after.load(TP, leader()), leader())
+        assert recorded_gaps(store, TP) == [(10, 30)]
+    assert not pending(store)
+    moved = replace(after.load(TP, leader()), epoch_history=None)
+    assert moved.watermark is not None
+    assert moved.watermark.start_offset == 30, "nothing below belongs to the archive"
 
 
-def test_archive_that_begins_at_offset_0_has_no_start_record(store: FakeStorage) -> None:
+def test_record_of_a_sidecar_with_an_earlier_leader_epoch_is_told(store: FakeStorage) -> None:
+    """A follower's checkpoint has the new epoch only with the first record of that epoch."""
+    ours, theirs = archive_writer_of(store), archive_writer_of(store)
+    begins = theirs.load(TP, leader(1)).beginning_with_log(Offset(10))
+    kept = ours.keep_start(TP, ours.load(TP, leader(2)), Offset(30), leader(2))
+    ours.commit(TP, kept, [segment(30, 40)], leader(2))
+    with pytest.raises(ArchiveConflictError):
+        theirs.keep_start(TP, begins, Offset(10), leader(1))
+    assert recorded_gaps(store, TP) == [(10, 30)]
+
+
+class _BeginsBeforeTheRecord(InterceptedStore):
+    """Lets another sidecar begin the archive between the reading of the record and its writing."""
+
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "put" and isinstance(call.condition, IfMatch) and not self.begun:
+            self.begun = True
+            writer = archive_writer_of(self.store)
+            above = writer.load(TP, leader()).beginning_with_log(Offset(30))
+            writer.commit(TP, above, [segment(30, 40)], leader())
+        return call.effect(self.store)
+
+    begun = False
+
+
+def test_record_that_was_settled_while_it_is_lowered_is_told(store: FakeStorage) -> None:
+    archive_writer_of(store).keep_start(TP, ArchiveState(), Offset(30), leader())
+    told: list[tuple[TopicPartition, OffsetRange]] = []
+    theirs = ArchiveWriter(
+        _BeginsBeforeTheRecord(store),
+        LAYOUT,
+        MetadataCache(1 << 20),
+        report_gap=lambda tp, gap: told.append((tp, gap)),
+    )
+    with pytest.raises(ArchiveConflictError):
+        theirs.keep_start(TP, ArchiveState(), Offset(10), leader())
+    assert recorded_gaps(store, TP) == [(10, 30)]
+    assert told == [(TP, OffsetRange(Offset(10), Offset(30)))]
+
+
+def test_damaged_record_does_not_hold_an_archive_that_has_begun(store: FakeStorage) -> None:
+    archive_writer = archive_writer_of(store)
+    archive = ArchiveState().beginning_at(Offset(30))
+    archive = archive_writer.commit(TP, archive, [segment(30, 40)], leader())
+    store.put_object(LAYOUT.start_key(TP), BytesBody(b"{"))
+    archive_writer.compare_start(TP, archive, leader())
+
+
+def test_comparison_leaves_records_of_earlier_versions_and_other_topics_alone(
+    store: FakeStorage,
+) -> None:
+    """`sidetier gc` may have moved the start of such an archive since."""
+    ours = leader(topic_id="ours")
+    archive = ArchiveState().beginning_at(Offset(30))
+    for record in (
+        {"start_offset": 10, "offset_reset": "earliest", "topic_id": "ours"},
+        {"start_offset": 10, "offset_reset": "earliest", "topic_id": "other", "pending": True},
+        {"start_offset": 10},
+    ):
+        archive_writer = archive_writer_of(store)
+        archive = archive_writer.commit(TP, archive, [segment(30, 40)], ours)
+        body = json.dumps({"version": 1, **record}).encode()
+        store.put_object(LAYOUT.start_key(TP), BytesBody(body))
+        archive_writer.compare_start(TP, archive, ours)
+        assert store.contents()[LAYOUT.start_key(TP)] == body
+        assert not recorded_gaps(store, TP)
+
+
+def test_archive_that_begins_at_offset_0_costs_no_request_for_its_start(
+    store: FakeStorage,
+) -> None:
     archive_writer = archive_writer_of(store)
     beginning = archive_writer.load(TP, leader()).beginning_with_log(Offset(0))
+    asked = store.count(key=LAYOUT.start_key(TP))
     archive_writer.commit(TP, beginning, [segment(0, 40)], leader())
-    assert LAYOUT.start_key(TP) not in store.contents()
+    assert store.count(key=LAYOUT.start_key(TP)) == asked == 1, "asked when it was loaded"
 
 
 def test_start_record_of_latest_is_ignored_with_earliest(store: FakeStorage) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.archive.objects.starts import EarliestStart, keep_earliest_start
+from sidetier.archive.objects.starts import keep_earliest_start
 from sidetier.config.units import parse_size
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import StoreTimeoutError
@@ -204,7 +204,7 @@ def test_segment_of_another_sidecar_beyond_an_initial_gap_is_adopted(
         store.delete_object(key_of(log.tp, 0, kind))
     store.delete_object(LAYOUT.metadata_key(log.tp))
     store.delete_object(LAYOUT.watermark_key(log.tp))
-    keep_earliest_start(store, LAYOUT, log.tp, EarliestStart(Offset(0)), None)
+    keep_earliest_start(store, LAYOUT, log.tp, Offset(0), None)
     log.unlink(0)
     log.closed_segments(2)
     log_dir.checkpoint_high_watermarks()

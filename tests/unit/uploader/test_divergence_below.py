@@ -152,6 +152,7 @@ class Sidecar:
             BrokerId(2),
             lambda *_: float("-inf") if self.named is None else self.now - 3 + self.named,
             self.histories,
+            from_latest=False,
         ).of(partition, begun, place)
         assert work is not None
         return work.run()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.archive.objects.starts import EarliestStart, StartRecords, keep_earliest_start
+from sidetier.archive.objects.starts import StartRecords, keep_earliest_start
 from sidetier.segments.errors import ArchiveConflictError, StoreUnavailableError
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
@@ -13,7 +13,6 @@ from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT
 
 LEADER = Leader(BrokerId(1), LeaderEpoch(1), None)
-SEVEN = EarliestStart(Offset(7))
 
 
 class Clock:
@@ -37,7 +36,7 @@ def partition(number: int) -> TopicPartition:
     return TopicPartition("t", number)
 
 
-def ask(records: StartRecords, numbers: range) -> list[EarliestStart | None]:
+def ask(records: StartRecords, numbers: range) -> list[Offset | None]:
     return [records.read_earliest(partition(number), None) for number in numbers]
 
 
@@ -45,10 +44,10 @@ def test_one_listing_answers_for_all_partitions_without_a_record(
     store: FakeStorage, records: StartRecords
 ) -> None:
     for number in (3, 1500):
-        keep_earliest_start(store, LAYOUT, partition(number), SEVEN, None)
+        keep_earliest_start(store, LAYOUT, partition(number), Offset(7), None)
     found = ask(records, range(2000))
-    assert {number for number, start in enumerate(found) if start == SEVEN} == {3, 1500}
-    assert set(found) == {SEVEN, None}
+    assert {number for number, start in enumerate(found) if start == 7} == {3, 1500}
+    assert set(found) == {7, None}
     assert store.count("list") == 1
     assert store.count("get") == 63 + 1, "those before the listing, and the one that has a record"
 
@@ -62,10 +61,10 @@ def test_listing_is_valid_for_half_a_minute(
     store: FakeStorage, records: StartRecords, clock: Clock
 ) -> None:
     ask(records, range(64))
-    keep_earliest_start(store, LAYOUT, partition(100), SEVEN, None)
+    keep_earliest_start(store, LAYOUT, partition(100), Offset(7), None)
     assert ask(records, range(100, 101)) == [None]
     clock.now = 30.1
-    assert ask(records, range(100, 101)) == [SEVEN]
+    assert ask(records, range(100, 101)) == [7]
     ask(records, range(63))
     assert store.count("list") == 2
 
@@ -84,7 +83,7 @@ def test_record_missed_by_a_listing_is_found_before_the_first_watermark(
     archive_writer = ArchiveWriter(store, LAYOUT, MetadataCache(1 << 20))
     for number in range(70):
         archive_writer.load(partition(number), LEADER)
-    keep_earliest_start(store, LAYOUT, partition(100), SEVEN, None)
+    keep_earliest_start(store, LAYOUT, partition(100), Offset(7), None)
     archive = archive_writer.load(partition(100), LEADER)
     assert archive == ArchiveState()
     segment = StoredSegment(BaseOffset(10), Offset(20), 0, 10, 10)

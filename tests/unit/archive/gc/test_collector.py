@@ -12,6 +12,7 @@ from sidetier.archive.gc.collector import Collectable, PartitionCollector
 from sidetier.archive.gc.listing import NotCollectableError
 from sidetier.archive.gc.retention import Need, Retention
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
+from sidetier.archive.objects.starts import keep_earliest_start
 from sidetier.archive.objects.watermark import (
     Watermark,
     decode_watermark,
@@ -32,7 +33,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Condition, IfMatch, RemoteStorage
 from sidetier.storage.retrying import RetryingStorage
-from tests.harness.archive_sound import check_archive
+from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import LAYOUT, Site, key_of, stored_logs, stored_next, watermark_of
 from tests.harness.intercepted_store import InterceptedStore, KilledError, MortalStore, StoreCall
 from tests.harness.log_dir import START_MS, TOPIC_ID, LogDir, PartitionLog
@@ -368,6 +369,34 @@ def test_running_sidecar_continues_and_keeps_the_new_start(
     assert check_readable(store, tp, end=90) == 50
     assert named(store, tp) == [50, 60, 70, 80]
     check_archive(store, tp, start=50)
+
+
+@pytest.mark.parametrize("recorded", [0, 10])
+def test_collected_records_are_no_gap_for_a_sidecar_that_starts_afterwards(
+    store: FakeStorage,
+    tp: TopicPartition,
+    log: PartitionLog,
+    log_dir: LogDir,
+    site: Site,
+    recorded: int,
+) -> None:
+    """The recorded start was not compared with the archive's: a sidecar was killed before it."""
+    keep_earliest_start(store, LAYOUT, tp, Offset(recorded), TOPIC_ID)
+    collector(store, tp).collect()
+    log.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    assert stored_next(store, tp) == 60
+    assert recorded_gaps(store, tp) == []
+
+
+def test_gap_below_the_start_is_recorded_before_the_start_moves(
+    store: FakeStorage, tp: TopicPartition
+) -> None:
+    collector(store, tp, below=20).collect()
+    keep_earliest_start(store, LAYOUT, tp, Offset(15), TOPIC_ID)
+    collector(store, tp, below=30).collect()
+    assert recorded_gaps(store, tp) == [(15, 20)]
 
 
 def test_nothing_more_is_deleted_once_the_archive_was_replaced(
