@@ -14,14 +14,13 @@ from sidetier.cli import exits
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive, with_few_retries
 from sidetier.config.model import Config
-from sidetier.endpoint.service import EndpointSettings, serving
+from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.allowed_hosts import AllowedHosts
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import create_registry
 from sidetier.telemetry.pages import Application
-from sidetier.telemetry.status import StatusSource
 
 _CONNECTIONS = 32
 """Most requests to one store at the same time."""
@@ -78,9 +77,9 @@ def raise_file_limit(max_connections: int) -> None:
 
 @contextmanager
 def _http_server(
-    port: int | None, registry: CollectorRegistry, status: StatusSource, hosts: AllowedHosts
+    port: int | None, registry: CollectorRegistry, endpoint: RunningEndpoint, hosts: AllowedHosts
 ) -> Iterator[None]:
-    """Answer /metrics, /healthz and /readyz on a port until the block ends; None for no port.
+    """Answer /, /metrics, /healthz and /readyz on a port until the block ends; None for no port.
 
     Raises:
         ConfigurationError: The port is taken.
@@ -88,7 +87,9 @@ def _http_server(
     if port is None:
         yield
         return
-    application = Application(registry, status, with_partitions=False, hosts=hosts)
+    application = Application(
+        registry, endpoint, with_partitions=False, overview=endpoint.status, hosts=hosts
+    )
     # Prometheus and probes are on other hosts; in an IPv6 cluster, they use IPv6.
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 -- see above
     server = HttpServer(everywhere, port, application, settings="--metrics-port")

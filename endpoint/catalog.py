@@ -157,6 +157,7 @@ class _Listing:
         error: Why the latest listing has failed.
         began_at: Monotonic second at which the latest listing began.
         ended_at: When it ended.
+        listed_at: When the latest one that has succeeded began.
         is_running: Whether it has not ended.
         is_reported: Whether it was logged that it takes too long.
     """
@@ -165,6 +166,7 @@ class _Listing:
     error: Exception | None = None
     began_at: float = float("-inf")
     ended_at: float = float("-inf")
+    listed_at: float = float("-inf")
     is_running: bool = False
     is_reported: bool = False
 
@@ -283,6 +285,22 @@ class Catalog:
     def topics(self) -> Mapping[str, Topic]:
         """All topics by name; another object after each change."""
         return self._topics
+
+    def status(self) -> list[dict[str, object]]:
+        """Return the stores, how old their lists of topics are, and what fails, as JSON."""
+        with self._listed:
+            return [
+                {
+                    "url": endpoint.url,
+                    "age_seconds": (
+                        None
+                        if listing.topics is None
+                        else round(self._clock() - listing.listed_at, 1)
+                    ),
+                    "problem": None if listing.error is None else str(listing.error),
+                }
+                for endpoint, listing in self._listings.items()
+            ]
 
     def topic(self, name: str) -> Topic | None:
         """Return a topic; None if it is not in the archive."""
@@ -617,7 +635,8 @@ class Catalog:
                 log.exception("endpoint.discovery_failed", store=endpoint.url)
             error = failure
         with self._listed:
-            listing.topics = listing.topics if topics is None else topics
+            if topics is not None:
+                listing.topics, listing.listed_at = topics, listing.began_at
             listing.error, listing.ended_at, listing.is_running = error, self._clock(), False
             self._show_topics()
             self._listed.notify_all()

@@ -436,6 +436,7 @@ class Connection:
             access,
             caps,
             client_id=request.client_id,
+            sides=self._session.sides,
             deadline=deadline,
         )
         fetched = fetch(may_wait=not is_repeatable)

@@ -90,6 +90,8 @@ _LIVE_AGE: Final = 2.0
 """Maximum age of the live bounds that show where an archived record lies, in seconds."""
 _REPORTED_OFFSETS: Final = 1024
 _MAX_PREPARED: Final = 1024
+_MAX_SIDES: Final = 10_000
+"""Partitions of a connection whose sides are remembered."""
 
 
 @dataclass(slots=True)
@@ -118,6 +120,8 @@ class FetchedData:
     state: State = NO_STATE
     is_held: bool = False
     """Whether the error is answered only at the end of the wait: it may be over until then."""
+    side: Side = Side.ARCHIVE
+    """The side that the batches are from."""
 
 
 @dataclass(slots=True)
@@ -317,6 +321,7 @@ class Fetcher:
         caps: Sequence[TokenBucket] = (),
         *,
         client_id: str | None = None,
+        sides: dict[TopicPartition, Side] | None = None,
         deadline: float | None = None,
         may_wait: bool = True,
     ) -> FetchAnswer:
@@ -339,6 +344,7 @@ class Fetcher:
             access: What the client may read.
             caps: Caps on the bytes of batches per second; each of them must allow the response.
             client_id: `client.id` of the client, which leaders of the live cluster are told.
+            sides: The side that the client's last records of each partition came from; is changed.
             deadline: Monotonic second at which the wait ends; None for `max_wait` from now on.
             may_wait: Whether to wait; if not, `awaited` has what the client waits for.
         """
@@ -370,8 +376,23 @@ class Fetcher:
                 or not self._catalog.wait_for_change(seen, deadline)
             ):
                 answer.pieces = encode_fetch(version, topics)
+                self._count_sides(topics, {} if sides is None else sides)
                 return answer
             answer.release()
+
+    def _count_sides(
+        self, topics: Sequence[FetchedTopic], sides: dict[TopicPartition, Side]
+    ) -> None:
+        if self._catalog.live is None:
+            return
+        if len(sides) > _MAX_SIDES:
+            sides.clear()
+        for topic in topics:
+            for data in topic.partitions:
+                if data.lease.size:
+                    tp = TopicPartition(topic.name, data.index)
+                    self._catalog.live.metrics.answered(data.side, sides.get(tp))
+                    sides[tp] = data.side
 
     def _read(
         self,
@@ -741,7 +762,7 @@ class Fetcher:
             chunks = reads.kept(tp, offset, size, isolated=isolated)
         # The leader may be away by now; a broker sends no -1 beside records.
         bounds = reads.bounds(tp, _LIVE_AGE) or known
-        data = FetchedData(asked.partition, is_held=chunks is None)
+        data = FetchedData(asked.partition, is_held=chunks is None, side=Side.LIVE)
         if isolated:
             data.aborted = tuple(aborted_in(chunks or ()))
         start = bounds.start if joined.view is None else min(joined.view.start, bounds.start)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from sidetier.endpoint.live.side import Side
 from sidetier.telemetry import endpoint_catalogue as catalogue
 from sidetier.telemetry.instruments import counter, gauge, histogram
 from sidetier.wire.protocol import ApiKey
@@ -85,6 +86,9 @@ class LiveMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        answers = counter(catalogue.LIVE_ANSWERS, registry)
+        self._answers = {side: answers.labels(side.value) for side in (Side.ARCHIVE, Side.LIVE)}
+        self._side_changes = counter(catalogue.LIVE_SIDE_CHANGES, registry)
         self.record_bytes = counter(catalogue.LIVE_RECORD_BYTES, registry)
         self.fetched_bytes = counter(catalogue.LIVE_FETCHED_BYTES, registry)
         self.fetches = counter(catalogue.LIVE_FETCHES, registry)
@@ -98,6 +102,12 @@ class LiveMetrics:
                 catalogue.LIVE_LAG,
             )
         )
+
+    def answered(self, side: Side, before: Side | None) -> None:
+        """Count an answer with records of one side; `before` is that of the client's last ones."""
+        self._answers[side].inc()
+        if before not in {None, side}:
+            self._side_changes.inc()
 
     def watch(
         self, unavailable: Callable[[], int], followed: Callable[[], int], lag: Callable[[], int]

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
 
+from sidetier import __version__
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import read_note
 from sidetier.endpoint.blocks import BlockCache, SegmentBytes
@@ -143,6 +144,22 @@ class RunningEndpoint:
             death="; ".join(deaths) or None,
             conditions=(Condition("accepts_connections", not is_full, reason),),
         )
+
+    def status(self) -> dict[str, object]:
+        """Return what the endpoint serves, and what it cannot reach, as JSON."""
+        topics = self.catalog.topics
+        status: dict[str, object] = {
+            "version": __version__,
+            "cluster": self.catalog.cluster,
+            "address": "{}:{}".format(*self.address),
+            "connections": self.server.open_connections,
+            "topics": len(topics),
+            "partitions": sum(topic.partitions for topic in topics.values()),
+            "stores": self.catalog.status(),
+        }
+        if self.live is not None:
+            status["live"] = self.live.status()
+        return status
 
     def _threads(self) -> Iterator[threading.Thread]:
         yield self.acceptor

@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from sidetier.endpoint.live.side import Side
 from sidetier.endpoint.users import EVERYTHING, Access
+from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.wire.protocol import (
     ApiKey,
@@ -34,6 +36,7 @@ class Session:
         access: The topics and groups that it may use.
         bucket: The cap of its user, in bytes per second.
         closing: What to close with the connection.
+        sides: The side that the last records of partitions came from, with `--live`.
     """
 
     client: str
@@ -41,6 +44,7 @@ class Session:
     access: Access = EVERYTHING
     bucket: TokenBucket | None = None
     closing: ExitStack = field(default_factory=ExitStack)
+    sides: dict[TopicPartition, Side] = field(default_factory=dict)
 
 
 class Budget:

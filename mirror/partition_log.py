@@ -14,12 +14,8 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import Record
 from sidetier.wire.cluster import Cluster, Leader
-from sidetier.wire.record_requests import (
-    FetchedPartition,
-    FetchPosition,
-    receive_fetched_partition,
-    send_fetch,
-)
+from sidetier.wire.fetch_session import FetchPosition
+from sidetier.wire.record_requests import FetchedPartition, receive_fetched_partition, send_fetch
 from sidetier.wire.requests import EARLIEST, LATEST, list_offsets
 
 _FETCH_BYTES: Final = 8 << 20

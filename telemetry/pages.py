@@ -111,13 +111,14 @@ class Application:
             `/readyz` answer without a token, because probes carry none, but then without reasons.
         with_partitions: whether there are the status page and `/api/partitions`; a process that
             is not a sidecar has none.
+        overview: returns the JSON object of `/` without the status page.
         hosts: names that the header Host may have where no token is required. Other requests get
             no data, because a browser may have been led here (`allowed_hosts`).
         pages: returns one page of the partitions; None to take the pages from `source`, which
             describes all partitions for each of them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two have a default
         self,
         registry: CollectorRegistry,
         source: StatusSource,
@@ -125,6 +126,7 @@ class Application:
         *,
         with_partitions: bool = True,
         pages: PageSource | None = None,
+        overview: Callable[[], Mapping[str, Any]] = dict,
         hosts: AllowedHosts | None = None,
     ) -> None:
         self._source = source
@@ -144,7 +146,7 @@ class Application:
             self._pages[_PARTITIONS] = self._partitions
             self._paths.append(_PARTITIONS)
         else:
-            self._pages["/"] = lambda _: _json(HTTPStatus.OK, {"paths": self._paths})
+            self._pages["/"] = lambda _: _json(HTTPStatus.OK, {"paths": self._paths, **overview()})
 
     def __call__(self, environ: "WSGIEnvironment", respond: "StartResponse") -> Iterable[bytes]:
         """Handle one WSGI request."""

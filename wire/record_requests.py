@@ -18,7 +18,6 @@ from uuid import UUID
 from sidetier.segments.errors import MalformedResponseError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import (
-    UNKNOWN_EPOCH,
     BrokerId,
     LeaderEpoch,
     Offset,
@@ -48,6 +47,14 @@ from sidetier.wire.fetch_layout import (
     compact_string,
     encode_string,
 )
+from sidetier.wire.fetch_session import (
+    LONE,
+    NO_SESSION,
+    FetchChanges,
+    FetchPosition,
+    FetchSession,
+    Forgotten,
+)
 from sidetier.wire.protocol import ApiKey, api_error
 
 _ACKS_ALL: Final = -1
@@ -71,19 +78,6 @@ class ProducedPartition(NamedTuple):
     error_code: int
     base_offset: Offset
     message: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class FetchPosition:
-    """Position from which to read a partition.
-
-    `leader_epoch` is the leader epoch that the client knows; -1 makes the broker skip the check.
-    """
-
-    partition: TopicPartition
-    offset: Offset
-    max_bytes: int
-    leader_epoch: LeaderEpoch = UNKNOWN_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +115,22 @@ class FetchedPartition:
     preferred_read_replica: int
     records: memoryview
     leader: tuple[BrokerId, LeaderEpoch] | None = None
+
+
+class FetchResponse(NamedTuple):
+    """Response to a Fetch.
+
+    Attributes:
+        throttle_ms: Milliseconds for which the broker does not read from the connection (KIP-219).
+        error_code: Kafka's error code for the whole request; 0 for success.
+        session_id: Id of the fetch session; 0 for none.
+        partitions: The responses for the partitions.
+    """
+
+    throttle_ms: int
+    error_code: int
+    session_id: int
+    partitions: list[FetchedPartition]
 
 
 def send_produce(
@@ -217,6 +227,7 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
     max_bytes: int = 64 * 1024 * 1024,
     rack: str = "",
     timeout: float | None = None,
+    session: FetchSession | None = None,
 ) -> None:
     """Send a Fetch request to the leader of partitions.
 
@@ -234,34 +245,41 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
             larger. Keep this well below `settings.max_response_bytes`.
         rack: `client.rack`, so that the broker names a preferred replica.
         timeout: Seconds until the response must have arrived; None for `settings.request_timeout`.
+        session: Fetch session in which the broker has these positions afterwards; None for a
+            request without a session. Its response belongs to `FetchSession.is_refused`.
     """
     version = connection.version(ApiKey.FETCH)
-    topics: dict[str, list[FetchPosition]] = {}
-    for position in positions:
-        topics.setdefault(position.partition.topic, []).append(position)
     ids = topic_ids or {}
     # A request names all topics in the same way: one without an id makes all of them names.
-    if not topics.keys() <= ids.keys():
+    by_id = all(position.partition.topic in ids for position in positions)
+    asked = FetchChanges(NO_SESSION, LONE, positions, (), by_id)
+    if session is not None and version >= FIRST_WITH_SESSION:
+        asked = session.changes(positions, ids)
+    if not asked.by_id:
         version = min(version, FIRST_BY_ID - 1)
+    topics: dict[str, list[FetchPosition]] = {}
+    for position in asked.positions:
+        topics.setdefault(position.partition.topic, []).append(position)
     head = bytearray()
     if version <= _LAST_WITH_REPLICA_ID:
         head += _CLIENT.pack(-1)
     head += _LIMITS.pack(round(max_wait * 1000), min_bytes, max_bytes)
     head += _ISOLATION.pack(isolation is IsolationLevel.READ_COMMITTED)
     if version >= FIRST_WITH_SESSION:
-        # No fetch session (KIP-227): every request names all of its partitions.
-        head += _SESSION.pack(0, -1)
-    body = bytes(head) + encode_fetched_topics(version, topics, ids)
+        head += _SESSION.pack(asked.session_id, asked.epoch)
+    body = bytes(head) + _fetched_topics(version, topics, ids)
+    if version >= FIRST_WITH_SESSION:
+        body += _forgotten_topics(version, asked.forgotten)
     if version >= FIRST_WITH_REPLICA:
         body += compact_string(rack) if version >= FIRST_FLEXIBLE else encode_string(rack)
     end = b"\0" if version >= FIRST_FLEXIBLE else b""
     connection.send_buffers(ApiKey.FETCH, version, [body + end], timeout=timeout)
 
 
-def encode_fetched_topics(
+def _fetched_topics(
     version: int, topics: Mapping[str, Sequence[FetchPosition]], ids: Mapping[str, UUID]
 ) -> bytes:
-    """Return the topics of a Fetch request, and no topics to forget."""
+    """Return the topics of a Fetch request."""
     flexible = version >= FIRST_FLEXIBLE
     string, count = (compact_string, compact_count) if flexible else (encode_string, COUNT.pack)
     end = b"\0" if flexible else b""
@@ -280,7 +298,22 @@ def encode_fetched_topics(
                 data += _OFFSET.pack(-1)  # of a follower
             data += _INDEX.pack(position.max_bytes) + end
         data += end
-    return bytes(data) + (count(0) if version >= FIRST_WITH_SESSION else b"")
+    return bytes(data)
+
+
+def _forgotten_topics(version: int, forgotten: Iterable[Forgotten]) -> bytes:
+    """Return the topics that a Fetch request removes from its session."""
+    flexible = version >= FIRST_FLEXIBLE
+    string, count = (compact_string, compact_count) if flexible else (encode_string, COUNT.pack)
+    end = b"\0" if flexible else b""
+    topics: dict[bytes, list[int]] = {}
+    for (name, number), topic_id in forgotten:
+        key = string(name) if topic_id is None else topic_id.bytes
+        topics.setdefault(key, []).append(number)
+    data = bytearray(count(len(topics)))
+    for key, numbers in topics.items():
+        data += key + count(len(numbers)) + b"".join(map(_INDEX.pack, numbers)) + end
+    return bytes(data)
 
 
 def receive_fetched(
@@ -318,6 +351,16 @@ def decode_fetched(
     version: int, body: memoryview, topic_ids: Mapping[str, UUID], sender: str
 ) -> list[FetchedPartition]:
     """Return the partitions of a Fetch response; see `receive_fetched`."""
+    response = decode_fetch(version, body, topic_ids, sender)
+    if response.error_code:
+        raise api_error(f"{sender}, Fetch v{version}", response.error_code)
+    return response.partitions
+
+
+def decode_fetch(
+    version: int, body: memoryview, topic_ids: Mapping[str, UUID], sender: str
+) -> FetchResponse:
+    """Return a Fetch response; raises MalformedResponseError if it cannot be decoded."""
     names = {topic_id: name for name, topic_id in topic_ids.items()}
     try:
         return _FetchResponse(version, body, names, sender).read()
@@ -340,13 +383,12 @@ class _FetchResponse:
         self._at = 0
         self._flexible = version >= FIRST_FLEXIBLE
 
-    def read(self) -> list[FetchedPartition]:
-        self._take(THROTTLE_TIME.size)
+    def read(self) -> FetchResponse:
+        (throttle_ms,) = self._unpack(THROTTLE_TIME)
+        code, session_id = 0, NO_SESSION
         if self._version >= FIRST_WITH_SESSION:
-            code, _ = self._unpack(SESSION)
-            if code:
-                raise api_error(f"{self._sender}, Fetch v{self._version}", code)
-        partitions = []
+            code, session_id = self._unpack(SESSION)
+        partitions: list[FetchedPartition] = []
         for _ in range(self._count()):
             topic = self._topic()
             partitions += [self._partition(topic) for _ in range(self._count())]
@@ -357,7 +399,7 @@ class _FetchResponse:
                 f"{self._sender}: the response to Fetch v{self._version} ends "
                 f"{len(self._body) - self._at} bytes early"
             )
-        return partitions
+        return FetchResponse(throttle_ms, code, session_id, partitions)
 
     def _topic(self) -> str:
         if self._version < FIRST_BY_ID:

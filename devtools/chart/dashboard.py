@@ -655,6 +655,15 @@ SECTIONS: Final[tuple[Section, ...]] = (
                     ),
                 ),
             ),
+            Panel(
+                "Answers by side",
+                "With --live: answers with records of a partition, by the side that they came "
+                "from, and those that came from another side than the answer before.",
+                (
+                    Query(_rate(endpoint_names.LIVE_ANSWERS), "{{side}} {{instance}}"),
+                    Query(_rate(endpoint_names.LIVE_SIDE_CHANGES), "changes of side {{instance}}"),
+                ),
+            ),
         ),
     ),
 )

@@ -18,13 +18,9 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.wire.connection import Connection
-from sidetier.wire.fetch_layout import THROTTLE_TIME
-from sidetier.wire.record_requests import (
-    FetchedPartition,
-    FetchPosition,
-    decode_fetched,
-    send_fetch,
-)
+from sidetier.wire.fetch_session import FetchPosition, FetchSession
+from sidetier.wire.protocol import api_error
+from sidetier.wire.record_requests import FetchedPartition, decode_fetch, send_fetch
 from sidetier.wire.settings import Address
 
 _SLOWEST: Final = 1 << 20
@@ -114,17 +110,18 @@ class BrokerPool:
             state = self._brokers.get(broker)
             return None if state is None else self._refusal(broker, state)
 
-    def count_away(self) -> int:
-        """Return the number of brokers that could not be reached within the last minute.
+    def unreachable(self) -> dict[BrokerId, str]:
+        """Return the brokers that could not be reached within the last minute, and why.
 
         Without an attempt in that time, nobody needs the broker.
         """
         now = self._clock()
         with self._changed:
-            return sum(
-                state.failure is not None and now - state.failed_at < _RECENT_SECONDS
-                for state in self._brokers.values()
-            )
+            return {
+                broker: state.failure
+                for broker, state in self._brokers.items()
+                if state.failure is not None and now - state.failed_at < _RECENT_SECONDS
+            }
 
     @contextmanager
     def lend(self, broker: BrokerId, patience: float = PATIENCE) -> Iterator[Connection]:
@@ -288,6 +285,7 @@ def fetch_from(  # noqa: PLR0913 - the fields of Kafka's request
     timeout: float,
     max_wait: float = 0.0,
     max_bytes: int = MAX_ANSWER // 2,
+    session: FetchSession | None = None,
 ) -> tuple[list[FetchedPartition], float]:
     """Fetch from a leader, once.
 
@@ -295,26 +293,32 @@ def fetch_from(  # noqa: PLR0913 - the fields of Kafka's request
 
     Returns:
         The answers, and the seconds for which the leader does not read from this connection
-        (KIP-219).
+        (KIP-219). In a session, partitions without anything new have no answer.
 
     Raises:
-        BrokerError: It refuses the request, or cannot be reached.
+        BrokerError: It refuses the request, or cannot be reached. A session must be restarted.
     """
     ids = topics.ids({position.partition.topic for position in positions})
-    send_fetch(
-        leader,
-        positions,
-        topic_ids=ids,
-        isolation=level_of(isolated=isolated),
-        max_wait=max_wait,
-        max_bytes=max_bytes,
-        timeout=timeout + max_wait + max_bytes / _SLOWEST,
-    )
-    _wait_for_answer(leader, timeout + max_wait)
-    version, body = leader.receive_body()
-    answers = decode_fetched(version, body, ids, str(leader))
-    (throttle_ms,) = THROTTLE_TIME.unpack_from(body)
-    return answers, max(throttle_ms, 0) / 1000
+    while True:
+        send_fetch(
+            leader,
+            positions,
+            topic_ids=ids,
+            isolation=level_of(isolated=isolated),
+            max_wait=max_wait,
+            max_bytes=max_bytes,
+            timeout=timeout + max_wait + max_bytes / _SLOWEST,
+            session=session,
+        )
+        _wait_for_answer(leader, timeout + max_wait)
+        version, body = leader.receive_body()
+        response = decode_fetch(version, body, ids, str(leader))
+        code = response.error_code
+        if session is None or not session.is_refused(code, response.session_id):
+            break
+    if code:
+        raise api_error(f"{leader}, Fetch v{version}", code)
+    return response.partitions, max(response.throttle_ms, 0) / 1000
 
 
 def _wait_for_answer(leader: Connection, seconds: float) -> None:

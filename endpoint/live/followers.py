@@ -2,16 +2,18 @@
 level.
 
 Each sends one Fetch after the other for all these partitions over one connection, as a replica
-does. So the clients at the ends cost a broker the same, whether they are one or a thousand.
+does. So the clients at the ends cost a broker the same, whether they are one or a thousand. In a
+fetch session (KIP-227), a thousand idle partitions cost it little more than one.
 """
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sidetier.endpoint.live.brokers import BrokerPool, fetch_from
 from sidetier.endpoint.live.chunks import Reader
+from sidetier.endpoint.live.side import LiveBounds
 from sidetier.endpoint.live.topics import LiveTopics, LiveTopicsWatch
 from sidetier.endpoint.log_limits import AtMostEvery
 from sidetier.segments.errors import SidetierError
@@ -19,7 +21,8 @@ from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import NO_LEADER
-from sidetier.wire.record_requests import FetchedPartition, FetchPosition
+from sidetier.wire.fetch_session import FetchPosition, FetchSession
+from sidetier.wire.record_requests import FetchedPartition
 
 if TYPE_CHECKING:
     from sidetier.wire.connection import Connection
@@ -45,6 +48,10 @@ _CLOSE_SECONDS: Final = 2.0
 
 Take = Callable[[Reader, Offset, FetchedPartition, LiveTopics], bool]
 """Keeps what a leader has returned for an offset; returns whether the partition is followed on."""
+Confirm = Callable[[Mapping[TopicPartition, LiveBounds], LiveTopics, float], None]
+"""Notes that the bounds of partitions are those that the leader has reported last. It was asked at
+this monotonic second.
+"""
 _Key = tuple[BrokerId, bool]
 """A broker, and whether `read_committed` applies."""
 
@@ -56,10 +63,12 @@ class _Followed:
     Attributes:
         position: The next offset.
         wanted_at: Monotonic second at which a client has asked for it last.
+        bounds: The bounds that the leader has reported last; None if it has not yet.
     """
 
     position: Offset
     wanted_at: float
+    bounds: LiveBounds | None = None
 
 
 class _Follower:
@@ -71,6 +80,7 @@ class _Follower:
         self.followed: dict[Reader, _Followed] = {}
         self.arrived_at = float("-inf")
         self.connection: Connection | None = None
+        self.session = FetchSession()
         name = f"endpoint-live-{self.broker}-{'committed' if self.is_isolated else 'all'}"
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
 
@@ -83,24 +93,27 @@ class Followers:
         pool: Opens the connections.
         memory: Bytes for the answers of all brokers together; each gets 1 MiB in any case.
         take: Is called with each answer.
+        confirm: Is called with the partitions without anything new.
         lose: Is called with partitions that are followed no more, because of an error.
         stop: Once set, all threads end.
         clock: Returns monotonic seconds.
     """
 
-    def __init__(  # noqa: PLR0913 - each is of another kind
+    def __init__(  # noqa: PLR0913, PLR0917 - each is of another kind
         self,
         watch: LiveTopicsWatch,
         pool: BrokerPool,
         memory: int,
         take: Take,
+        confirm: Confirm,
         lose: Callable[[Collection[TopicPartition]], None],
         stop: threading.Event,
         *,
         clock: Clock = monotonic,
     ) -> None:
         self._watch, self._pool, self._memory = watch, pool, memory
-        self._take, self._lose, self._stop, self._clock = take, lose, stop, clock
+        self._take, self._confirm, self._lose = take, confirm, lose
+        self._stop, self._clock = stop, clock
         self._guard = threading.Lock()
         """Guards the dictionaries; held before the lock of a follower."""
         self._followers: dict[_Key, _Follower] = {}
@@ -163,7 +176,8 @@ class Followers:
                 known = follower.followed.get(reader)
                 # The leader may have returned more meanwhile.
                 position = offset if known is None else max(known.position, offset)
-                follower.followed[reader] = _Followed(position, self._clock())
+                bounds = None if known is None else known.bounds
+                follower.followed[reader] = _Followed(position, self._clock(), bounds)
                 follower.arrived_at = self._clock()
                 follower.changed.notify_all()
 
@@ -271,19 +285,26 @@ class Followers:
             connection = self._pool.open(follower.broker)
             with follower.changed:
                 follower.connection = connection
+            follower.session.restart()
             if self._stop.is_set():
                 return
         is_arriving = self._clock() - follower.arrived_at < _ARRIVAL_SECONDS
         share = self._memory // max(len(self._followers), 1)
-        answers, throttle = fetch_from(
-            follower.connection,
-            positions,
-            topics,
-            isolated=follower.is_isolated,
-            timeout=self._pool.timeout,
-            max_wait=_SHORT_WAIT if is_arriving else _LONG_WAIT,
-            max_bytes=min(max(share, _MIN_BYTES), _MAX_BYTES),
-        )
+        asked_at = self._clock()
+        try:
+            answers, throttle = fetch_from(
+                follower.connection,
+                positions,
+                topics,
+                isolated=follower.is_isolated,
+                timeout=self._pool.timeout,
+                max_wait=_SHORT_WAIT if is_arriving else _LONG_WAIT,
+                max_bytes=min(max(share, _MIN_BYTES), _MAX_BYTES),
+                session=follower.session,
+            )
+        except BaseException:
+            follower.session.restart()
+            raise
         self._watch.learn_leaders(answers)
         asked = {position.partition: position.offset for position in positions}
         lost = [
@@ -299,4 +320,34 @@ class Followers:
         if lost:
             # Clients that ask again get the leader's error, or another leader's records.
             self._lose(lost)
+        if not throttle:  # else the broker has looked at nothing
+            unchanged = self._note_bounds(follower, asked, answers)
+            self._confirm(unchanged, topics, asked_at)
         self._stop.wait(throttle)
+
+    @staticmethod
+    def _note_bounds(
+        follower: _Follower,
+        asked: Collection[TopicPartition],
+        answers: Collection[FetchedPartition],
+    ) -> Mapping[TopicPartition, LiveBounds]:
+        """Remember the bounds that were reported; return those of the other partitions."""
+        reported = {fetched.partition: bounds_of(fetched) for fetched in answers}
+        unchanged: dict[TopicPartition, LiveBounds] = {}
+        with follower.changed:
+            for tp in asked:
+                followed = follower.followed.get(Reader(tp, follower.is_isolated))
+                if followed is not None and tp in reported:
+                    followed.bounds = reported[tp]
+                elif followed is not None and followed.bounds is not None:
+                    unchanged[tp] = followed.bounds
+                elif followed is not None:
+                    # It was left and followed again meanwhile: the session has it from before.
+                    follower.session.restart()
+        return unchanged
+
+
+def bounds_of(fetched: FetchedPartition) -> LiveBounds:
+    """Return the bounds that an answer reports."""
+    start, stable = fetched.log_start_offset, fetched.last_stable_offset
+    return LiveBounds(start, fetched.high_watermark, stable)

@@ -108,6 +108,26 @@ class LiveLogs:
         """The topics that the cluster has shown last."""
         return self.watch.latest
 
+    def status(self) -> dict[str, object]:
+        """Return what is known of the cluster, as JSON."""
+        topics, unreachable = self.topics, self.reads.pool.unreachable()
+        answered_at = self.watch.answered_at
+        return {
+            "cluster_id": topics.cluster_id,
+            "archive_is_checked": self.is_checked,
+            "problem": self.watch.mismatch if self.watch.is_of_another_cluster else None,
+            "topics": len(topics.topics),
+            "topics_age_seconds": (
+                None if answered_at is None else round(self._clock() - answered_at, 1)
+            ),
+            "brokers": [
+                {"id": broker, "address": str(address), "problem": unreachable.get(broker)}
+                for broker, address in sorted(topics.brokers.items())
+            ],
+            "followed_partitions": len(self.reads.followers.positions()),
+            "lag_records": self.reads.lag(),
+        }
+
     def look_for_topics(self) -> None:
         """Ask for the topics again, unless they were asked for a second ago."""
         if self._clock() - self._looked_at >= _SHORTEST_LOOK:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from kio.schema.errors import ErrorCode
@@ -24,7 +24,7 @@ from sidetier.endpoint.live.brokers import (
 )
 from sidetier.endpoint.live.chunks import Chunk, ChunkCache, Reader, chunk_of
 from sidetier.endpoint.live.client import LiveClient
-from sidetier.endpoint.live.followers import Followers
+from sidetier.endpoint.live.followers import Followers, bounds_of
 from sidetier.endpoint.live.side import LiveBounds
 from sidetier.endpoint.live.topics import LiveTopics, LiveTopicsWatch
 from sidetier.endpoint.log_limits import FewPerSubject
@@ -42,8 +42,9 @@ from sidetier.storage.attempt import Clock, monotonic
 from sidetier.telemetry.logs import logger
 from sidetier.wire.cluster import NO_LEADER
 from sidetier.wire.connection import Connection
+from sidetier.wire.fetch_session import FetchPosition
 from sidetier.wire.protocol import ApiKey, api_error
-from sidetier.wire.record_requests import FetchedPartition, FetchPosition
+from sidetier.wire.record_requests import FetchedPartition
 from sidetier.wire.requests import (
     EARLIEST,
     LATEST,
@@ -152,9 +153,20 @@ class LiveReads:
         self._metrics = metrics
         self.pool = BrokerPool(client, watch.address_of, timeout, clock)
         self.followers = Followers(
-            watch, self.pool, self._memory, self._take_followed, self._lose, stop, clock=clock
+            watch,
+            self.pool,
+            self._memory,
+            self._take_followed,
+            self._confirm,
+            self._lose,
+            stop,
+            clock=clock,
         )
-        metrics.watch(self.pool.count_away, lambda: len(self.followers.positions()), self._lag)
+        metrics.watch(
+            lambda: len(self.pool.unreachable()),
+            lambda: len(self.followers.positions()),
+            self.lag,
+        )
 
     def close(self) -> None:
         """End all requests, and wait for the threads; `stop` must be set."""
@@ -535,12 +547,10 @@ class LiveReads:
             DamagedSegmentError, UnsupportedFormatError: As `chunk_of`.
         """
         chunk = chunk_of(offset, fetched)
-        start, stable = fetched.log_start_offset, fetched.last_stable_offset
-        bounds = LiveBounds(start, fetched.high_watermark, stable)
         self._metrics.fetches.inc()
         if chunk is not None:
             self._metrics.fetched_bytes.inc(len(chunk.data))
-        self._keep(reader.tp, bounds, asked_of, (reader, chunk))
+        self._keep(reader.tp, bounds_of(fetched), asked_of, (reader, chunk))
         return chunk
 
     def _keep(
@@ -594,7 +604,33 @@ class LiveReads:
             return False
         return True
 
-    def _lag(self) -> int:
+    def _confirm(
+        self, bounds: Mapping[TopicPartition, LiveBounds], asked_of: LiveTopics, asked_at: float
+    ) -> None:
+        """Keep the bounds of partitions without anything new, all at once; but not in place of what
+        was reported after `asked_at`.
+        """
+        changed = []
+        with self._keeping, self._guard:
+            latest, now = self._watch.latest, self._clock()
+            for tp, each in bounds.items():
+                if latest is not asked_of and not latest.is_same(asked_of, tp):
+                    continue
+                known = self._known.get(tp)
+                if known is not None and known.bounds.high_watermark == each.high_watermark:
+                    # A session does not report that the last stable offset alone has risen.
+                    stable = max(known.bounds.last_stable_offset, each.last_stable_offset)
+                    each = replace(each, last_stable_offset=stable)  # noqa: PLW2901
+                if known is not None and known.bounds == each:
+                    known.at = now
+                elif known is None or known.at < asked_at:
+                    changed.append(tp)
+                    self._known[tp] = _Known(each, now)
+                    self._changes[tp] = self._changes.get(tp, 0) + 1
+        if changed:
+            self._notify(changed)
+
+    def lag(self) -> int:
         """Return the most records that the followers have not read of a partition."""
         positions = self.followers.positions()
         behind = (self._limit(reader) - position for reader, position in positions.items())

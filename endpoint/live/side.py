@@ -43,7 +43,7 @@ class Side(Enum):
     """What has an offset."""
 
     ARCHIVE = "archive"
-    LIVE = "live"
+    LIVE = "broker"
     NEITHER = "neither"
     """The offset is below the live log start, and not archived."""
     UNKNOWN = "unknown"

@@ -138,6 +138,8 @@ class LiveTopicsWatch:
         """Topics that clients have missed, and when last: these are asked for by name."""
         self._unknown_since: dict[str, float] = {}
         """Those of them that no broker knows, and since when, in monotonic seconds."""
+        self.answered_at: float | None = None
+        """Monotonic second of the latest answer; None before the first one."""
         self._gone: set[str] = set()
         """Topics that no broker has known for 10 s, until a list of all topics has them again."""
         self._asked: Cluster | None = None
@@ -305,7 +307,7 @@ class LiveTopicsWatch:
             with self._changing:
                 self._show(LiveTopics(metadata.cluster_id), list(self.latest.partitions()))
             raise BrokerUnavailableError(self.mismatch)
-        now = self._clock()
+        now = self.answered_at = self._clock()
         shown = {name: topic for name, topic in metadata.topics.items() if not topic.is_internal}
         self._confirm_doubts(cluster, shown.keys() | metadata.refused.keys(), now)
         with self._changing:

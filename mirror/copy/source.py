@@ -37,13 +37,9 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import MAX_OFFSET, BrokerId, Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.connection import Connection
+from sidetier.wire.fetch_session import FetchPosition
 from sidetier.wire.protocol import ApiKey, api_error, missing_permission
-from sidetier.wire.record_requests import (
-    FetchedPartition,
-    FetchPosition,
-    receive_fetched,
-    send_fetch,
-)
+from sidetier.wire.record_requests import FetchedPartition, receive_fetched, send_fetch
 from sidetier.wire.requests import EARLIEST, LATEST, list_offsets
 
 log = structlog.get_logger("sidetier.mirror")

@@ -18,7 +18,8 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import MAX_OFFSET, Offset
 from sidetier.segments.transactions import Marker, TransactionTracker
 from sidetier.wire.cluster import Cluster
-from sidetier.wire.record_requests import FetchPosition, receive_fetched_partition, send_fetch
+from sidetier.wire.fetch_session import FetchPosition
+from sidetier.wire.record_requests import receive_fetched_partition, send_fetch
 
 _FETCH_BYTES: Final = 8 << 20
 _WAIT_SECONDS: Final = 1.0

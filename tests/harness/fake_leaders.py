@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from sidetier.endpoint.live.client import LiveClient
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.fetch_layout import FIRST_BY_ID
+from sidetier.wire.fetch_session import FULL, LONE, NO_SESSION
 from sidetier.wire.protocol import ApiKey, build_response, encode
 from sidetier.wire.settings import ClientSettings
 from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker
@@ -26,6 +27,28 @@ _FIRST_WITH_HINT = 16
 def tp(number: int) -> TopicPartition:
     """A partition of topic t."""
     return TopicPartition("t", number)
+
+
+@dataclass(slots=True)
+class Session:
+    """A fetch session of a broker: its id, its partitions, what it has told of them, and its next
+    epoch.
+    """
+
+    id: int
+    asked: dict[int, Any]
+    told: dict[int, object] = field(default_factory=dict)
+    epoch: int = 1
+
+    def news(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows that have something new."""
+        found = []
+        for row in rows:
+            number, state = row["partition_index"], (row["high_watermark"], row["log_start_offset"])
+            if row["records"] or row["error_code"] is not NONE or self.told.get(number) != state:
+                found.append(row)
+                self.told[number] = state
+        return found
 
 
 @dataclass(slots=True)
@@ -46,6 +69,7 @@ class Leaders:
         unknown: Topics that do not exist, with the errors of Metadata.
         starts: The log starts, by partition number; 0 without an entry.
         refused: Errors of Fetch, by partition number.
+        sessions: The fetch sessions of all brokers by id; None for brokers without room for any.
         versions: The versions of requests that the brokers know, if not the usual ones.
         topic_id: The id of topic t; None from brokers that give none.
         times: The offset that a search for a time finds; -1 for none. An error code refuses it.
@@ -64,6 +88,7 @@ class Leaders:
     unknown: dict[str, ErrorCode] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
     refused: dict[int, ErrorCode] = field(default_factory=dict)
+    sessions: dict[int, Session] | None = None
     versions: Mapping[ApiKey, tuple[int, int]] = field(default_factory=dict)
     topic_id: UUID | None = TOPIC_ID
     times: int | ErrorCode = -1
@@ -196,20 +221,50 @@ class Leaders:
         return request.response(throttle_time=0, topics=[{"topic": "t", "partitions": rows}])
 
     def _fetched(self, at: int, request: Received) -> bytes:
-        topic = request.entity.topics[0]
-        is_by_id = request.version >= FIRST_BY_ID
-        name = {"topic_id": topic.topic_id} if is_by_id else {"topic": topic.topic}
+        session, error = self._session(at, request.entity)
+        name = {"topic_id": self.topic_id} if request.version >= FIRST_BY_ID else {"topic": "t"}
         has_hint = request.version >= _FIRST_WITH_HINT
-        rows = [self._row(at, asked, has_hint=has_hint) for asked in topic.partitions]
+
+        def answered() -> list[dict[str, Any]]:
+            return [self._row(at, each, has_hint=has_hint) for each in session.asked.values()]
+
+        rows = answered()
         if not any(row["records"] for row in rows):
             threading.Event().wait(min(request.entity.max_wait.total_seconds(), 0.05))
+            rows = answered()
+        rows = session.news(rows)
         throttle = self.throttled.pop(request.client_id, 0.0)
+        is_empty = throttle or error is not NONE or not rows
         return request.response(
             throttle_time=round(throttle * 1000),
-            error_code=NONE,
-            session_id=0,
-            responses=[] if throttle else [{**name, "partitions": rows}],
+            error_code=error,
+            session_id=session.id,
+            responses=[] if is_empty else [{**name, "partitions": rows}],
         )
+
+    def _session(self, at: int, entity: Any) -> tuple[Session, ErrorCode]:  # noqa: ANN401 - kio's
+        """Return the session of a Fetch, which may be for this one alone, and its error."""
+        named = {each.partition: each for topic in entity.topics for each in topic.partitions}
+        epoch = getattr(entity, "session_epoch", LONE)  # before version 7
+        if epoch == LONE or self.sessions is None:
+            return Session(NO_SESSION, named), NONE
+        if epoch == FULL:
+            self.sessions.pop(entity.session_id, None)
+            session = Session(100 * at + len(self.sessions) + 1, named)
+            self.sessions[session.id] = session
+            return session, NONE
+        known = self.sessions.get(entity.session_id)
+        if known is None:
+            return Session(NO_SESSION, {}), ErrorCode.fetch_session_id_not_found
+        if epoch != known.epoch:
+            return Session(known.id, {}), ErrorCode.invalid_fetch_session_epoch
+        known.epoch += 1
+        known.asked |= named
+        for topic in entity.forgotten_topics_data:
+            for number in topic.partitions:
+                del known.asked[number]
+                known.told.pop(number, None)
+        return known, NONE
 
     def _row(self, at: int, asked: Any, *, has_hint: bool) -> dict[str, Any]:  # noqa: ANN401 - kio's
         number, offset = asked.partition, asked.fetch_offset

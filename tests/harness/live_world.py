@@ -43,8 +43,9 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartit
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfMatch
 from sidetier.wire.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
+from sidetier.wire.fetch_session import FetchPosition, FetchSession
 from sidetier.wire.protocol import ApiKey, api_error, build_request
-from sidetier.wire.record_requests import FetchedPartition, FetchPosition
+from sidetier.wire.record_requests import FetchedPartition
 from sidetier.wire.requests import EpochEnd, ListedOffset
 from sidetier.wire.settings import Address, ClientSettings
 from tests.harness.endpoint import fetch_of
@@ -183,6 +184,8 @@ class World:
         self._topics = 0
         self._bases: list[int] = []
         self._is_acting = False
+        self._told: dict[int, dict[TopicPartition, object]] = {}
+        """What was told in each fetch session."""
         self.create()
 
     def go_on(self) -> None:
@@ -445,11 +448,27 @@ class World:
         connection: "Connected",
         positions: Sequence[FetchPosition],
         topics: Any,  # noqa: ANN401 - LiveTopics
+        *,
+        session: FetchSession | None = None,
         **_: object,
     ) -> tuple[list[FetchedPartition], float]:
-        """Answer Fetch."""
+        """Answer Fetch; in a session, only for what is new."""
         ids = topics.ids({"t"})
-        return [self._fetched(connection, each, ids.get("t")) for each in positions], 0.0
+        answers = [self._fetched(connection, each, ids.get("t")) for each in positions]
+        if session is None:
+            return answers, 0.0
+        told = self._told.setdefault(id(session), {})
+        changes = session.changes(positions, ids)
+        if not changes.epoch or changes.forgotten:
+            told.clear()
+        session.is_refused(0, 1)
+        new = []
+        for each in answers:
+            offsets = each.high_watermark, each.log_start_offset
+            if each.records or each.error_code or told.get(each.partition) != offsets:
+                told[each.partition] = offsets
+                new.append(each)
+        return new, 0.0
 
     def _fetched(
         self, connection: "Connected", asked: FetchPosition, topic_id: UUID | None
@@ -613,7 +632,14 @@ class Endpoint:
         reads.pool.open = lambda broker, _=None: self._connected(broker)  # type: ignore[method-assign,assignment,return-value]
         reads.pool.away = lambda broker: "away" if broker in world.away else None  # type: ignore[method-assign]
         self.followers = reads.followers = _Followers(
-            watch, reads.pool, _MEMORY, reads._take_followed, reads._lose, _NoTime(), clock=clock
+            watch,
+            reads.pool,
+            _MEMORY,
+            reads._take_followed,
+            reads._confirm,
+            reads._lose,
+            _NoTime(),
+            clock=clock,
         )
         self.is_due = False
         """Whether somebody has asked for the topics."""

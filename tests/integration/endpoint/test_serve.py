@@ -1,5 +1,6 @@
 """`sidetier serve` as a process, read by librdkafka as the broker that wrote the log would be."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -194,6 +195,10 @@ def test_probes_are_answered(served: Served, path: str) -> None:
         assert answer.status == 200
     with pytest.raises(HTTPError, match="404"):
         urlopen(f"http://127.0.0.1:{served.metrics_port}/api/partitions", timeout=10)
+    with urlopen(f"http://127.0.0.1:{served.metrics_port}/", timeout=10) as answer:
+        status = json.load(answer)
+    assert f"/{path}" in status["paths"]
+    assert status["topics"] > 0
 
 
 def test_a_half_encrypted_topic_is_served_from_files_and_from_memory(tmp_path: Path) -> None:

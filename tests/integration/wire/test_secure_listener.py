@@ -26,9 +26,9 @@ from sidetier.segments.errors import BrokerLoginError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire import requests
 from sidetier.wire.cluster import AnyBroker, Cluster
+from sidetier.wire.fetch_session import FetchPosition
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.record_requests import (
-    FetchPosition,
     receive_fetched,
     receive_produced,
     send_fetch,

@@ -1,6 +1,7 @@
-"""Raw record batches and transactions on a real broker, read back by librdkafka."""
+"""Raw record batches, transactions and fetch sessions on a real broker."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -8,6 +9,8 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from devtools.sandbox.kafka import KafkaCluster
+from sidetier.endpoint.live.brokers import fetch_from
+from sidetier.endpoint.live.topics import LiveTopics
 from sidetier.segments import batches
 from sidetier.segments.errors import KafkaApiError
 from sidetier.segments.isolation import IsolationLevel
@@ -15,9 +18,9 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.wire import requests
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.connection import Connection
+from sidetier.wire.fetch_session import FetchPosition, FetchSession
 from sidetier.wire.record_requests import (
     FetchedPartition,
-    FetchPosition,
     receive_fetched,
     receive_produced,
     send_fetch,
@@ -230,3 +233,51 @@ def read(servers: str, tp: TopicPartition) -> list[Shown]:
         shown.append((message.key(), message.value(), message.timestamp()[1], message.headers()))
     consumer.close()
     return shown
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_a_fetch_session_answers_only_for_what_is_new(
+    kafka: KafkaCluster, cluster: Cluster, topic: str, *, by_id: bool
+) -> None:
+    name = f"{topic}-session-{by_id}"
+    create_topic(kafka.bootstrap_servers, name, partitions=20)
+    shown = cluster.metadata([name]).topics[name]
+    topics = LiveTopics(topics={name: shown if by_id else replace(shown, topic_id=None)})
+    leader, session = cluster.connect(shown.partitions[0].leader), FetchSession()
+    ends = dict.fromkeys(range(20), Offset(0))
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+
+    def send(*numbers: int) -> None:
+        for number in numbers:
+            producer.produce(name, b"value", partition=number)
+        assert producer.flush(30) == 0
+
+    def ask(*numbers: int) -> list[int]:
+        """Return the partitions that were answered for, after a Fetch of these in the session."""
+        positions = [FetchPosition(TopicPartition(name, at), ends[at], 1 << 20) for at in numbers]
+        answers, _ = fetch_from(
+            leader, positions, topics, isolated=False, timeout=20, max_wait=0.05, session=session
+        )
+        for answer in answers:
+            assert answer.error_code == 0
+            ends[answer.partition.partition] = answer.high_watermark
+        return sorted(answer.partition.partition for answer in answers)
+
+    every, few = tuple(range(20)), tuple(range(10))
+    send(*every)  # so that the broker knows that it leads them
+    assert ask(*every) == list(every)
+    assert ask(*every) == []
+    send(7, 12)
+    assert ask(*every) == [7, 12]
+    assert ask(*every) == []
+    assert ask(*few) == []
+    send(3, 15)
+    assert ask(*few) == [3], "15 was forgotten"
+    session._epoch += 3
+    assert ask(*few) == list(few), "INVALID_FETCH_SESSION_EPOCH"
+    assert ask(*few) == []
+    session._id += 1
+    assert ask(*few) == list(few), "FETCH_SESSION_ID_NOT_FOUND"
+    assert ask(*few) == []
+    assert ask(*every) == list(range(10, 20))
+    leader.close()

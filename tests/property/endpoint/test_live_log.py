@@ -325,7 +325,7 @@ class LiveLog(RuleBasedStateMachine):
         time = log.batches[int((len(log.batches) - 1) * of)].time + later
         with self.during(meanwhile, look):
             answer = self.endpoints[at].list_offset(time, isolated=False)
-        if answer.error is not NONE:
+        if answer.error is not NONE or not self.endpoints[at].shows(log):
             return
         found = log.next_batch(answer.offset) if answer.offset >= 0 else None
         assert found is None or found.time >= time

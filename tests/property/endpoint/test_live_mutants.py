@@ -1,12 +1,11 @@
 """Each rule by which an archive and a live cluster are joined is broken in turn: the simulation
 must detect it.
 
-`test_live_side` checks the rules one by one that no client notices: after a wrong order of two
+`test_live_side` checks the rules one by one that clients seldom notice: after a wrong order of two
 questions, or an answer that is too old, a later question gives the right answer.
 """
 
 # ruff: noqa: ANN401 - a mutant passes on what it gets
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -44,25 +43,11 @@ def _as_is_known(
     return Sides(side.choose(offset, known, stored, below, refused=refused), known, stored)
 
 
-def _ages(live_age: Age, archive_age: Age) -> Callable[..., Sides]:
-    """Mutant: NOW is not that new, of one side."""
-
-    def find(offset: Any, live: Any, archived: Any, below: Any, *, refused: bool = False) -> Sides:
-        return real_find(
-            offset,
-            lambda age: live(live_age if age is Age.NOW else age),
-            lambda age: archived(archive_age if age is Age.NOW else age),
-            below,
-            refused=refused,
-        )
-
-    return find
-
-
-def _live_once(offset: Any, live: Any, archived: Any, below: Any, **more: Any) -> Sides:
-    """Mutant: the live log is not asked again before NEITHER."""
-    known = live(Age.NOW if more["refused"] else Age.RECENT)
-    return real_find(offset, lambda _: known, archived, below, **more)
+def _archive_is_recent(offset: Any, live: Any, archived: Any, below: Any, **more: Any) -> Sides:
+    """Mutant: the archive is not read again before NEITHER."""
+    return real_find(
+        offset, live, lambda age: archived(Age.RECENT if age is Age.NOW else age), below, **more
+    )
 
 
 def _without_failure(self: Any, age: Age) -> Any:
@@ -95,9 +80,7 @@ QUICK: list[tuple[object, str, object]] = [
 ]
 SLOW: list[tuple[object, str, object]] = [
     (fetch, "find", _as_is_known),
-    (fetch, "find", _ages(Age.NOW, Age.RECENT)),
-    (fetch, "find", _ages(Age.RECENT, Age.NOW)),
-    (fetch, "find", _live_once),
+    (fetch, "find", _archive_is_recent),
     (joined.JoinedPartition, "archived", _without_failure),
     (joined.JoinedPartition, "archived", _if_listed),
     (joined.JoinedPartition, "of", staticmethod(_gone_at_once)),

@@ -90,6 +90,25 @@ def test_what_is_lost_behind_a_compacted_segment_is_out_of_range() -> None:
         assert data.error is ErrorCode.offset_out_of_range
 
 
+def test_what_the_next_leader_still_has_is_not_out_of_range() -> None:
+    """What the former one has told of its log start does not decide."""
+    with endpoint(BROKER) as (world, live):
+        topic_id, log = live.topic_id(), world.log
+        assert topic_id is not None
+        assert log is not None
+        append(world, 0, 0)
+        do(world, world.lose)
+        assert log.archive_end < log.start
+        assert live.fetch(topic_id, log.archive_end)[0].error is ErrorCode.offset_out_of_range
+        world.move_leader(0)
+        world.commit()
+        data, _ = live.fetch(topic_id, log.archive_end)
+        assert data.error is ErrorCode.not_leader_or_follower
+        world.show()
+        live.ask_for_topics()
+        assert live.fetch(topic_id, log.archive_end)[1]
+
+
 def test_archived_records_above_the_known_high_watermark_are_not_sent() -> None:
     """After an unclean election they are not part of the log."""
     with endpoint(STORE) as (world, live):

@@ -2,11 +2,12 @@
 
 import threading
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 
+from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.wire.protocol import ApiKey, build_request
@@ -25,6 +26,9 @@ from tests.harness.joined_logs import (
 from tests.harness.made_archive import LAYOUT, MadeArchive, batches
 from tests.harness.record_batches import TransactionalLog
 from tests.harness.waiting import wait_until
+
+if TYPE_CHECKING:
+    from sidetier.endpoint.live.side import Side
 
 NONE = ErrorCode.none
 
@@ -146,6 +150,53 @@ def test_offsets_stay_known_beside_kept_records_when_the_leader_has_just_left(
             assert offsets(data) == offsets(before)
             assert (data.high_watermark, data.last_stable_offset) == (20, 20)
             assert data.log_start_offset == 0
+
+
+def test_answers_are_counted_by_side_with_the_changes_of_a_client() -> None:
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 100, start=30)
+        with both(archived(0, 20, 40, 60), cluster) as read:
+            sides: dict[TopicPartition, Side] = {}
+            for offset in (0, 20, 40, 60, 60, 0, 99, 100):
+                request = build_request(ApiKey.FETCH, 11, **fetch_of("t", offset))
+                read.parts.fetcher.fetch(request, 11, sides=sides).release()
+            read.read(("t", 0, 0))  # another client
+
+            def counted(name: str, **labels: str) -> float | None:
+                return read.registry.get_sample_value(f"sidetier_endpoint_live_{name}", labels)
+
+            assert counted("answers_total", side="archive") == 4
+            assert counted("answers_total", side="broker") == 4
+            assert counted("side_changes_total") == 3
+
+
+def test_the_status_names_what_cannot_be_reached() -> None:
+    with leaders(2, {0: 1, 1: 2}) as cluster:
+        written(cluster, 100, start=30)
+        made = archived(0, 20, 40, 60)
+        with both(made, cluster, timeout=0.3) as read:
+            read.read(("t", 0, 0), ("t", 1, 0))
+            status: Any = read.live.status()
+            assert [broker["problem"] for broker in status["brokers"]] == [None, None]
+            assert [broker["id"] for broker in status["brokers"]] == [1, 2]
+            assert (status["cluster_id"], status["problem"], status["topics"]) == (
+                "cluster",
+                None,
+                1,
+            )
+            assert status["topics_age_seconds"] < 30
+            cluster.hanging[2] = threading.Event()
+            read.live.reads.forget([TopicPartition("t", 1)])
+            read.read(("t", 1, 0))
+            status = read.live.status()
+            one, other = status["brokers"]
+            assert one["problem"] is None
+            assert "does not answer" in other["problem"] or "timed out" in other["problem"]
+            (store,) = read.parts.catalog.status()
+            assert store["problem"] is None
+            assert isinstance(made.store, FakeStorage)
+            made.store.fail("list", StoreUnavailableError("away"), times=None)
+            wait_until(lambda: read.parts.catalog.status()[0]["problem"] == "away", 20, "a listing")
 
 
 def test_what_another_endpoint_may_have_shown_the_client_is_looked_for() -> None:

@@ -21,7 +21,7 @@ from sidetier.segments.errors import BrokerUnavailableError, KafkaApiError
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.record_requests import FetchedPartition
-from tests.harness.fake_leaders import Leaders, leaders, tp
+from tests.harness.fake_leaders import Leaders, Session, leaders, tp
 from tests.harness.kafka_versions import VERSIONS
 from tests.harness.waiting import wait_until
 
@@ -125,7 +125,7 @@ def test_a_broker_that_hangs_costs_one_wait_and_no_other_broker_any() -> None:
                 fetch(read, number, 0)
         assert ApiKey.FETCH not in [each.api for each in cluster.brokers[0].received[asked:]]
         wait_until(lambda: answered(read, 1) == [0], 20, "the other broker")
-        assert read.reads.pool.count_away() == 1
+        assert read.reads.pool.unreachable().keys() == {1}
         released.set()
         del cluster.hanging[1]
         read.reads.pool._brokers[BrokerId(1)].failed_at -= 60
@@ -288,7 +288,7 @@ def test_partitions_without_a_leader_make_no_broker_count_as_away() -> None:
         read.reads.refresh([tp(0), tp(1), unknown], 0.0)
         listed = read.reads.list_offsets({tp(0): -1, tp(1): -1, unknown: -1}, isolated=False)
         assert listed.keys() == {tp(0)}
-        assert read.reads.pool.count_away() == 0
+        assert read.reads.pool.unreachable() == {}
         assert read.reads.bounds(tp(0), 2.0) is not None
 
 
@@ -355,3 +355,107 @@ def test_offsets_above_the_end_are_refused_by_the_leader() -> None:
         cluster.write(0)
         with pytest.raises(KafkaApiError, match="OFFSET_OUT_OF_RANGE"):
             fetch(read, 0, 5)
+
+
+def follows_ten(cluster: Leaders, read: Reading) -> None:
+    """Follow ten empty partitions, and wait until the session is incremental."""
+    for number in range(10):
+        assert fetch(read, number, 0) == ()
+    wait_until(lambda: named(cluster, -1) == [], 20, "a Fetch without partitions")
+
+
+def named(cluster: Leaders, at: int) -> list[int]:
+    """Partitions that one of the Fetch requests has named, ascending."""
+    request = cluster.asked(ApiKey.FETCH)[at].entity
+    return sorted(each.partition for topic in request.topics for each in topic.partitions)
+
+
+def requests_from(cluster: Leaders, first: int) -> list[tuple[int, list[int]]]:
+    """Session epoch and named partitions of the Fetch requests in sessions from one of them on."""
+    requests = enumerate(cluster.asked(ApiKey.FETCH))
+    rows = [(each.entity.session_epoch, named(cluster, at)) for at, each in requests if at >= first]
+    return [row for row in rows if row[0] >= 0]
+
+
+def test_a_fetch_names_only_the_partitions_that_have_changed() -> None:
+    with leaders(1, dict.fromkeys(range(10), 1)) as cluster, reading(cluster) as read:
+        cluster.sessions = {}
+        follows_ten(cluster, read)
+        first = len(cluster.asked(ApiKey.FETCH))
+        before = read.reads.state(tp(3))
+        cluster.write(3)
+        wait_until(lambda: read.reads.state(tp(3)) != before, 20, "the follower")
+        assert offsets(fetch(read, 3, 0)) == [0]
+        wait_until(lambda: [3] in [row for _, row in requests_from(cluster, first)], 20, "its end")
+        assert {tuple(row) for _, row in requests_from(cluster, first)} <= {(), (3,)}
+        read.reads.followers.leave([tp(5)])
+        wait_until(lambda: 5 not in session(cluster).asked, 20, "a forgotten partition")
+        assert len(session(cluster).asked) == 9
+
+
+def session(cluster: Leaders) -> Session:
+    assert cluster.sessions is not None
+    (only,) = cluster.sessions.values()
+    return only
+
+
+def test_bounds_of_idle_partitions_stay_known_without_a_request_for_each() -> None:
+    with leaders(1, dict.fromkeys(range(10), 1)) as cluster, reading(cluster) as read:
+        cluster.sessions = {}
+        follows_ten(cluster, read)
+        for known in read.reads._known.values():
+            known.at -= 60
+        asked = len(cluster.asked(ApiKey.LIST_OFFSETS))
+        old = {each: known.at for each, known in read.reads._known.items()}
+        wait_until(
+            lambda: all(read.reads._known[each].at > at for each, at in old.items()), 20, "answers"
+        )
+        read.reads.refresh(map(tp, range(10)), 2.0)
+        assert len(cluster.asked(ApiKey.LIST_OFFSETS)) == asked
+        # What another answer has brought in between, and older, is put right again.
+        read.reads._known[tp(4)].bounds = LiveBounds(Offset(0), Offset(7), Offset(7))
+        wait_until(
+            lambda: read.reads._known[tp(4)].bounds.high_watermark == 0, 20, "the next answer"
+        )
+
+
+def test_a_session_without_news_does_not_lower_the_last_stable_offset() -> None:
+    with leaders(1, {0: 1}) as cluster, reading(cluster) as read:
+        risen, stale = (LiveBounds(Offset(0), Offset(7), Offset(end)) for end in (7, 3))
+        for confirmed in (risen, stale):
+            read.reads._confirm({tp(0): confirmed}, read.reads._watch.latest, float("inf"))
+        assert read.reads._known[tp(0)].bounds == risen
+
+
+@pytest.mark.parametrize("loses", ["room", "epoch", "answer"])
+def test_a_lost_session_is_followed_by_a_new_one(loses: str) -> None:
+    """The broker has given its room away, has missed a request, or its answer got lost."""
+    with leaders(1, dict.fromkeys(range(10), 1)) as cluster, reading(cluster) as read:
+        cluster.sessions = {}
+        follows_ten(cluster, read)
+        first, before = len(cluster.asked(ApiKey.FETCH)), read.reads.state(tp(0))
+        if loses == "room":
+            cluster.sessions.clear()
+        elif loses == "epoch":
+            session(cluster).epoch += 1
+        else:
+            cluster.closing.add(1)
+            wait_until(lambda: read.reads.state(tp(0)) != before, 20, "clients to be told")
+            for number in range(10):
+                assert fetch(read, number, 0) == ()
+        wait_until(lambda: 0 in dict(requests_from(cluster, first)), 20, "a new session")
+        wait_until(lambda: len(session(cluster).asked) == 10, 20, "all partitions")
+        cluster.write(8)
+        wait_until(lambda: bool(read.reads.kept(tp(8), Offset(0), 1, isolated=False)), 20, "it")
+        assert len(cluster.sessions) == 1, "the former one is closed"
+
+
+def test_a_broker_without_room_for_sessions_is_asked_for_all_partitions_in_turn() -> None:
+    with leaders(1, {0: 1, 1: 1}) as cluster, reading(cluster) as read:
+        for number in (0, 1):
+            assert fetch(read, number, 0) == ()
+        first = len(cluster.asked(ApiKey.FETCH))
+        wait_until(lambda: len(cluster.asked(ApiKey.FETCH)) > first + 3, 20, "some requests")
+        assert {(0, (0, 1))} == {
+            (epoch, tuple(row)) for epoch, row in requests_from(cluster, first + 1)
+        }

@@ -1,5 +1,6 @@
 """Connections: framing, bounds, and what malformed or slow clients can do."""
 
+import json
 import os
 import random
 import socket
@@ -586,9 +587,14 @@ def test_status_for_probes() -> None:
     """A full endpoint is alive and not ready: a Service sends new clients to another one."""
     with running(max_connections=1) as endpoint:
         assert endpoint.snapshot().ready
+        status = json.loads(json.dumps(endpoint.status()))
+        assert (status["connections"], status["topics"], status["partitions"]) == (0, 1, 1)
+        assert [store["problem"] for store in status["stores"]] == [None]
+        assert "live" not in status
         with RawClient(endpoint.address):
             wait_until(lambda: not endpoint.snapshot().ready, 5, "the only connection")
             assert endpoint.snapshot().alive
+            assert endpoint.status()["connections"] == 1
         wait_until(lambda: endpoint.snapshot().ready, 5, "the connection's end")
     after = endpoint.snapshot()
     assert not after.alive

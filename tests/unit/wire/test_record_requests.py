@@ -14,10 +14,10 @@ from sidetier.segments.errors import KafkaApiError, MalformedResponseError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.wire.connection import Buffer, Connection
+from sidetier.wire.fetch_session import FetchPosition
 from sidetier.wire.protocol import ApiKey, build_request, encode, known_versions
 from sidetier.wire.record_requests import (
     AbortedTransaction,
-    FetchPosition,
     decode_fetched,
     encode_produce,
     send_fetch,
