@@ -38,7 +38,7 @@ from sidetier.endpoint.live.reads import is_out_of_range
 from sidetier.endpoint.live.side import Age, LiveBounds, Side, find
 from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.endpoint.positions import Positions
-from sidetier.endpoint.session import first_error
+from sidetier.endpoint.session import Progress, first_error
 from sidetier.endpoint.transactions import OpenTransactionError
 from sidetier.endpoint.users import EVERYTHING, Access
 from sidetier.segments.errors import (
@@ -90,8 +90,8 @@ _LIVE_AGE: Final = 2.0
 """Maximum age of the live bounds that show where an archived record lies, in seconds."""
 _REPORTED_OFFSETS: Final = 1024
 _MAX_PREPARED: Final = 1024
-_MAX_SIDES: Final = 10_000
-"""Partitions of a connection whose sides are remembered."""
+_MAX_NOTED: Final = 10_000
+"""Partitions of a connection whose last answer is remembered."""
 
 
 @dataclass(slots=True)
@@ -122,6 +122,8 @@ class FetchedData:
     """Whether the error is answered only at the end of the wait: it may be over until then."""
     side: Side = Side.ARCHIVE
     """The side that the batches are from."""
+    after_lost: Offset | None = None
+    """The first offset after the lost records with the offset asked for, which is out of range."""
 
 
 @dataclass(slots=True)
@@ -321,7 +323,7 @@ class Fetcher:
         caps: Sequence[TokenBucket] = (),
         *,
         client_id: str | None = None,
-        sides: dict[TopicPartition, Side] | None = None,
+        progress: Progress | None = None,
         deadline: float | None = None,
         may_wait: bool = True,
     ) -> FetchAnswer:
@@ -344,7 +346,7 @@ class Fetcher:
             access: What the client may read.
             caps: Caps on the bytes of batches per second; each of them must allow the response.
             client_id: `client.id` of the client, which leaders of the live cluster are told.
-            sides: The side that the client's last records of each partition came from; is changed.
+            progress: What the client got last; is changed.
             deadline: Monotonic second at which the wait ends; None for `max_wait` from now on.
             may_wait: Whether to wait; if not, `awaited` has what the client waits for.
         """
@@ -376,23 +378,25 @@ class Fetcher:
                 or not self._catalog.wait_for_change(seen, deadline)
             ):
                 answer.pieces = encode_fetch(version, topics)
-                self._count_sides(topics, {} if sides is None else sides)
+                self._note(topics, Progress() if progress is None else progress)
                 return answer
             answer.release()
 
-    def _count_sides(
-        self, topics: Sequence[FetchedTopic], sides: dict[TopicPartition, Side]
-    ) -> None:
-        if self._catalog.live is None:
-            return
-        if len(sides) > _MAX_SIDES:
-            sides.clear()
+    def _note(self, topics: Sequence[FetchedTopic], progress: Progress) -> None:
+        live = self._catalog.live
+        for known in (progress.sides, progress.after_lost):
+            if len(known) > _MAX_NOTED:
+                known.clear()
         for topic in topics:
             for data in topic.partitions:
-                if data.lease.size:
-                    tp = TopicPartition(topic.name, data.index)
-                    self._catalog.live.metrics.answered(data.side, sides.get(tp))
-                    sides[tp] = data.side
+                tp = TopicPartition(topic.name, data.index)
+                if data.after_lost is not None:
+                    progress.after_lost[tp] = data.after_lost
+                elif data.lease.size:
+                    progress.after_lost.pop(tp, None)
+                if data.lease.size and live is not None:
+                    live.metrics.answered(data.side, progress.sides.get(tp))
+                    progress.sides[tp] = data.side
 
     def _read(
         self,
@@ -589,7 +593,10 @@ class Fetcher:
             return data
         except _MissingOffsetError as missing:
             self._report_missing(partition, view, missing.offset)
-            return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
+            following = view.after(missing.offset)
+            after = view.end if following is None else Offset(following.base_offset)
+            out_of_range = ErrorCode.offset_out_of_range
+            return FetchedData(asked.partition, out_of_range, after_lost=after)
         if batch is None:
             return data
         left, is_empty = room.left, room.is_empty
@@ -791,8 +798,10 @@ class Fetcher:
         if joined.failure is not None:
             raise joined.failure
         tp, view = joined.partition.tp, joined.view
+        after = None
         # Below both starts, an offset is out of range as it is at a broker.
         if view is not None and offset >= view.end:
+            after = None if live is None else live.start
             joined.live.metrics.gaps.inc()
             if requests := self._events.count(("gap", tp.topic)):
                 log.warning(
@@ -804,7 +813,7 @@ class Fetcher:
                     live_log_start=None if live is None else live.start,
                     requests=requests,
                 )
-        return FetchedData(index, ErrorCode.offset_out_of_range)
+        return FetchedData(index, ErrorCode.offset_out_of_range, after_lost=after)
 
     def _first_batch(
         self,

@@ -2,16 +2,18 @@
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 
+from sidetier.endpoint.session import Progress, Session
+from sidetier.endpoint.users import EVERYTHING
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.wire.protocol import ApiKey, build_request
-from tests.harness.endpoint import ask, fetch_of
+from tests.harness.endpoint import ask, earliest, fetch_of
 from tests.harness.fake_leaders import leaders
 from tests.harness.joined_logs import (
     BROKER,
@@ -26,9 +28,6 @@ from tests.harness.joined_logs import (
 from tests.harness.made_archive import LAYOUT, MadeArchive, batches
 from tests.harness.record_batches import TransactionalLog
 from tests.harness.waiting import wait_until
-
-if TYPE_CHECKING:
-    from sidetier.endpoint.live.side import Side
 
 NONE = ErrorCode.none
 
@@ -62,6 +61,13 @@ def test_an_offset_on_neither_side_is_out_of_range_and_counted() -> None:
             (data,) = read.read(("t", 0, 101))
             assert data.error_code is ErrorCode.offset_out_of_range
             assert read.registry.get_sample_value("sidetier_endpoint_live_gaps_total") == 1
+            # A client that resets its position goes on behind the lost records.
+            session = Session("client:1")
+            for offset, starts in ((70, (80, 0)), (101, (0,))):
+                fields = fetch_of("t", offset)
+                read.parts.fetch_as(EVERYTHING, 11, session.progress, **fields)
+                for start in starts:
+                    assert earliest(session, read.parts.handlers, "t") == start
 
 
 def test_what_compaction_left_nothing_of_does_not_hold_a_client_back() -> None:
@@ -156,10 +162,10 @@ def test_answers_are_counted_by_side_with_the_changes_of_a_client() -> None:
     with leaders(1, {0: 1}) as cluster:
         written(cluster, 100, start=30)
         with both(archived(0, 20, 40, 60), cluster) as read:
-            sides: dict[TopicPartition, Side] = {}
+            progress = Progress()
             for offset in (0, 20, 40, 60, 60, 0, 99, 100):
                 request = build_request(ApiKey.FETCH, 11, **fetch_of("t", offset))
-                read.parts.fetcher.fetch(request, 11, sides=sides).release()
+                read.parts.fetcher.fetch(request, 11, progress=progress).release()
             read.read(("t", 0, 0))  # another client
 
             def counted(name: str, **labels: str) -> float | None:
