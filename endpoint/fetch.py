@@ -51,6 +51,7 @@ from sidetier.segments.errors import (
     UnsupportedFormatError,
 )
 from sidetier.segments.headers import BatchHeader, batch_bytes
+from sidetier.segments.lru import Lru
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.token_bucket import TokenBucket, take_from_all
@@ -88,6 +89,11 @@ _HELD_SECONDS: Final = 0.5
 """Seconds after which a leader that could not be asked is asked again."""
 _LIVE_AGE: Final = 2.0
 """Maximum age of the live bounds that show where an archived record lies, in seconds."""
+_CUT_OFF: Final = 10.0
+"""Seconds after which all brokers know that a leader was replaced, which has lost the connection to
+them: more than the 9 s after which the controller gives a broker up.
+"""
+_REFUSAL_AGE: Final = 60.0
 _REPORTED_OFFSETS: Final = 1024
 _MAX_PREPARED: Final = 1024
 _MAX_NOTED: Final = 10_000
@@ -314,6 +320,8 @@ class Fetcher:
         self._events = FewPerSubject(clock)
         self._reported: dict[tuple[TopicPartition, int], None] = {}
         self._prepared: set[Version] = set()
+        self._refused = Lru[tuple[TopicPartition, int], tuple[float, float]](_REPORTED_OFFSETS)
+        """When leaders refused offsets first and last, in monotonic seconds."""
 
     def fetch(  # noqa: PLR0913 - the request, who asks, and how long to wait
         self,
@@ -637,7 +645,24 @@ class Fetcher:
             return unknown
         if data is None and joined.failure is not None:
             raise joined.failure  # the archive may have what the leader refuses
+        if data is None and self._may_be_cut_off(joined, asked.fetch_offset):
+            data = FetchedData(asked.partition, ErrorCode.not_leader_or_follower, is_held=True)
+            data.state = joined.state, joined.live.reads.state(joined.partition.tp)
         return data or FetchedData(asked.partition, ErrorCode.offset_out_of_range)
+
+    def _may_be_cut_off(self, joined: JoinedPartition, offset: int) -> bool:
+        """Whether the leader that refuses an offset may be a former one that does not know it yet,
+        as long as no other broker has named the next one: its log may end before the client's
+        position.
+        """
+        if len(joined.live.topics.brokers) == 1:
+            return False
+        key, now = (joined.partition.tp, offset), self._clock()
+        first, last = self._refused.get(key) or (now, now)
+        if now - last > _REFUSAL_AGE:  # another client, or another election
+            first = now
+        self._refused.put(key, (first, now))
+        return now - first < _CUT_OFF
 
     def _of_side(
         self,
