@@ -51,7 +51,7 @@ def serve(config: Config, settings: EndpointSettings, metrics_port: int | None) 
         handled_signals(stop.set),
         open_archive(config, connections=_CONNECTIONS, stop=stop) as archive,
         serving(archive, settings, registry) as endpoint,
-        _http_server(metrics_port, registry, endpoint, config.http),
+        http_server(metrics_port, registry, endpoint, config.http),
     ):
         stop.wait()
     return exits.OK
@@ -76,7 +76,7 @@ def raise_file_limit(max_connections: int) -> None:
 
 
 @contextmanager
-def _http_server(
+def http_server(
     port: int | None, registry: CollectorRegistry, endpoint: RunningEndpoint, http: HttpConfig
 ) -> Iterator[None]:
     """Serve the status page, /metrics and probes on a port until the block ends; None for no port.
