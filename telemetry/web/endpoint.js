@@ -52,7 +52,7 @@ function renderEndpointTotals() {
     shown.push(
       total("Records from the brokers", bytes(live.record_bytes), perSecond(rate("live"), bytes)),
       total("Sent by the brokers", bytes(live.fetched_bytes), "clients that read the same share it"),
-      total("Largest lag", `${count(live.lag_records)} ${live.lag_records === 1 ? "record" : "records"}`, `of ${partitionsText(live.followed_partitions)} that are followed`),
+      total("Largest lag", `${count(live.lag_records)} ${live.lag_records === 1 ? "record" : "records"}`, `of ${count(live.followed_partitions)} followed partitions`),
     );
   }
   put(byId("totals"), ...shown);

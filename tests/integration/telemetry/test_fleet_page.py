@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from devtools.sandbox.kafka import KraftCluster
 from sidetier.brokers.ports import free_port
@@ -65,6 +65,18 @@ def endpoint_page(
             consumer.close()
 
 
+def check_endpoint_page(page: Page, bootstrap: str, topic: str) -> None:
+    expect(page.locator("#ends > tr")).to_have_count(1, timeout=WAIT_MS)
+    assert page.locator("#ready").inner_text() == "✓ Ready"
+    assert page.locator("#problem-list > li").all_inner_texts() == []
+    assert page.locator("#stores .state").all_inner_texts() == ["listed"]
+    assert page.locator("#brokers .state").all_inner_texts() == ["no failure"]
+    assert page.locator("#brokers td").nth(1).inner_text() == bootstrap
+    shown = page.locator("#ends > tr").inner_text().split("\t")
+    assert shown == [f"{topic}-0", "read_committed", "1", "200", "200", "0"]
+    assert page.locator("#totals > div").count() == 7
+
+
 def test_pages_of_a_running_sidecar_and_of_its_fleet(
     kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,15 +116,7 @@ def test_pages_of_a_running_sidecar_and_of_its_fleet(
             page.goto("about:blank")  # else the page asks this server after its end
         with endpoint_page(tmp_path / "serve", kraft43, store, topic) as url:
             page.goto(url)
-            expect(page.locator("#ends > tr")).to_have_count(1, timeout=WAIT_MS)
-            assert page.locator("#ready").inner_text() == "✓ Ready"
-            assert page.locator("#problem-list > li").all_inner_texts() == []
-            assert page.locator("#stores .state").all_inner_texts() == ["listed"]
-            assert page.locator("#brokers .state").all_inner_texts() == ["no failure"]
-            assert page.locator("#brokers td").nth(1).inner_text() == bootstrap
-            shown = page.locator("#ends > tr").inner_text().split("\t")
-            assert shown == [f"{topic}-0", "read_committed", "1", "200", "200", "0"]
-            assert page.locator("#totals > div").count() == 7
+            check_endpoint_page(page, bootstrap, topic)
             assert watched.messages == []
             page.goto("about:blank")
         # The name of the cluster is wrong: another archive of the same Kafka cluster begins.
