@@ -65,6 +65,24 @@ def endpoint_page(
             consumer.close()
 
 
+def check_sidecar_page(page: Page, topic: str, end: int) -> None:
+    expect(page.locator("#rows > tr")).to_have_count(1, timeout=WAIT_MS)
+    assert page.locator("#rows .state").inner_text() == "archived"
+    text = page.locator("#rows > tr").inner_text()
+    assert f"{topic}-0" in text
+    assert f"archived up to {end:,}" in text
+    parts = page.locator("#rows .bar").get_attribute("aria-label")
+    assert parts is not None
+    assert parts.startswith(f"0 to {end:,}: on the store and the broker")
+
+
+def check_fleet_page(page: Page) -> None:
+    expect(page.locator("#ready")).to_have_text("✕ 1 of 2 ready", timeout=WAIT_MS)
+    assert page.locator("#sidecars .state").all_text_contents() == ["unreachable", "ready"]
+    assert page.locator("#rows > tr > th > small").inner_text() == "broker 1"
+    assert "Connection refused" in page.locator("#problems").inner_text()
+
+
 def check_endpoint_page(page: Page, bootstrap: str, topic: str) -> None:
     expect(page.locator("#ends > tr")).to_have_count(1, timeout=WAIT_MS)
     assert page.locator("#ready").inner_text() == "✓ Ready"
@@ -96,21 +114,11 @@ def test_pages_of_a_running_sidecar_and_of_its_fleet(
         page = browser.new_page()
         watched = Watched(page)
         page.goto(sidecar.url)
-        expect(page.locator("#rows > tr")).to_have_count(1, timeout=WAIT_MS)
-        assert page.locator("#rows .state").inner_text() == "archived"
-        text = page.locator("#rows > tr").inner_text()
-        assert f"{topic}-0" in text
-        assert f"archived up to {end:,}" in text
-        parts = page.locator("#rows .bar").get_attribute("aria-label")
-        assert parts is not None
-        assert parts.startswith(f"0 to {end:,}: on the store and the broker")
+        check_sidecar_page(page, topic, end)
         assert watched.messages == []
         with fleet_page(address, "127.0.0.1:1") as url:
             page.goto(url)
-            expect(page.locator("#ready")).to_have_text("✕ 1 of 2 ready", timeout=WAIT_MS)
-            assert page.locator("#sidecars .state").all_text_contents() == ["unreachable", "ready"]
-            assert page.locator("#rows > tr > th > small").inner_text() == "broker 1"
-            assert "Connection refused" in page.locator("#problems").inner_text()
+            check_fleet_page(page)
             assert all(url_.startswith((url, sidecar.url)) for url_ in watched.urls)
             assert watched.messages == []
             page.goto("about:blank")  # else the page asks this server after its end
