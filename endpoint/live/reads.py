@@ -102,6 +102,26 @@ class _Known:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class FollowedPartition:
+    """A partition whose end is read for waiting clients.
+
+    Attributes:
+        reader: The partition, and the isolation level.
+        position: The next offset.
+        end: The offset up to which a client may read, as far as it is known; 0 if it is not.
+    """
+
+    reader: Reader
+    position: Offset
+    end: Offset
+
+    @property
+    def lag(self) -> int:
+        """Number of offsets that were not read yet."""
+        return max(0, self.end - self.position)
+
+
 class _ThrottledError(Exception):
     """The leader allows this client nothing now."""
 
@@ -632,9 +652,15 @@ class LiveReads:
 
     def lag(self) -> int:
         """Return the most records that the followers have not read of a partition."""
+        return max((each.lag for each in self.followed()), default=0)
+
+    def followed(self) -> list[FollowedPartition]:
+        """Return what the followers read, in no order."""
         positions = self.followers.positions()
-        behind = (self._limit(reader) - position for reader, position in positions.items())
-        return max(0, max(behind, default=0))
+        return [
+            FollowedPartition(reader, position, self._limit(reader))
+            for reader, position in positions.items()
+        ]
 
     def _limit(self, reader: Reader) -> Offset:
         """Return the end up to which a client may read, as far as it is known."""

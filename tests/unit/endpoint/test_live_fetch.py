@@ -174,6 +174,14 @@ def test_answers_are_counted_by_side_with_the_changes_of_a_client() -> None:
             assert counted("answers_total", side="archive") == 4
             assert counted("answers_total", side="broker") == 4
             assert counted("side_changes_total") == 3
+            status: Any = read.live.status()
+            for name in ("record_bytes", "fetched_bytes"):
+                assert status[name] == counted(f"{name}_total")
+                assert status[name] > 0
+            (row,) = status["followed"]  # one client waits at the end
+            assert (row["topic"], row["partition"], row["leader"]) == ("t", 0, 1)
+            assert (row["position"], row["end"], row["lag_records"]) == (100, 100, 0)
+            assert row["isolation_level"] == "read_uncommitted"
 
 
 def test_the_status_names_what_cannot_be_reached() -> None:
@@ -191,6 +199,8 @@ def test_the_status_names_what_cannot_be_reached() -> None:
                 1,
             )
             assert status["topics_age_seconds"] < 30
+            assert [broker["led_partitions"] for broker in status["brokers"]] == [1, 1]
+            assert status["leaderless_partitions"] == 0
             cluster.hanging[2] = threading.Event()
             read.live.reads.forget([TopicPartition("t", 1)])
             read.read(("t", 1, 0))

@@ -616,11 +616,15 @@ def test_status_for_probes() -> None:
         status = json.loads(json.dumps(endpoint.status()))
         assert (status["connections"], status["topics"], status["partitions"]) == (0, 1, 1)
         assert [store["problem"] for store in status["stores"]] == [None]
-        assert "live" not in status
+        assert status["live"] is None
+        assert (status["max_connections"], status["refused_connections"]) == (1, 0)
         with RawClient(endpoint.address):
             wait_until(lambda: not endpoint.snapshot().ready, 5, "the only connection")
             assert endpoint.snapshot().alive
             assert endpoint.status()["connections"] == 1
+            with RawClient(endpoint.address) as refused:
+                assert refused.is_closed()
+            assert endpoint.status()["refused_connections"] == 1
         wait_until(lambda: endpoint.snapshot().ready, 5, "the connection's end")
     after = endpoint.snapshot()
     assert not after.alive
