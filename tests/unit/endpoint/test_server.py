@@ -624,7 +624,7 @@ def test_status_for_probes() -> None:
             assert endpoint.status()["connections"] == 1
             with RawClient(endpoint.address) as refused:
                 assert refused.is_closed()
-            assert endpoint.status()["refused_connections"] == 1
+            wait_until(lambda: endpoint.status()["refused_connections"] == 1, 5, "the count")
         wait_until(lambda: endpoint.snapshot().ready, 5, "the connection's end")
     after = endpoint.snapshot()
     assert not after.alive
