@@ -93,7 +93,8 @@ _CUT_OFF: Final = 10.0
 """Seconds after which all brokers know that a leader was replaced, which has lost the connection to
 them: more than the 9 s after which the controller gives a broker up.
 """
-_REFUSAL_AGE: Final = 60.0
+_MISSING_AGE: Final = 60.0
+"""Seconds without a request for a missing offset, after which it counts as found meanwhile."""
 _REPORTED_OFFSETS: Final = 1024
 _MAX_PREPARED: Final = 1024
 _MAX_NOTED: Final = 10_000
@@ -320,8 +321,8 @@ class Fetcher:
         self._events = FewPerSubject(clock)
         self._reported: dict[tuple[TopicPartition, int], None] = {}
         self._prepared: set[Version] = set()
-        self._refused = Lru[tuple[TopicPartition, int], tuple[float, float]](_REPORTED_OFFSETS)
-        """When leaders refused offsets first and last, in monotonic seconds."""
+        self._missing = Lru[tuple[TopicPartition, int], tuple[float, float]](_REPORTED_OFFSETS)
+        """When an offset was on neither side first and last, in monotonic seconds."""
 
     def fetch(  # noqa: PLR0913 - the request, who asks, and how long to wait
         self,
@@ -645,24 +646,28 @@ class Fetcher:
             return unknown
         if data is None and joined.failure is not None:
             raise joined.failure  # the archive may have what the leader refuses
-        if data is None and self._may_be_cut_off(joined, asked.fetch_offset):
-            data = FetchedData(asked.partition, ErrorCode.not_leader_or_follower, is_held=True)
-            data.state = joined.state, joined.live.reads.state(joined.partition.tp)
+        if data is None and len(joined.live.topics.brokers) > 1:
+            # The leader may be a former one that is cut off, whose log ends before the offset.
+            data = self._held_for(_CUT_OFF, joined, asked)
         return data or FetchedData(asked.partition, ErrorCode.offset_out_of_range)
 
-    def _may_be_cut_off(self, joined: JoinedPartition, offset: int) -> bool:
-        """Whether the leader that refuses an offset may be a former one that does not know it yet,
-        as long as no other broker has named the next one: its log may end before the client's
-        position.
-        """
-        if len(joined.live.topics.brokers) == 1:
-            return False
-        key, now = (joined.partition.tp, offset), self._clock()
-        first, last = self._refused.get(key) or (now, now)
-        if now - last > _REFUSAL_AGE:  # another client, or another election
+    def _held_for(
+        self,
+        seconds: float,
+        joined: JoinedPartition,
+        asked: Any,  # noqa: ANN401 - kio's
+    ) -> FetchedData | None:
+        """Return an error that is held, unless the offset was first missing this long ago."""
+        key, now = (joined.partition.tp, asked.fetch_offset), self._clock()
+        first, last = self._missing.get(key) or (now, now)
+        if now - last > _MISSING_AGE:  # another client, or another cause
             first = now
-        self._refused.put(key, (first, now))
-        return now - first < _CUT_OFF
+        self._missing.put(key, (first, now))
+        if now - first >= seconds:
+            return None
+        data = FetchedData(asked.partition, ErrorCode.not_leader_or_follower, is_held=True)
+        data.state = joined.state, joined.live.reads.state(joined.partition.tp)
+        return data
 
     def _of_side(
         self,
@@ -688,7 +693,7 @@ class Fetcher:
         data: FetchedData | None = None
         try:
             if sides.side is Side.NEITHER:
-                return self._in_neither(joined, sides.live, offset, asked.partition)
+                return self._in_neither(joined, sides.live, offset, asked)
             if sides.side is Side.ARCHIVE:
                 data = self._archived(joined, sides.live, asked, room, isolated=isolated)
             if data is None and sides.live is not None:
@@ -732,15 +737,18 @@ class Fetcher:
             return None
         if live is not None:
             reached = min(data.last_stable_offset, end) if isolated else end
-            return self._beside_live(joined, live, data, reached, has_live=has_live, room=room)
+            return self._beside_live(
+                joined, live, asked, data, reached, has_live=has_live, room=room
+            )
         if data.error is not ErrorCode.none:  # the leader may have what the archive lacks
             data.error, data.is_held = ErrorCode.not_leader_or_follower, True
         return data
 
-    def _beside_live(
+    def _beside_live(  # noqa: PLR0913 - each is of another kind
         self,
         joined: JoinedPartition,
         live: LiveBounds,
+        asked: Any,  # noqa: ANN401 - kio's
         data: FetchedData,
         reached: Offset,
         *,
@@ -763,7 +771,7 @@ class Fetcher:
             if reached == view.end:
                 now = joined.archived(Age.NOW)  # after the live start: see `side`
                 if now is None or now.end <= reached:
-                    return self._in_neither(joined, live, reached, data.index)
+                    return self._in_neither(joined, live, reached, asked)
         data.high_watermark = live.high_watermark
         data.last_stable_offset = live.last_stable_offset
         data.log_start_offset = min(view.start, live.start)
@@ -813,9 +821,15 @@ class Fetcher:
         return data
 
     def _in_neither(
-        self, joined: JoinedPartition, live: LiveBounds | None, offset: Offset, index: int
+        self,
+        joined: JoinedPartition,
+        live: LiveBounds | None,
+        offset: Offset,
+        asked: Any,  # noqa: ANN401 - kio's
     ) -> FetchedData:
         """Answer for an offset below the live log start that is not archived.
+
+        A sidecar may still have the segment: brokers delete records by their own retention, too.
 
         Raises:
             SidetierError: The archive could not be read, so it may have the offset.
@@ -826,6 +840,9 @@ class Fetcher:
         after = None
         # Below both starts, an offset is out of range as it is at a broker.
         if view is not None and offset >= view.end:
+            held = self._held_for(joined.live.gap_patience, joined, asked)
+            if held is not None:
+                return held
             after = None if live is None else live.start
             joined.live.metrics.gaps.inc()
             if requests := self._events.count(("gap", tp.topic)):
@@ -838,7 +855,7 @@ class Fetcher:
                     live_log_start=None if live is None else live.start,
                     requests=requests,
                 )
-        return FetchedData(index, ErrorCode.offset_out_of_range, after_lost=after)
+        return FetchedData(asked.partition, ErrorCode.offset_out_of_range, after_lost=after)
 
     def _first_batch(
         self,

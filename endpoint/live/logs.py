@@ -43,11 +43,14 @@ class LiveSettings:
         window: Records younger than this many seconds come from the broker if both sides have them,
             and older ones from the store; infinite for the broker, 0 for the store.
         windows: The same for the topics whose names a pattern matches; the first match counts.
+        gap_patience: Seconds to wait for the upload of records that the brokers have deleted,
+            before they count as lost. As for the mirror.
     """
 
     cluster: LiveCluster
     window: float
     windows: Sequence[tuple[re.Pattern[str], float]] = ()
+    gap_patience: float = 60.0
 
     def window_of(self, topic: str) -> float:
         """Return the window of a topic."""
@@ -178,6 +181,11 @@ class LiveLogs:
     def note_store_failure(self, topic: str) -> None:
         """Prefer the broker for some seconds: the store of this topic does not answer."""
         self._store_failed[topic] = self._clock() + _STORE_PAUSE
+
+    @property
+    def gap_patience(self) -> float:
+        """See `LiveSettings`."""
+        return self._settings.gap_patience
 
     def store_below(self, tp: TopicPartition) -> Offset:
         """Return the offset below which the store is preferred."""

@@ -659,14 +659,15 @@ class Endpoint:
     Args:
         world: The world.
         window: As `LiveSettings.window`.
+        gap_patience: As `LiveSettings.gap_patience`.
     """
 
-    def __init__(self, world: World, window: float) -> None:
+    def __init__(self, world: World, window: float, gap_patience: float = 0.0) -> None:
         self.world = world
         clock = world.clock
         settings = ClientSettings.from_properties({"bootstrap.servers": "broker:9092"})
         self.live = LiveLogs(
-            LiveSettings(LiveCluster(lambda: settings), window),
+            LiveSettings(LiveCluster(lambda: settings), window, gap_patience=gap_patience),
             _MEMORY,
             LiveMetrics(CollectorRegistry()),
             lambda: None,

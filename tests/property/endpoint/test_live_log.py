@@ -92,18 +92,22 @@ class LiveLog(RuleBasedStateMachine):
         self._answering = answered_by(self.world)
         self._answering.__enter__()
 
-    @initialize(window=st.sampled_from([STORE, BROKER, 4.0]), alone=st.sampled_from([0, 0, 1, 2]))
-    def begin(self, window: float, alone: int) -> None:
+    @initialize(
+        window=st.sampled_from([STORE, BROKER, 4.0]),
+        patience=st.sampled_from([0.0, 0.0, 60.0]),
+        alone=st.sampled_from([0, 0, 1, 2]),
+    )
+    def begin(self, window: float, patience: float, alone: int) -> None:
         """Start both endpoints, the second one perhaps while the brokers or the store are away."""
         for size in (2, 3, 2, 1, 2, 2, 3, 2):
             self.world.act(lambda size=size: self.world.produce(size))  # type: ignore[misc]
         self.world.commit()
         self.world.act(lambda: self.world.upload(2))
         self.note_topic()
-        self.endpoints.append(Endpoint(self.world, window))
+        self.endpoints.append(Endpoint(self.world, window, patience))
         self.world.away = {0, 1} if alone == 1 else set()
         self.world.set_store_away(is_away=alone == 2)
-        self.endpoints.append(Endpoint(self.world, window))
+        self.endpoints.append(Endpoint(self.world, window, patience))
 
     def note_topic(self) -> None:
         if self.world.log is not None:
@@ -377,7 +381,7 @@ class LiveLog(RuleBasedStateMachine):
     def read_to_the_end(self) -> None:
         log = self.world.log
         assert log is not None
-        for turn in range(200):
+        for turn in range(500):
             if self.topic_id == log.topic_id and self.position == log.end:
                 return
             endpoint = self.endpoints[turn % 2]

@@ -1,6 +1,7 @@
 """A Fetch of an endpoint that joins an archive and a live cluster of fake brokers."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,22 @@ def test_an_offset_on_neither_side_is_out_of_range_and_counted() -> None:
                 read.parts.fetch_as(EVERYTHING, 11, session.progress, **fields)
                 for start in starts:
                     assert earliest(session, read.parts.handlers, "t") == start
+
+
+def test_records_that_a_sidecar_still_uploads_are_waited_for() -> None:
+    """The broker has deleted them by its own retention, and the sidecar has kept the segment."""
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 100, start=80)
+        made = archived(0, 20, 40, 60)
+        with both(made, cluster, gap_patience=60) as read, ThreadPoolExecutor(1) as client:
+            (data,) = read.read(("t", 0, 70))
+            assert data.error_code is ErrorCode.not_leader_or_follower
+            waiting = client.submit(read.read, ("t", 0, 60), max_wait=20_000)
+            made.segment(60, batches(60, 80))
+            made.mark(60, 80)
+            (data,) = waiting.result(20)
+            assert offsets(data) == list(range(60, 80))
+            assert read.registry.get_sample_value("sidetier_endpoint_live_gaps_total") == 0
 
 
 def test_what_compaction_left_nothing_of_does_not_hold_a_client_back() -> None:
