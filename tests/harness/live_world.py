@@ -593,11 +593,13 @@ class _DirectBytes(SegmentBytes):
 class _Executor:
     """Runs listings at once, and the rest when the test says so."""
 
+    _LATER = frozenset({"_refresh_one", "read_ahead"})
+
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
 
     def submit(self, work: Callable[..., None], *arguments: object) -> None:
-        if work.__name__ == "_refresh_one":
+        if work.__name__ in self._LATER:
             self.waiting.append(lambda: work(*arguments))
         else:
             work(*arguments)
@@ -689,6 +691,7 @@ class Endpoint:
             _NoTime(),
             clock=clock,
         )
+        self._ahead = reads._ahead_threads = _Executor()  # type: ignore[assignment]
         self.is_due = False
         """Whether somebody has asked for the topics."""
         self._asked_at = clock.now
@@ -740,6 +743,7 @@ class Endpoint:
             self.ask_for_topics()
         self.followers.poll()
         self.catalog.executor.run()
+        self._ahead.run()
         if lists:
             self.catalog._begin_listings(self.catalog.archive.provider.endpoints, 0.0)
 

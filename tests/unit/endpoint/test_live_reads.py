@@ -357,6 +357,46 @@ def test_offsets_above_the_end_are_refused_by_the_leader() -> None:
             fetch(read, 0, 5)
 
 
+def test_the_next_records_are_fetched_while_a_client_reads_in_bulk() -> None:
+    """But only as far as there are some, for a few clients, and not after a short answer."""
+    with leaders(1, dict.fromkeys(range(6), 1)) as cluster, reading(cluster) as read:
+        cluster.cuts_off = True
+        for number in cluster.led_by:
+            for _ in range(100):
+                cluster.write(number, 5)
+        most = 20 * len(cluster.written[0][0][1]) + 2048
+        asked = len(cluster.asked(ApiKey.FETCH))
+
+        def positions() -> list[tuple[int, int]]:
+            return [
+                (partition.partition, partition.fetch_offset)
+                for each in cluster.asked(ApiKey.FETCH)[asked:]
+                for partition in each.entity.topics[0].partitions
+            ]
+
+        found = offsets(fetch(read, 0, 0, most=most))
+        following = found[-1] + 1
+        wait_until(lambda: len(positions()) == 2, 20, "the next chunk")
+        assert positions() == [(0, 0), (0, following)]
+        wait_until(
+            lambda: bool(read.reads.kept(tp(0), Offset(following), 1, isolated=False)), 20, "it"
+        )
+        while found[-1] < 499:
+            found += offsets(fetch(read, 0, found[-1] + 1, most=most))
+        assert found == list(range(500))
+        assert len(set(positions())) == len(positions()), "each chunk was fetched once"
+        assert max(offset for _, offset in positions()) < 500
+
+        read.reads._ahead.clear()
+        before = len(positions())
+        fetch(read, 1, 0, most=1 << 20)
+        for number in range(2, 6):
+            fetch(read, number, 0, most=most)
+        fetch(read, 1, 0, most=most)
+        wait_until(lambda: len(read.reads._ahead) == 4, 20, "four clients")
+        wait_until(lambda: len(positions()) == before + 9, 20, "four more chunks")
+
+
 def follows_ten(cluster: Leaders, read: Reading) -> None:
     """Follow ten empty partitions, and wait until the session is incremental."""
     for number in range(10):
