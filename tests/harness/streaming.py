@@ -63,7 +63,8 @@ def flink_job(root: Path, source: str, target: str, name: str) -> ManagedProcess
         classes.mkdir(parents=True)
         # Flink loads classes by name: those of a program that Java compiles itself are not found.
         compiler = (find_java().program, "-m", "jdk.compiler/com.sun.tools.javac.Main")
-        options = ("-d", classes, "-cp", class_path(jars_of(FLINK)), _FLINK_APPLICATION)
+        jars = ":".join(map(str, jars_of(FLINK).glob("*.jar")))  # only `java` knows `*`
+        options = ("-d", classes, "-cp", jars, _FLINK_APPLICATION)
         subprocess.run([*map(str, (*compiler, *options))], check=True)
     arguments = ["FlinkApplication", source, target, name, name, str(checkpoints)]
     found = checkpoints.glob("*/chk-*/_metadata")
