@@ -2,7 +2,7 @@
 the brokers, with the settings of docs/serve-clients.md.
 
 The records that they need are in the archive alone, so a consumer of the brokers would fail here.
-`make test-long` has all releases of brokers, and Kafka Streams 3.9.2.
+`make test-long` has all releases of brokers, Kafka Streams 3.9.2, and Flink.
 """
 
 import json
@@ -13,12 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    Producer,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from sidetier.brokers.java import Java
 from sidetier.brokers.kafka import KAFKA_3_9, KAFKA_4_3
@@ -39,6 +34,7 @@ KEYS = tuple(f"k{number}" for number in range(10))
 PLAIN, EXACT, FLINK = "plain", "exact", "flink"
 DEAD = "dead-"
 STALL_AT = 475
+"""The order at which the application stops when it is about to be killed."""
 ROUNDS = 8
 """How often all keys of a table are updated, before half of them are."""
 TRANSACTION = 50
@@ -190,6 +186,12 @@ def sent_to(log: LiveLog, topic: str, isolation: str = "read_committed") -> Valu
         )
     consumer.close()
     return found
+
+
+def has_sent_last(log: LiveLog) -> bool:
+    """Whether a transaction, which is open, has the join of the order at which it stops."""
+    sent = sent_to(log, "exact-joined", "read_uncommitted").values()
+    return any(value.startswith(f"{STALL_AT:04d}|") for row in sent for value in row)
 
 
 def number_of(values: Values) -> int:
@@ -422,9 +424,7 @@ def test_streams_and_connect_read_over_the_seam_and_write_to_the_brokers(
     programs.start_flink()
     programs.wait_until(programs.stalled.exists, "the application to stop within a transaction")
     programs.wait_for_commits(PLAIN, "connect-first", *programs.flink_groups)
-    within = f"{STALL_AT:04d}|"
-    uncommitted = sent_to(log, "exact-joined", "read_uncommitted")
-    assert any(within in value for row in uncommitted.values() for value in row)
+    programs.wait_until(partial(has_sent_last, log), "the records of the transaction")
     programs.kill()
 
     writer.send_table(RATES, 100)
