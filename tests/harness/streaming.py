@@ -49,12 +49,12 @@ def streams_applications(root: Path, version: str, *applications: Settings) -> M
     return java_process(program, root, [STREAMS[version]], [_STREAMS_APPLICATION, *files])
 
 
-def flink_job(root: Path, source: str, target: str, name: str) -> ManagedProcess:
+def flink_job(root: Path, source: Settings, target: str, name: str) -> ManagedProcess:
     """Return a process with a job, which continues at its newest checkpoint in `root`, if any.
 
     Args:
         root: Directory of the checkpoints and the log.
-        source: The address to read from.
+        source: Properties of the source.
         target: The address to write to.
         name: The group, and the topic to write to.
     """
@@ -66,7 +66,9 @@ def flink_job(root: Path, source: str, target: str, name: str) -> ManagedProcess
         jars = ":".join(map(str, jars_of(FLINK).glob("*.jar")))  # only `java` knows `*`
         options = ("-d", classes, "-cp", jars, _FLINK_APPLICATION)
         subprocess.run([*map(str, (*compiler, *options))], check=True)
-    arguments = ["FlinkApplication", source, target, name, name, str(checkpoints)]
+    properties = root / "source.properties"
+    write_properties(properties, source)
+    arguments = ["FlinkApplication", str(properties), target, name, name, str(checkpoints)]
     found = checkpoints.glob("*/chk-*/_metadata")
     newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
     if newest is not None:

@@ -1,3 +1,7 @@
+import java.io.Reader;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Properties;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.functions.RichMapFunction;
@@ -17,8 +21,8 @@ import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
  * A job of Flink that counts the records of "orders" by the last digit of their number, and writes
  * "DIGIT NUMBER COUNT" exactly once to another topic, with the digit as key.
  *
- * <p>Arguments: the address to read from, the address to write to, group, topic to write to, folder
- * of the checkpoints, and the checkpoint to continue at, if any.
+ * <p>Arguments: a file with properties of the source, the address to write to, group, topic to write
+ * to, folder of the checkpoints, and the checkpoint to continue at, if any.
  */
 public class FlinkApplication {
     public static void main(String[] arguments) throws Exception {
@@ -34,7 +38,7 @@ public class FlinkApplication {
             StreamExecutionEnvironment.createLocalEnvironment(1, settings);
         KafkaSource<String> source =
             KafkaSource.<String>builder()
-                .setBootstrapServers(arguments[0])
+                .setProperties(load(arguments[0]))
                 .setTopics("orders")
                 .setGroupId(arguments[2])
                 .setStartingOffsets(OffsetsInitializer.earliest())
@@ -60,6 +64,14 @@ public class FlinkApplication {
             .map(new Count())
             .sinkTo(sink);
         environment.execute("orders");
+    }
+
+    private static Properties load(String file) throws Exception {
+        Properties properties = new Properties();
+        try (Reader reader = Files.newBufferedReader(Path.of(file))) {
+            properties.load(reader);
+        }
+        return properties;
     }
 
     private static String number(String order) {

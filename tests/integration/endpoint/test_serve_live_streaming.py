@@ -19,6 +19,7 @@ from sidetier.brokers.java import Java
 from sidetier.brokers.kafka import KAFKA_3_9, KAFKA_4_3
 from sidetier.brokers.processes import ManagedProcess
 from tests.harness.ci import STALL_SECONDS
+from tests.harness.endpoint import write_users
 from tests.harness.live_log import NEWEST, OLDEST, LiveLog, Release, live_log, releases
 from tests.harness.markdown import blocks, text_of
 from tests.harness.streaming import ConnectWorker, flink_job, streams_applications
@@ -40,6 +41,19 @@ ROUNDS = 8
 TRANSACTION = 50
 """Number of records of a transaction, in both partitions."""
 SECONDS = 120 + STALL_SECONDS
+
+READER = {
+    "password": "secret",
+    # What docs/serve-clients.md says that they need, and no more.
+    "topics": [*PARTITIONS, "plain-bucket-repartition", "exact-KSTREAM-*"],
+    "groups": [PLAIN, EXACT, FLINK, "connect-first", "connect-second"],
+}
+LOGIN = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "SCRAM-SHA-512",
+    "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+    'username="reader" password="secret";',
+}
 
 Values = dict[str, list[str]]
 """Values in their order, by key."""
@@ -246,6 +260,11 @@ def properties_of(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
+def login(prefix: str = "") -> dict[str, str]:
+    """Return the settings of a login at the endpoint; the brokers need none."""
+    return {f"{prefix}{name}": value for name, value in LOGIN.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Versions:
     """Versions of the brokers, and of Kafka Streams, and whether a job of Flink runs, too."""
@@ -298,10 +317,13 @@ class Programs:
             "repartition.purge.interval.ms": "200",
             "replication.factor": "1",
             "session.timeout.ms": "6000",
+            **login("main.consumer."),
         }
         exact = {
             **plain,
             **properties_of(documented("properties", "restore.consumer.bootstrap", self.log)),
+            **login("restore.consumer."),
+            **login("global.consumer."),
             "application.id": EXACT,
             "processing.guarantee": "exactly_once_v2",
             "topology.optimization": "all",
@@ -323,8 +345,10 @@ class Programs:
         config: dict[str, str] = json.loads(documented("json", "{", self.log))["config"]
         endpoint = config["consumer.override.bootstrap.servers"]
         worker_settings = {}
-        if not overrides:
-            worker_settings["consumer.bootstrap.servers"] = endpoint
+        if overrides:
+            config |= login("consumer.override.")
+        else:
+            worker_settings = {"consumer.bootstrap.servers": endpoint, **login("consumer.")}
             del config["consumer.override.bootstrap.servers"]
         worker = ConnectWorker(self.root / "connect", self.log.brokers, worker_settings)
         self._start(worker.process)
@@ -345,9 +369,8 @@ class Programs:
     def start_flink(self) -> None:
         """Start the job, or let it continue at its newest checkpoint."""
         if self.versions.flink:
-            log = self.log
-            job = flink_job(self.root / FLINK, log.endpoint.bootstrap, log.brokers, FLINK)
-            self._start(job)
+            source = {"bootstrap.servers": self.log.endpoint.bootstrap, **login()}
+            self._start(flink_job(self.root / FLINK, source, self.log.brokers, FLINK))
 
     @property
     def flink_groups(self) -> tuple[str, ...]:
@@ -394,7 +417,10 @@ def programs(
     tmp_path: Path,
 ) -> Iterator[Programs]:
     versions: Versions = request.param
-    with live_log(tmp_path, versions.release, PARTITIONS) as log:
+    users = tmp_path / "users.yaml"
+    write_users(users, {"reader": READER})
+    secured = ("--users", str(users), "--insecure")
+    with live_log(tmp_path, versions.release, PARTITIONS, *secured) as log:
         programs = Programs(log, tmp_path, versions)
         try:
             yield programs
