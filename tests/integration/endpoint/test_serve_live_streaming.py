@@ -267,26 +267,29 @@ def login(prefix: str = "") -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Versions of the brokers, and of Kafka Streams, and whether a job of Flink runs, too."""
+    """Versions of the brokers, and of Kafka Streams.
+
+    The long test also has a job of Flink, and kills the endpoint.
+    """
 
     release: Release
     streams: str
-    flink: bool
+    is_long: bool
 
     def __str__(self) -> str:
         return f"{self.release}-streams-{self.streams}"
 
 
 def versions() -> list[Versions]:
-    """Return the newest versions, without Flink; with SERVE_LIVE_RELEASES=all, all brokers with
-    Flink, and the oldest and the newest ones with the older Kafka Streams, too.
+    """Return the newest versions; with SERVE_LIVE_RELEASES=all, all brokers in the long test, and
+    the oldest and the newest ones with the older Kafka Streams, too.
     """
     brokers = releases(NEWEST)
     is_all = len(brokers) > 1
     old = (OLDEST, NEWEST) if is_all else ()
     return [
-        *(Versions(release, KAFKA_4_3, flink=is_all) for release in brokers),
-        *(Versions(release, KAFKA_3_9, flink=False) for release in old),
+        *(Versions(release, KAFKA_4_3, is_long=is_all) for release in brokers),
+        *(Versions(release, KAFKA_3_9, is_long=False) for release in old),
     ]
 
 
@@ -368,14 +371,14 @@ class Programs:
 
     def start_flink(self) -> None:
         """Start the job, or let it continue at its newest checkpoint."""
-        if self.versions.flink:
+        if self.versions.is_long:
             source = {"bootstrap.servers": self.log.endpoint.bootstrap, **login()}
             self._start(flink_job(self.root / FLINK, source, self.log.brokers, FLINK))
 
     @property
     def flink_groups(self) -> tuple[str, ...]:
         """The group of the job, if it runs."""
-        return (FLINK,) * self.versions.flink
+        return (FLINK,) * self.versions.is_long
 
     def _start(self, process: ManagedProcess) -> None:
         self.running.append(process)
@@ -436,7 +439,7 @@ def test_streams_and_connect_read_over_the_seam_and_write_to_the_brokers(
     """
     log = programs.log
     writer = Writer(log.brokers)
-    outputs = writer.outputs().keys() - ({FLINK} if not programs.versions.flink else set())
+    outputs = writer.outputs().keys() - ({FLINK} if not programs.versions.is_long else set())
     for topic in outputs:
         create_topic(log.brokers, topic)
     writer.send_table(RATES, 0)
@@ -468,6 +471,9 @@ def test_streams_and_connect_read_over_the_seam_and_write_to_the_brokers(
     programs.start_streams(stalls=False)
     programs.start_connect("second", overrides=False)
     programs.start_flink()
+    if programs.versions.is_long:
+        log.endpoint.kill()  # while they start; they find it again
+        log.endpoint.start()
     programs.wait_for_commits(
         PLAIN, EXACT, "connect-first", "connect-second", *programs.flink_groups
     )
