@@ -98,6 +98,7 @@ test-long: prepare ## run the tests that need hours: chaos, simulations, kills (
 	HYDRATE_39_KRAFT=1 $(BIN)/pytest -n 0 tests/integration/mirror/test_hydrate_39.py
 	SERVE_LIVE_RELEASES=all $(BIN)/pytest -n 0 tests/integration/endpoint/test_serve_live_releases.py \
 	  tests/integration/endpoint/test_serve_live_failures.py \
+	  tests/integration/endpoint/test_serve_live_streaming.py \
 	  tests/integration/endpoint/test_spark_and_mirror_maker.py
 	LIVE_CLIENTS_ROUNDS=$${LIVE_CLIENTS_ROUNDS:-5} $(BIN)/pytest -n 0 \
 	  tests/integration/endpoint/test_serve_live.py -k all_clients
