@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,11 +95,13 @@ class Bench:
         if old == NO_LEADER:
             raise RuntimeError("no broker names the leader")
         at = monotonic()
-        end(old)
-        wait_until(
-            lambda: self._leader() not in {old, NO_LEADER}, _ELECTION_SECONDS, "a leader", 0.05
-        )
-        elected = monotonic()
+        with ThreadPoolExecutor(1) as acting:  # a controlled shutdown takes some seconds
+            ended = acting.submit(end, old)
+            wait_until(
+                lambda: self._leader() not in {old, NO_LEADER}, _ELECTION_SECONDS, "a leader", 0.05
+            )
+            elected = monotonic()
+            ended.result()
         self._wait_for_records(elected)
         pause(1)
         until = monotonic()
@@ -166,7 +169,8 @@ def bench(directory: Path) -> Iterator[Bench]:
         )
         servers = cluster.bootstrap_servers
         topic = NewTopic(_TOPIC, 1, _REPLICAS, config={"min.insync.replicas": "2"})
-        AdminClient({"bootstrap.servers": servers}).create_topics([topic])[_TOPIC].result(30)
+        admin = AdminClient({"bootstrap.servers": servers})
+        admin.create_topics([topic])[_TOPIC].result(30)
         options = ("--live", servers)
         endpoint = stack.enter_context(
             Endpoint(directory / "serve", files.storage, files.environment, options)

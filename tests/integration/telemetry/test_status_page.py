@@ -31,6 +31,7 @@ from tests.harness.status_samples import (
     many,
     snapshot_of,
 )
+from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -491,8 +492,11 @@ def test_page_of_an_endpoint(page: Page) -> None:
         ]  # fmt: skip
         ratios: dict[str, float] = page.evaluate(CONTRAST)
         assert {text for text, ratio in ratios.items() if ratio < 4.5} == set()
+        passed = "Date.now() - samples[0].at > 1000"  # a rate needs a second
+        wait_until(lambda: page.evaluate(passed), 60, "another second")
+        refresh(page)
         requests = page.locator("#totals > div", has_text="Requests")
-        expect(requests).to_contain_text(re.compile(r"[\d,]+/s in the last minute"))  # a refresh
+        expect(requests).to_contain_text(re.compile(r"[\d,]+/s in the last minute"))
         condition = Condition("accepts connections", holds=False, reason="too many are open")
         endpoint.snapshot = replace(endpoint.snapshot, conditions=(condition,))
         endpoint.stores[0]["problem"] = HOSTILE

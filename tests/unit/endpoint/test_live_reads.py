@@ -101,6 +101,15 @@ def test_the_leader_that_a_broker_names_is_asked_at_once() -> None:
         assert len(cluster.asked(ApiKey.METADATA)) - before <= 1, "asked, but not waited for"
 
 
+def test_a_missing_leader_is_asked_for_until_it_shows_without_further_reasons() -> None:
+    with leaders(2, {0: 1}) as cluster, reading(cluster) as read:
+        cluster.epochs, cluster.shown = {0: 6}, {0: 1}
+        before = len(cluster.asked(ApiKey.METADATA))
+        read.watch.renew()
+        # Without this, the next request would be after 10 s.
+        wait_until(lambda: len(cluster.asked(ApiKey.METADATA)) >= before + 3, 5, "three requests")
+
+
 def test_a_leader_of_an_older_epoch_is_not_taken() -> None:
     with leaders(2, {0: 1}) as cluster, reading(cluster) as read:
         cluster.led_by, cluster.epochs = {0: 2}, {0: 4}
