@@ -158,6 +158,72 @@ def test_remembered_topic_id_does_not_lead_back_to_the_archive_of_a_deleted_topi
     assert values(it, 600) == new_records(120)
 
 
+ALL = pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
+NO_ID = pytest.mark.parametrize("answer", [None, KafkaError(KafkaError._TIMED_OUT)])
+"""The asked broker does not know the topic (yet), or no broker answers."""
+
+
+@ALL
+@NO_ID
+@pytest.mark.parametrize("start", [OFFSET_BEGINNING, -1001])
+@pytest.mark.parametrize("away", [True, False])
+def test_archive_of_the_new_topic_is_read_from_its_beginning_before_brokers_name_the_topic(
+    mode: str,
+    start: int,
+    away: bool,  # noqa: FBT001 -- a parameter of the test
+    answer: KafkaError | None,
+) -> None:
+    """The topic may be away already when the consumer begins to read the old archive."""
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.world.committed[TP] = 0
+    if away:
+        it.clients.topic_ids = dict.fromkeys
+    it.consumer.assign([at(start)])
+    assert values(it, 3)
+    assert it.count("records_total", source="kafka") == 0
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, answer)
+    it.world.recreate(120)
+    it.world.retire(uploads=True)
+    found = values(it, 200)
+    it.clients.topic_ids = it.world.topic_ids
+    found += values(it, 300)
+    assert [value for value in found if value.startswith(b"new")] == new_records(120)
+    assert it.count("offset_resets_total") == 1
+
+
+@BOTH
+@NO_ID
+def test_archive_of_a_deleted_topic_is_not_left_for_kafka_before_a_broker_names_the_topic(
+    mode: str, answer: KafkaError | None
+) -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.consumer.assign([at(0)])
+    assert it.read(3) == [0, 1, 2]
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, answer)
+    it.world.recreate(120)
+    assert not [value for value in values(it) if value.startswith(b"new")]
+    it.clients.topic_ids = it.world.topic_ids
+    assert values(it, 300) == new_records(120)
+
+
+@ALL
+@NO_ID
+def test_archive_of_a_deleted_topic_stays_unread_while_the_asked_broker_does_not_know_the_new_one(
+    mode: str, answer: KafkaError | None
+) -> None:
+    it = tiered(recreated(20), mode)
+    it.consumer.assign([at(OFFSET_BEGINNING)])
+    there = [] if mode == "TIERED_STORAGE_ONLY" else new_records(20)
+    assert values(it) == there
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, answer)
+    it.consumer.seek(at(OFFSET_BEGINNING))
+    assert values(it) == []
+    assert it.consumer.get_watermark_offsets(at(0)) == (0, len(there))
+    it.clients.topic_ids = it.world.topic_ids
+    it.world.retire(uploads=True)
+    assert values(it, 300) == new_records(20)
+
+
 @BOTH
 def test_archive_of_another_cluster_is_not_read(mode: str, caplog: Any) -> None:  # noqa: ANN401
     caplog.set_level(logging.WARNING, "sidetier.consumer")
@@ -409,6 +475,20 @@ def test_position_in_the_archive_of_the_deleted_topic_is_not_committed_for_the_n
     assert values(it) == new_records(20, 1)
     it.consumer.commit(asynchronous=False)
     assert world.committed[TP] == 20
+
+
+def test_answer_without_an_id_does_not_let_a_position_in_the_deleted_topic_be_committed() -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), "TIERED_STORAGE_PREFERRED")
+    it.consumer.assign([at(0)])
+    assert it.read(3) == [0, 1, 2]
+    it.world.recreate(20)
+    kafka = it.consumer._sides.kafka
+    assert kafka is not None
+    kafka.identities(["t"])
+    it.clients.topic_ids = dict.fromkeys
+    kafka.identities(["t"])
+    assert it.read(30)
+    assert it.kafka.stored.get(TP, 0) <= 3
 
 
 def test_answer_of_a_broker_that_lags_behind_delays_commits_only() -> None:
