@@ -405,7 +405,7 @@ class SubscriptionState:
             partition = Partition(tp, start, next(self._serials), paused=tp in self._paused)
             identity = here.get(tp.topic)
             if isinstance(identity, Identity) and self._begins_at_kafka(start):
-                partition.identified(identity)
+                partition.identity = identity
             new.append(partition)
         return new
 
