@@ -90,8 +90,8 @@ _HELD_SECONDS: Final = 0.5
 _LIVE_AGE: Final = 2.0
 """Maximum age of the live bounds that show where an archived record lies, in seconds."""
 _CUT_OFF: Final = 10.0
-"""Seconds after which all brokers know that a leader was replaced, which has lost the connection to
-them: more than the 9 s after which the controller gives a broker up.
+"""Seconds for which a leader may not know that it was replaced, as it is cut off from the other
+brokers. They know the next one after at most 9 s (`broker.session.timeout.ms`).
 """
 _MISSING_AGE: Final = 60.0
 """Seconds without a request for a missing offset, after which it counts as found meanwhile."""
@@ -130,7 +130,7 @@ class FetchedData:
     side: Side = Side.ARCHIVE
     """The side that the batches are from."""
     after_lost: Offset | None = None
-    """The first offset after the lost records with the offset asked for, which is out of range."""
+    """If the offset asked for is that of a lost record: the first offset after the lost records."""
 
 
 @dataclass(slots=True)
@@ -398,12 +398,14 @@ class Fetcher:
                 known.clear()
         for topic in topics:
             for data in topic.partitions:
+                if data.after_lost is None and not data.lease.size:
+                    continue
                 tp = TopicPartition(topic.name, data.index)
                 if data.after_lost is not None:
                     progress.after_lost[tp] = data.after_lost
-                elif data.lease.size:
-                    progress.after_lost.pop(tp, None)
-                if data.lease.size and live is not None:
+                    continue
+                progress.after_lost.pop(tp, None)
+                if live is not None:
                     live.metrics.answered(data.side, progress.sides.get(tp))
                     progress.sides[tp] = data.side
 

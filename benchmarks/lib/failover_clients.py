@@ -13,8 +13,27 @@ _POLL_SECONDS = 0.1
 _VALUE_BYTES = 100
 
 
-@dataclass(slots=True)
-class SteadyProducer:
+class _InThread:
+    """Runs `_run` in a thread while the context is entered."""
+
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class SteadyProducer(_InThread):
     """Appends small numbered records with acks=all until the block ends.
 
     It finds a new leader at once, so that it delays no consumer: its requests have a short timeout,
@@ -32,18 +51,9 @@ class SteadyProducer:
     interval: float
     acked: list[float] = field(default_factory=list)
     _failure: str | None = None
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
 
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run, name="producing")
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def check(self) -> None:
         """Raise RuntimeError if a record was not delivered."""
@@ -81,8 +91,8 @@ class SteadyProducer:
             self._failure = error.str()
 
 
-@dataclass(slots=True)
-class SteadyConsumer:
+@dataclass
+class SteadyConsumer(_InThread):
     """Reads a partition from its start until the block ends, and goes on after each error.
 
     Attributes:
@@ -97,18 +107,9 @@ class SteadyConsumer:
     received: list[float] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
     _failure: str | None = None
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
 
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run, name="consuming")
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def check(self) -> None:
         """Raise RuntimeError if a record was skipped or came twice."""
