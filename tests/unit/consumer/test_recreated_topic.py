@@ -403,6 +403,23 @@ def test_topic_recreated_while_its_archive_is_read_needs_a_new_client_for_the_re
     assert len(it.clients.opened) == 2
 
 
+def test_records_from_the_archive_do_not_show_that_kafkas_client_fetches_the_new_topic() -> None:
+    """Librdkafka #4898: it fetches nothing of the new topic, whose records the archive has."""
+    pool = Later()
+    it = tiered(world_of(end=30, store=(0, 20)), "TIERED_STORAGE_PREFERRED", pool=pool)
+    it.consumer.assign([at(OFFSET_BEGINNING)])
+    assert values(it, 1) == []  # the store has not answered yet
+    it.world.recreate(20, seen=False)
+    it.world.retire(uploads=True)
+    found: list[bytes] = []
+    for produced in (20, 23):
+        it.world.log(TP).produce(produced - it.world.log(TP).end)
+        for _ in range(LONG):
+            pool.run()
+            found += values(it, 1)
+        assert found == new_records(produced)
+
+
 @BOTH
 @GROUPS
 def test_client_that_has_noticed_the_new_topic_is_kept(mode: str, strategy: str) -> None:
