@@ -201,6 +201,10 @@ class OneLog(RuleBasedStateMachine):
         self.recreating = False
         self.again.clear()
         self.commit()
+        # A commit right after the deletion may be one of the deleted topic (docs/consumer.md,
+        # Commits). Kafka's client sends no lower one after it.
+        committed = self.world.committed
+        self.world.committed = {tp: at for tp, at in committed.items() if at <= records}
 
     def handed_out_of_the_new_topic(
         self, tp: TopicPartition, offset: int, unnoticed: set[int | None]
@@ -385,8 +389,7 @@ _EXAMPLES = settings(
     max_examples=int(os.environ.get("SIDETIER_ONE_LOG_EXAMPLES", "25")),
     stateful_step_count=50,
     deadline=None,
-    database=None,
-    phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
 )
 
 TestKafkaPreferred = OneLog.TestCase
