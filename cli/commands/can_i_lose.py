@@ -17,9 +17,8 @@ from sidetier.cli.inspect.facts import (
     with_local_logs,
 )
 from sidetier.cli.inspect.loss import Risk, only_on_store, risks_of
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, options
-from sidetier.cli.output import Cell, OutputFormat, Table, range_text
+from sidetier.cli.options import CommandOptions, argument, options
+from sidetier.cli.output import Cell, Table, range_text
 from sidetier.config.problems import first_of
 from sidetier.segments.errors import LeadershipUnavailableError
 
@@ -183,7 +182,7 @@ def _partition_json(partition: PartitionFacts, risks: Sequence[Risk]) -> dict[st
 
 
 @options
-class LoseOptions:
+class LoseOptions(CommandOptions):
     """Options of `sidetier can-i-lose`."""
 
     broker: int = argument(type=click.IntRange(0, 2**31 - 1))
@@ -191,8 +190,6 @@ class LoseOptions:
         asked_for="Sidecar of that broker, which may hold deleted segments open."
     )
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("can-i-lose")

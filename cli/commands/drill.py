@@ -11,9 +11,8 @@ import click
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import PARTITION, size_text
 from sidetier.cli.extras import needs_extra, quiet_logs
-from sidetier.cli.invocation import Invocation
 from sidetier.cli.mirror.options import LIBRARIES, ClusterOptions
-from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
+from sidetier.cli.options import CommandOptions, group, option, options
 from sidetier.cli.output import OutputFormat, Result, Table, range_text, say
 from sidetier.cli.signals import ended_by_signals
 from sidetier.config.units import parse_duration, parse_size
@@ -154,7 +153,7 @@ class DrillResult:
 
 
 @options
-class DrillOptions:
+class DrillOptions(CommandOptions):
     """Options of `sidetier drill`."""
 
     patterns: tuple[str, ...] = option(
@@ -240,8 +239,6 @@ class DrillOptions:
         help="Age at which topics of a killed drill are deleted from the given cluster.",
     )
     dry_run: bool = option("--dry-run", help="Show the sample; start no broker, store nothing.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
     @property
     def names_cluster(self) -> bool:

@@ -9,9 +9,7 @@ import click
 
 from sidetier.cli import kernel
 from sidetier.cli.arguments import size_text, topic_name
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
-from sidetier.cli.output import OutputFormat
+from sidetier.cli.options import CommandOptions, option, options
 from sidetier.cli.stores import open_every_store
 from sidetier.config.units import parse_duration
 from sidetier.segments.errors import ConfigurationError
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @options
-class GcOptions:
+class GcOptions(CommandOptions):
     """Options of `sidetier gc`."""
 
     topics: tuple[str, ...] = option(
@@ -67,8 +65,6 @@ class GcOptions:
         type=click.Path(path_type=Path, dir_okay=False),
         help="Write metrics of the run to this file, for the textfile collector of node exporter.",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
     def may_delete(self, text: str) -> bool:
         """Return whether due objects are deleted; ask the operator unless an option answers.

@@ -9,8 +9,8 @@ import click
 from sidetier.cli import kernel
 from sidetier.cli.arguments import PARTITION, topic_name
 from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
-from sidetier.cli.output import OutputFormat, Result, Table
+from sidetier.cli.options import CommandOptions, argument, option, options
+from sidetier.cli.output import Result, Table
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import MAX_BITS, ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
@@ -44,7 +44,7 @@ class Location(Result):
 
 
 @options
-class LocateOptions:
+class LocateOptions(CommandOptions):
     """Options of `sidetier locate`."""
 
     topic: str = argument(parse=topic_name)
@@ -60,8 +60,6 @@ class LocateOptions:
         type=click.IntRange(-1, MAX_BITS),
         help=f"Entropy bits in front of the cluster's name.  [default: {_DEFAULT_BITS}]",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("locate")

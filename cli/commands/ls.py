@@ -17,9 +17,8 @@ from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.topics import cluster_prefixes, not_archived
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import PARTITION, size_text, topic_name
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
-from sidetier.cli.output import Cell, OutputFormat, Table
+from sidetier.cli.options import CommandOptions, argument, option, options
+from sidetier.cli.output import Cell, Table
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.problems import first_of
 from sidetier.segments.names import FileKind
@@ -276,7 +275,7 @@ V = TypeVar("V")
 
 
 @options
-class LsOptions:
+class LsOptions(CommandOptions):
     """Options of `sidetier ls`."""
 
     topic: str | None = argument(parse=topic_name)
@@ -284,8 +283,6 @@ class LsOptions:
     quick: bool = option(
         "--quick", help="Omit columns that cost a request for each partition or segment."
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("ls")

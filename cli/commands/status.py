@@ -16,9 +16,8 @@ from sidetier.cli.inspect.sidecar import (
     url_of,
     with_conditions,
 )
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
-from sidetier.cli.output import Cell, OutputFormat, Table
+from sidetier.cli.options import CommandOptions, option, options
+from sidetier.cli.output import Cell, Table
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.status import (
@@ -344,7 +343,7 @@ def _lag(rows: Sequence[Row]) -> str:
 
 
 @options
-class StatusOptions:
+class StatusOptions(CommandOptions):
     """Options of `sidetier status`."""
 
     sidecar: str | None = sidecar_url("--url")
@@ -352,8 +351,6 @@ class StatusOptions:
         "-t", "--topic", parse=topic_name, help="Show only this topic's partitions."
     )
     show_all: bool = option("--all", help="Show every partition.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("status")

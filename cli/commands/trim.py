@@ -7,9 +7,8 @@ from typing import Final
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import most_lines, size_text, topic_name
 from sidetier.cli.inspect.local_retention import group_json, trim_json
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
-from sidetier.cli.output import Cell, OutputFormat, Table
+from sidetier.cli.options import CommandOptions, option, options
+from sidetier.cli.output import Cell, Table
 from sidetier.cli.stores import reporting_waits
 from sidetier.cli.wiring import trim_once
 from sidetier.uploader.trim.groups_behind import (
@@ -125,7 +124,7 @@ def _limited(columns: tuple[str, ...], rows: Sequence[Sequence[Cell]]) -> Table:
 
 
 @options
-class TrimOptions:
+class TrimOptions(CommandOptions):
     """Options of `sidetier trim`."""
 
     dry_run: bool = option("--dry-run", help="Delete nothing: show what would be deleted.")
@@ -134,8 +133,6 @@ class TrimOptions:
         parse=topic_name,
         help="Topic to trim; may be repeated.  [default: all topics of retention.local.topics]",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("trim")

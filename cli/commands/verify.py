@@ -6,13 +6,11 @@ import click
 
 from sidetier.cli import kernel
 from sidetier.cli.arguments import ArchivedPartitions, positive_size, time_ms
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
-from sidetier.cli.output import OutputFormat
+from sidetier.cli.options import CommandOptions, group, option, options
 
 
 @options
-class VerifyOptions:
+class VerifyOptions(CommandOptions):
     """Options of `sidetier verify`."""
 
     archived: ArchivedPartitions = group("check")
@@ -75,8 +73,6 @@ class VerifyOptions:
         help="Write the result for the textfile collector of Prometheus' node exporter.",
     )
     show_all: bool = option("--all", help="Show every finding of severity info.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("verify")

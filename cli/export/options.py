@@ -16,9 +16,7 @@ from sidetier.cli.arguments import (
     topic_name,
 )
 from sidetier.cli.consume.request import unescaped
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, group, option, options
-from sidetier.cli.output import OutputFormat
+from sidetier.cli.options import CommandOptions, argument, group, option, options
 from sidetier.config.units import parse_duration
 
 
@@ -156,7 +154,7 @@ _DRY_RUN: Final[Any] = option("--dry-run", help="Show what would be exported.")
 
 
 @options
-class FilesCommandOptions:
+class FilesCommandOptions(CommandOptions):
     """Options of `sidetier export files`."""
 
     topics: tuple[str, ...] = argument(required=True, parse=pattern, metavar="TOPIC...")
@@ -299,12 +297,10 @@ class FilesCommandOptions:
         help="Topics exported in parallel. Without Spark also Kafka partitions in parallel, over "
         "all topics.",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class TableOptions:
+class TableOptions(CommandOptions):
     """Options of an export to a table of any format."""
 
     starting_offsets: str | None = option(
@@ -364,8 +360,6 @@ class TableOptions:
     spark_conf: Mapping[str, str] = option(
         "--spark-conf", help="Property of the Spark session; repeatable."
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 _TOPICS: Final[Any] = argument(required=True, parse=topic_name, metavar="TOPIC...")

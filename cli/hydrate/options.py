@@ -6,9 +6,7 @@ from typing import Any, Final
 import click
 
 from sidetier.cli.arguments import BOOTSTRAP, time_ms, topic_name
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
-from sidetier.cli.output import OutputFormat
+from sidetier.cli.options import CommandOptions, argument, option, options
 from sidetier.config.units import parse_size
 
 _PLAN: Final[Any] = argument(metavar="PLAN")
@@ -16,7 +14,7 @@ _DRY_RUN: Final[Any] = option("--dry-run", help="Show what would be done; change
 
 
 @options
-class PlanOptions:
+class PlanOptions(CommandOptions):
     """Options of `sidetier hydrate plan`."""
 
     plan_file: Path = _PLAN
@@ -46,23 +44,19 @@ class PlanOptions:
         "cut off in another. Transactions of version 2 (Kafka 4) only; the others are reported.",
     )
     dry_run: bool = option("--dry-run", help="Show the plan; write no file.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class PrepareOptions:
+class PrepareOptions(CommandOptions):
     """Options of `sidetier hydrate prepare`."""
 
     plan_file: Path = _PLAN
     dry_run: bool = _DRY_RUN
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class PlaceOptions:
+class PlaceOptions(CommandOptions):
     """Options of `sidetier hydrate place`."""
 
     plan_file: Path = _PLAN
@@ -84,12 +78,10 @@ class PlaceOptions:
         help="Maximum bytes read per second, such as 200MiB.",
     )
     dry_run: bool = _DRY_RUN
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class ReplicateOptions:
+class ReplicateOptions(CommandOptions):
     """Options of `sidetier hydrate replicate`."""
 
     plan_file: Path = _PLAN
@@ -101,12 +93,10 @@ class ReplicateOptions:
     )
     dry_run: bool = _DRY_RUN
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class VerifyOptions:
+class VerifyOptions(CommandOptions):
     """Options of `sidetier hydrate verify`."""
 
     plan_file: Path = _PLAN
@@ -122,12 +112,10 @@ class VerifyOptions:
         help="Partitions that are compared at the same time.",
     )
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class FinishOptions:
+class FinishOptions(CommandOptions):
     """Options of `sidetier hydrate finish`."""
 
     plan_file: Path = _PLAN
@@ -139,5 +127,3 @@ class FinishOptions:
     )
     dry_run: bool = _DRY_RUN
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
