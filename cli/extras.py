@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from sidetier.cli.invocation import Invocation
     from sidetier.config.loading import LoadedConfig
+    from sidetier.config.model import Config
 
 Loaded = TypeVar("Loaded")
 
@@ -44,6 +46,13 @@ def require_packages(packages: Collection[str]) -> None:
     for name in packages:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def quiet_config(call: "Invocation") -> "Config":
+    """Load the configuration of a command that needs no log dirs; see `quiet_logs`."""
+    loaded = call.load(needs_log_dirs=False)
+    quiet_logs(loaded)
+    return loaded.config
 
 
 def quiet_logs(loaded: "LoadedConfig") -> None:

@@ -24,7 +24,7 @@ from sidetier.cli.consume.request import (
     TextEncoding,
     unescaped,
 )
-from sidetier.cli.extras import needs_extra, quiet_logs
+from sidetier.cli.extras import needs_extra, quiet_config
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, argument, option, options
 from sidetier.cli.output import OutputFormat
@@ -200,11 +200,10 @@ def command(options: ConsumeOptions) -> int:
     written = RecordOutput(form, options.encoding, options.delimiter, formats)
     if formats != Formats() and form is not RecordFormat.JSON:
         raise click.UsageError("--key-format and --value-format are for JSON lines")
-    loaded = options.call.load(needs_log_dirs=False)
-    quiet_logs(loaded)
+    config = quiet_config(options.call)
     with needs_extra("sidetier consume", _EXTRA, "consumer"):
         from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` must not load the consumer's libraries
-    return consume(loaded.config, request, written, output_format)
+    return consume(config, request, written, output_format)
 
 
 def _output_of(given: str | None, *, count: bool) -> tuple[RecordFormat, OutputFormat]:

@@ -10,7 +10,7 @@ import click
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import PARTITION, size_text
-from sidetier.cli.extras import needs_extra, quiet_logs
+from sidetier.cli.extras import needs_extra, quiet_config
 from sidetier.cli.mirror.options import LIBRARIES, ClusterOptions
 from sidetier.cli.options import CommandOptions, group, option, options
 from sidetier.cli.output import OutputFormat, Result, Table, range_text, say
@@ -273,9 +273,7 @@ def command(options: DrillOptions) -> SampleResult | DrillResult:
         from sidetier.mirror.drill.sample import SampleRules, select_sample  # noqa: PLC0415 -- `--help` must not load it
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
 
-    loaded = options.call.load(needs_log_dirs=False)
-    quiet_logs(loaded)
-    config, seed = loaded.config, options.seed
+    config, seed = quiet_config(options.call), options.seed
     if seed is None:
         seed = random.SystemRandom().randint(0, _MAX_SEED)
     rules = SampleRules(

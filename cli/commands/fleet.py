@@ -3,8 +3,8 @@
 import functools
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ from sidetier.telemetry.status import Condition, StatusSnapshot
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from sidetier.telemetry.http import HttpServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +298,12 @@ def serve(options: ServeOptions) -> int:
             "http.bearer_token, or listen at 127.0.0.1, or add --insecure if the network is trusted"
         )
     stop = threading.Event()
-    with handled_signals(stop.set), serving_fleet(source, listen) as url:
-        click.echo(f"the fleet's status page is at {url}", err=True)
+    with (
+        handled_signals(stop.set),
+        closing(source.fleet),
+        fleet_server(source, listen) as server,
+    ):
+        click.echo(f"the fleet's status page is at {server.url}", err=True)
         stop.wait()
     return exits.OK
 
@@ -320,13 +326,8 @@ def _always_paged(application: "WSGIApplication") -> "WSGIApplication":
     return paged
 
 
-@contextmanager
-def serving_fleet(source: FleetSource, listen: Address) -> Iterator[str]:
-    """Serve the page until the block ends; yields its URL.
-
-    Raises:
-        ConfigurationError: The port is taken.
-    """
+def fleet_server(source: FleetSource, listen: Address) -> "HttpServer":
+    """Return the server of the page, not started."""
     from sidetier.telemetry.allowed_hosts import AllowedHosts  # noqa: PLC0415 -- only a server needs it
     from sidetier.telemetry.http import HttpServer  # noqa: PLC0415 -- only a server needs it
     from sidetier.telemetry.metrics import create_registry  # noqa: PLC0415
@@ -343,10 +344,4 @@ def serving_fleet(source: FleetSource, listen: Address) -> Iterator[str]:
         pages=page,
         hosts=AllowedHosts(source.allowed_hosts),
     )
-    server = HttpServer(*listen, _always_paged(application), settings="--listen")
-    server.start()
-    try:
-        yield server.url
-    finally:
-        server.stop()
-        source.fleet.close()
+    return HttpServer(*listen, _always_paged(application), settings="--listen")

@@ -11,6 +11,7 @@ from sidetier.cli.arguments import PARTITION, topic_name
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CommandOptions, argument, option, options
 from sidetier.cli.output import Result, Table
+from sidetier.config.problems import reason_of
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import MAX_BITS, ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
@@ -120,6 +121,6 @@ def _checked(url: str) -> str:
     try:
         checked: str = TypeAdapter(StorageUrl).validate_python(url)
     except ValidationError as error:
-        reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        reason = reason_of(error.errors()[0])
         raise click.BadParameter(f"{url!r} {reason}", param_hint="--prefix") from None
     return checked

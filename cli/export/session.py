@@ -13,16 +13,18 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from sidetier.cli import exits
-from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
+from sidetier.cli.export.kafka_options import BOOTSTRAP
 from sidetier.cli.export.view import DryRun
 from sidetier.cli.metrics_file import write_metrics_file
 from sidetier.cli.output import OutputFormat, Shown, emit
 from sidetier.cli.progress import drawn
 from sidetier.cli.signals import stopping
 from sidetier.config.model import BrokerConfig
+from sidetier.config.problems import reason_of
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.sources import read_config_text, yaml_layer
 from sidetier.config.storage import StorageConfig
+from sidetier.config.types import SecretRef
 from sidetier.pipeline.export.exporting import OnRound
 from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.export.report import ExportOutcome, ExportPlan
@@ -179,8 +181,7 @@ def _checked(values: dict[str, object], where: str) -> StorageConfig:
         return StorageConfig.model_validate(values)
     except ValidationError as error:
         lines = [
-            f"{where}: {'.'.join(str(step) for step in problem['loc'])}: "
-            f"{str(problem['msg']).removeprefix('Value error, ')}"
+            f"{where}: {'.'.join(map(str, problem['loc']))}: {reason_of(problem)}"
             for problem in error.errors()
         ]
         raise ConfigurationError("\n".join(lines)) from None
@@ -202,7 +203,9 @@ def read_by(broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str
     """
     cluster = reached_at(broker, bootstrap, given)
     client = {
-        name: by_reference(name, value) if is_secret_property(name) else value
+        name: SecretRef.of_text(f"--kafka-option {name}", value)
+        if is_secret_property(name)
+        else value
         for name, value in given.items()
         if name != BOOTSTRAP
     }

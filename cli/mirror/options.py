@@ -9,7 +9,6 @@ import click
 
 from sidetier.archive.positions import Position
 from sidetier.cli.arguments import BATCH_BYTES, BOOTSTRAP, fixed_place
-from sidetier.cli.export.kafka_options import by_reference
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
 from sidetier.cli.output import OutputFormat
@@ -57,7 +56,8 @@ class ClusterOptions:
             if not separator or not key:
                 raise ConfigurationError(f"--{name} {text!r}: give NAME=VALUE")
             is_secret = _SECRET.search(key)
-            properties[key] = by_reference(key, value, f"--{name}") if is_secret else value
+            option = f"--{name} {key}"
+            properties[key] = SecretRef.of_text(option, value) if is_secret else value
         return properties
 
 

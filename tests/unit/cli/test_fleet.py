@@ -4,7 +4,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 import trustme
 import yaml
 
-from sidetier.cli.commands.fleet import FleetResult, FleetSource, serving_fleet
+from sidetier.cli.commands.fleet import FleetResult, FleetSource, fleet_server
 from sidetier.cli.inspect.fleet import Fleet, UnknownFleetError
 from sidetier.cli.inspect.sidecar import NoSidecarError, ask_page, ask_sidecar
 from sidetier.cli.main import run
@@ -309,7 +309,9 @@ def test_unknown_name_is_shown_on_the_page(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_fleet_page_is_served_to_browsers(sidecars: Sidecars) -> None:
     fleet = Fleet([sidecars.start(FINE), sidecars.start(TROUBLED)], None, timeout=30)
-    with serving_fleet(FleetSource(fleet, lambda: None, ""), ("127.0.0.1", 0)) as url:
+    source = FleetSource(fleet, lambda: None, "")
+    with closing(fleet), fleet_server(source, ("127.0.0.1", 0)) as server:
+        url = server.url
         page = ask_page(url, "limit=2")
         assert [row["broker_id"] for row in page["partitions"]] == [2, 2]
         assert len(page["fleet"]["sidecars"]) == 2
@@ -322,7 +324,9 @@ def test_fleet_page_is_served_to_browsers(sidecars: Sidecars) -> None:
 
 def test_fleet_page_requires_the_token_of_the_sidecars(sidecars: Sidecars) -> None:
     fleet = Fleet([sidecars.start(FINE, "s3cret")], None, timeout=30, bearer_token=lambda: "s3cret")
-    with serving_fleet(FleetSource(fleet, lambda: "s3cret", ""), ("127.0.0.1", 0)) as url:
+    source = FleetSource(fleet, lambda: "s3cret", "")
+    with closing(fleet), fleet_server(source, ("127.0.0.1", 0)) as server:
+        url = server.url
         assert len(ask_page(url, "limit=1", bearer_token="s3cret")["partitions"]) == 1
         with pytest.raises(NoSidecarError, match="asks for a bearer token"):
             ask_page(url, "limit=1", bearer_token="wrong")
