@@ -14,7 +14,6 @@ import click
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.commands.serve import Address, is_loopback, parse_address
-from sidetier.cli.inspect.fleet import Fleet, FleetSidecar, by_cluster, url_of_address
 from sidetier.cli.inspect.sidecar import FleetTls, ask_page, bearer_token_of, checked_url
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
@@ -22,6 +21,7 @@ from sidetier.cli.output import Cell, OutputFormat, Table
 from sidetier.config.fleet import FleetConfig
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
+from sidetier.telemetry.fleet import Fleet, FleetSidecar, by_cluster, url_of_address
 from sidetier.telemetry.partition_page import PartitionQuery
 from sidetier.telemetry.status import Condition, StatusSnapshot
 
