@@ -1,9 +1,9 @@
 """Commands whose libraries are in an extra: imports with a clear error, and quiet logs."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sidetier.segments.errors import ConfigurationError
 
@@ -11,16 +11,6 @@ if TYPE_CHECKING:
     from sidetier.cli.invocation import Invocation
     from sidetier.config.loading import LoadedConfig
     from sidetier.config.model import Config
-
-Loaded = TypeVar("Loaded")
-
-
-def from_extra(
-    load: Callable[[], Loaded], command: str, packages: Collection[str], extra: str
-) -> Loaded:
-    """Call `load`, which imports, and return its result."""
-    with needs_extra(command, packages, extra):
-        return load()
 
 
 @contextmanager

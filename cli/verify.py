@@ -72,8 +72,7 @@ class VerifyResult:
             "findings": [finding.as_json() for finding in self.findings],
             "unread": [
                 {
-                    "topic": unread.topic_partition.topic,
-                    "partition": unread.topic_partition.partition,
+                    **unread.topic_partition._asdict(),
                     "key": unread.key,
                     "error": unread.error,
                 }

@@ -38,8 +38,7 @@ class AckResult(Result):
     def as_json(self) -> object:
         """Return the gap and the key of its acknowledgement."""
         return {
-            "topic": self.topic_partition.topic,
-            "partition": self.topic_partition.partition,
+            **self.topic_partition._asdict(),
             "start_offset": self.gap.start,
             "end_offset": self.gap.end,
             "key": self.key,

@@ -152,10 +152,8 @@ def _notes(partition: PartitionPlan) -> Sequence[str]:
 
 
 def _plan_fields(partition: PartitionPlan) -> dict[str, Any]:
-    tp = partition.topic_partition
     return {
-        "topic": tp.topic,
-        "partition": tp.partition,
+        **partition.topic_partition._asdict(),
         "log_start": partition.log_start,
         "closed_end": partition.closed_end,
         "next_offset": partition.next_offset,
@@ -189,10 +187,8 @@ def _problem(partition: PartitionOutcome) -> str | None:
 
 
 def _outcome_fields(partition: PartitionOutcome) -> dict[str, Any]:
-    tp = partition.plan.topic_partition
     return {
-        "topic": tp.topic,
-        "partition": tp.partition,
+        **partition.plan.topic_partition._asdict(),
         "segments": partition.stored.segments,
         "size_bytes": partition.stored.size,
         "next_offset": partition.next_offset,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import click
 
@@ -18,11 +17,9 @@ from sidetier.cli.inspect.facts import (
 )
 from sidetier.cli.inspect.loss import Risk, only_on_store, risks_of
 from sidetier.cli.options import CommandOptions, argument, options
-from sidetier.cli.output import Cell, Table, range_text
+from sidetier.cli.output import Cell, Table, first_rows, range_text
 from sidetier.config.problems import first_of
 from sidetier.segments.errors import LeadershipUnavailableError
-
-_MAX_ROWS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +80,7 @@ class LoseResult:
         rows = [self._row(partition, risk) for partition, risk in self.at_risk]
         tables = [Table((), footer=self.verdict())]
         if rows:
-            more = len(rows) - _MAX_ROWS
-            footer = f"and {more} more: --output json has them all" if more > 0 else None
-            tables.append(Table(columns, rows[:_MAX_ROWS], footer=footer))
+            tables.append(first_rows(columns, rows))
         notes = most_lines(list(self._notes()))
         return (*tables, *(Table((), footer=line) for line in notes))
 
@@ -153,8 +148,7 @@ def _partition_json(partition: PartitionFacts, risks: Sequence[Risk]) -> dict[st
     exclusion = partition.exclusion
     on_store = only_on_store(partition)
     return {
-        "topic": partition.topic_partition.topic,
-        "partition": partition.topic_partition.partition,
+        **partition.topic_partition._asdict(),
         "leader": replicas.leader,
         "replicas": list(replicas.replicas),
         "in_sync": list(replicas.in_sync),

@@ -13,7 +13,7 @@ from sidetier.cli.arguments import PARTITION, size_text
 from sidetier.cli.extras import needs_extra, quiet_config
 from sidetier.cli.mirror.options import LIBRARIES, ClusterOptions
 from sidetier.cli.options import CommandOptions, group, option, options
-from sidetier.cli.output import OutputFormat, Result, Table, range_text, say
+from sidetier.cli.output import Cell, OutputFormat, Result, Table, range_text, say
 from sidetier.cli.signals import ended_by_signals
 from sidetier.config.units import parse_duration, parse_size
 
@@ -29,6 +29,28 @@ _CONNECTIONS: Final = 32
 _MAX_SEED: Final = 2**31 - 1
 
 
+_PLANNED_COLUMNS: Final = ("PARTITION", "OFFSETS", "SEGMENTS", "SIZE")
+
+
+def _planned_cells(partition: "PlannedPartition") -> tuple[Cell, ...]:
+    return (
+        str(partition.topic_partition),
+        range_text(partition.start, partition.end),
+        len(partition.segments),
+        size_text(partition.size),
+    )
+
+
+def _planned_json(partition: "PlannedPartition") -> dict[str, object]:
+    return {
+        **partition.topic_partition._asdict(),
+        "start": partition.start,
+        "end": partition.end,
+        "segments": [segment.key for segment in partition.segments],
+        "bytes": partition.size,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class SampleResult(Result):
     """The sample that `--dry-run` selects."""
@@ -41,32 +63,14 @@ class SampleResult(Result):
         return {
             "dry_run": True,
             "seed": self.seed,
-            "partitions": [
-                {
-                    "topic": partition.topic,
-                    "partition": partition.partition,
-                    "start": partition.start,
-                    "end": partition.end,
-                    "segments": [segment.key for segment in partition.segments],
-                    "bytes": partition.size,
-                }
-                for partition in self.sample
-            ],
+            "partitions": [_planned_json(partition) for partition in self.sample],
         }
 
     def as_tables(self) -> "Sequence[Table]":
         """Return a row for each partition."""
-        rows = [
-            (
-                str(partition.topic_partition),
-                range_text(partition.start, partition.end),
-                len(partition.segments),
-                size_text(partition.size),
-            )
-            for partition in self.sample
-        ]
+        rows = [_planned_cells(partition) for partition in self.sample]
         footer = f"this sample would be restored; the same sample again: --seed {self.seed}"
-        return (Table(("PARTITION", "OFFSETS", "SEGMENTS", "SIZE"), rows, footer=footer),)
+        return (Table(_PLANNED_COLUMNS, rows, footer=footer),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +111,7 @@ class DrillResult:
             "recorded": self.recorded,
             "partitions": [
                 {
-                    "topic": partition.plan.topic,
-                    "partition": partition.plan.partition,
-                    "start": partition.plan.start,
-                    "end": partition.plan.end,
-                    "segments": [segment.key for segment in partition.plan.segments],
-                    "bytes": partition.plan.size,
+                    **_planned_json(partition.plan),
                     "records": partition.records,
                     "live": partition.live,
                     "problems": list(partition.problems),
@@ -125,25 +124,14 @@ class DrillResult:
         """Return a row for each partition, and every difference."""
         rows = [
             (
-                str(partition.plan.topic_partition),
-                range_text(partition.plan.start, partition.plan.end),
-                len(partition.plan.segments),
-                size_text(partition.plan.size),
+                *_planned_cells(partition.plan),
                 partition.records,
                 partition.live,
                 "differs" if partition.problems else "equal",
             )
             for partition in self.partitions
         ]
-        columns = (
-            "PARTITION",
-            "OFFSETS",
-            "SEGMENTS",
-            "SIZE",
-            "RECORDS",
-            "LIVE BROKERS",
-            "OUTCOME",
-        )
+        columns = (*_PLANNED_COLUMNS, "RECORDS", "LIVE BROKERS", "OUTCOME")
         total = (
             f"{len(rows)} partitions, {size_text(self.size)}, {self.records:,} records; "
             f"the same sample again: --seed {self.seed}"

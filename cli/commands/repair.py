@@ -32,8 +32,7 @@ class RepairResult:
             "dry_run": self.report.dry_run,
             "repairs": [
                 {
-                    "topic": outcome.repair.topic_partition.topic,
-                    "partition": outcome.repair.topic_partition.partition,
+                    **outcome.repair.topic_partition._asdict(),
                     "key": outcome.repair.key,
                     "written": outcome.written,
                     "problem": outcome.problem,

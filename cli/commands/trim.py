@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import most_lines, size_text, topic_name
 from sidetier.cli.inspect.local_retention import group_json, trim_json
 from sidetier.cli.options import CommandOptions, option, options
-from sidetier.cli.output import Cell, Table
+from sidetier.cli.output import Table, first_rows
 from sidetier.cli.stores import reporting_waits
 from sidetier.cli.wiring import trim_once
 from sidetier.uploader.trim.groups_behind import (
@@ -19,8 +18,6 @@ from sidetier.uploader.trim.groups_behind import (
     in_topics,
 )
 from sidetier.uploader.trim.single_pass import TrimReport, TrimRequest
-
-_MAX_ROWS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,7 @@ class TrimResult:
             "groups_behind": [
                 {
                     "group": entry.group,
-                    "topic": entry.topic_partition.topic,
-                    "partition": entry.topic_partition.partition,
+                    **entry.topic_partition._asdict(),
                     "committed_offset": entry.committed,
                     "log_start_offset": entry.log_start,
                     "skipped_offsets": entry.skipped,
@@ -84,7 +80,7 @@ class TrimResult:
         ]
         if held:
             tables.append(
-                _limited(
+                first_rows(
                     ("PARTITION", "STAYS", "REASON", "DETAILS"),
                     [
                         (name, size_text(excess), reason.hindrance.value, reason.text)
@@ -95,7 +91,7 @@ class TrimResult:
         groups = self._groups()
         if groups:
             tables.append(
-                _limited(
+                first_rows(
                     ("GROUP BEHIND", "TOPIC", "PARTITIONS", "SKIPS", "MEMBERS"),
                     [
                         (row.group, row.topic, row.partitions, row.skipped, row.members_text)
@@ -115,12 +111,6 @@ class TrimResult:
         for topic in sorted({trim.topic_partition.topic for trim in self.report.trims}):
             trims = [trim for trim in self.report.trims if trim.topic_partition.topic == topic]
             yield topic, len(trims), sum(t.size for t in trims), sum(t.excess for t in trims)
-
-
-def _limited(columns: tuple[str, ...], rows: Sequence[Sequence[Cell]]) -> Table:
-    more = len(rows) - _MAX_ROWS
-    footer = f"and {more} more: --output json has them all" if more > 0 else None
-    return Table(columns, rows[:_MAX_ROWS], footer=footer)
 
 
 @options
