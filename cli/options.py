@@ -132,17 +132,17 @@ class _Member(click.Choice[str]):
         return self._members(super().convert(str(value), param, ctx))
 
 
-class _Parsed(click.ParamType[Any]):
-    """A text that a function parses."""
+class Parsed(click.ParamType[Any]):
+    """A text that a function parses; the help shows the name in capitals."""
 
-    name = "text"
-
-    def __init__(self, parse: Callable[[str], Any]) -> None:
+    def __init__(self, parse: Callable[[str], Any], name: str = "text") -> None:
         self._parse = parse
+        self.name = name
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
+        """Return what the function makes of a text; a default may be parsed already."""
         try:
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -168,7 +168,7 @@ def _declared(cls: Any) -> Iterator[tuple[str, Any, _Parameter | _Group]]:  # no
 def _parameter(declared: _Parameter, name: str, shape: _Shape, part: str | None) -> click.Parameter:
     attributes = dict(declared.attributes)
     if declared.parse is not None:
-        attributes["type"] = _Parsed(declared.parse)
+        attributes["type"] = Parsed(declared.parse)
     elif shape.kind is bool:
         attributes.setdefault("is_flag", True)
     else:

@@ -13,8 +13,8 @@ from sidetier.cli.arguments import (
     PARTITION,
     REGISTRY_OPTIONS,
     SCHEMA_REGISTRY,
-    place,
-    time_ms,
+    TIME,
+    WHERE,
     topic_name,
 )
 from sidetier.cli.consume.request import (
@@ -61,18 +61,16 @@ class ConsumeOptions:
     partitions: tuple[int, ...] = argument(type=PARTITION, metavar="[PARTITION]...")
     begin: Position | None = option(
         "--from",
-        metavar="WHERE",
-        parse=place,
+        type=WHERE,
         help="First record to read, inclusive.  [default: beginning]",
     )
     since: int | None = option(
         "--since",
-        metavar="TIME",
-        parse=time_ms,
+        type=TIME,
         help="The same as --from with a time, such as 2h (before now) or 2026-11-21.",
     )
     end: Position | None = option(
-        "--to", metavar="WHERE", parse=place, help="Where to stop, exclusive.  [default: end]"
+        "--to", type=WHERE, help="Where to stop, exclusive.  [default: end]"
     )
     limit: int | None = option(
         "--limit", type=click.IntRange(1), help="Maximum number of records, over all partitions."

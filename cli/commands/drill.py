@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from sidetier.cli import exits, kernel
-from sidetier.cli.arguments import PARTITION, size_text
+from sidetier.cli.arguments import DURATION, PARTITION, SIZE, size_text
 from sidetier.cli.extras import needs_extra, quiet_config
 from sidetier.cli.mirror.options import LIBRARIES, ClusterOptions
 from sidetier.cli.options import CommandOptions, group, option, options
 from sidetier.cli.output import Cell, OutputFormat, Result, Table, range_text, say
 from sidetier.cli.signals import ended_by_signals
-from sidetier.config.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,9 +173,8 @@ class DrillOptions(CommandOptions):
     )
     max_bytes: int = option(
         "--max-bytes",
-        metavar="SIZE",
+        type=SIZE,
         default="1GiB",
-        parse=parse_size,
         help="Maximum size of all sampled segments together.",
     )
     seed: int | None = option(
@@ -221,9 +219,8 @@ class DrillOptions(CommandOptions):
     )
     left_over_age: float = option(
         "--left-over-age",
-        metavar="DURATION",
+        type=DURATION,
         default="24h",
-        parse=parse_duration,
         help="Age at which topics of a killed drill are deleted from the given cluster.",
     )
     dry_run: bool = option("--dry-run", help="Show the sample; start no broker, store nothing.")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sidetier.cli import exits, kernel
-from sidetier.cli.arguments import age_text, most_lines, size_text
-from sidetier.cli.commands.serve import Address, is_loopback, parse_address
+from sidetier.cli.arguments import EXISTING_FILE, age_text, most_lines, size_text
+from sidetier.cli.commands.serve import ADDRESS, Address, is_loopback, parse_address
 from sidetier.cli.inspect.sidecar import FleetTls, ask_page, bearer_token_of, checked_url
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
@@ -150,15 +150,13 @@ class FleetOptions:
     )
     ca_bundle: Path | None = option(
         "--ca-bundle",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        type=EXISTING_FILE,
         help="File with the CAs of these certificates.  [default: fleet.ca_bundle, else those "
         "of the system]",
     )
     bearer_token_file: Path | None = option(
         "--bearer-token-file",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        type=EXISTING_FILE,
         help="File with the token that the sidecars require.  [default: http.bearer_token]",
     )
     call: Invocation = CONFIGURATION
@@ -262,9 +260,8 @@ class ServeOptions:
 
     listen: Address = option(
         "--listen",
-        metavar="HOST:PORT",
+        type=ADDRESS,
         default="127.0.0.1:9109",
-        parse=parse_address,
         help="Address to listen at.",
     )
     insecure: bool = option(

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from sidetier.cli import kernel
-from sidetier.cli.arguments import size_text, topic_name
+from sidetier.cli.arguments import DURATION, FILE, size_text, topic_name
 from sidetier.cli.options import CommandOptions, option, options
 from sidetier.cli.stores import open_every_store
-from sidetier.config.units import parse_duration
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,9 +46,8 @@ class GcOptions(CommandOptions):
     )
     older_than: float = option(
         "--older-than",
-        metavar="DURATION",
+        type=DURATION,
         default="7d",
-        parse=parse_duration,
         help="With --orphans or --multipart-uploads: minimum age of what is deleted.",
     )
     max_deletes_per_second: float = option(
@@ -62,7 +60,7 @@ class GcOptions(CommandOptions):
     metrics_file: Path | None = option(
         "--metrics-file",
         metavar="PATH.prom",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Write metrics of the run to this file, for the textfile collector of node exporter.",
     )
 

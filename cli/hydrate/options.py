@@ -5,9 +5,8 @@ from typing import Any, Final
 
 import click
 
-from sidetier.cli.arguments import BOOTSTRAP, time_ms, topic_name
+from sidetier.cli.arguments import BOOTSTRAP, EXISTING_FILE, SIZE, TIME, topic_name
 from sidetier.cli.options import CommandOptions, argument, option, options
-from sidetier.config.units import parse_size
 
 _PLAN: Final[Any] = argument(metavar="PLAN")
 _DRY_RUN: Final[Any] = option("--dry-run", help="Show what would be done; change nothing.")
@@ -27,15 +26,13 @@ class PlanOptions(CommandOptions):
     )
     until: int | None = option(
         "--until",
-        metavar="TIME",
-        parse=time_ms,
+        type=TIME,
         help="Restore up to the first record of this time, such as 2026-11-22T10:00:00Z (UTC "
         "without a zone) or 2h (before now).",
     )
     until_offsets: Path | None = option(
         "--until-offsets",
-        metavar="FILE",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        type=EXISTING_FILE,
         help="Restore up to these offsets (exclusive). One line each: topic, partition, offset.",
     )
     transaction_consistent: bool = option(
@@ -73,8 +70,7 @@ class PlaceOptions(CommandOptions):
     )
     max_rate: int | None = option(
         "--max-rate",
-        metavar="SIZE",
-        parse=parse_size,
+        type=SIZE,
         help="Maximum bytes read per second, such as 200MiB.",
     )
     dry_run: bool = _DRY_RUN

@@ -86,10 +86,10 @@ def test_a_foreign_object_between_segments_does_not_end_a_listing() -> None:
 
 def test_an_overview_lists_a_partition_again_whose_end_moves_meanwhile() -> None:
     """A sidecar commits `20.log` between the listing and the reading of `offset.wm`."""
-    archive = MadeArchive()
+    store = FakeStorage()
+    archive = MadeArchive(store)
     archive.segments(0, 10, 20)
-    key = LAYOUT.watermark_key(TP)
-    archive.store.race("get", lambda: archive.segments(20, 30), key=key)
-    [row] = list_archive(access_to(archive.store))
+    store.race("get", lambda: archive.segments(20, 30), key=LAYOUT.watermark_key(TP))
+    [row] = list_archive(access_to(store))
     assert (row.segments, row.watermark, row.next_offset) == (3, 20, 30)
     assert (row.segments_above_watermark, row.problem) == (0, None)
