@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TextIO, TypeVar
 
-from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from sidetier.cli import exits
@@ -31,7 +30,7 @@ from sidetier.pipeline.export.report import ExportOutcome, ExportPlan
 from sidetier.pipeline.export.request import FilesRequest, TableRequest
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry import export_catalogue
-from sidetier.telemetry.instruments import gauge
+from sidetier.uploader.clock import SYSTEM_CLOCK
 
 Report = TypeVar("Report", bound=ExportOutcome)
 Report_co = TypeVar("Report_co", bound=ExportOutcome, covariant=True)
@@ -145,18 +144,19 @@ def write_metrics(path: Path, held_back: Iterable[HeldBack], failed_topics: int)
     Raises:
         ConfigurationError: The file cannot be written.
     """
-    registry = CollectorRegistry()
     entries = list(held_back)
-    partitions = gauge(export_catalogue.HELD_BACK, registry)
-    for (topic, cause), count in Totals((entry.tp.topic, entry.cause) for entry in entries).items():
-        partitions.labels(topic, cause.value).set(count)
-    ages = gauge(export_catalogue.OPEN_TRANSACTION, registry)
-    for entry in entries:
-        if entry.age_s is not None:
-            ages.labels(entry.tp.topic, entry.tp.partition).set(entry.age_s)
-    gauge(export_catalogue.FAILED_TOPICS, registry).set(failed_topics)
-    gauge(export_catalogue.LAST_ROUND, registry).set_to_current_time()
-    write_metrics_file(path, registry)
+    causes = Totals((entry.tp.topic, entry.cause.value) for entry in entries)
+    write_metrics_file(
+        path,
+        {
+            export_catalogue.HELD_BACK: causes.items(),
+            export_catalogue.OPEN_TRANSACTION: [
+                (entry.tp, entry.age_s) for entry in entries if entry.age_s is not None
+            ],
+            export_catalogue.FAILED_TOPICS: [((), failed_topics)],
+            export_catalogue.LAST_ROUND: [((), SYSTEM_CLOCK.wall())],
+        },
+    )
 
 
 def target_of(archive: StorageConfig, into: str | None, file: Path | None) -> StorageConfig:
