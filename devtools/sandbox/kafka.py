@@ -1,5 +1,7 @@
 """Real Kafka clusters on this machine, with KRaft or ZooKeeper, for the demo and the tests."""
 
+import re
+import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -241,6 +243,7 @@ class KraftCluster(KafkaCluster):
 
 
 _SESSION_EXPIRED: Final = "KeeperException$SessionExpiredException"
+_CREATED_TWICE: Final = re.compile(r"Duplicate log directories .* both (\S+) and (\S+?)\.? ")
 
 
 class ZookeeperCluster(KafkaCluster):
@@ -310,14 +313,18 @@ class ZookeeperCluster(KafkaCluster):
     def start_broker(self, broker_id: int, *, wait: bool = True) -> None:
         """Start a stopped or killed broker; with `wait`, return once it answers.
 
-        A broker ends if its session expires before it is ready, as on a busy machine. With `wait`,
-        it is started again, as a supervisor would.
+        On a busy machine, sessions of brokers expire. One that is not ready yet then ends. One that
+        creates a partition stops after the directory, and may create it in another log dir later;
+        it does not start with both. With `wait`, this does what an operator and a supervisor would.
         """
         while True:
             try:
                 return super().start_broker(broker_id, wait=wait)
             except ServerDiedError as error:
-                if _SESSION_EXPIRED not in str(error):
+                twice = _CREATED_TWICE.search(str(error))
+                if twice is not None:
+                    _remove_unfinished([Path(path) for path in twice.groups()])
+                elif _SESSION_EXPIRED not in str(error):
                     raise
 
     def _before_start(self, node: KafkaNode) -> None:
@@ -330,6 +337,18 @@ class ZookeeperCluster(KafkaCluster):
 
     def _groups(self) -> tuple[list[ManagedProcess], ...]:
         return (*super()._groups(), [self.zookeeper])
+
+
+def _remove_unfinished(directories: Sequence[Path]) -> None:
+    """Remove the directory of a partition that the broker has not finished to create.
+
+    Raises:
+        LocalServerError: It is not exactly one of them.
+    """
+    unfinished = [path for path in directories if not (path / "partition.metadata").exists()]
+    if len(unfinished) != 1:
+        raise LocalServerError(f"which of {directories} the broker uses is not known")
+    shutil.rmtree(unfinished[0])
 
 
 def _log_dirs(number: int) -> str:
