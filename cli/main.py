@@ -1,5 +1,6 @@
 """The `sidetier` command: run a subcommand, and end with a clear message and an exit code."""
 
+import faulthandler
 import gc
 import os
 import sys
@@ -147,6 +148,9 @@ def discard_output_of_closed_pipes() -> None:
 def main() -> None:
     """Run the command line of this process, and end the process with its exit code."""
     signals.end_at_sigterm(exits.TERMINATED)
+    if sys.stderr is not None:
+        # Without it, a crash of a C library (librdkafka) leaves no line in the log.
+        faulthandler.enable()
     gc.set_threshold(_GC_THRESHOLD)
     try:
         code = run()

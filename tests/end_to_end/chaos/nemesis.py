@@ -6,6 +6,7 @@ promised duration.
 """
 
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -154,6 +155,7 @@ class Nemesis:
         while self._lag() > LAG_SECONDS:
             if monotonic() > deadline:
                 self._tell(f"the archive lags {self._lag():.0f} s behind before {action}")
+                self._expect_no_crash()
                 deadline = monotonic() + _CALM_SECONDS
             if self._over.wait(0.2):
                 return False
@@ -256,6 +258,15 @@ class Nemesis:
         with suppress(KafkaException):
             return leader_of(self._scene.cluster.bootstrap_servers, *tp) == broker
         return False
+
+    def _expect_no_crash(self) -> None:
+        """Fail if a sidecar has ended by a signal that nobody has sent. The archive would never
+        catch up.
+        """
+        for broker, sidecar in self._scene.sidecars.items():
+            code = sidecar.process.returncode
+            if code is not None and code < 0 and code != -signal.SIGKILL:
+                self._living(broker)
 
     def _living(self, broker: int) -> Sidecar:
         sidecar = self._scene.sidecars[broker]

@@ -263,3 +263,15 @@ def test_default_configuration_file_is_read_if_it_exists(settings: Path, tmp_pat
     call.files.append(tmp_path / "named.yaml")
     assert call.config_files({"SIDETIER_CONFIG": str(other)}) == [tmp_path / "named.yaml"]
     assert not Invocation(default_config=tmp_path / "none.yaml").is_configured({})
+
+
+def test_a_crash_of_a_library_leaves_the_stacks_of_all_threads() -> None:
+    code = (
+        "import os, signal, sidetier.cli.main as cli\n"
+        "cli.run = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "cli/main.py" in done.stderr
