@@ -112,6 +112,24 @@ def _high_watermark(config: Config) -> Problems:
         )
 
 
+def _early(config: Config) -> Problems:
+    if not config.uploader.early.enabled:
+        return
+    path: SettingPath = ("uploader", "early", "topics")
+    if config.broker.bootstrap_servers is None:
+        yield Problem(
+            path,
+            "needs broker.bootstrap_servers: the broker is asked which records of an active "
+            "segment are committed",
+        )
+    if config.leadership.source == "static":
+        yield Problem(
+            path,
+            "needs leader epochs, by which the broker is asked which records of an active segment "
+            "are committed: leadership.source is static",
+        )
+
+
 def _topics(config: Config) -> Problems:
     topics = config.topics
     for i, pattern in enumerate(topics.include):
@@ -276,6 +294,7 @@ _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _leadership,
     _zookeeper_security,
     _high_watermark,
+    _early,
     _topics,
     _local_retention,
     _delays,

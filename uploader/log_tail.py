@@ -1,11 +1,13 @@
-"""Measure the unarchived end of a led partition's log, for the status.
+"""Measure the unarchived end of a led partition's log, for the status and for early archiving.
 
-It costs a few stat calls for each partition, at intervals. Archiving does not depend on it.
+It costs a few stat calls for each partition, at intervals. Whether a record is archived does not
+depend on it, only when the active segment is read for an early segment.
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.headers import HEADER_BYTES, TimestampType, parse_batch_header
@@ -13,8 +15,10 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.watching.disk import PARTITION_METADATA, batches_from
 
-_PARTITION_METADATA: Final = "partition.metadata"
+_BLOCK_BYTES: Final = 512
+"""The unit of `st_blocks`, whatever the file system's block size is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +28,39 @@ class LogTail:
     Attributes:
         log_end: High watermark, as in the column LOG-END-OFFSET of Kafka's own tools; None where it
             is not known.
-        active_bytes: Size of the active segment, in bytes.
-        unarchived_since: When the first record was appended to the oldest segment that is not
-            archived, in seconds since 1970; None where that segment is empty.
+        active_bytes: Bytes of the active segment that are not archived.
+        unarchived_since: When the oldest record that is not archived was appended, in seconds since
+            1970; None where there is none.
+        written_bytes: At most `active_bytes`: without the bytes of a preallocated segment that the
+            broker has not written yet.
     """
 
     log_end: Offset | None
     active_bytes: int
     unarchived_since: float | None
+    written_bytes: int = 0
+
+
+class _Unarchived(NamedTuple):
+    """The beginning of a log's unarchived end. The first two identify it."""
+
+    segment: BaseOffset
+    archived_to: Offset | None
+    position: int
+    """In bytes of the segment."""
+    since: float
 
 
 @dataclass(slots=True)
 class LogTails:
     """Measures the logs of partitions.
 
-    Remembers when the oldest unarchived segment of each partition got its first record, which never
-    changes, so that the file is read only once.
+    Remembers where the unarchived end of each log begins and since when, which changes only with
+    the archive, so that a file is read only once.
     """
 
     gate: CommittedGate
-    _began: dict[TopicPartition, tuple[BaseOffset, float]] = field(default_factory=dict)
+    _began: dict[TopicPartition, _Unarchived] = field(default_factory=dict)
 
     def measure(self, partition: Partition) -> LogTail | None:
         """Measure a partition from its files and the known high watermark; None if not possible."""
@@ -63,38 +80,70 @@ class LogTails:
             last_append = partition.log.tracked[oldest].modified_ns / 1e9
         elif status.st_size == 0:
             return LogTail(log_end, 0, None)
+        archived_to = partition.stored_below()
+        if archived_to is not None and archived_to <= oldest:
+            archived_to = None
         began = self._began.get(tp)
-        if began is None or began[0] != oldest:
-            began = self._began[tp] = oldest, first_append(directory, oldest, last_append)
-        return LogTail(log_end, status.st_size, began[1])
+        if began is None or began[:2] != (oldest, archived_to):
+            began = _unarchived(directory, oldest, archived_to, last_append)
+            if began is None and oldest == active:
+                return LogTail(log_end, 0, None)
+            began = began or _from_begin(directory, oldest, last_append)
+            self._began[tp] = began
+        position = began.position if oldest == active else 0
+        size = max(0, status.st_size - position)
+        written = size if not status.st_blocks else status.st_blocks * _BLOCK_BYTES - position
+        return LogTail(log_end, size, began.since, max(0, min(size, written)))
 
     def forget(self, tp: TopicPartition) -> None:
         """Forget a partition that this broker no longer leads."""
         self._began.pop(tp, None)
 
 
-def first_append(directory: str, base: BaseOffset, last_append: float) -> float:
-    """Return when the first record of a segment was appended, in seconds since 1970.
+def _unarchived(
+    directory: str, base: BaseOffset, archived_to: Offset | None, last_append: float
+) -> _Unarchived | None:
+    """Find the first batch at `archived_to` or above in a segment; None if there is none yet."""
+    if archived_to is None:
+        return _from_begin(directory, base, last_append)
+    path = os.path.join(directory, segment_file_name(base, FileKind.LOG))
+    with suppress(OSError, SegmentError), open(path, "rb", buffering=0) as log:
+        for position, header in batches_from(directory, base, log.fileno(), archived_to):
+            if header.next_offset > archived_to:
+                since = first_append(directory, base, last_append, position)
+                return _Unarchived(base, archived_to, position, since)
+    return None
 
-    This is the timestamp of its first batch, limited to the time between the segment's begin and
+
+def _from_begin(directory: str, base: BaseOffset, last_append: float) -> _Unarchived:
+    return _Unarchived(base, None, 0, first_append(directory, base, last_append))
+
+
+def first_append(directory: str, base: BaseOffset, last_append: float, position: int = 0) -> float:
+    """Return when the first record of a segment was appended, in seconds since 1970; with
+    `position`, the first record of the batch at this byte.
+
+    This is the timestamp of the batch, limited to the time between the segment's begin and
     its last append, because records may carry timestamps of the past. A segment begins when the
     broker writes its producer snapshot; the first segment of a log, when the broker writes
     `partition.metadata`.
     """
     began = 0.0
-    for name in (segment_file_name(base, FileKind.SNAPSHOT), _PARTITION_METADATA):
+    for name in (segment_file_name(base, FileKind.SNAPSHOT), PARTITION_METADATA):
         try:
             began = os.stat(os.path.join(directory, name)).st_mtime
         except OSError:
             continue
         break
-    timestamp = _first_timestamp(os.path.join(directory, segment_file_name(base, FileKind.LOG)))
+    path = os.path.join(directory, segment_file_name(base, FileKind.LOG))
+    timestamp = _first_timestamp(path, position)
     return min(max(began, last_append if timestamp is None else timestamp), last_append)
 
 
-def _first_timestamp(path: str) -> float | None:
+def _first_timestamp(path: str, position: int) -> float | None:
     try:
         with open(path, "rb", buffering=0) as log:
+            log.seek(position)
             header = parse_batch_header(log.read(HEADER_BYTES))
     except (OSError, SegmentError):
         return None

@@ -59,9 +59,8 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.status import Role
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.topic_rules import refusal_of
-from sidetier.uploader.led_partitions import topic_id_in
 from sidetier.uploader.trim.decision import topic_hindrance
-from sidetier.uploader.watching.disk import find_partitions, old_format_of
+from sidetier.uploader.watching.disk import find_partitions, old_format_of, topic_id_in
 
 _AT_ONCE: Final = 16
 """Maximum number of concurrent requests to the stores."""

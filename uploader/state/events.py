@@ -12,6 +12,7 @@ from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.errors import OperatorNeededError
+from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment, Timeline, TrackedSegment
 
@@ -132,6 +133,24 @@ class StoreSilent:
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyFound:
+    """A part of the active segment is due to be stored. `generation` is the partition's when its
+    broker was asked.
+    """
+
+    committed: CommittedRange
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyFailed:
+    """No early segment was found: the log or the broker's answer does not allow it."""
+
+    error: Exception
+    generation: int
+
+
 Event = (
     SituationChanged
     | RequestSucceeded
@@ -142,6 +161,8 @@ Event = (
     | UploadPutOff
     | ArchiveMoves
     | StoreSilent
+    | EarlyFound
+    | EarlyFailed
 )
 
 
@@ -244,10 +265,14 @@ class ReportGap:
 
 @dataclass(frozen=True, slots=True)
 class ReportUploaded:
-    """A segment's objects are on the store. The upload took `seconds`."""
+    """A segment's objects are on the store. The upload took `seconds`.
+
+    `early` is set for a part of an active segment.
+    """
 
     stored: StoredSegment
     seconds: float
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

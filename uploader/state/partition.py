@@ -22,6 +22,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
+    BaseOffset,
     LeaderEpoch,
     Offset,
     OffsetRange,
@@ -37,12 +38,15 @@ from sidetier.uploader.errors import (
     StoredOtherwiseError,
     UnarchivableError,
 )
+from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.state.decisions import Facts, Situation, begun, follow, lead
 from sidetier.uploader.state.events import (
     Action,
     ArchiveMoves,
     Asked,
+    EarlyFailed,
+    EarlyFound,
     Event,
     HoldBack,
     Release,
@@ -212,6 +216,10 @@ class Partition:
     # -- the gap behind the archive's end
 
     gap: GapWatch = NO_GAP
+    early_due: bool = False
+    """Whether a part of the active segment is due to be stored: see `early`."""
+    early_hold: Backoff = field(default_factory=Backoff)
+    """After an early segment that was refused."""
     read_again_at: float = 0.0
     """When the archive is read again while a gap, or a halt at one, waits for the sidecars of other
     brokers.
@@ -459,6 +467,28 @@ class Partition:
             and self.unanswered is None
         )
 
+    def note_early(self, *, due: bool) -> None:
+        """Note whether a part of the active segment is due to be stored."""
+        self.early_due = due
+
+    def may_archive_early(self) -> bool:
+        """Whether a part of the active segment may be stored: nothing else is stored first.
+
+        Not of a compacted topic: compaction may have merged the batches at the end of the part by
+        the time when the rest of the segment is stored.
+        """
+        return (
+            self.following is None
+            and not (self.lost or self.unsure or self.is_sparse or self.diverged)
+            and self.config is not None
+            and self.refused is None
+            and self.halt is None
+            and self.unanswered is None
+            and self.gap.gap is None
+            and self.log.early is None
+            and not self.log.tracked
+        )
+
     # -- events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event, situation: Situation) -> list[Action]:
@@ -492,7 +522,8 @@ class Partition:
             yield from map(Release, self.log.untrack_all())
             return
         yield from map(Release, self.log.forget_stored(self.stored_below()))
-        if self.following is None and self.log.tracked and not situation.rules.from_latest:
+        has_work = bool(self.log.tracked) or self.early_due
+        if self.following is None and has_work and not situation.rules.from_latest:
             self.archive = begun(self.archive, self.log.first_start)
         facts = self.facts(situation)
         self.log.plan_again(facts.plan)
@@ -523,6 +554,7 @@ class Partition:
             is_moving=self.moving is not None,
             has_directory=self.directory is not None,
             may_upload=self.may_upload(),
+            is_early_due=self.early_due,
         )
 
     def asked(self, request: Request) -> Asked | None:
@@ -567,7 +599,25 @@ class Partition:
                 self.moving = description
             case StoreSilent(reason):
                 self.unanswered = reason
+            case EarlyFound(committed, generation):
+                self._early_found(committed, generation, now)
+            case EarlyFailed(error, generation):
+                if generation == self.generation:
+                    return [self._early_refused(self.log.active or BaseOffset(0), error, now)]
         return []
+
+    def _early_found(self, committed: CommittedRange, generation: int, now: float) -> None:
+        archive = self.archive
+        if generation != self.generation or archive is None or not self.may_archive_early():
+            return
+        # The segment may have been closed, and the archive may have grown, since the broker
+        # was asked.
+        if self.log.active == committed.segment and archive.next_offset == committed.start:
+            self.log.early = TrackedSegment.of_active(committed, now)
+
+    def _early_refused(self, base: BaseOffset, error: Exception, now: float) -> Action:
+        self.early_hold.fail(str(error), now)
+        return ReportUploadFailed(base, error, self.early_hold.failures)
 
     def _request_succeeded(
         self, event: RequestSucceeded, now: float, outages: int | None
@@ -676,19 +726,27 @@ class Partition:
             # The archive was read again since, or the segment is another file now. The next upload
             # compares the stored object with the segment before it counts as stored.
             segment.stage = SegmentState.CLOSED
+            if segment is self.log.early:
+                self.log.drop_early()
             return [] if self._is_tracked(segment) else [Release(segment)]
         segment.stage, segment.stored = SegmentState.STORED, stored
         segment.timeline.uploaded = now
         segment.hold.clear()  # it stays pinned until the watermark has moved over it
         seconds = now - (segment.timeline.started or now)
         self.uploads = self.uploads.plus(stored.bytes_sent, seconds, wall)
-        return [ReportUploaded(stored, seconds)]
+        if segment.early is None:
+            return [ReportUploaded(stored, seconds)]
+        self.early_hold.clear()
+        # The broker still has the bytes, and deletes no active segment.
+        return [ReportUploaded(stored, seconds, early=True), Release(segment)]
 
     def _upload_failed(
         self, segment: TrackedSegment, error: Exception, now: float, *, unlinked: bool
     ) -> list[Action]:
         base = segment.segment.base_offset
         segment.stage = SegmentState.CLOSED
+        if segment.early is not None:
+            return self._early_upload_failed(segment, error, now)
         if not isinstance(error, SidetierError | OSError):
             before, segment.stored = segment.hold.error, None
             segment.hold.fail(f"{type(error).__name__}: {error}", now)
@@ -711,12 +769,33 @@ class Partition:
         self._look_again(segment, error, unlinked=unlinked)
         return [report, *self._released_unless_tracked(segment)]
 
+    def _early_upload_failed(
+        self, segment: TrackedSegment, error: Exception, now: float
+    ) -> list[Action]:
+        """Try the same part again only if the store has failed: its indexes may be stored already.
+
+        Everything else concerns the log, which may have grown or changed since.
+        """
+        base, before = segment.segment.base_offset, self.early_hold.error
+        released = [Release(segment)]
+        if segment is not self.log.early:
+            return [*released]
+        if isinstance(error, StorageError):
+            segment.hold.fail(str(error), now)
+            return [ReportUploadFailed(base, error, segment.hold.failures), *released]
+        self.log.drop_early()
+        report = self._early_refused(base, error, now)
+        if not isinstance(error, SidetierError | OSError):
+            report = ReportUnexpected(f"the upload of early segment {base}", error, before)
+        self._look_again(segment, error, unlinked=False)
+        return [report, *released]
+
     def _released_unless_tracked(self, segment: TrackedSegment) -> list[Action]:
         return [] if self._is_tracked(segment) else [Release(segment)]
 
     def _is_tracked(self, segment: TrackedSegment) -> bool:
         """Whether the segment is still tracked, and not another file of its base offset."""
-        return self.log.tracked.get(segment.segment.base_offset) is segment
+        return self.log.is_tracked(segment)
 
     def _look_again(self, segment: TrackedSegment, error: Exception, *, unlinked: bool) -> None:
         """Read the archive again if another sidecar's object is in the way of the next segment."""

@@ -3,18 +3,35 @@
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.config.startup import META_PROPERTIES
 from sidetier.segments.errors import DamagedSegmentError, SegmentError, UnsupportedFormatError
-from sidetier.segments.headers import HEADER_BYTES, check_beginning
-from sidetier.segments.names import DirectoryState, parse_partition_directory
-from sidetier.segments.offsets import TopicPartition
-from sidetier.segments.properties import MetaProperties, parse_meta_properties
+from sidetier.segments.headers import (
+    HEADER_BYTES,
+    BatchHeader,
+    check_beginning,
+    parse_batch_header,
+    walk_headers,
+)
+from sidetier.segments.indexes import position_at_or_below
+from sidetier.segments.names import (
+    DirectoryState,
+    FileKind,
+    parse_partition_directory,
+    segment_file_name,
+)
+from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.segments.properties import (
+    MetaProperties,
+    parse_meta_properties,
+    parse_partition_metadata,
+)
 
 EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
 METADATA_TOPIC: Final = "__cluster_metadata"
 _BROKEN_LINK: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES})
 
@@ -177,6 +194,48 @@ def read_text(path: str) -> str:
             raise SegmentError(f"{path}: byte {error.start} is not UTF-8: {error.reason}") from None
 
 
+class LogFile(NamedTuple):
+    """A `.log` on the disk, and the topic that its directory belongs to.
+
+    Attributes:
+        device: Device of the file.
+        inode: Its inode.
+        topic_id: Topic id in `partition.metadata`; None if there is none.
+    """
+
+    device: int
+    inode: int
+    topic_id: str | None
+
+
+def log_file(directory: str, base: BaseOffset) -> LogFile | None:
+    """Return where the name of a live segment leads now; None if it is gone."""
+    try:
+        status = os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG)))
+    except OSError:
+        return None
+    return LogFile(status.st_dev, status.st_ino, topic_id_in(directory))
+
+
+def topic_id_in(directory: str) -> str | None:
+    """Return the topic id in a partition's directory; None if it cannot be read."""
+    try:
+        return read_topic_id(directory)
+    except SegmentError:
+        return None
+
+
+def read_topic_id(directory: str) -> str | None:
+    """Return the topic id in a partition's directory; None if the broker has not written it.
+    Raises SegmentError for a damaged `partition.metadata`.
+    """
+    path = os.path.join(directory, PARTITION_METADATA)
+    try:
+        return parse_partition_metadata(read_text(path), path)
+    except OSError:
+        return None
+
+
 def device_of(path: str) -> int | None:
     """Return the file system of a path (`st_dev`); None where it cannot be read."""
     try:
@@ -204,3 +263,54 @@ def old_format_of(path: str) -> str | None:
     except (OSError, DamagedSegmentError):
         return None
     return None
+
+
+def batches_from(
+    directory: str, base: BaseOffset, descriptor: int, offset: int
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield position and header of a segment's batches, from one at or below `offset` to the end.
+
+    The first is found through the offset index, so that little of a large segment is read.
+
+    Args:
+        directory: The partition's directory.
+        base: Base offset of the segment.
+        descriptor: Of its `.log`.
+        offset: The first wanted offset.
+
+    Raises:
+        DamagedSegmentError: As `walk_headers`: at the end of an active segment also where the
+            broker is writing a batch.
+        UnsupportedFormatError: Message format v0 or v1.
+    """
+
+    def read(position: int, length: int) -> bytes:
+        return os.pread(descriptor, length, position)
+
+    start = _indexed_position(directory, base, offset)
+    if start:
+        # The broker may have truncated the log, or a crash may have damaged the index.
+        try:
+            header = parse_batch_header(read(start, HEADER_BYTES))
+        except (DamagedSegmentError, UnsupportedFormatError):
+            start = 0
+        else:
+            start = start if base <= header.base_offset <= offset else 0
+    yield from walk_headers(read, os.fstat(descriptor).st_size, start=start)
+
+
+def _indexed_position(directory: str, base: BaseOffset, offset: int) -> int:
+    if offset <= base:
+        return 0
+    path = os.path.join(directory, segment_file_name(base, FileKind.INDEX))
+    try:
+        index = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        size = os.fstat(index).st_size
+        return position_at_or_below(
+            lambda position, length: os.pread(index, length, position), size, base, offset
+        )
+    finally:
+        os.close(index)

@@ -1,0 +1,121 @@
+"""Ask the own broker about the logs that it leads, in one leader epoch.
+
+Not through librdkafka: its ListOffsets goes to the broker that leads by then, and has no leader
+epoch. A broker refuses the request in any epoch but its own (KIP-320).
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from sidetier.leadership.consumer_groups import client_settings
+from sidetier.leadership.port import LedLog
+from sidetier.segments.errors import (
+    BrokerUnavailableError,
+    LeadershipError,
+    SidetierError,
+)
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
+
+if TYPE_CHECKING:
+    from sidetier.wire.cluster import Cluster
+
+_UNREACHED: Final = LeadershipError("the broker's response has nothing about the partition")
+
+
+class KafkaLedLogs:
+    """`LedLogSource` with one connection, which is opened again after an error.
+
+    Args:
+        bootstrap_servers: Address of the own broker.
+        properties: The user's librdkafka properties.
+        broker_id: The own broker.
+        cluster_id: Kafka's id of the cluster, from the broker's log dirs.
+        timeout: Timeout of connections and requests, in seconds.
+
+    Raises:
+        ConfigurationError: A property is not supported, or a certificate cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        properties: Mapping[str, str],
+        broker_id: BrokerId,
+        cluster_id: str | None,
+        timeout: float = 10.0,
+    ) -> None:
+        self._settings = client_settings(bootstrap_servers, properties, timeout)
+        self._timeout = timeout
+        self._broker_id = broker_id
+        self._cluster_id = cluster_id
+        self._lock = threading.Lock()
+        self._cluster: Cluster | None = None
+
+    def led_logs(
+        self, epochs: Mapping[TopicPartition, LeaderEpoch]
+    ) -> Mapping[TopicPartition, LedLog | SidetierError]:
+        """Send two ListOffsets requests: for high watermarks, and for last stable offsets."""
+        if not epochs:
+            return {}
+        with self._lock:
+            is_old = self._cluster is not None
+            try:
+                return self._asked(epochs)
+            except BrokerUnavailableError:
+                # The broker closes connections that are idle for some minutes.
+                self._close()
+                if not is_old:
+                    raise
+            except SidetierError:
+                self._close()
+                raise
+            try:
+                return self._asked(epochs)
+            except SidetierError:
+                self._close()
+                raise
+
+    def _asked(
+        self, epochs: Mapping[TopicPartition, LeaderEpoch]
+    ) -> dict[TopicPartition, LedLog | SidetierError]:
+        # Importing Kafka's messages takes 25 MB: only where topics are archived early.
+        from sidetier.wire.record_deletion import led_log_ends  # noqa: PLC0415
+
+        cluster, broker = self._connected(), self._broker_id
+        ends = led_log_ends(cluster, broker, epochs)
+        stable = led_log_ends(cluster, broker, epochs, stable=True)
+        answers: dict[TopicPartition, LedLog | SidetierError] = {}
+        for tp in epochs:
+            end, last_stable = ends.get(tp, _UNREACHED), stable.get(tp, _UNREACHED)
+            if isinstance(end, SidetierError):
+                answers[tp] = end
+            elif isinstance(last_stable, SidetierError):
+                answers[tp] = last_stable
+            else:
+                answers[tp] = LedLog(end.offset, last_stable.offset, end.leader_epoch)
+        return answers
+
+    def _connected(self) -> "Cluster":
+        from sidetier.wire.cluster import Cluster  # noqa: PLC0415 - as in `_asked`
+
+        if self._cluster is None:
+            cluster = self._cluster = Cluster(self._settings)
+            # Another cluster may have a broker of this id that leads a topic of the same name.
+            found = cluster.metadata((), timeout=self._timeout).cluster_id
+            if found is None or found != self._cluster_id:
+                raise LeadershipError(
+                    f"broker.bootstrap_servers belong to Kafka cluster {found}, and the log dirs "
+                    f"to {self._cluster_id}"
+                )
+        return self._cluster
+
+    def close(self) -> None:
+        """Close the connection. May be called twice."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
