@@ -1,0 +1,417 @@
+"""Early archiving in the daemon: parts of active segments, and what follows when they close."""
+
+import os
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sidetier.config.uploader import EarlyConfig
+from sidetier.leadership.port import TopicConfig
+from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
+from sidetier.segments.headers import CONTROL, TRANSACTIONAL
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import Offset
+from sidetier.segments.txn_index import AbortedTxn, encode_txn_index, parse_txn_index
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader import engine
+from sidetier.uploader.early import is_due
+from sidetier.uploader.log_tail import LogTail
+from sidetier.uploader.sending import upload
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.segment import TrackedSegment
+from tests.harness.archive_sound import check_archive
+from tests.harness.batches import make_batch
+from tests.harness.daemons import (
+    ConfigsByHand,
+    LeadershipByHand,
+    LedLogsByHand,
+    RunningDaemon,
+    Site,
+    key_of,
+    stored_logs,
+    stored_next,
+    watermark_of,
+)
+from tests.harness.log_dir import LogDir, PartitionLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EARLY = {"topics": ["t"], "bytes": 500, "age": 3600}
+"""A part has two batches of 296 bytes, of five records each."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the logs all the time."""
+    monkeypatch.setattr(engine, "_TAILS_SECONDS", 0.02)
+    monkeypatch.setattr(engine, "_TOTALS_SECONDS", 0.02)
+    monkeypatch.setattr(engine, "_MAX_SHARE_OF_TIME", 1.0)
+
+
+@pytest.fixture
+def led(site: Site) -> LedLogsByHand:
+    """The broker of the site, which archives topic t early."""
+    site.settings["early"] = EARLY
+    site.settings["rescan_interval"] = 0.1
+    site.led_logs = led = LedLogsByHand(site.log_dirs)
+    return led
+
+
+def wait_to(running: RunningDaemon, store: FakeStorage, log: PartitionLog, end: int) -> None:
+    running.wait(lambda: stored_next(store, log.tp) == end, f"{log.tp} to be archived to {end}")
+
+
+def stored_bytes(store: FakeStorage, log: PartitionLog) -> bytes:
+    return b"".join(data for _, data in sorted(stored_logs(store, log.tp).items()))
+
+
+def test_active_segment_is_archived_and_continued_when_it_closes(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, led: LedLogsByHand
+) -> None:
+    """No record twice, none missing, and the usual files beside each part."""
+    log.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        wait_to(running, store, log, 10)
+        log.append(10)
+        wait_to(running, store, log, 20)
+        log.append(20)
+        wait_to(running, store, log, 40)
+        log.append(5)  # too few for another part
+        wait_to(running, store, log, 40)
+        log.roll()
+        log.append(1)
+        log_dir.checkpoint_high_watermarks()
+        wait_to(running, store, log, 45)
+        status = running.status(log.tp)
+        assert status is not None
+        assert (status.log_end, status.unarchived_records) in {(46, 1), (45, 0), (40, 0)}
+    assert sorted(stored_logs(store, log.tp)) == [0, 10, 20, 30, 40]
+    assert stored_bytes(store, log) == log.written[0] + log.written[10]
+    check_archive(store, log.tp)
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert (watermark.base_offset, watermark.next_offset) == (40, 45)
+    assert site.registry.get_sample_value("sidetier_early_segments_total") == 3
+    assert led.closed
+
+
+def test_off_by_default_nothing_is_asked_or_read(
+    site: Site, log: PartitionLog, store: FakeStorage, led: LedLogsByHand
+) -> None:
+    del site.settings["early"]
+    log.append(100)
+    site.settle()
+    assert not led.asked
+    assert not store.requests
+
+
+def test_other_topics_are_not_archived_early(
+    site: Site, log_dir: LogDir, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+) -> None:
+    other = log_dir.create("other")
+    other.append(50)
+    log.append(50)
+    with site.running() as running:
+        wait_to(running, store, log, 50)
+    assert stored_next(store, other.tp) is None
+    assert {tp.topic for asked in led.asked for tp in asked} == {"t"}
+
+
+def test_records_above_the_high_watermark_wait(
+    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+) -> None:
+    led.high_watermarks[log.tp] = 23
+    log.append(50)
+    with site.running() as running:
+        wait_to(running, store, log, 20)  # whole batches
+        led.high_watermarks[log.tp] = 50
+        wait_to(running, store, log, 50)
+    assert stored_bytes(store, log) == log.written[0]
+
+
+def test_compacted_topics_are_never_archived_early(
+    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+) -> None:
+    site.topic_configs = ConfigsByHand({"t": TopicConfig(compacted=True)})
+    site.settings["rescan_interval"] = 0.1
+    log.append(50)
+    site.daemon()
+    with site.running() as running:
+        running.wait(
+            lambda: site.topic_configs is not None and site.topic_configs.asked,  # type: ignore[attr-defined]
+            "the configuration",
+        )
+        running.wait(lambda: running.status(log.tp), "the status")
+    assert not led.asked
+    assert not store.contents()
+
+
+@pytest.mark.parametrize("answers", ["fenced", "away"])
+def test_part_that_is_not_confirmed_is_not_stored(
+    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand, answers: str
+) -> None:
+    """After the reading, the broker answers in a later epoch, or not at all."""
+
+    def move() -> None:
+        if answers == "away":
+            raise BrokerUnavailableError("away for the test")
+        log.epoch += 1
+
+    led.before = [lambda: None, move]
+    log.append(50)
+    with site.running() as running:
+        running.wait(lambda: len(led.asked) >= 2, "the second question")
+        running.wait(
+            lambda: site.registry.get_sample_value(
+                "sidetier_errors_total",
+                {"kind": "NotCommittedError" if answers == "fenced" else "BrokerUnavailableError"},
+            ),
+            "the error",
+        )
+        assert not stored_logs(store, log.tp)
+        if answers == "fenced":
+            log.epoch -= 1
+        wait_to(running, store, log, 50)
+
+
+@pytest.mark.parametrize("change", ["recreated", "moved", "truncated"])
+def test_part_of_another_file_is_not_stored(
+    site: Site,
+    log_dir: LogDir,
+    store: FakeStorage,
+    log: PartitionLog,
+    led: LedLogsByHand,
+    change: str,
+) -> None:
+    """The look after the second answer, which a topic of the same name and epoch also gives."""
+    moved: list[PartitionLog] = []
+
+    def recreate() -> None:
+        log.delete_topic()
+        moved.append(log_dir.create("t", topic_id="AAAAAAAAAAAAAAAAAAAAAg"))
+        moved[0].append(50, size=41)
+
+    def move() -> None:
+        copy = log.copy_to(log_dir, ())
+        log.delete_topic()
+        copy.rename_to("t-0")
+        log_dir.partitions[log.tp] = copy
+        moved.append(copy)
+
+    def truncate() -> None:
+        log.truncate(10)
+        log.lead(1)
+        log.append(50)
+
+    changes: dict[str, Callable[[], None]] = {
+        "recreated": recreate,
+        "moved": move,
+        "truncated": truncate,
+    }
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    led.before = [lambda: None, changes[change]]
+    log.append(50)
+    before = log.written[0]
+    with site.running() as running:
+        running.wait(
+            lambda: site.registry.get_sample_value(
+                "sidetier_errors_total", {"kind": "NotCommittedError"}
+            ),
+            "the refusal",
+        )
+        assert not stored_logs(store, log.tp)
+        now = moved[0] if moved else log
+        if change == "truncated":
+            leadership.lead(log.tp, 1)
+        wait_to(running, store, now, now.log_end)
+        stored = stored_bytes(store, now)
+    assert stored == now.written[0]
+    assert (stored == before) == (change == "moved")
+    check_archive(store, now.tp)
+
+
+def test_without_the_look_another_topics_records_would_be_stored(
+    site: Site,
+    log_dir: LogDir,
+    store: FakeStorage,
+    log: PartitionLog,
+    led: LedLogsByHand,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mutant that the test above finds: the old topic's bytes are stored after its deletion."""
+    log.append(50)
+    file = upload.log_file(str(log.path), log.active)
+    monkeypatch.setattr(upload, "log_file", lambda *_: file)
+
+    def recreate() -> None:
+        log.delete_topic()
+        log_dir.create("t", topic_id="AAAAAAAAAAAAAAAAAAAAAg").append(50, size=41)
+
+    led.before = [lambda: None, recreate]
+    with site.running() as running:
+        running.wait(lambda: stored_logs(store, log.tp), "the mutant to store")
+
+
+def test_segment_that_closes_during_the_upload_is_continued(
+    monkeypatch: pytest.MonkeyPatch,
+    site: Site,
+    log_dir: LogDir,
+    store: FakeStorage,
+    log: PartitionLog,
+    led: LedLogsByHand,
+) -> None:
+    listed = threading.Event()
+    observe = Partition.observe
+
+    def observed(self: Partition, listing: Any, now: float, track: Any) -> list[TrackedSegment]:  # noqa: ANN401
+        released = observe(self, listing, now, track)
+        if self.log.tracked:
+            listed.set()
+        return released
+
+    monkeypatch.setattr(Partition, "observe", observed)
+
+    def close() -> None:
+        log.append(10)
+        log.roll()
+        log.append(1)
+        log_dir.checkpoint_high_watermarks()
+        assert listed.wait(10)
+
+    led.before = [lambda: None, close]
+    log.append(10)
+    with site.running() as running:
+        wait_to(running, store, log, 20)
+    assert sorted(stored_logs(store, log.tp)) == [0, 10]
+    assert stored_bytes(store, log) == log.written[0]
+    check_archive(store, log.tp)
+
+
+def test_lead_that_is_lost_drops_the_part(
+    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+) -> None:
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    gone = []
+
+    def lose() -> None:
+        leadership.lose(log.tp)
+        log.epoch = 9
+        gone.append(True)
+
+    led.before = [lambda: None, lose]
+    log.append(50)
+    with site.running() as running:
+        running.wait(lambda: gone, "the second question")
+        running.wait(
+            lambda: site.registry.get_sample_value(
+                "sidetier_errors_total", {"kind": "NotCommittedError"}
+            ),
+            "the refusal",
+        )
+    assert not stored_logs(store, log.tp)
+
+
+def test_transaction_index_ends_with_the_part(
+    site: Site, log_dir: LogDir, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+) -> None:
+    """Each aborted transaction is in the index of the part that has its marker, and in no other."""
+
+    def transaction(records: int) -> AbortedTxn:
+        first = log.log_end
+        log.append_bytes(
+            make_batch(first, records, attributes=TRANSACTIONAL, payload=bytes(435)), records
+        )
+        marker = log.log_end
+        log.append_bytes(make_batch(marker, attributes=TRANSACTIONAL | CONTROL), 1)
+        return AbortedTxn(7, Offset(first), Offset(marker), Offset(marker + 1))
+
+    entries = [transaction(4), transaction(4)]
+    index = log.file(0, FileKind.TXNINDEX)
+    index.write_bytes(encode_txn_index(entries))
+    led.high_watermarks[log.tp] = 5
+    with site.running() as running:
+        wait_to(running, store, log, 5)
+        log.append(10)
+        index.write_bytes(encode_txn_index(entries) + b"\0\0cut")  # the broker is writing
+        del led.high_watermarks[log.tp]
+        wait_to(running, store, log, 20)
+        entries.append(transaction(4))
+        index.write_bytes(encode_txn_index(entries))
+        log.roll()
+        log_dir.checkpoint_high_watermarks()
+        wait_to(running, store, log, 25)
+    contents = store.contents()
+    stored = {
+        base: parse_txn_index(contents[key_of(log.tp, base, FileKind.TXNINDEX)])
+        for base in stored_logs(store, log.tp)
+        if key_of(log.tp, base, FileKind.TXNINDEX) in contents
+    }
+    assert {base: list(found) for base, found in stored.items()} == {
+        0: entries[:1],
+        5: entries[1:2],
+        20: entries[2:],
+    }
+    check_archive(store, log.tp)
+
+
+@pytest.mark.usefixtures("led")
+def test_store_that_fails_gets_the_same_part_again(
+    site: Site, store: FakeStorage, log: PartitionLog
+) -> None:
+    """Its index is stored already, and fits only a `.log` with the same end."""
+    log.append(10)
+    failed: list[str] = []
+
+    original = store.put_object
+
+    def put(key: str, *args: object, **kwargs: object) -> object:
+        if re.search(r"\d{20}\.log$", key) and not failed:
+            failed.append(key)
+            log.append(20)
+            raise StoreUnavailableError("away for the test")
+        return original(key, *args, **kwargs)  # type: ignore[arg-type]
+
+    store.put_object = put  # type: ignore[method-assign, assignment]
+    with site.running() as running:
+        wait_to(running, store, log, 30)
+    assert sorted(stored_logs(store, log.tp)) == [0, 10, 20]
+    assert store.contents()[key_of(log.tp, 0, FileKind.TIMEINDEX)]
+    check_archive(store, log.tp)
+
+
+TAIL = LogTail(Offset(9), 500, 1000.0, 500)
+
+
+@pytest.mark.parametrize(
+    ("tail", "last", "wall", "least"),
+    [
+        (TAIL, None, 1010.0, None),
+        (TAIL, None, 1060.0, 0),  # by age, however few
+        (TAIL, 1050.0, 1060.0, None),  # timestamps of the past count from the last upload on
+        (TAIL, 1050.0, 1110.0, 0),
+        (LogTail(Offset(9), 5000, 1000.0, 999), None, 1010.0, None),  # preallocated
+        (LogTail(Offset(9), 5000, 1000.0, 1000), None, 1010.0, 1000),
+        (LogTail(Offset(9), 5000, 1000.0, 0), None, 9999.0, None),
+        (LogTail(Offset(9), 0, None, 0), None, 9999.0, None),
+    ],
+)
+def test_part_is_due_by_its_bytes_or_its_age(
+    tail: LogTail, last: float | None, wall: float, least: int | None
+) -> None:
+    assert is_due(tail, last, wall, EarlyConfig(bytes=1000, age=60.0)) == least
+
+
+@pytest.mark.usefixtures("led")
+def test_part_is_due_by_age_and_preallocated_bytes_do_not_count(
+    site: Site, store: FakeStorage, log: PartitionLog
+) -> None:
+    site.settings["early"] = {"topics": ["t"], "bytes": "1MiB", "age": 1}
+    log.append(5)
+    os.truncate(log.file(0), 8 << 20)  # zeros follow, as on a broker with `preallocate`
+    with site.running() as running:
+        wait_to(running, store, log, 5)
+    assert stored_bytes(store, log) == log.written[0]
