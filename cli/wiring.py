@@ -530,9 +530,11 @@ def led_log_source(config: Config, identity: MetaProperties) -> LedLogSource | N
         return None
     from sidetier.leadership.led_logs import KafkaLedLogs  # noqa: PLC0415 - as above
 
-    return KafkaLedLogs(
-        servers, _client_properties(config), identity.broker_id, identity.cluster_id
-    )
+    properties = _client_properties(config)
+    try:
+        return KafkaLedLogs(servers, properties, identity.broker_id, identity.cluster_id)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"uploader.early.topics: {error}") from None
 
 
 def consumer_groups(config: Config) -> ConsumerGroupSource:

@@ -804,13 +804,20 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
 
 def closing(facts: DoctorFacts) -> Iterator[Finding]:
     """Check how long records wait in an active segment that does not fill."""
+    early = facts.config.uploader.early
     slow = {
         topic.name: value
         for topic in facts.topics
-        if (value := number(topic.settings, "segment.ms")) is not None and value >= _LONG_WAIT_MS
+        if (value := number(topic.settings, "segment.ms")) is not None
+        and value >= _LONG_WAIT_MS
+        and not (
+            early.selects(topic.name)
+            and early.age * 1000 <= _LONG_WAIT_MS
+            and not topic_config(topic.settings).compacted
+        )
     }
     if not slow:
-        yield ok("segment.ms", "segments close within a day")
+        yield ok("segment.ms", "records are archived, or segments close, within a day")
         return
     longest = max(slow, key=lambda name: slow[name])
     settings = next(topic.settings for topic in facts.topics if topic.name == longest)
@@ -819,8 +826,9 @@ def closing(facts: DoctorFacts) -> Iterator[Finding]:
         "segment.ms",
         f"where {size_text(size) or 'segment.bytes'} is not reached, records wait up to "
         f"{age_text(slow[longest] / 1000)} before their segment closes: {first_names(slow)}",
-        "close segments more often: records in the active segment are only on the brokers",
-        "segment.ms=3600000",
+        "archive their records before the segment closes, or close segments more often: records in "
+        "the active segment are only on the brokers",
+        f"uploader.early.topics: [{longest}], or segment.ms=3600000",
     )
 
 

@@ -10,6 +10,7 @@ from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import (
     HighWatermark,
     LeadershipView,
+    LedLog,
     ReadGroups,
     RecordDeletion,
     TopicConfig,
@@ -40,6 +41,8 @@ from tests.harness.simulation.stepped_store import SteppedStore
 from tests.harness.simulation.world import FLOOR, World
 
 _PROMPT_RESCUE = {"enabled": True, "patience": 1.5}
+_PART_BYTES = 100
+"""Bytes of the active segment that are worth a part: one or two batches."""
 _METRICS = Metrics(CollectorRegistry())
 """Shared by all lives: nothing reads them here, and creating them takes longer than a step."""
 
@@ -71,6 +74,24 @@ class _Brokers:
         answer = {tp: answers[tp] for tp in partitions}
         ask(Request("offsets", "", lambda: None, LeadershipUnavailableError))
         return answer
+
+    def led_logs(
+        self, epochs: Mapping[TopicPartition, LeaderEpoch]
+    ) -> Mapping[TopicPartition, LedLog | SidetierError]:
+        def arrive() -> object:
+            if self.isolated is not None:
+                raise BrokerUnavailableError("isolated")
+            by_name = {partition.tp: partition for partition in self._partitions}
+            return {tp: self._led(by_name[tp], epoch) for tp, epoch in epochs.items()}
+
+        answers = ask(Request("offsets", "", arrive, BrokerUnavailableError))
+        return cast("Mapping[TopicPartition, LedLog | SidetierError]", answers)
+
+    def _led(self, partition: Replicated, epoch: LeaderEpoch) -> LedLog | SidetierError:
+        if (partition.leader, partition.epoch) != (self._broker, epoch):
+            return LeadershipError("FENCED_LEADER_EPOCH")
+        end = Offset(partition.high_watermark)
+        return LedLog(end, end, epoch)
 
     def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
         return dict.fromkeys(topics, self._partitions[0].config)
@@ -143,6 +164,7 @@ class Sidecar:
                 pins=pins,
                 offset_reset=world.offset_reset,
                 on_gap=world.on_gap,
+                early={"topics": ["t"] if world.early else [], "bytes": _PART_BYTES, "age": "9999d"},
             ),
             DaemonContext(
                 log_dirs=LogDirs(map(str, beside.log_dirs), lambda _: True),
@@ -154,6 +176,7 @@ class Sidecar:
                     {"topics": ["t"] if world.local_retention else [], "bytes": 0, "interval": 1}
                 ),
                 record_deleter=self.brokers,
+                led_logs=self.brokers,
                 broker_id=BrokerId(broker),
                 cluster=LAYOUT.cluster,
                 metrics=_METRICS,
@@ -166,6 +189,7 @@ class Sidecar:
             retention.trimmer = replace(retention.trimmer, threads=1)
         # The simulation reaches into the engine: it stands for the file system's events, for the
         # passing of time, and for the kernel, which closes the files of a dead process.
+        self._measures_always = world.early
         self._board = self.engine._board
         self._leads = self.engine._leads
         self.engine._open_spool()
@@ -190,6 +214,8 @@ class Sidecar:
             for partition in self._partitions:
                 self._board.touch(str(partition.replicas[self.broker].log.path))
         self.engine.wake()
+        if self._measures_always:
+            self.engine._next_report = self.engine._next_tails = float("-inf")
         with self._disk.running(self.machine):
             self.engine.step()
         if self.machine.fault is None:

@@ -98,6 +98,8 @@ FAULTS = frozenset(
         "a gap is recorded",
         "a gap halts the partition",
         "a segment is cut at the border of a batch",
+        "a part of an active segment is stored",
+        "a part of an active segment is refused",
     }
 )
 """Events that every run of a hundred examples must have had; otherwise the search is too narrow."""
@@ -261,6 +263,27 @@ class Protocol(RuleBasedStateMachine):
         """Let one sidecar get ahead of the others."""
         self.now += 0.1
         self.sidecars[broker].work(steps)
+
+    @precondition(lambda self: self.world.early)
+    @rule(
+        records=st.integers(1, 4),
+        steps=st.sampled_from([20, 3, 5, 7, 9, 12]),
+        rolls=st.sets(BROKERS),
+        at=PARTITIONS,
+    )
+    def a_part(self, records: int, steps: int, rolls: set[int], at: int = 0) -> None:
+        """Commit records of the active segment, of which the leader's sidecar stores a part, unless
+        something happens meanwhile.
+        """
+        self.now += 0.3
+        cluster = self._at(at)
+        for _ in range(2):
+            cluster.append(records)
+            for broker in cluster.replicas:
+                cluster.replicate(broker)
+        self.sidecars[cluster.leader].work(steps)
+        for broker in rolls:
+            cluster.roll(broker)
 
     # -- faults
 
@@ -545,6 +568,11 @@ class Protocol(RuleBasedStateMachine):
                 for partition in self.partitions:
                     if partition.cluster.tp == released:
                         partition.laws.pins_were_lost = True
+            elif one["event"] == "segment.uploaded":
+                self._happens("a part of an active segment is stored", when="early" in one)
+            elif one["event"] == "segment.upload_failed":
+                refused = one["kind"] == "NotCommittedError"
+                self._happens("a part of an active segment is refused", when=refused)
             elif one["event"] == "partition.halted":
                 self._happens("a gap halts the partition")
             elif one["event"] == "error.unexpected":

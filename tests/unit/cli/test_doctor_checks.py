@@ -495,9 +495,30 @@ def test_worst_finding_comes_first_and_decides_the_verdict() -> None:
     assert summary.footer.startswith("1 problem, 1 to consider, ")
     assert table.rows[1][2] == (
         "where 1.1 GB is not reached, records wait up to 7 d 0 h before their segment closes: "
-        "orders\n-> close segments more often: records in the active segment are only on the "
-        "brokers\n   segment.ms=3600000"
+        "orders\n-> archive their records before the segment closes, or close segments more often: "
+        "records in the active segment are only on the brokers\n"
+        "   uploader.early.topics: [orders], or segment.ms=3600000"
     )
+
+
+@pytest.mark.parametrize(
+    ("early", "changes", "advised"),
+    [
+        ({"topics": ["orders"]}, {}, False),
+        ({"topics": ["orders"], "age": "2d"}, {}, True),
+        ({"topics": ["other"]}, {}, True),
+        ({"topics": ["orders"]}, {"cleanup_policy": "compact,delete"}, True),
+    ],
+)
+def test_topics_that_are_archived_early_need_not_close_segments(
+    early: dict[str, Any], changes: dict[str, str], *, advised: bool
+) -> None:
+    slow = with_topic(topic(segment_ms="604800000", **changes))
+    facts = replace(
+        slow,
+        config=config(uploader={"early": early}, broker={"bootstrap_servers": "localhost:9092"}),
+    )
+    assert (("advice", "segment.ms") in faults(facts)) == advised
 
 
 @pytest.mark.parametrize("version", ["0.11.0-IV2", "1.0", "3.0-IV1"])
