@@ -51,6 +51,7 @@ class KafkaLedLogs:
         self._cluster_id = cluster_id
         self._lock = threading.Lock()
         self._cluster: Cluster | None = None
+        self._closed = False
 
     def led_logs(
         self, epochs: Mapping[TopicPartition, LeaderEpoch]
@@ -82,6 +83,8 @@ class KafkaLedLogs:
         # Importing Kafka's messages takes 25 MB: only where topics are archived early.
         from sidetier.wire.record_deletion import led_log_ends  # noqa: PLC0415
 
+        if self._closed:
+            raise BrokerUnavailableError("the connection to the broker was closed")
         cluster, broker = self._connected(), self._broker_id
         ends = led_log_ends(cluster, broker, epochs)
         stable = led_log_ends(cluster, broker, epochs, stable=True)
@@ -111,7 +114,10 @@ class KafkaLedLogs:
         return self._cluster
 
     def close(self) -> None:
-        """Close the connection. May be called twice."""
+        """Close the connection, and make a request in flight fail. May be called twice."""
+        self._closed, cluster = True, self._cluster
+        if cluster is not None:
+            cluster.interrupt()
         with self._lock:
             self._close()
 

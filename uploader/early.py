@@ -11,6 +11,7 @@ offset, and may end elsewhere: it empties them, and replaces the other files. A 
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +19,14 @@ import structlog
 
 from sidetier.config.uploader import EarlyConfig
 from sidetier.leadership.port import LedLog, LedLogSource
-from sidetier.segments.errors import BrokerError, LeadershipError, SegmentError, SidetierError
+from sidetier.segments.errors import (
+    BrokerError,
+    DamagedSegmentError,
+    LeadershipError,
+    SegmentError,
+    SidetierError,
+)
+from sidetier.segments.headers import BatchHeader
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
@@ -100,7 +108,7 @@ def find_range(wanted: EarlyWanted, led: LedLog, max_bytes: int) -> CommittedRan
 
     Raises:
         NotCommittedError: The log contradicts the broker's answer.
-        SegmentError: A batch below the high watermark is damaged, or not written yet.
+        UnsupportedFormatError: Message format v0 or v1.
         OSError: The segment cannot be read.
     """
     name = segment_file_name(wanted.segment, FileKind.LOG)
@@ -112,11 +120,21 @@ def find_range(wanted: EarlyWanted, led: LedLog, max_bytes: int) -> CommittedRan
             raise NotCommittedError(
                 f"{wanted.directory} has topic id {file.topic_id}, and {wanted.topic_id} is wanted"
             )
-        batches = batches_from(wanted.directory, wanted.segment, descriptor, wanted.start)
+        batches = _written(batches_from(wanted.directory, wanted.segment, descriptor, wanted.start))
         chosen = choose(batches, wanted.segment, wanted.start, led, file, max_bytes)
     finally:
         os.close(descriptor)
     return None if chosen is None or chosen.size < wanted.least else chosen
+
+
+def _written(batches: Iterator[tuple[int, BatchHeader]]) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield batches up to the first that is not whole.
+
+    While a broker rolls a preallocated segment, zeros may be read below the high watermark. Real
+    damage shows when the segment closes.
+    """
+    with suppress(DamagedSegmentError):
+        yield from batches
 
 
 class EarlySegments:

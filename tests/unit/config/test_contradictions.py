@@ -76,6 +76,15 @@ def retention(local: dict[str, Any], *store: dict[str, Any]) -> dict[str, Any]:
         (s3(access_key_id={"env": "A"}), "storage.s3"),
         (s3(session_token={"env": "A"}), "storage.s3.session_token"),
         (s3(profile="p", **KEYS), "storage.s3.profile"),
+        ({"uploader": {"early": {"topics": ["t"]}}}, "uploader.early.topics"),
+        (
+            {
+                "broker": {"bootstrap_servers": "b:9092"},
+                "leadership": {"source": "static"},
+                "uploader": {"early": {"topics": ["t"]}},
+            },
+            "uploader.early.topics",
+        ),
         (retention({}), "retention.local.topics"),
         (
             {"retention": {"local": {"topics": ["t"], "age": "1d"}}},

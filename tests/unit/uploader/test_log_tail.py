@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset
-from sidetier.uploader.log_tail import first_append
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
+from sidetier.uploader.archive.archive_state import ArchiveState
+from sidetier.uploader.gates.divergence import log_end_offset
+from sidetier.uploader.gates.high_watermark import CommittedGate
+from sidetier.uploader.log_tail import LogTail, LogTails, first_append
+from sidetier.uploader.state.partition import Partition
 from tests.harness.log_dir import START_MS, LogDir, PartitionLog
 
 STARTED = START_MS / 1000
@@ -50,3 +54,73 @@ def test_first_segment_begins_with_the_partition(log: PartitionLog) -> None:
 def test_last_append_counts_without_a_readable_batch(log: PartitionLog) -> None:
     log.file(10).write_bytes(b"damaged")
     assert appended(log, 10, began=-60, last=60) == pytest.approx(60)
+
+
+# -- a log whose archive ends in the active segment --------------------------------------------
+
+
+def partition_of(log: PartitionLog, archived_to: int | None) -> Partition:
+    partition = Partition(log.tp, LeaderEpoch(0), log.topic_id)
+    partition.move_to(str(log.path), None)
+    partition.log.active = log.active
+    if archived_to is not None:
+        partition.archive = ArchiveState(next_offset=Offset(archived_to))
+    return partition
+
+
+def indexed(log: PartitionLog) -> None:
+    """Write the offset index of the active segment, as a broker does, with zeros behind it."""
+    index = log.indexes_of(log.active).index
+    with log.file(log.active, FileKind.INDEX).open("r+b") as file:
+        file.write(index)
+
+
+def test_only_what_is_not_archived_of_the_active_segment_counts(log: PartitionLog) -> None:
+    log.append(45)
+    indexed(log)
+    began = log.file(10, FileKind.SNAPSHOT)
+    os.utime(began, (STARTED - 60, STARTED - 60))
+    tails, size = LogTails(CommittedGate(lambda: 0.0)), len(log.written[10])
+    for archived_to, unarchived in ((None, size), (10, size), (40, 4 * size // 10), (55, size // 10)):
+        tail = tails.measure(partition_of(log, archived_to))
+        assert tail is not None
+        assert (tail.active_bytes, tail.written_bytes) == (unarchived, unarchived)
+        assert tail.unarchived_since == pytest.approx(STARTED + (archived_to or 10) / 1000)
+    for archived_to in (60, 90):
+        assert tails.measure(partition_of(log, archived_to)) == LogTail(None, 0, None)
+
+
+def test_unwritten_bytes_of_a_preallocated_segment_do_not_count(log: PartitionLog) -> None:
+    size = len(log.written[10])
+    os.truncate(log.file(10), 8 << 20)
+    tail = LogTails(CommittedGate(lambda: 0.0)).measure(partition_of(log, None))
+    assert tail is not None
+    assert tail.active_bytes == 8 << 20
+    assert size <= tail.written_bytes <= size + 64 * 1024
+
+
+def test_index_of_a_longer_log_does_not_mislead(log: PartitionLog) -> None:
+    """The broker has truncated the log, and not its index yet."""
+    log.append(45)
+    indexed(log)
+    log.truncate(20)
+    log.append(5, size=99)
+    tail = LogTails(CommittedGate(lambda: 0.0)).measure(partition_of(log, 20))
+    assert tail is not None
+    assert tail.active_bytes == len(log.written[10]) - 2 * len(log.written[0]) // 2
+    assert log_end_offset(str(log.path), BaseOffset(10), Offset(40)) == 25
+
+
+@pytest.mark.parametrize(("archived_to", "end"), [(15, 15), (40, 40), (60, 60), (61, 60), (99, 60)])
+def test_end_of_a_large_active_segment_is_found_without_reading_it(
+    log: PartitionLog, archived_to: int, end: int
+) -> None:
+    """The search stops where the log is known to reach the archive end offset."""
+    log.append(45)
+    indexed(log)
+    assert log_end_offset(str(log.path), BaseOffset(10), Offset(archived_to)) == end
+    # The first half of the segment is not needed, and may be damaged.
+    with log.file(10).open("r+b") as file:
+        file.write(bytes(len(log.written[10]) // 3))
+    if archived_to >= 40:
+        assert log_end_offset(str(log.path), BaseOffset(10), Offset(archived_to)) == end

@@ -1,0 +1,150 @@
+"""Answers of the own broker about the logs that it leads, with a fake cluster client."""
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from sidetier.leadership.led_logs import KafkaLedLogs
+from sidetier.leadership.port import LedLog
+from sidetier.segments.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    KafkaApiError,
+    LeadershipError,
+    UnsupportedVersionError,
+)
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.wire import cluster
+from sidetier.wire.cluster import DEFAULT_TIMEOUT, Broker, Cluster, ClusterMetadata, Route
+from sidetier.wire.protocol import ApiKey, build_request, build_response, encode
+
+TP, OTHER = TopicPartition("t", 3), TopicPartition("t", 4)
+EPOCHS = {TP: LeaderEpoch(7), OTHER: LeaderEpoch(8)}
+
+
+class Answering(Cluster):
+    """Answers ListOffsets: 100 for high watermarks, 90 for last stable offsets."""
+
+    errors: dict[int, ErrorCode]
+    left_out: set[int]
+    version: int
+    cluster_id: str | None
+    hangs_up: int
+    opened: list["Answering"]
+    asked: list[tuple[int, dict[int, int]]]
+
+    def metadata(
+        self, topics: Collection[str] | None = None, *, timeout: float = DEFAULT_TIMEOUT
+    ) -> ClusterMetadata:
+        del timeout
+        assert topics == ()
+        self.opened.append(self)
+        return ClusterMetadata(self.cluster_id, BrokerId(1), {}, {}, {})
+
+    def request_once(
+        self,
+        route: Route,
+        api: ApiKey,
+        /,
+        *,
+        tolerate: Collection[ErrorCode] = (),
+        **values: object,
+    ) -> Any:  # noqa: ANN401 - of the real one
+        assert route == Broker(BrokerId(1)), "only the own broker is asked"
+        assert tolerate
+        if type(self).hangs_up:
+            type(self).hangs_up -= 1
+            raise BrokerUnavailableError("connection reset")
+        request: Any = build_request(api, self.version, **values)
+        encode(request)
+        [topic] = request.topics
+        epochs = {p.partition_index: p.current_leader_epoch for p in topic.partitions}
+        self.asked.append((request.isolation_level, epochs))
+        partitions = [
+            {
+                "partition_index": number,
+                "error_code": self.errors.get(number, ErrorCode.none),
+                "offset": 90 if request.isolation_level else 100,
+                "timestamp": None,
+                "leader_epoch": epoch,
+            }
+            for number, epoch in epochs.items()
+            if number not in self.left_out
+        ]
+        topics = [{"name": topic.name, "partitions": partitions}]
+        return build_response(api, self.version, throttle_time=0, topics=topics)
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> type[Answering]:
+    monkeypatch.setattr(cluster, "Cluster", Answering)
+    Answering.errors, Answering.left_out, Answering.version = {}, set(), 7
+    Answering.cluster_id, Answering.hangs_up = "K", 0
+    Answering.opened, Answering.asked = [], []
+    return Answering
+
+
+def source() -> KafkaLedLogs:
+    return KafkaLedLogs("broker:9092", {}, BrokerId(1), "K")
+
+
+def test_broker_is_asked_in_the_epochs_in_which_it_leads(answering: type[Answering]) -> None:
+    led = source()
+    assert led.led_logs(EPOCHS) == {
+        TP: LedLog(Offset(100), Offset(90), LeaderEpoch(7)),
+        OTHER: LedLog(Offset(100), Offset(90), LeaderEpoch(8)),
+    }
+    assert answering.asked == [(0, {3: 7, 4: 8}), (1, {3: 7, 4: 8})]
+    assert led.led_logs({}) == {}
+    led.led_logs(EPOCHS)
+    assert len(answering.opened) == 1, "the connection stays open"
+
+
+def test_partition_that_the_broker_does_not_lead_has_an_error(answering: type[Answering]) -> None:
+    answering.errors, answering.left_out = {3: ErrorCode.fenced_leader_epoch}, {4}
+    answers = source().led_logs(EPOCHS)
+    assert isinstance(answers[TP], KafkaApiError)
+    assert isinstance(answers[OTHER], LeadershipError)
+
+
+@pytest.mark.parametrize("cluster_id", ["another", None])
+def test_brokers_of_another_cluster_are_not_asked(
+    answering: type[Answering], cluster_id: str | None
+) -> None:
+    answering.cluster_id = cluster_id
+    led = source()
+    for _ in range(2):  # also not with the connection that is open then
+        with pytest.raises(LeadershipError, match="belong to Kafka cluster"):
+            led.led_logs(EPOCHS)
+    assert not answering.asked
+
+
+def test_connection_that_was_idle_is_opened_again(answering: type[Answering]) -> None:
+    led = source()
+    led.led_logs(EPOCHS)
+    answering.hangs_up = 1
+    assert len(led.led_logs(EPOCHS)) == 2
+    assert len(answering.opened) == 2
+    answering.hangs_up = 2
+    with pytest.raises(BrokerUnavailableError):
+        led.led_logs(EPOCHS)
+    assert len(led.led_logs(EPOCHS)) == 2
+
+
+def test_old_broker_and_closed_source_are_errors(answering: type[Answering]) -> None:
+    answering.version = 1  # without leader epochs
+    led = source()
+    with pytest.raises(UnsupportedVersionError):
+        led.led_logs(EPOCHS)
+    led.close()
+    led.close()
+    with pytest.raises(BrokerUnavailableError):
+        led.led_logs(EPOCHS)
+
+
+def test_unsupported_login_is_refused() -> None:
+    properties = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "GSSAPI"}
+    with pytest.raises(ConfigurationError, match=r"sasl\.mechanism is GSSAPI"):
+        KafkaLedLogs("broker:9092", properties, BrokerId(1), "K")
