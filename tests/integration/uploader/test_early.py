@@ -118,7 +118,7 @@ def test_active_segments_are_archived_within_seconds(  # noqa: PLR0915 - an arch
         assert not sidecar.seen("segment.upload_failed")
         assert sidecar.stop() == 0
     active = log_bases(directory)[-1]
-    bases = log.views()[topic, 0].logs
+    bases = log.views()[topic, 0].logs()
     assert {0, 20, 35} < set(bases)
     sent = ledger.records[topic, 0]
     assert compare(store.objects, ledger.records) == len(sent)
