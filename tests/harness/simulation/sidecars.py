@@ -41,8 +41,8 @@ from tests.harness.simulation.stepped_store import SteppedStore
 from tests.harness.simulation.world import FLOOR, World
 
 _PROMPT_RESCUE = {"enabled": True, "patience": 1.5}
-_PART_BYTES = 100
-"""Bytes of the active segment that are worth a part: one or two batches."""
+_BY_BYTES = {"bytes": 100, "age": "9999d"}
+"""A part of an active segment has one or two batches."""
 _METRICS = Metrics(CollectorRegistry())
 """Shared by all lives: nothing reads them here, and creating them takes longer than a step."""
 
@@ -164,7 +164,7 @@ class Sidecar:
                 pins=pins,
                 offset_reset=world.offset_reset,
                 on_gap=world.on_gap,
-                early={"topics": ["t"] if world.early else [], "bytes": _PART_BYTES, "age": "9999d"},
+                early={**_BY_BYTES, "topics": ["t"] if world.early else []},
             ),
             DaemonContext(
                 log_dirs=LogDirs(map(str, beside.log_dirs), lambda _: True),
@@ -280,4 +280,6 @@ class Sidecar:
         for partition in self._leads.with_parked():
             for tracked in partition.log.tracked.values():
                 tracked.close()
+            if partition.log.early is not None:
+                partition.log.early.close()
         return in_flight

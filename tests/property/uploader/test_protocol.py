@@ -64,6 +64,8 @@ _ROUNDS_TO_SETTLE = 3
 _ROUNDS_TO_LOOK_PAST_A_HALT = 8
 _STARTS_TO_SETTLE = 5
 _IDLE_ROUNDS = 2
+_STEPS_TO_A_PART = 12
+"""Steps in which a sidecar reads an archive, asks its broker, and reads a part."""
 _MORE_ROUNDS = 4
 _IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - mkdtemp's own names
 
@@ -284,6 +286,27 @@ class Protocol(RuleBasedStateMachine):
         self.sidecars[cluster.leader].work(steps)
         for broker in rolls:
             cluster.roll(broker)
+
+    @precondition(lambda self: self.world.early)
+    @rule(elected=BROKERS, records=st.integers(1, 4), deaf=st.sets(BROKERS), at=PARTITIONS)
+    def a_leader_is_elected_while_a_part_is_read(
+        self, elected: int, records: int, deaf: set[int], at: int = 0
+    ) -> None:
+        """Elect a leader between the reading of a part and the second question to the broker."""
+        self.a_part(records, steps=3, rolls=set(), at=at)
+        cluster = self._at(at)
+        sidecar = self.sidecars[cluster.leader]
+        for _ in range(_STEPS_TO_A_PART):
+            sidecar.step()
+            for pool, task in sidecar.waiting():
+                if pool.name == "upload" and task.request and task.request.operation == "offsets":
+                    cluster.elect(elected)
+                    for broker in cluster.replicas:
+                        cluster.replicate(broker)
+                    self._tell(cluster.replicas.keys() - deaf)
+                    sidecar.work(6)
+                    return
+                sidecar.go_on(pool, task, Fate.ARRIVES)
 
     # -- faults
 
@@ -562,17 +585,15 @@ class Protocol(RuleBasedStateMachine):
         told = list(self.told)
         self.told.clear()
         for one in told:
+            stored, refused = one.get("early", False), one.get("kind") == "NotCommittedError"
+            self._happens("a part of an active segment is stored", when=stored)
+            self._happens("a part of an active segment is refused", when=refused)
             if one["event"] == "pin.released":
                 self._happens("a pin is released")
                 released = TopicPartition(one["topic"], one["partition"])
                 for partition in self.partitions:
                     if partition.cluster.tp == released:
                         partition.laws.pins_were_lost = True
-            elif one["event"] == "segment.uploaded":
-                self._happens("a part of an active segment is stored", when="early" in one)
-            elif one["event"] == "segment.upload_failed":
-                refused = one["kind"] == "NotCommittedError"
-                self._happens("a part of an active segment is refused", when=refused)
             elif one["event"] == "partition.halted":
                 self._happens("a gap halts the partition")
             elif one["event"] == "error.unexpected":

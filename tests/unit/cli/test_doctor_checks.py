@@ -502,18 +502,18 @@ def test_worst_finding_comes_first_and_decides_the_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("early", "changes", "advised"),
+    ("early", "policy", "advised"),
     [
-        ({"topics": ["orders"]}, {}, False),
-        ({"topics": ["orders"], "age": "2d"}, {}, True),
-        ({"topics": ["other"]}, {}, True),
-        ({"topics": ["orders"]}, {"cleanup_policy": "compact,delete"}, True),
+        ({"topics": ["orders"]}, "delete", False),
+        ({"topics": ["orders"], "age": "2d"}, "delete", True),
+        ({"topics": ["other"]}, "delete", True),
+        ({"topics": ["orders"]}, "compact,delete", True),
     ],
 )
 def test_topics_that_are_archived_early_need_not_close_segments(
-    early: dict[str, Any], changes: dict[str, str], *, advised: bool
+    early: dict[str, Any], policy: str, *, advised: bool
 ) -> None:
-    slow = with_topic(topic(segment_ms="604800000", **changes))
+    slow = with_topic(topic(segment_ms="604800000", cleanup_policy=policy))
     facts = replace(
         slow,
         config=config(uploader={"early": early}, broker={"bootstrap_servers": "localhost:9092"}),

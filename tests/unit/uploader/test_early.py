@@ -18,9 +18,9 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.uploader import engine
 from sidetier.uploader.early import is_due
 from sidetier.uploader.log_tail import LogTail
-from sidetier.uploader.sending import upload
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import TrackedSegment
+from sidetier.uploader.watching.disk import log_file
 from tests.harness.archive_sound import check_archive
 from tests.harness.batches import make_batch
 from tests.harness.daemons import (
@@ -244,8 +244,8 @@ def test_without_the_look_another_topics_records_would_be_stored(
 ) -> None:
     """The mutant that the test above finds: the old topic's bytes are stored after its deletion."""
     log.append(50)
-    file = upload.log_file(str(log.path), log.active)
-    monkeypatch.setattr(upload, "log_file", lambda *_: file)
+    file = log_file(str(log.path), log.active)
+    monkeypatch.setattr("sidetier.uploader.sending.upload.log_file", lambda *_: file)
 
     def recreate() -> None:
         log.delete_topic()
