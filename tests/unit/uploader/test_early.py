@@ -3,6 +3,8 @@
 import os
 import re
 import threading
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,7 +36,9 @@ from tests.harness.daemons import (
     stored_next,
     watermark_of,
 )
+from tests.harness.intercepted_store import MortalStore
 from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -415,3 +419,41 @@ def test_part_is_due_by_age_and_preallocated_bytes_do_not_count(
     with site.running() as running:
         wait_to(running, store, log, 5)
     assert stored_bytes(store, log) == log.written[0]
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["stays active", "closes"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_kill_at_any_request_leaves_a_sound_archive(
+    tmp_path: Path, *, after: bool, closes: bool
+) -> None:
+    """The next process stores parts that end elsewhere, or the closed segment."""
+    kills = 0
+    for lives in count():
+        store, log_dir = FakeStorage(), LogDir(tmp_path / f"killed-{lives}")
+        log = log_dir.create()
+        log.append(20)
+        site = Site([log_dir], MortalStore(store, lives, after=after))
+        site.led_logs = LedLogsByHand(site.log_dirs)
+        site.settings = {"early": EARLY, "threads": 1, "request_threads": 1}
+        killed = site.running()
+        killed.start()
+        wait_until(
+            lambda: killed.error or stored_next(store, log.tp) == 20,  # noqa: B023
+            10,
+            "a kill, or the end",
+        )
+        killed.stop()
+        kills += killed.error is not None
+        check_archive(store, log.tp)
+        log.append(10)
+        if closes:
+            log.roll()
+            log_dir.checkpoint_high_watermarks()
+        site.store = store
+        with site.running(early={**EARLY, "bytes": 200}) as running:
+            wait_to(running, store, log, 30)
+        assert stored_bytes(store, log) == log.written[0], f"after a kill at request {lives + 1}"
+        check_archive(store, log.tp)
+        if killed.error is None:
+            break
+    assert kills >= 12
