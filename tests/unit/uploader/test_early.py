@@ -53,6 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_TAILS_SECONDS", 0.02)
     monkeypatch.setattr(engine, "_TOTALS_SECONDS", 0.02)
     monkeypatch.setattr(engine, "_MAX_SHARE_OF_TIME", 1.0)
+    monkeypatch.setattr(engine, "LONGEST_WAIT", 0.02)
 
 
 @pytest.fixture
