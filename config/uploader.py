@@ -81,8 +81,8 @@ class EarlyConfig(Part):
         default=86400.0,
         ge=1.0,
         description="Age of the oldest unarchived record at which the committed records of an "
-        "active segment are stored, however few they are. The sidecar looks every 5 s. Each "
-        "stored segment costs about six requests.",
+        "active segment are stored, however few they are. The sidecar looks every 5 s, or more "
+        "often if this is shorter. Each stored segment costs about six requests.",
     )
 
     @property

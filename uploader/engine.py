@@ -294,6 +294,9 @@ class Engine:
         )
         self._local_retention = self._new_local_retention(new_pool)
         self._early = self._new_early(new_pool)
+        self._tails_seconds = _TAILS_SECONDS
+        if self._early is not None:
+            self._tails_seconds = min(_TAILS_SECONDS, config.early.age)
 
     def _new_early(self, new_pool: NewPool) -> EarlySegments | None:
         """Return None where no topic is archived early: then there is not even a thread."""
@@ -789,7 +792,7 @@ class Engine:
             self.status.set_tails(dict(self._measure_tails()))
             if self._early is not None:
                 self._early.ask()
-            self._next_tails = self._after(began, _TAILS_SECONDS)
+            self._next_tails = self._after(began, self._tails_seconds)
 
     def _measure_tails(self) -> Iterator[tuple[TopicPartition, LogTail]]:
         """Measure the unarchived end of each led log, and note which is to be archived early."""

@@ -278,6 +278,8 @@ class Laws:
         self.last_start = None if start is None else int(start)
         if self.needed is None or before is None or start is None or start == before:
             return
+        if self.moving_all:
+            return  # a new archive has begun since the last check
         if start < before:
             plans = {key for key in self.store.contents() if self._is_plan(key)}
             assert plans - self.start_moves, f"the start went back from {before} to {start}"
