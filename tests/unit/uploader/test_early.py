@@ -347,6 +347,7 @@ def test_transaction_index_ends_with_the_part(
         index.write_bytes(encode_txn_index(entries) + b"\0\0cut")  # the broker is writing
         del led.high_watermarks[log.tp]
         wait_to(running, store, log, 20)
+        led.high_watermarks[log.tp] = 20
         entries.append(transaction(4))
         index.write_bytes(encode_txn_index(entries))
         log.roll()
