@@ -36,9 +36,9 @@ class TrackedLog:
     listed_at: float | None = None
     """When it was listed last, in monotonic seconds."""
     early: TrackedSegment | None = None
-    """The part of the active segment that is being stored. It stays when the broker closes the
-    segment, which is then tracked as well: the rest of it follows. Its files are open only during
-    its upload.
+    """The part of the active segment that is being stored. Once its upload has begun, it stays when
+    the broker closes the segment, which is then tracked as well: the rest of it follows. Its files
+    are open only during its upload.
     """
     trimmed_to: Offset | None = None
     """Log start offset to which local retention has moved it. The broker deletes the segments below
@@ -123,6 +123,16 @@ class TrackedLog:
             return []
         self.early = None
         return [early]
+
+    def drop_overtaken_early(self) -> list[TrackedSegment]:
+        """Stop tracking a part that no thread has begun by the time when its segment is closed.
+
+        The closed segment has the same records, and is more urgent. Returns the part.
+        """
+        early = self.early
+        if early is None or not self.tracked or early.stage in _BUSY:
+            return []
+        return self.drop_early()
 
     def of(self, planned: PlannedSegment) -> TrackedSegment | None:
         """Return the tracked segment that a plan names; None if it is tracked no longer."""
@@ -231,7 +241,12 @@ class TrackedLog:
 
         Stored segments do not count: those behind a segment that is not stored yet wait for it, and
         must not delay the segments behind them.
+
+        While a part of the active segment is being uploaded, nothing behind it is: the broker may
+        not confirm the part, and the closed segment is then planned from its begin.
         """
+        if self.early is not None and self.early.stage is SegmentState.UPLOADING:
+            window = 1
         left = (
             planned
             for planned in step.segments

@@ -522,6 +522,7 @@ class Partition:
             yield from map(Release, self.log.untrack_all())
             return
         yield from map(Release, self.log.forget_stored(self.stored_below()))
+        yield from map(Release, self.log.drop_overtaken_early())
         has_work = bool(self.log.tracked) or self.early_due
         if self.following is None and has_work and not situation.rules.from_latest:
             self.archive = begun(self.archive, self.log.first_start)

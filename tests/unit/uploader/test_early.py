@@ -3,6 +3,7 @@
 import os
 import re
 import threading
+import time
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import TrackedSegment
 from sidetier.uploader.watching.disk import log_file
-from tests.harness.archive_sound import check_archive
+from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.batches import make_batch
 from tests.harness.daemons import (
     ConfigsByHand,
@@ -296,6 +297,86 @@ def test_segment_that_closes_during_the_upload_is_continued(
         wait_to(running, store, log, 20)
     assert sorted(stored_logs(store, log.tp)) == [0, 10]
     assert stored_bytes(store, log) == log.written[0]
+    check_archive(store, log.tp)
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_part_that_waits_when_its_segment_closes_gives_way_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+    site: Site,
+    log_dir: LogDir,
+    store: FakeStorage,
+    log: PartitionLog,
+    led: LedLogsByHand,
+    *,
+    deletes: bool,
+) -> None:
+    """Otherwise the rest of the segment is stored first and waits for the part, which is the least
+    urgent upload of a backlog; and where pins are at their bound, retention makes a gap of it.
+    """
+    monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.2)
+    site.settings |= {"threads": 1, "pins": {"max_deleted_bytes": 1}}
+    backlog = log_dir.create("u")
+    for _ in range(30):
+        backlog.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+    log.append(10)
+    order: list[str] = []
+    original, go_on = store.put_object, threading.Event()
+
+    def put(key: str, *args: object, **kwargs: object) -> object:
+        if key.endswith(".log"):
+            order.append(key)
+            go_on.wait(10)
+            time.sleep(0.03)
+        return original(key, *args, **kwargs)  # type: ignore[arg-type]
+
+    store.put_object = put  # type: ignore[method-assign, assignment]
+
+    def queued() -> TrackedSegment | None:
+        partition = running.daemon._engine._leads.get(log.tp)
+        return None if partition is None else partition.log.early
+
+    with site.running() as running:
+        running.wait(queued, "the part to wait for the thread")
+        log.append(10)
+        log.roll()
+        log.append(1)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: not queued(), "the part to give way")
+        go_on.set()
+        if deletes:
+            running.wait(lambda: any("t-0" in key for key in order), "the upload")
+            log.stage(0)
+            log.unlink(0)
+        wait_to(running, store, log, 20)
+    assert list(stored_logs(store, log.tp)) == [0], "one object"
+    assert [key for key in order if "t-0" in key] == [key_of(log.tp, 0)], "sent once"
+    assert not recorded_gaps(store, log.tp)
+    check_archive(store, log.tp)
+
+
+def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_orphan(
+    site: Site, log_dir: LogDir, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+) -> None:
+    """Nothing behind the part is sent before it is confirmed."""
+    before: list[set[int]] = []
+
+    def close() -> None:
+        log.append(10)
+        log.roll()
+        log.append(1)
+        log_dir.checkpoint_high_watermarks()
+        time.sleep(1)  # the sidecar sees the closed segment
+        before.append(set(stored_logs(store, log.tp)))
+        raise BrokerUnavailableError("away for the test")
+
+    led.before = [lambda: None, close]
+    log.append(10)
+    with site.running() as running:
+        wait_to(running, store, log, 20)
+    assert before == [set()]
+    assert list(stored_logs(store, log.tp)) == [0]
     check_archive(store, log.tp)
 
 
