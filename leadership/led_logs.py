@@ -5,7 +5,8 @@ epoch. A broker refuses the request in any epoch but its own (KIP-320).
 """
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from sidetier.leadership.consumer_groups import client_settings
@@ -15,11 +16,12 @@ from sidetier.segments.errors import (
     LeadershipError,
     SidetierError,
 )
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 
 if TYPE_CHECKING:
     from sidetier.wire.cluster import Cluster
 
+_PAUSE_AFTER_FAILURE: Final = 5.0
 _UNREACHED: Final = LeadershipError("the broker's response has nothing about the partition")
 
 
@@ -32,6 +34,7 @@ class KafkaLedLogs:
         broker_id: The own broker.
         cluster_id: Kafka's id of the cluster, from the broker's log dirs.
         timeout: Timeout of connections and requests, in seconds.
+        clock: Monotonic seconds.
 
     Raises:
         ConfigurationError: A property is not supported, or a certificate cannot be loaded.
@@ -44,41 +47,56 @@ class KafkaLedLogs:
         broker_id: BrokerId,
         cluster_id: str | None,
         timeout: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = client_settings(bootstrap_servers, properties, timeout)
         self._timeout = timeout
+        self._now = clock
         self._broker_id = broker_id
         self._cluster_id = cluster_id
         self._lock = threading.Lock()
         self._cluster: Cluster | None = None
         self._closed = False
+        self._failed: SidetierError | None = None
+        self._again_at = 0.0
 
     def led_logs(
-        self, epochs: Mapping[TopicPartition, LeaderEpoch]
+        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
     ) -> Mapping[TopicPartition, LedLog | SidetierError]:
-        """Send two ListOffsets requests: for high watermarks, and for last stable offsets."""
+        """Send a ListOffsets request for high watermarks, and one for last stable offsets.
+
+        For some seconds after a failure, the same error is raised without a request: otherwise a
+        broker that hangs would hold one upload thread after another for the timeout.
+        """
         if not epochs:
             return {}
         with self._lock:
-            is_old = self._cluster is not None
+            if self._failed is not None and self._now() < self._again_at:
+                raise self._failed
+            self._failed = None
             try:
-                return self._asked(epochs)
-            except BrokerUnavailableError:
-                # The broker closes connections that are idle for some minutes.
+                return self._asked_again(epochs, stable=stable)
+            except SidetierError as error:
                 self._close()
-                if not is_old:
-                    raise
-            except SidetierError:
-                self._close()
-                raise
-            try:
-                return self._asked(epochs)
-            except SidetierError:
-                self._close()
+                self._failed, self._again_at = error, self._now() + _PAUSE_AFTER_FAILURE
                 raise
 
+    def _asked_again(
+        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool
+    ) -> dict[TopicPartition, LedLog | SidetierError]:
+        """Ask once more where an open connection fails: the broker closes it after some minutes."""
+        if self._cluster is not None:
+            began = self._now()
+            try:
+                return self._asked(epochs, stable=stable)
+            except BrokerUnavailableError:
+                self._close()
+                if self._now() - began >= self._timeout:
+                    raise  # it hangs
+        return self._asked(epochs, stable=stable)
+
     def _asked(
-        self, epochs: Mapping[TopicPartition, LeaderEpoch]
+        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool
     ) -> dict[TopicPartition, LedLog | SidetierError]:
         # Importing Kafka's messages takes 25 MB: only where topics are archived early.
         from sidetier.wire.record_deletion import led_log_ends  # noqa: PLC0415
@@ -87,12 +105,14 @@ class KafkaLedLogs:
             raise BrokerUnavailableError("the connection to the broker was closed")
         cluster, broker = self._connected(), self._broker_id
         ends = led_log_ends(cluster, broker, epochs)
-        stable = led_log_ends(cluster, broker, epochs, stable=True)
+        decided = led_log_ends(cluster, broker, epochs, stable=True) if stable else {}
         answers: dict[TopicPartition, LedLog | SidetierError] = {}
         for tp in epochs:
-            end, last_stable = ends.get(tp, _UNREACHED), stable.get(tp, _UNREACHED)
+            end, last_stable = ends.get(tp, _UNREACHED), decided.get(tp, _UNREACHED)
             if isinstance(end, SidetierError):
                 answers[tp] = end
+            elif not stable:
+                answers[tp] = LedLog(end.offset, Offset(0), end.leader_epoch)
             elif isinstance(last_stable, SidetierError):
                 answers[tp] = last_stable
             else:
@@ -120,6 +140,7 @@ class KafkaLedLogs:
             cluster.interrupt()
         with self._lock:
             self._close()
+            self._failed = None
 
     def _close(self) -> None:
         if self._cluster is not None:

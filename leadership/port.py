@@ -120,10 +120,12 @@ class LedLogSource(Protocol):
     """Asks the broker that the sidecar runs beside. Any thread may call it."""
 
     def led_logs(
-        self, epochs: Mapping[TopicPartition, LeaderEpoch]
+        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
     ) -> Mapping[TopicPartition, LedLog | SidetierError]:
         """Return the broker's answer for each partition that it leads in this leader epoch, or why
         it does not answer: it does not lead in this epoch, for example.
+
+        Without `stable`, the last stable offset is not asked for, and is 0.
 
         Raises:
             BrokerError: The broker does not respond.

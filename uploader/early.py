@@ -26,7 +26,7 @@ from sidetier.segments.errors import (
     SegmentError,
     SidetierError,
 )
-from sidetier.segments.headers import BatchHeader
+from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
@@ -37,7 +37,7 @@ from sidetier.uploader.periodic import PeriodicTask
 from sidetier.uploader.state.events import EarlyFailed, EarlyFound
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import UnexpectedErrors
-from sidetier.uploader.watching.disk import LogFile, batches_from, topic_id_in
+from sidetier.uploader.watching.disk import LogFile, topic_id_in
 from sidetier.uploader.workers import WorkerPool
 
 log: Final = structlog.get_logger()
@@ -56,6 +56,7 @@ class EarlyWanted:
         leader_epoch: Leader epoch in which this broker leads.
         topic_id: The topic id; None if the broker has none.
         generation: The partition's generation.
+        stored: The part that this process has stored last; None if there is none.
         least: Fewer bytes are not worth an early segment.
     """
 
@@ -66,6 +67,7 @@ class EarlyWanted:
     leader_epoch: LeaderEpoch
     topic_id: str | None
     generation: int
+    stored: CommittedRange | None
     least: int
 
 
@@ -96,7 +98,8 @@ def is_due(tail: LogTail, last_upload: float | None, wall: float, rules: EarlyCo
         wall: Seconds since 1970.
         rules: The configuration.
     """
-    if tail.unarchived_since is None or not tail.written_bytes:
+    # Not by `written_bytes`: a file system that compresses has fewer blocks than there are bytes.
+    if tail.unarchived_since is None or not tail.has_batch:
         return None
     if wall - max(tail.unarchived_since, last_upload or 0.0) >= rules.age:
         return 0
@@ -120,11 +123,31 @@ def find_range(wanted: EarlyWanted, led: LedLog, max_bytes: int) -> CommittedRan
             raise NotCommittedError(
                 f"{wanted.directory} has topic id {file.topic_id}, and {wanted.topic_id} is wanted"
             )
-        batches = _written(batches_from(wanted.directory, wanted.segment, descriptor, wanted.start))
+        batches = _written(
+            walk_headers(
+                lambda at, length: os.pread(descriptor, length, at),
+                status.st_size,
+                start=_known_position(wanted, file),
+            )
+        )
         chosen = choose(batches, wanted.segment, wanted.start, led, file, max_bytes)
     finally:
         os.close(descriptor)
     return None if chosen is None or chosen.size < wanted.least else chosen
+
+
+def _known_position(wanted: EarlyWanted, file: LogFile) -> int:
+    """Return where the batch at the archive end offset begins, or 0, from where it is searched.
+
+    Not from the offset index: Kafka truncates it without writing over its last entries, so an entry
+    may lead into a batch. The end of the last part is certain in the same leader epoch, in which
+    the broker does not truncate.
+    """
+    last = wanted.stored
+    if last is None or (last.file, last.leader_epoch) != (file, wanted.leader_epoch):
+        return 0
+    is_behind = (last.segment, last.end) == (wanted.segment, wanted.start)
+    return last.position + last.size if is_behind else 0
 
 
 def _written(batches: Iterator[tuple[int, BatchHeader]]) -> Iterator[tuple[int, BatchHeader]]:
@@ -161,6 +184,7 @@ class EarlySegments:
         self._rules = rules
         self._source = source
         self._clock = clock
+        self._metrics = metrics
         self._task = PeriodicTask(
             "asking the broker for committed records",
             pool,
@@ -183,7 +207,7 @@ class EarlySegments:
             last_ms = partition.uploads.last_ms
             last = None if last_ms is None else last_ms / 1000
             least = is_due(tail, last, self._clock.wall(), self._rules)
-        partition.note_early(due=least is not None)
+        partition.note_early(due=least is not None, now=self._clock.monotonic())
         if least is None:
             return False
         archive, directory, active = partition.archive, partition.directory, partition.log.active
@@ -198,6 +222,7 @@ class EarlySegments:
                 partition.leader_epoch,
                 partition.topic_id,
                 partition.generation,
+                partition.early_stored,
                 least,
             )
         return False
@@ -230,11 +255,16 @@ class EarlySegments:
                 log.warning("early.unavailable", error=str(event.error))
             return
         self._task.succeeded()
+        refused: list[str] = []
         for wanted, result in event.found:
             if isinstance(result, CommittedRange):
                 yield wanted.topic_partition, EarlyFound(result, wanted.generation)
             elif result is not None:
+                refused.append(f"{wanted.topic_partition}: {result}")
+                self._metrics.error(type(result).__name__)
                 yield wanted.topic_partition, EarlyFailed(result, wanted.generation)
+        if refused:  # one line for each run: a lasting reason is often that of many partitions
+            log.warning("early.refused", partitions=len(refused), first=refused[0])
 
 
 def _find_all(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sidetier.segments.errors import SegmentError
-from sidetier.segments.headers import HEADER_BYTES, TimestampType, parse_batch_header
+from sidetier.segments.headers import HEADER_BYTES, BatchHeader, TimestampType, parse_batch_header
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.uploader.gates.high_watermark import CommittedGate
@@ -32,13 +32,15 @@ class LogTail:
         unarchived_since: When the oldest record that is not archived was appended, in seconds since
             1970; None where there is none.
         written_bytes: At most `active_bytes`: without the bytes of a preallocated segment that the
-            broker has not written yet.
+            broker has not written yet. Too few where the file system compresses.
+        has_batch: Whether a record batch begins where the unarchived end does.
     """
 
     log_end: Offset | None
     active_bytes: int
     unarchived_since: float | None
     written_bytes: int = 0
+    has_batch: bool = False
 
 
 class _Unarchived(NamedTuple):
@@ -49,6 +51,7 @@ class _Unarchived(NamedTuple):
     position: int
     """In bytes of the segment."""
     since: float
+    has_batch: bool
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class LogTails:
         if archived_to is not None and archived_to <= oldest:
             archived_to = None
         began = self._began.get(tp)
-        if began is None or began[:2] != (oldest, archived_to):
+        if began is None or began[:2] != (oldest, archived_to) or not began.has_batch:
             began = _unarchived(directory, oldest, archived_to, last_append)
             if began is None and oldest == active:
                 return LogTail(log_end, 0, None)
@@ -93,7 +96,7 @@ class LogTails:
         position = began.position if oldest == active else 0
         size = max(0, status.st_size - position)
         written = size if not status.st_blocks else status.st_blocks * _BLOCK_BYTES - position
-        return LogTail(log_end, size, began.since, max(0, min(size, written)))
+        return LogTail(log_end, size, began.since, max(0, min(size, written)), began.has_batch)
 
     def forget(self, tp: TopicPartition) -> None:
         """Forget a partition that this broker no longer leads."""
@@ -111,12 +114,14 @@ def _unarchived(
         for position, header in batches_from(directory, base, log.fileno(), archived_to):
             if header.next_offset > archived_to:
                 since = first_append(directory, base, last_append, position)
-                return _Unarchived(base, archived_to, position, since)
+                return _Unarchived(base, archived_to, position, since, has_batch=True)
     return None
 
 
 def _from_begin(directory: str, base: BaseOffset, last_append: float) -> _Unarchived:
-    return _Unarchived(base, None, 0, first_append(directory, base, last_append))
+    path = os.path.join(directory, segment_file_name(base, FileKind.LOG))
+    has_batch = _batch_at(path, 0) is not None
+    return _Unarchived(base, None, 0, first_append(directory, base, last_append), has_batch)
 
 
 def first_append(directory: str, base: BaseOffset, last_append: float, position: int = 0) -> float:
@@ -140,12 +145,18 @@ def first_append(directory: str, base: BaseOffset, last_append: float, position:
     return min(max(began, last_append if timestamp is None else timestamp), last_append)
 
 
-def _first_timestamp(path: str, position: int) -> float | None:
+def _batch_at(path: str, position: int) -> BatchHeader | None:
     try:
         with open(path, "rb", buffering=0) as log:
             log.seek(position)
-            header = parse_batch_header(log.read(HEADER_BYTES))
+            return parse_batch_header(log.read(HEADER_BYTES))
     except (OSError, SegmentError):
+        return None
+
+
+def _first_timestamp(path: str, position: int) -> float | None:
+    header = _batch_at(path, position)
+    if header is None:
         return None
     by_broker = header.timestamp_type is TimestampType.LOG_APPEND_TIME
     timestamp = header.max_timestamp if by_broker else header.base_timestamp

@@ -612,6 +612,7 @@ def _last_error(partition: Partition, unstored: list[TrackedSegment]) -> str | N
         partition.held_error,
         partition.hold.error,
         *(t.hold.error for t in unstored),
+        partition.early_hold.error,
     ]
     return next((error for error in errors if error is not None), None)
 

@@ -137,6 +137,10 @@ class HighWatermarksByHand:
         self.closed = True
 
 
+def _unstable(answer: LedLog | SidetierError) -> LedLog | SidetierError:
+    return answer._replace(last_stable=Offset(0)) if isinstance(answer, LedLog) else answer
+
+
 class LedLogsByHand:
     """A LedLogSource for logs without a broker: it leads each in the epoch of its log.
 
@@ -154,12 +158,13 @@ class LedLogsByHand:
         self.closed = False
 
     def led_logs(
-        self, epochs: Mapping[TopicPartition, LeaderEpoch]
+        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
     ) -> Mapping[TopicPartition, LedLog | SidetierError]:
         self.asked.append(dict(epochs))
         if self.before:
             self.before.pop(0)()
-        return {tp: self._answer(tp, epoch) for tp, epoch in epochs.items()}
+        answers = {tp: self._answer(tp, epoch) for tp, epoch in epochs.items()}
+        return answers if stable else {tp: _unstable(one) for tp, one in answers.items()}
 
     def _answer(self, tp: TopicPartition, epoch: LeaderEpoch) -> LedLog | SidetierError:
         log = next((d.partitions[tp] for d in self._log_dirs if tp in d.partitions), None)

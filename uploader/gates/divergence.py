@@ -17,7 +17,7 @@ from sidetier.segments.names import FileKind, parse_segment_file_name, segment_f
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.uploader.errors import OrphanSegmentError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.watching.disk import batches_from, list_names
+from sidetier.uploader.watching.disk import list_names
 
 _NO_EPOCH: Final = -1
 
@@ -84,8 +84,7 @@ def read_history(
     # base is below the archive end offset can the log end below it.
     if active is not None and active < next_offset:
         # The broker may have rolled a new segment since the listing: `active` is not the last then.
-        newest = _newest_segment(directory, active)
-        end = log_end_offset(directory, newest, next_offset)
+        end = log_end_offset(directory, _newest_segment(directory, active))
         end = end if end < next_offset else None
     epoch_history = epochs.read(directory)
     if epoch_history.entries and epoch_history.entries[0][0] > archived_epoch > UNKNOWN_EPOCH:
@@ -204,25 +203,26 @@ def _live_segments(directory: str) -> list[BaseOffset]:
     ]
 
 
-def log_end_offset(directory: str, active: BaseOffset, enough: Offset | None = None) -> Offset:
+def log_end_offset(directory: str, active: BaseOffset) -> Offset:
     """Read the headers of the active segment, and return the end of its last whole batch.
-
-    With `enough`, only the headers from this offset on are read, and no more than are needed to see
-    that the log reaches it.
 
     Raises:
         OSError: the file is gone.
     """
     path = os.path.join(directory, segment_file_name(active, FileKind.LOG))
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    end = Offset(active)
     try:
-        for _, header in batches_from(directory, active, descriptor, enough or active):
-            end = header.next_offset
-            if enough is not None and end >= enough:
-                break
-    except DamagedSegmentError:
-        return end  # the broker is appending a batch
+        return _end(descriptor, active)
     finally:
         os.close(descriptor)
+
+
+def _end(descriptor: int, active: BaseOffset) -> Offset:
+    end = Offset(active)
+    size = os.fstat(descriptor).st_size
+    try:
+        for _, header in walk_headers(lambda at, length: os.pread(descriptor, length, at), size):
+            end = header.next_offset
+    except DamagedSegmentError:
+        return end  # the broker is appending a batch
     return end

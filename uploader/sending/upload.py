@@ -324,9 +324,10 @@ class Uploader:
         """
         tp, again = to.topic_partition, None
         if self.led_logs is not None:
-            again = self.led_logs.led_logs({tp: early.leader_epoch}).get(tp)
+            epochs = {tp: early.leader_epoch}
+            again = self.led_logs.led_logs(epochs, stable=False).get(tp)
         file = None if to.directory is None else log_file(to.directory, early.segment)
-        reason = refusal(early, verified.epochs, verified.next_offset, again, file)
+        reason = refusal(early, verified.epochs, verified.read_to, again, file)
         if reason is not None:
             raise NotCommittedError(f"{tp}: {reason}")
 

@@ -98,6 +98,7 @@ class VerifiedSegment:
         epoch_history: The leader epochs of the log, if they reach back to this segment; else
             `epochs`.
         plain_records: Number of its records; None where some belong to a transaction.
+        read_to: End of the last batch that was read, exclusive.
     """
 
     base_offset: BaseOffset
@@ -111,6 +112,7 @@ class VerifiedSegment:
     epochs: tuple[Entry, ...]
     epoch_history: EpochHistory
     plain_records: int | None
+    read_to: Offset | None
 
     @property
     def size(self) -> int:
@@ -213,6 +215,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
         epochs=facts.epochs,
         epoch_history=_epoch_history_from(window.base_offset, epoch_history, facts),
         plain_records=facts.plain_records if facts.next_offset == end else None,
+        read_to=facts.next_offset,
     )
 
 

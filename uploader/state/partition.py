@@ -22,7 +22,6 @@ from sidetier.segments.errors import (
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
-    BaseOffset,
     LeaderEpoch,
     Offset,
     OffsetRange,
@@ -220,6 +219,8 @@ class Partition:
     """Whether a part of the active segment is due to be stored: see `early`."""
     early_hold: Backoff = field(default_factory=Backoff)
     """After an early segment that was refused."""
+    early_stored: CommittedRange | None = None
+    """The part of an active segment that this process has stored last."""
     read_again_at: float = 0.0
     """When the archive is read again while a gap, or a halt at one, waits for the sidecars of other
     brokers.
@@ -327,6 +328,7 @@ class Partition:
         self.reset()
         # Leader epochs of another topic mean nothing for this one.
         self.topic_id, self.spool, self.epochs = topic_id, None, RememberedEpochs()
+        self.early_stored = None
         self.following = Following() if self.follows else None
         log, self.log = self.log, TrackedLog()
         return log.untrack_all()
@@ -467,9 +469,11 @@ class Partition:
             and self.unanswered is None
         )
 
-    def note_early(self, *, due: bool) -> None:
+    def note_early(self, *, due: bool, now: float) -> None:
         """Note whether a part of the active segment is due to be stored."""
         self.early_due = due
+        if not due and self.early_hold.until <= now:
+            self.early_hold.clear()  # the part that was refused is stored otherwise, or gone
 
     def may_archive_early(self) -> bool:
         """Whether a part of the active segment may be stored: nothing else is stored first.
@@ -604,7 +608,7 @@ class Partition:
                 self._early_found(committed, generation, now)
             case EarlyFailed(error, generation):
                 if generation == self.generation:
-                    return [self._early_refused(self.log.active or BaseOffset(0), error, now)]
+                    self.early_hold.fail(str(error), now)
         return []
 
     def _early_found(self, committed: CommittedRange, generation: int, now: float) -> None:
@@ -615,10 +619,6 @@ class Partition:
         # was asked.
         if self.log.active == committed.segment and archive.next_offset == committed.start:
             self.log.early = TrackedSegment.of_active(committed, now)
-
-    def _early_refused(self, base: BaseOffset, error: Exception, now: float) -> Action:
-        self.early_hold.fail(str(error), now)
-        return ReportUploadFailed(base, error, self.early_hold.failures)
 
     def _request_succeeded(
         self, event: RequestSucceeded, now: float, outages: int | None
@@ -738,6 +738,7 @@ class Partition:
         if segment.early is None:
             return [ReportUploaded(stored, seconds)]
         self.early_hold.clear()
+        self.early_stored = segment.early
         # The broker still has the bytes, and deletes no active segment.
         return [ReportUploaded(stored, seconds, early=True), Release(segment)]
 
@@ -785,7 +786,8 @@ class Partition:
             segment.hold.fail(str(error), now)
             return [ReportUploadFailed(base, error, segment.hold.failures), *released]
         self.log.drop_early()
-        report = self._early_refused(base, error, now)
+        self.early_hold.fail(str(error), now)
+        report: Action = ReportUploadFailed(base, error, self.early_hold.failures)
         if not isinstance(error, SidetierError | OSError):
             report = ReportUnexpected(f"the upload of early segment {base}", error, before)
         self._look_again(segment, error, unlinked=False)

@@ -270,7 +270,9 @@ def batches_from(
 ) -> Iterator[tuple[int, BatchHeader]]:
     """Yield position and header of a segment's batches, from one at or below `offset` to the end.
 
-    The first is found through the offset index, so that little of a large segment is read.
+    The first is found through the offset index, so that little of a large segment is read. It is a
+    hint, good enough for measuring: Kafka truncates the index without writing over its last
+    entries, so an entry may lead into a batch, to bytes that only look like one.
 
     Args:
         directory: The partition's directory.

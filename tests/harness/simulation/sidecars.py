@@ -36,7 +36,7 @@ from sidetier.uploader.workers import WorkerPool
 from tests.harness.daemons import LAYOUT, LeadershipByHand, place_of, uploader_config
 from tests.harness.simulation.disk import FaultyDisk, Machine
 from tests.harness.simulation.network import Fate, Request, Run, SteppedPool, ask
-from tests.harness.simulation.replicas import WALL_START, Replicated
+from tests.harness.simulation.replicas import WALL_START, Replicated, open_transaction
 from tests.harness.simulation.stepped_store import SteppedStore
 from tests.harness.simulation.world import FLOOR, World
 
@@ -76,8 +76,10 @@ class _Brokers:
         return answer
 
     def led_logs(
-        self, epochs: Mapping[TopicPartition, LeaderEpoch]
+        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
     ) -> Mapping[TopicPartition, LedLog | SidetierError]:
+        del stable
+
         def arrive() -> object:
             if self.isolated is not None:
                 raise BrokerUnavailableError("isolated")
@@ -90,8 +92,10 @@ class _Brokers:
     def _led(self, partition: Replicated, epoch: LeaderEpoch) -> LedLog | SidetierError:
         if (partition.leader, partition.epoch) != (self._broker, epoch):
             return LeadershipError("FENCED_LEADER_EPOCH")
-        end = Offset(partition.high_watermark)
-        return LedLog(end, end, epoch)
+        end = partition.high_watermark
+        open_from = open_transaction(partition.replicas[self._broker].batches, end)
+        stable = end if open_from is None else open_from
+        return LedLog(Offset(end), Offset(stable), epoch)
 
     def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
         return dict.fromkeys(topics, self._partitions[0].config)

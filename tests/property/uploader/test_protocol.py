@@ -413,6 +413,7 @@ class Protocol(RuleBasedStateMachine):
             self._pins_are_lost()
         left = self.sidecars[broker].kill()
         for partition in self.partitions:
+            partition.laws.killed = True
             partition.cluster.replicas[broker].forget()
         if late:
             self.on_the_wire.extend(left)

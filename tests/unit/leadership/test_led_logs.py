@@ -86,8 +86,15 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> type[Answering]:
     return Answering
 
 
-def source() -> KafkaLedLogs:
-    return KafkaLedLogs("broker:9092", {}, BrokerId(1), "K")
+def source(clock: "FakeClock | None" = None) -> KafkaLedLogs:
+    return KafkaLedLogs("broker:9092", {}, BrokerId(1), "K", clock=clock or FakeClock())
+
+
+class FakeClock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def test_broker_is_asked_in_the_epochs_in_which_it_leads(answering: type[Answering]) -> None:
@@ -98,7 +105,10 @@ def test_broker_is_asked_in_the_epochs_in_which_it_leads(answering: type[Answeri
     }
     assert answering.asked == [(0, {3: 7, 4: 8}), (1, {3: 7, 4: 8})]
     assert led.led_logs({}) == {}
-    led.led_logs(EPOCHS)
+    assert led.led_logs({TP: LeaderEpoch(7)}, stable=False) == {
+        TP: LedLog(Offset(100), Offset(0), LeaderEpoch(7))
+    }
+    assert answering.asked[2:] == [(0, {3: 7})], "one request"
     assert len(answering.opened) == 1, "the connection stays open"
 
 
@@ -122,15 +132,38 @@ def test_brokers_of_another_cluster_are_not_asked(
 
 
 def test_connection_that_was_idle_is_opened_again(answering: type[Answering]) -> None:
-    led = source()
+    led = source(clock := FakeClock())
     led.led_logs(EPOCHS)
     answering.hangs_up = 1
     assert len(led.led_logs(EPOCHS)) == 2
     assert len(answering.opened) == 2
     answering.hangs_up = 2
-    with pytest.raises(BrokerUnavailableError):
-        led.led_logs(EPOCHS)
+    for _ in range(2):  # the second time without a request
+        with pytest.raises(BrokerUnavailableError):
+            led.led_logs(EPOCHS)
+    clock.now += 5.0
     assert len(led.led_logs(EPOCHS)) == 2
+
+
+def test_broker_that_hangs_holds_one_caller(
+    answering: type[Answering], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others get its error, and it is not asked twice."""
+    led = source(clock := FakeClock())
+    led.led_logs(EPOCHS)
+    waited = []
+
+    def hang(*_: object, **__: object) -> None:
+        waited.append(1)
+        clock.now += 10.0
+        raise BrokerUnavailableError("no response within 10 s")
+
+    monkeypatch.setattr(answering, "request_once", hang)
+    for _ in range(5):
+        with pytest.raises(BrokerUnavailableError, match="no response"):
+            led.led_logs(EPOCHS, stable=False)
+    assert len(waited) == 1
+    monkeypatch.undo()
 
 
 def test_old_broker_and_closed_source_are_errors(answering: type[Answering]) -> None:

@@ -3,26 +3,37 @@
 import os
 import re
 import threading
-import time
+from dataclasses import replace
+from functools import reduce
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from sidetier.config.uploader import EarlyConfig
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
 from sidetier.segments.headers import CONTROL, TRANSACTIONAL
+from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index, parse_txn_index
 from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import engine
-from sidetier.uploader.early import is_due
+from sidetier.uploader.archive.archive_state import ArchiveState
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.early import EarlySegments, is_due
+from sidetier.uploader.gates import committed_range
+from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.log_tail import LogTail
+from sidetier.uploader.state.following import Following
+from sidetier.uploader.state.gap import Halt
 from sidetier.uploader.state.partition import Partition
-from sidetier.uploader.state.segment import TrackedSegment
+from sidetier.uploader.state.segment import Timeline, TrackedSegment
+from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.disk import log_file
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.batches import make_batch
@@ -43,6 +54,8 @@ from tests.harness.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from sidetier.uploader.workers import WorkerPool
 
 EARLY = {"topics": ["t"], "bytes": 500, "age": 3600}
 """A part has two batches of 296 bytes, of five records each."""
@@ -143,8 +156,21 @@ def test_records_above_the_high_watermark_wait(
 
 
 def test_compacted_topics_are_never_archived_early(
-    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+    monkeypatch: pytest.MonkeyPatch,
+    site: Site,
+    store: FakeStorage,
+    log: PartitionLog,
+    led: LedLogsByHand,
 ) -> None:
+    dues: list[bool] = []
+    note = Partition.note_early
+
+    def noted(self: Partition, *, due: bool, now: float) -> None:
+        note(self, due=due, now=now)
+        if self.config is not None:
+            dues.append(due)
+
+    monkeypatch.setattr(Partition, "note_early", noted)
     site.topic_configs = ConfigsByHand({"t": TopicConfig(compacted=True)})
     site.settings["rescan_interval"] = 0.1
     log.append(50)
@@ -154,9 +180,64 @@ def test_compacted_topics_are_never_archived_early(
             lambda: site.topic_configs is not None and site.topic_configs.asked,  # type: ignore[attr-defined]
             "the configuration",
         )
-        running.wait(lambda: running.status(log.tp), "the status")
+        running.wait(lambda: len(dues) > 2, "the log to be measured")
+    assert not any(dues)
     assert not led.asked
     assert not store.contents()
+
+
+def ready() -> Partition:
+    """Return a partition of which a part may be stored."""
+    partition = Partition(TopicPartition("t", 0), LeaderEpoch(1))
+    partition.move_to("/logs/t-0", 1)
+    partition.config, partition.log.active = TopicConfig(), BaseOffset(0)
+    partition.archive = ArchiveState(next_offset=Offset(5))
+    return partition
+
+
+CLOSED = TrackedSegment(
+    ClosedSegment(BaseOffset(0), BaseOffset(9), marked_for_deletion=False), 9, 9, Timeline(0.0)
+)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        (None, None),
+        ("config", TopicConfig(compacted=True)),
+        ("config", None),
+        ("cleaned", True),
+        ("leader_epoch", UNKNOWN_EPOCH),
+        ("following", Following()),
+        ("lost", True),
+        ("unsure", True),
+        ("diverged", True),
+        ("refused", "a test"),
+        ("halt", Halt("a test")),
+        ("unanswered", "a request"),
+        ("log.early", CLOSED),
+        ("log.tracked", {BaseOffset(0): CLOSED}),
+        ("early_hold.until", 1e99),
+    ],
+)
+def test_nothing_is_asked_while_something_holds_the_partition_back(
+    attribute: str | None, value: object
+) -> None:
+    partition = ready()
+    if attribute is not None:
+        *path, name = attribute.split(".")
+        setattr(reduce(getattr, path, partition), name, value)
+    metrics = Metrics(CollectorRegistry())
+    early = EarlySegments(
+        EarlyConfig(topics=("t",), bytes=100, age=60.0),
+        LedLogsByHand([]),
+        cast("WorkerPool[Any]", None),
+        SYSTEM_CLOCK,
+        metrics,
+        UnexpectedErrors(metrics, SYSTEM_CLOCK),
+    )
+    early.consider(partition, TAIL)
+    assert bool(early._waiting) == (attribute is None)
 
 
 @pytest.mark.parametrize("answers", ["fenced", "away"])
@@ -185,6 +266,77 @@ def test_part_that_is_not_confirmed_is_not_stored(
         if answers == "fenced":
             log.epoch -= 1
         wait_to(running, store, log, 50)
+
+
+def test_part_that_is_not_confirmed_after_it_was_sent_is_not_committed(
+    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+) -> None:
+    """The file is read a second time to be sent. The next attempt finds the objects."""
+    stored: list[bool] = []
+    confirmed = threading.Event()
+
+    def away() -> None:
+        stored.append(bool(stored_logs(store, log.tp)))
+        if not confirmed.is_set():
+            raise BrokerUnavailableError("away for the test")
+
+    led.before = [lambda: None, lambda: None, *[away] * 1000]
+    log.append(10)
+    with site.running() as running:
+        running.wait(lambda: len(stored) > 1, "the next attempt")
+        assert stored[0], "the objects are sent before the last question"
+        assert stored_next(store, log.tp) is None
+        confirmed.set()
+        wait_to(running, store, log, 10)
+    check_archive(store, log.tp)
+
+
+def test_lasting_refusal_is_in_the_status_and_ends_with_its_reason(
+    site: Site, store: FakeStorage, log: PartitionLog, led: LedLogsByHand
+) -> None:
+    site.leadership = LeadershipByHand({log.tp: 0})
+    log.append(10)
+    log.epoch = 7  # the broker answers in another epoch
+
+    def last_error() -> str | None:
+        status = running.status(log.tp)
+        return None if status is None else status.last_error
+
+    with site.running() as running:
+        running.wait(lambda: "is not led in epoch 0" in (last_error() or ""), "the status")
+        assert not stored_logs(store, log.tp)
+        log.epoch = 0
+        wait_to(running, store, log, 10)
+        running.wait(lambda: last_error() is None, "the end of the error")
+    assert led.asked
+
+
+def test_part_that_ends_elsewhere_than_chosen_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    site: Site,
+    store: FakeStorage,
+    log: PartitionLog,
+    led: LedLogsByHand,
+) -> None:
+    """The rule judges what was read, not what was planned."""
+    monkeypatch.setattr("sidetier.uploader.sending.verify._check_end", lambda *_: None)
+    choose = committed_range.choose
+
+    def shorter(*args: Any) -> CommittedRange | None:  # noqa: ANN401
+        chosen = choose(*args)
+        return chosen and replace(chosen, end=Offset(chosen.end - 1))
+
+    monkeypatch.setattr("sidetier.uploader.early.choose", shorter)
+    log.append(10)
+    with site.running() as running:
+        running.wait(
+            lambda: site.registry.get_sample_value(
+                "sidetier_errors_total", {"kind": "NotCommittedError"}
+            ),
+            "the refusal",
+        )
+    assert len(led.asked) > 1
+    assert not stored_logs(store, log.tp)
 
 
 @pytest.mark.parametrize("change", ["recreated", "moved", "truncated"])
@@ -300,6 +452,7 @@ def test_segment_that_closes_during_the_upload_is_continued(
     check_archive(store, log.tp)
 
 
+@pytest.mark.usefixtures("led")
 @pytest.mark.parametrize("deletes", [False, True])
 def test_part_that_waits_when_its_segment_closes_gives_way_to_it(
     monkeypatch: pytest.MonkeyPatch,
@@ -307,7 +460,6 @@ def test_part_that_waits_when_its_segment_closes_gives_way_to_it(
     log_dir: LogDir,
     store: FakeStorage,
     log: PartitionLog,
-    led: LedLogsByHand,
     *,
     deletes: bool,
 ) -> None:
@@ -322,13 +474,13 @@ def test_part_that_waits_when_its_segment_closes_gives_way_to_it(
     log_dir.checkpoint_high_watermarks()
     log.append(10)
     order: list[str] = []
-    original, go_on = store.put_object, threading.Event()
+    original, go_on, slow = store.put_object, threading.Event(), threading.Event()
 
     def put(key: str, *args: object, **kwargs: object) -> object:
         if key.endswith(".log"):
             order.append(key)
             go_on.wait(10)
-            time.sleep(0.03)
+            slow.wait(0.03)
         return original(key, *args, **kwargs)  # type: ignore[arg-type]
 
     store.put_object = put  # type: ignore[method-assign, assignment]
@@ -367,7 +519,7 @@ def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_orphan(
         log.roll()
         log.append(1)
         log_dir.checkpoint_high_watermarks()
-        time.sleep(1)  # the sidecar sees the closed segment
+        threading.Event().wait(1)  # the sidecar sees the closed segment
         before.append(set(stored_logs(store, log.tp)))
         raise BrokerUnavailableError("away for the test")
 
@@ -473,7 +625,7 @@ def test_store_that_fails_gets_the_same_part_again(
     check_archive(store, log.tp)
 
 
-TAIL = LogTail(Offset(9), 500, 1000.0, 500)
+TAIL = LogTail(Offset(9), 500, 1000.0, 500, has_batch=True)
 
 
 @pytest.mark.parametrize(
@@ -483,9 +635,10 @@ TAIL = LogTail(Offset(9), 500, 1000.0, 500)
         (TAIL, None, 1060.0, 0),  # by age, however few
         (TAIL, 1050.0, 1060.0, None),  # timestamps of the past count from the last upload on
         (TAIL, 1050.0, 1110.0, 0),
-        (LogTail(Offset(9), 5000, 1000.0, 999), None, 1010.0, None),  # preallocated
-        (LogTail(Offset(9), 5000, 1000.0, 1000), None, 1010.0, 1000),
-        (LogTail(Offset(9), 5000, 1000.0, 0), None, 9999.0, None),
+        (LogTail(Offset(9), 5000, 1000.0, 999, has_batch=True), None, 1010.0, None),  # preallocated
+        (LogTail(Offset(9), 5000, 1000.0, 1000, has_batch=True), None, 1010.0, 1000),
+        (LogTail(Offset(9), 5000, 1000.0, 0, has_batch=True), None, 9999.0, 0),  # compressed
+        (LogTail(Offset(9), 5000, 1000.0, 5000, has_batch=False), None, 9999.0, None),
         (LogTail(Offset(9), 0, None, 0), None, 9999.0, None),
     ],
 )

@@ -5,16 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.config.uploader import EarlyConfig
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
+from sidetier.uploader import log_tail
 from sidetier.uploader.archive.archive_state import ArchiveState
-from sidetier.uploader.gates.divergence import log_end_offset
+from sidetier.uploader.early import is_due
 from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.log_tail import LogTail, LogTails, first_append
 from sidetier.uploader.state.partition import Partition
 from tests.harness.log_dir import START_MS, LogDir, PartitionLog
 
 STARTED = START_MS / 1000
+FAR = 4e9
+"""Later than any test, in seconds since 1970."""
 
 
 @pytest.fixture
@@ -98,6 +102,36 @@ def test_unwritten_bytes_of_a_preallocated_segment_do_not_count(log: PartitionLo
     assert tail is not None
     assert tail.active_bytes == 8 << 20
     assert size <= tail.written_bytes <= size + 64 * 1024
+    assert tail.has_batch
+
+
+@pytest.mark.parametrize("archived_to", [None, 20])
+def test_batch_counts_where_the_file_system_has_fewer_blocks_than_bytes(
+    log: PartitionLog, monkeypatch: pytest.MonkeyPatch, archived_to: int | None
+) -> None:
+    """A file system that compresses: the blocks end below the archived part."""
+    log.append(30)
+    monkeypatch.setattr(log_tail, "_BLOCK_BYTES", 0)
+    tail = LogTails(CommittedGate(lambda: 0.0)).measure(partition_of(log, archived_to))
+    assert tail is not None
+    assert tail.has_batch
+    assert is_due(tail, None, FAR, EarlyConfig(bytes=1 << 30, age=60.0)) == 0
+
+
+def test_preallocated_segment_without_a_batch_is_not_due_until_it_has_one(
+    log_dir: LogDir,
+) -> None:
+    log = log_dir.create("preallocated")
+    tails, rules = LogTails(CommittedGate(lambda: 0.0)), EarlyConfig(bytes=1, age=1.0)
+    os.truncate(log.file(0), 8 << 20)
+    tail = tails.measure(partition_of(log, None))
+    assert tail is not None
+    assert is_due(tail, None, FAR, rules) is None
+    os.truncate(log.file(0), 0)
+    log.append(5)
+    tail = tails.measure(partition_of(log, None))
+    assert tail is not None
+    assert is_due(tail, None, FAR, rules) == 0
 
 
 def test_index_of_a_longer_log_does_not_mislead(log: PartitionLog) -> None:
@@ -109,19 +143,3 @@ def test_index_of_a_longer_log_does_not_mislead(log: PartitionLog) -> None:
     tail = LogTails(CommittedGate(lambda: 0.0)).measure(partition_of(log, 20))
     assert tail is not None
     assert tail.active_bytes == len(log.written[10]) - 2 * len(log.written[0]) // 2
-    assert log_end_offset(str(log.path), BaseOffset(10), Offset(40)) == 25
-
-
-@pytest.mark.parametrize(("archived_to", "end"), [(15, 15), (40, 40), (60, 60), (61, 60), (99, 60)])
-def test_end_of_a_large_active_segment_is_found_without_reading_it(
-    log: PartitionLog, archived_to: int, end: int
-) -> None:
-    """The search stops where the log is known to reach the archive end offset."""
-    log.append(45)
-    indexed(log)
-    assert log_end_offset(str(log.path), BaseOffset(10), Offset(archived_to)) == end
-    # The first half of the segment is not needed, and may be damaged.
-    with log.file(10).open("r+b") as file:
-        file.write(bytes(len(log.written[10]) // 3))
-    if archived_to >= 40:
-        assert log_end_offset(str(log.path), BaseOffset(10), Offset(archived_to)) == end
