@@ -878,3 +878,48 @@ def test_readers_that_take_a_cut_segment_for_a_compacted_one_break_a_law(
     state.a_backlog(records=2, rolls=set(state.brokers), segments=3)
     with pytest.raises(AssertionError, match="was cut, and a reader has skipped"):
         state.teardown()
+
+
+def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_overlap() -> None:
+    """The leader does not answer the second question, and its segment closes meanwhile."""
+    state = Protocol()
+    state.begin(seed=1, world=World(early=True))
+    cluster, sidecar = state.cluster, state.sidecars[state.cluster.leader]
+    state.a_part(records=4, steps=0, rolls=set())
+
+    def asking() -> tuple[SteppedPool, Run] | None:
+        """Return the upload that asks the broker."""
+        return next(
+            (
+                (pool, task)
+                for pool, task in sidecar.waiting()
+                if pool.name == "upload" and task.request and task.request.operation == "offsets"
+            ),
+            None,
+        )
+
+    def go_on_without(held: tuple[SteppedPool, Run] | None) -> None:
+        state.now += 0.3
+        sidecar.step()
+        for pool, task in sidecar.waiting():
+            if held is None or task is not held[1]:
+                sidecar.go_on(pool, task, Fate.ARRIVES)
+        state.laws_hold()
+
+    for _ in range(30):
+        if asking() is not None:
+            break
+        go_on_without(None)
+    held = asking()
+    assert held is not None, "no part is read"
+    cluster.append(4)
+    for broker in cluster.replicas:
+        cluster.replicate(broker)
+    cluster.roll(cluster.leader)
+    for _ in range(10):
+        go_on_without(held)
+    sidecar.go_on(*held, Fate.CUT)
+    for _ in range(30):
+        go_on_without(None)
+    assert state.laws.moved_to == cluster.high_watermark
+    state.teardown()
