@@ -899,12 +899,12 @@ def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_overlap() 
         )
 
     def go_on_without(held: tuple[SteppedPool, Run] | None) -> None:
-        state.now += 0.3
-        sidecar.step()
         for pool, task in sidecar.waiting():
             if held is None or task is not held[1]:
                 sidecar.go_on(pool, task, Fate.ARRIVES)
         state.laws_hold()
+        state.now += 0.3
+        sidecar.step()
 
     for _ in range(30):
         if asking() is not None:
@@ -912,6 +912,7 @@ def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_overlap() 
         go_on_without(None)
     held = asking()
     assert held is not None, "no part is read"
+    assert not state.store.contents(), "the question comes before the objects"
     cluster.append(4)
     for broker in cluster.replicas:
         cluster.replicate(broker)
