@@ -75,7 +75,7 @@ class EarlyConfig(Part):
         default=64 * 1024**2,
         gt=0,
         description="Size of the unarchived part of an active segment at which it is stored, and "
-        "the largest size of such a segment, up to one record batch.",
+        "the largest size of such a segment, plus at most one record batch.",
     )
     age: Duration = Field(
         default=86400.0,

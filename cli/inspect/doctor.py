@@ -828,7 +828,7 @@ def closing(facts: DoctorFacts) -> Iterator[Finding]:
         f"{age_text(slow[longest] / 1000)} before their segment closes: {first_names(slow)}",
         "archive their records before the segment closes, or close segments more often: records in "
         "the active segment are only on the brokers",
-        f"uploader.early.topics: [{longest}], or segment.ms=3600000",
+        f"uploader.early.topics: [{re.escape(longest)}], or segment.ms=3600000",
     )
 
 

@@ -880,23 +880,20 @@ def test_readers_that_take_a_cut_segment_for_a_compacted_one_break_a_law(
         state.teardown()
 
 
+def _upload_that_asks(sidecar: Sidecar) -> tuple[SteppedPool, Run] | None:
+    """Return the upload of a part that asks the broker."""
+    for pool, task in sidecar.waiting():
+        if pool.name == "upload" and task.request and task.request.operation == "offsets":
+            return pool, task
+    return None
+
+
 def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_overlap() -> None:
     """The leader does not answer the second question, and its segment closes meanwhile."""
     state = Protocol()
     state.begin(seed=1, world=World(early=True))
     cluster, sidecar = state.cluster, state.sidecars[state.cluster.leader]
     state.a_part(records=4, steps=0, rolls=set())
-
-    def asking() -> tuple[SteppedPool, Run] | None:
-        """Return the upload that asks the broker."""
-        return next(
-            (
-                (pool, task)
-                for pool, task in sidecar.waiting()
-                if pool.name == "upload" and task.request and task.request.operation == "offsets"
-            ),
-            None,
-        )
 
     def go_on_without(held: tuple[SteppedPool, Run] | None) -> None:
         for pool, task in sidecar.waiting():
@@ -906,12 +903,9 @@ def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_overlap() 
         state.now += 0.3
         sidecar.step()
 
-    for _ in range(30):
-        if asking() is not None:
-            break
+    while (held := _upload_that_asks(sidecar)) is None:
+        assert state.now < 30, "no part is read"
         go_on_without(None)
-    held = asking()
-    assert held is not None, "no part is read"
     assert not state.store.contents(), "the question comes before the objects"
     cluster.append(4)
     for broker in cluster.replicas:

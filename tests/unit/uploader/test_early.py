@@ -2,6 +2,7 @@
 
 import os
 import re
+import struct
 import threading
 from dataclasses import replace
 from functools import reduce
@@ -13,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sidetier.config.uploader import EarlyConfig
-from sidetier.leadership.port import TopicConfig
+from sidetier.leadership.port import LedLog, TopicConfig
 from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
 from sidetier.segments.headers import CONTROL, TRANSACTIONAL
 from sidetier.segments.listing import ClosedSegment
@@ -25,7 +26,7 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import engine
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.clock import SYSTEM_CLOCK
-from sidetier.uploader.early import EarlySegments, is_due
+from sidetier.uploader.early import EarlySegments, EarlyWanted, find_range, is_due
 from sidetier.uploader.gates import committed_range
 from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.log_tail import LogTail
@@ -623,6 +624,39 @@ def test_store_that_fails_gets_the_same_part_again(
     assert sorted(stored_logs(store, log.tp)) == [0, 10, 20]
     assert store.contents()[key_of(log.tp, 0, FileKind.TIMEINDEX)]
     check_archive(store, log.tp)
+
+
+def test_index_entry_that_leads_into_a_batch_is_not_believed(log: PartitionLog) -> None:
+    """Kafka truncates an index without writing over its last entries."""
+    log.append(5)
+    within = make_batch(3, 9)
+    log.append_bytes(make_batch(5, 1, payload=within), 1)
+    log.append(5)
+    position = log.file(0).read_bytes().index(within)
+    log.file(0, FileKind.INDEX).write_bytes(struct.pack(">ii", 3, position))
+    led = LedLog(Offset(11), Offset(11), LeaderEpoch(0))
+    file = log_file(str(log.path), log.active)
+    assert file is not None
+
+    def found(start: int, stored: CommittedRange | None, epoch: int = 0) -> CommittedRange | None:
+        tp, path, active = log.tp, str(log.path), log.active
+        wanted = EarlyWanted(
+            tp, path, active, Offset(start), LeaderEpoch(epoch), file.topic_id, 0, stored, least=0
+        )
+        return find_range(wanted, led, 1 << 20)
+
+    first = found(5, None)
+    assert first is not None
+    assert (first.start, first.position) == (5, 296)
+    # The next part begins where this one ended, and nothing before it is read.
+    second = replace(first, end=Offset(6), size=log.file(0).stat().st_size - 2 * 296)
+    with log.file(0).open("r+b") as damaged:
+        damaged.write(bytes(100))
+    third = found(6, second)
+    assert third is not None
+    assert (third.start, third.end, third.size) == (6, 11, 296)
+    assert found(6, replace(second, file=file._replace(inode=1))) is None
+    assert found(6, second, epoch=1) is None, "another epoch: the log may have been truncated"
 
 
 TAIL = LogTail(Offset(9), 500, 1000.0, 500, has_batch=True)
