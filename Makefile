@@ -12,9 +12,9 @@ CODE := $(wildcard archive brokers cli config consumer devtools endpoint leaders
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
             && echo $$name && break; done)
-# Tests often wait for a clock or a server: one worker more than the two cores of CI.
+# Tests often wait for a clock, a server or a disk: more workers than the two cores of CI.
 WORKERS ?= 3
-FAST_WORKERS ?= 3
+FAST_WORKERS ?= 4
 # One worker runs all tests of a file; files with long tests come first (tests/conftest.py).
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # Folders with tests that need servers: each worker would take half a minute to collect all tests.
@@ -98,6 +98,7 @@ test-long: prepare ## run the tests that need hours: chaos, simulations, kills (
 	HYDRATE_39_KRAFT=1 $(BIN)/pytest -n 0 tests/integration/mirror/test_hydrate_39.py
 	SERVE_LIVE_RELEASES=all $(BIN)/pytest -n 0 tests/integration/endpoint/test_serve_live_releases.py \
 	  tests/integration/endpoint/test_serve_live_failures.py \
+	  tests/integration/endpoint/test_serve_live_streaming.py \
 	  tests/integration/endpoint/test_spark_and_mirror_maker.py
 	LIVE_CLIENTS_ROUNDS=$${LIVE_CLIENTS_ROUNDS:-5} $(BIN)/pytest -n 0 \
 	  tests/integration/endpoint/test_serve_live.py -k all_clients

@@ -13,14 +13,14 @@ from sidetier.archive.access import require_directory
 from sidetier.cli import exits
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive, with_few_retries
-from sidetier.config.model import Config
+from sidetier.config.model import Config, HttpConfig
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.allowed_hosts import AllowedHosts
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import create_registry
-from sidetier.telemetry.pages import Application
+from sidetier.telemetry.pages import Application, endpoint_status
 
 _CONNECTIONS = 32
 """Most requests to one store at the same time."""
@@ -51,7 +51,7 @@ def serve(config: Config, settings: EndpointSettings, metrics_port: int | None) 
         handled_signals(stop.set),
         open_archive(config, connections=_CONNECTIONS, stop=stop) as archive,
         serving(archive, settings, registry) as endpoint,
-        _http_server(metrics_port, registry, endpoint, AllowedHosts(config.http.allowed_hosts)),
+        http_server(metrics_port, registry, endpoint, config.http),
     ):
         stop.wait()
     return exits.OK
@@ -76,19 +76,26 @@ def raise_file_limit(max_connections: int) -> None:
 
 
 @contextmanager
-def _http_server(
-    port: int | None, registry: CollectorRegistry, endpoint: RunningEndpoint, hosts: AllowedHosts
+def http_server(
+    port: int | None, registry: CollectorRegistry, endpoint: RunningEndpoint, http: HttpConfig
 ) -> Iterator[None]:
-    """Answer /, /metrics, /healthz and /readyz on a port until the block ends; None for no port.
+    """Serve the status page, /metrics and probes on a port until the block ends; None for no port.
 
     Raises:
-        ConfigurationError: The port is taken.
+        ConfigurationError: The port is taken, or the bearer token cannot be read.
     """
     if port is None:
         yield
         return
+    token = http.bearer_token
+    if token is not None:
+        token.resolve()  # only to fail before the server starts
     application = Application(
-        registry, endpoint, with_partitions=False, overview=endpoint.status, hosts=hosts
+        registry,
+        endpoint,
+        None if token is None else token.resolve,
+        endpoint=lambda: endpoint_status(endpoint.snapshot(), endpoint.status(), http.runbook_url),
+        hosts=AllowedHosts(http.allowed_hosts),
     )
     # Prometheus and probes are on other hosts; in an IPv6 cluster, they use IPv6.
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 -- see above

@@ -250,7 +250,7 @@ class HttpConfig(Part):
         default=None,
         description="Token that requests must have in the header Authorization: Bearer, as {env: "
         "NAME} or {file: /path}. /healthz and /readyz also answer without it, but then without "
-        "reasons.",
+        "reasons. The same applies to --metrics-port of sidetier serve.",
     )
     allowed_hosts: Annotated[tuple[HostPattern, ...], Field(strict=False)] = Field(
         default=(),

@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from sidetier.consumer.errors import is_transient
-from sidetier.consumer.sources import Identity, Logical
+from sidetier.consumer.sources import UNKNOWN, Identity, Logical
 from sidetier.leadership.cluster import cluster_id_of, topic_id_of
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
@@ -239,7 +239,7 @@ class KafkaSide:
         consumer: Kafka's client.
         callbacks: keeps exceptions of the application's callbacks until a call of `consumer`
             returns.
-        seen: the last answer about each topic.
+        seen: the last answer about each topic: one with an id, if there was any.
         first: the first answer with an id about each topic, since Kafka's client was opened.
     """
 
@@ -431,10 +431,12 @@ class KafkaSide:
                     self._unreachable = self._clock(), topic_id
                 found[topic] = topic_id
             else:
-                identity = Identity(topic_id, cluster_id)
-                found[topic] = self.seen[topic] = identity
+                found[topic] = identity = Identity(topic_id, cluster_id)
                 if topic_id is not None:
                     self.first.setdefault(topic, identity)
+                # Without an id: the topic is away, or not known to this broker yet.
+                if topic_id is not None or self.seen.get(topic, UNKNOWN).topic_id is None:
+                    self.seen[topic] = identity
         return found
 
     def recreated(self, topics: Collection[str]) -> dict[str, Identity]:

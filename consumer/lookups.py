@@ -50,7 +50,7 @@ class Answer:
 
     Attributes:
         identity: the topic that the cluster has now, asked together with `kafka` or `archive`.
-        remembered: no broker has answered: `identity` is an earlier answer, or unknown.
+        remembered: no broker has answered with an id: `identity` is an earlier answer, or unknown.
     """
 
     question: Question
@@ -145,12 +145,13 @@ class Lookups:
             return
         identities = self._kafka.identities({tp.topic for tp in asked})
         for tp in asked:
-            identity = identities[tp.topic]
-            remembered = not isinstance(identity, Identity)
-            if not isinstance(identity, Identity):
-                # Without an answer, the archive is read, and compared again before Kafka is read.
-                identity = self._kafka.seen.get(tp.topic, UNKNOWN)
-            answers[tp] = replace(answers[tp], identity=identity, remembered=remembered)
+            answer = identities[tp.topic]
+            # Without an answer, the archive is read, and compared again before Kafka is read.
+            answers[tp] = replace(
+                answers[tp],
+                identity=self._kafka.seen.get(tp.topic, UNKNOWN),
+                remembered=not isinstance(answer, Identity) or answer.topic_id is None,
+            )
 
     def _look(self, answer: Answer) -> None:
         try:

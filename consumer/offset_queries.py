@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, TopicPartition
 
 from sidetier.consumer.errors import StoreError
 from sidetier.consumer.group_api import PollLock
 from sidetier.consumer.kafka_side import KafkaSide, named
 from sidetier.consumer.lookups import archive_of
 from sidetier.consumer.sides import Sides
-from sidetier.consumer.sources import UNKNOWN, Archive, Identity, Mode, Rules, joined
+from sidetier.consumer.sources import UNKNOWN, Archive, Mode, Rules, joined
 from sidetier.segments import offsets as domain
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, OffsetRange
@@ -101,16 +101,16 @@ class OffsetQueries:
 
     def _archive(self, tp: domain.TopicPartition, *, cached: bool = False) -> Archive:
         """Look up the archive of the topic that the cluster has; with `cached`, had last."""
-        here: Identity | KafkaError = UNKNOWN
+        here = UNKNOWN
         kafka = None if self.rules.mode is Mode.KAFKA_ONLY else self.sides.kafka
         if kafka is not None:
             with self.poll_lock:
-                seen = kafka.seen.get(tp.topic) if cached else None
-                here = seen or kafka.identities([tp.topic])[tp.topic]
-        known = here if isinstance(here, Identity) else UNKNOWN
+                if not cached or tp.topic not in kafka.seen:
+                    kafka.identities([tp.topic])
+                here = kafka.seen.get(tp.topic, UNKNOWN)
         max_age = _CACHED_SECONDS if cached else 0.0
         try:
-            return archive_of(self.sides.reader, tp, known, max_age=max_age)
+            return archive_of(self.sides.reader, tp, here, max_age=max_age)
         except SidetierError as error:
             raise StoreError(tp, None, error, has_file=self.rules.has_file) from error
 

@@ -28,6 +28,7 @@ class Partition:
         position: the next offset to return; None until it is known.
         leader_epoch: leader epoch of the record before `position`.
         consumed: a record was returned since the assignment or the last seek.
+        fetched_id: the topic id under which Kafka's client has returned a record last, since then.
         dirty: the position has moved since it was last given to librdkafka's offset store.
         paused: paused by the application.
         behind: Kafka's consumer is not at `position`, and must be aimed before it fetches again.
@@ -58,6 +59,7 @@ class Partition:
     position: int | None = None
     leader_epoch: int | None = None
     consumed: bool = False
+    fetched_id: str | None = None
     dirty: bool = False
     paused: bool = False
     behind: bool = False
@@ -105,6 +107,8 @@ class Partition:
         """Set the next offset after a record was returned."""
         self.position, self.leader_epoch = position, leader_epoch
         self.consumed = self.dirty = True
+        if self.source is Source.KAFKA:
+            self.fetched_id = self.identity.topic_id
         self.tries, self.missing_since = 0, None
 
     def forget(self) -> None:
@@ -136,7 +140,7 @@ class Partition:
         """Reset the partition to a new start, after an assignment or a seek."""
         self.start, self.serial = start, serial
         self.source, self.position, self.until = Source.LOOKING, None, None
-        self.consumed, self.dirty = False, False
+        self.consumed, self.fetched_id, self.dirty = False, None, False
         self.asking, self.due, self.tries, self.missing_since = False, 0.0, 0, None
         self.leader_epoch = None
         self.identity, self.recreated = UNKNOWN, False

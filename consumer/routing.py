@@ -193,18 +193,17 @@ class Router:
         if self._kafka is None:
             return True
         topic = partition.tp.topic
-        identity = self._kafka.identities([topic])[topic]
-        if partition.identity == UNKNOWN:  # neither the archive nor a lookup has led here
-            if isinstance(identity, Identity):
-                partition.identified(identity)
-            return True
-        if not isinstance(identity, Identity):
+        before, answer = partition.identity, self._kafka.identities([topic])[topic]
+        now = answer if isinstance(answer, Identity) else UNKNOWN
+        # Not without an id: the topic is away, or the asked broker does not know it yet.
+        confirmed = now != UNKNOWN and (now.topic_id is not None or before.topic_id is None)
+        changed = now.differs(before)
+        partition.identified(now)
+        if not changed:
+            if confirmed or before == UNKNOWN:  # neither the archive nor a lookup has led here
+                return True
             partition.tries += 1
             partition.ended = None  # Kafka has not refused the offset
-        elif identity.differs(partition.identity):
-            partition.identified(identity)
-        else:
-            return True
         self.leave(partition)
         partition.forget()
         self.look(partition)
@@ -446,8 +445,9 @@ def start_now(partition: Partition) -> Start:
 
 def _learn(partition: Partition, answer: Answer) -> None:
     here, archive = answer.identity, partition.archive
-    if here == UNKNOWN and partition.identity != UNKNOWN and answer.archive is not None:
-        here = answer.archive.identity  # without a broker, two archives can be compared
+    there = answer.archive
+    if here.topic_id is None and partition.identity != UNKNOWN and there and not there.foreign:
+        here = there.identity  # no broker has named the topic: two archives can be compared
     if here.differs(partition.identity) or (
         archive is not None and not archive.foreign and here.differs(archive.identity)
     ):

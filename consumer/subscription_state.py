@@ -341,7 +341,9 @@ class SubscriptionState:
         return {
             partition.tp.topic
             for partition in silent
-            if partition.tp.topic in now and not _reads(partition, now[partition.tp.topic])
+            if partition.tp.topic in now
+            # Else Kafka's client fetches it; records of the store do not show that.
+            and partition.fetched_id != now[partition.tp.topic].topic_id
         }
 
     def _silent(self) -> list[Partition]:
@@ -450,11 +452,6 @@ class SubscriptionState:
         self.buffer.drop(tp, self.partitions.get(tp))
         errors = self.router.errors
         errors[:] = [error for error in errors if (error.topic, error.partition) != tp]
-
-
-def _reads(partition: Partition, topic: Identity) -> bool:
-    """Whether records of this topic were returned: Kafka's client fetches it."""
-    return partition.consumed and partition.identity.topic_id == topic.topic_id
 
 
 def _advance(partition: Partition, position: int) -> None:

@@ -292,6 +292,7 @@ class Catalog:
             return [
                 {
                     "url": endpoint.url,
+                    "topics": None if listing.topics is None else len(listing.topics),
                     "age_seconds": (
                         None
                         if listing.topics is None

@@ -436,7 +436,7 @@ class Connection:
             access,
             caps,
             client_id=request.client_id,
-            sides=self._session.sides,
+            progress=self._session.progress,
             deadline=deadline,
         )
         fetched = fetch(may_wait=not is_repeatable)

@@ -38,7 +38,7 @@ from sidetier.endpoint.live.reads import is_out_of_range
 from sidetier.endpoint.live.side import Age, LiveBounds, Side, find
 from sidetier.endpoint.log_limits import FewPerSubject
 from sidetier.endpoint.positions import Positions
-from sidetier.endpoint.session import first_error
+from sidetier.endpoint.session import Progress, first_error
 from sidetier.endpoint.transactions import OpenTransactionError
 from sidetier.endpoint.users import EVERYTHING, Access
 from sidetier.segments.errors import (
@@ -51,6 +51,7 @@ from sidetier.segments.errors import (
     UnsupportedFormatError,
 )
 from sidetier.segments.headers import BatchHeader, batch_bytes
+from sidetier.segments.lru import Lru
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.token_bucket import TokenBucket, take_from_all
@@ -88,10 +89,16 @@ _HELD_SECONDS: Final = 0.5
 """Seconds after which a leader that could not be asked is asked again."""
 _LIVE_AGE: Final = 2.0
 """Maximum age of the live bounds that show where an archived record lies, in seconds."""
+_CUT_OFF: Final = 10.0
+"""Seconds for which a leader may not know that it was replaced, as it is cut off from the other
+brokers. They know the next one after at most 9 s (`broker.session.timeout.ms`).
+"""
+_MISSING_AGE: Final = 60.0
+"""Seconds without a request for a missing offset, after which it counts as found meanwhile."""
 _REPORTED_OFFSETS: Final = 1024
 _MAX_PREPARED: Final = 1024
-_MAX_SIDES: Final = 10_000
-"""Partitions of a connection whose sides are remembered."""
+_MAX_NOTED: Final = 10_000
+"""Partitions of a connection whose last answer is remembered."""
 
 
 @dataclass(slots=True)
@@ -122,6 +129,8 @@ class FetchedData:
     """Whether the error is answered only at the end of the wait: it may be over until then."""
     side: Side = Side.ARCHIVE
     """The side that the batches are from."""
+    after_lost: Offset | None = None
+    """If the offset asked for is that of a lost record: the first offset after the lost records."""
 
 
 @dataclass(slots=True)
@@ -312,6 +321,8 @@ class Fetcher:
         self._events = FewPerSubject(clock)
         self._reported: dict[tuple[TopicPartition, int], None] = {}
         self._prepared: set[Version] = set()
+        self._missing = Lru[tuple[TopicPartition, int], tuple[float, float]](_REPORTED_OFFSETS)
+        """When an offset was on neither side first and last, in monotonic seconds."""
 
     def fetch(  # noqa: PLR0913 - the request, who asks, and how long to wait
         self,
@@ -321,7 +332,7 @@ class Fetcher:
         caps: Sequence[TokenBucket] = (),
         *,
         client_id: str | None = None,
-        sides: dict[TopicPartition, Side] | None = None,
+        progress: Progress | None = None,
         deadline: float | None = None,
         may_wait: bool = True,
     ) -> FetchAnswer:
@@ -344,7 +355,7 @@ class Fetcher:
             access: What the client may read.
             caps: Caps on the bytes of batches per second; each of them must allow the response.
             client_id: `client.id` of the client, which leaders of the live cluster are told.
-            sides: The side that the client's last records of each partition came from; is changed.
+            progress: What the client got last; is changed.
             deadline: Monotonic second at which the wait ends; None for `max_wait` from now on.
             may_wait: Whether to wait; if not, `awaited` has what the client waits for.
         """
@@ -376,23 +387,27 @@ class Fetcher:
                 or not self._catalog.wait_for_change(seen, deadline)
             ):
                 answer.pieces = encode_fetch(version, topics)
-                self._count_sides(topics, {} if sides is None else sides)
+                self._note(topics, Progress() if progress is None else progress)
                 return answer
             answer.release()
 
-    def _count_sides(
-        self, topics: Sequence[FetchedTopic], sides: dict[TopicPartition, Side]
-    ) -> None:
-        if self._catalog.live is None:
-            return
-        if len(sides) > _MAX_SIDES:
-            sides.clear()
+    def _note(self, topics: Sequence[FetchedTopic], progress: Progress) -> None:
+        live = self._catalog.live
+        for known in (progress.sides, progress.after_lost):
+            if len(known) > _MAX_NOTED:
+                known.clear()
         for topic in topics:
             for data in topic.partitions:
-                if data.lease.size:
-                    tp = TopicPartition(topic.name, data.index)
-                    self._catalog.live.metrics.answered(data.side, sides.get(tp))
-                    sides[tp] = data.side
+                if data.after_lost is None and not data.lease.size:
+                    continue
+                tp = TopicPartition(topic.name, data.index)
+                if data.after_lost is not None:
+                    progress.after_lost[tp] = data.after_lost
+                    continue
+                progress.after_lost.pop(tp, None)
+                if live is not None:
+                    live.metrics.answered(data.side, progress.sides.get(tp))
+                    progress.sides[tp] = data.side
 
     def _read(
         self,
@@ -589,7 +604,10 @@ class Fetcher:
             return data
         except _MissingOffsetError as missing:
             self._report_missing(partition, view, missing.offset)
-            return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
+            following = view.after(missing.offset)
+            after = view.end if following is None else Offset(following.base_offset)
+            out_of_range = ErrorCode.offset_out_of_range
+            return FetchedData(asked.partition, out_of_range, after_lost=after)
         if batch is None:
             return data
         left, is_empty = room.left, room.is_empty
@@ -630,7 +648,28 @@ class Fetcher:
             return unknown
         if data is None and joined.failure is not None:
             raise joined.failure  # the archive may have what the leader refuses
+        if data is None and len(joined.live.topics.brokers) > 1:
+            # The leader may be a former one that is cut off, whose log ends before the offset.
+            data = self._held_for(_CUT_OFF, joined, asked)
         return data or FetchedData(asked.partition, ErrorCode.offset_out_of_range)
+
+    def _held_for(
+        self,
+        seconds: float,
+        joined: JoinedPartition,
+        asked: Any,  # noqa: ANN401 - kio's
+    ) -> FetchedData | None:
+        """Return an error that is held, unless the offset was first missing this long ago."""
+        key, now = (joined.partition.tp, asked.fetch_offset), self._clock()
+        first, last = self._missing.get(key) or (now, now)
+        if now - last > _MISSING_AGE:  # another client, or another cause
+            first = now
+        self._missing.put(key, (first, now))
+        if now - first >= seconds:
+            return None
+        data = FetchedData(asked.partition, ErrorCode.not_leader_or_follower, is_held=True)
+        data.state = joined.state, joined.live.reads.state(joined.partition.tp)
+        return data
 
     def _of_side(
         self,
@@ -656,7 +695,7 @@ class Fetcher:
         data: FetchedData | None = None
         try:
             if sides.side is Side.NEITHER:
-                return self._in_neither(joined, sides.live, offset, asked.partition)
+                return self._in_neither(joined, sides.live, offset, asked)
             if sides.side is Side.ARCHIVE:
                 data = self._archived(joined, sides.live, asked, room, isolated=isolated)
             if data is None and sides.live is not None:
@@ -700,15 +739,18 @@ class Fetcher:
             return None
         if live is not None:
             reached = min(data.last_stable_offset, end) if isolated else end
-            return self._beside_live(joined, live, data, reached, has_live=has_live, room=room)
+            return self._beside_live(
+                joined, live, asked, data, reached, has_live=has_live, room=room
+            )
         if data.error is not ErrorCode.none:  # the leader may have what the archive lacks
             data.error, data.is_held = ErrorCode.not_leader_or_follower, True
         return data
 
-    def _beside_live(
+    def _beside_live(  # noqa: PLR0913 - each is of another kind
         self,
         joined: JoinedPartition,
         live: LiveBounds,
+        asked: Any,  # noqa: ANN401 - kio's
         data: FetchedData,
         reached: Offset,
         *,
@@ -731,7 +773,7 @@ class Fetcher:
             if reached == view.end:
                 now = joined.archived(Age.NOW)  # after the live start: see `side`
                 if now is None or now.end <= reached:
-                    return self._in_neither(joined, live, reached, data.index)
+                    return self._in_neither(joined, live, reached, asked)
         data.high_watermark = live.high_watermark
         data.last_stable_offset = live.last_stable_offset
         data.log_start_offset = min(view.start, live.start)
@@ -781,9 +823,15 @@ class Fetcher:
         return data
 
     def _in_neither(
-        self, joined: JoinedPartition, live: LiveBounds | None, offset: Offset, index: int
+        self,
+        joined: JoinedPartition,
+        live: LiveBounds | None,
+        offset: Offset,
+        asked: Any,  # noqa: ANN401 - kio's
     ) -> FetchedData:
         """Answer for an offset below the live log start that is not archived.
+
+        A sidecar may still have the segment: brokers delete records by their own retention, too.
 
         Raises:
             SidetierError: The archive could not be read, so it may have the offset.
@@ -791,8 +839,13 @@ class Fetcher:
         if joined.failure is not None:
             raise joined.failure
         tp, view = joined.partition.tp, joined.view
+        after = None
         # Below both starts, an offset is out of range as it is at a broker.
         if view is not None and offset >= view.end:
+            held = self._held_for(joined.live.gap_patience, joined, asked)
+            if held is not None:
+                return held
+            after = None if live is None else live.start
             joined.live.metrics.gaps.inc()
             if requests := self._events.count(("gap", tp.topic)):
                 log.warning(
@@ -804,7 +857,7 @@ class Fetcher:
                     live_log_start=None if live is None else live.start,
                     requests=requests,
                 )
-        return FetchedData(index, ErrorCode.offset_out_of_range)
+        return FetchedData(asked.partition, ErrorCode.offset_out_of_range, after_lost=after)
 
     def _first_batch(
         self,

@@ -12,13 +12,13 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.archive.view import ArchiveView
 from sidetier.endpoint.catalog import Catalog, Topic
-from sidetier.endpoint.offsets import EpochEnd, ListedOffset, OffsetAnswers
+from sidetier.endpoint.offsets import EARLIEST, EpochEnd, ListedOffset, OffsetAnswers
 from sidetier.endpoint.session import Answer, Request, Session, first_error
 from sidetier.endpoint.users import Access
 from sidetier.segments.errors import MalformedRequestError, SidetierError
 from sidetier.segments.lru import Lru
 from sidetier.segments.names import is_legal_topic
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.protocol import ApiKey, build_response, encode
 
 NODE_ID: Final = 0
@@ -81,7 +81,6 @@ class RequestHandlers:
         self._metadata = Lru[_MetadataKey, _Metadata](_METADATA_BYTES, attrgetter("weight"))
         self._listed = Lru[tuple[int, bytes, Access], tuple[_Views, Answer]](_MAX_LISTED)
         self._handlers: Mapping[ApiKey, Callable[[Any, int, Access], Answer]] = {
-            ApiKey.LIST_OFFSETS: self._answer_list_offsets,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._answer_epoch_ends,
             ApiKey.DESCRIBE_CLUSTER: self._answer_cluster,
             ApiKey.DESCRIBE_CONFIGS: self._answer_configs,
@@ -92,8 +91,12 @@ class RequestHandlers:
     def answer(self, request: Request, session: Session) -> Answer:
         """Answer one request."""
         is_small = len(request.frame) <= _MAX_REPEATED
-        if request.api is ApiKey.LIST_OFFSETS and is_small and self._catalog.live is None:
-            return self._answer_repeated(request, session.access)
+        if request.api is ApiKey.LIST_OFFSETS:
+            after_lost = session.progress.after_lost
+            if is_small and self._catalog.live is None and not after_lost:
+                return self._answer_repeated(request, session.access)
+            asked, version = request.decode(), request.version
+            return self._answer_list_offsets(asked, version, session.access, after_lost)
         if request.api is ApiKey.METADATA:
             return self._answer_metadata(request, session.access)
         return self._handlers[request.api](request.decode(), request.version, session.access)
@@ -188,7 +191,7 @@ class RequestHandlers:
         # Before the answer: an archive that changes meanwhile is another one the next time.
         decoded = request.decode()
         views = self._views(decoded, access)
-        answer = self._answer_list_offsets(decoded, request.version, access)
+        answer = self._answer_list_offsets(decoded, request.version, access, {})
         if answer.error is ErrorCode.none and views is not None:
             self._listed.put(key, (views, answer))
         return answer
@@ -216,7 +219,13 @@ class RequestHandlers:
         except SidetierError:
             return None  # the answer reports it
 
-    def _answer_list_offsets(self, request: Any, version: int, access: Access) -> Answer:  # noqa: ANN401 - kio's
+    def _answer_list_offsets(
+        self,
+        request: Any,  # noqa: ANN401 - kio's
+        version: int,
+        access: Access,
+        after_lost: dict[TopicPartition, Offset],
+    ) -> Answer:
         isolation = getattr(request, "isolation_level", 0)
         asked_all = (
             (TopicPartition(topic.name, row.partition_index), row.timestamp)
@@ -234,6 +243,10 @@ class RequestHandlers:
                     listed = self._offsets.list_offset(
                         topic.name, asked.partition_index, asked.timestamp, isolation, version, told
                     )
+                if listed.error is ErrorCode.none and asked.timestamp == EARLIEST:
+                    tp = TopicPartition(topic.name, asked.partition_index)
+                    after = after_lost.pop(tp, Offset(0))
+                    listed = listed._replace(offset=max(listed.offset, after))
                 rows.append(
                     {
                         "partition_index": asked.partition_index,

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from sidetier.endpoint.live.side import Side
 from sidetier.telemetry import endpoint_catalogue as catalogue
-from sidetier.telemetry.instruments import counter, gauge, histogram
+from sidetier.telemetry.instruments import counter, gauge, histogram, total_of
 from sidetier.wire.protocol import ApiKey
 
 
@@ -48,6 +48,15 @@ class EndpointMetrics:
         durations.observe(seconds)
         self._sent.inc(sent)
         self._records.inc(records)
+
+    def totals(self) -> dict[str, int]:
+        """Return what was counted since the start, for the status page."""
+        return {
+            "refused_connections": total_of(self.refused),
+            "requests": total_of(self._requests),
+            "sent_bytes": total_of(self._sent),
+            "record_bytes": total_of(self._records),
+        }
 
 
 class GroupMetrics:
@@ -108,6 +117,14 @@ class LiveMetrics:
         self._answers[side].inc()
         if before not in {None, side}:
             self._side_changes.inc()
+
+    def totals(self) -> dict[str, int]:
+        """Return what was counted since the start, for the status page."""
+        return {
+            "record_bytes": total_of(self.record_bytes),
+            "fetched_bytes": total_of(self.fetched_bytes),
+            "gaps": total_of(self.gaps),
+        }
 
     def watch(
         self, unavailable: Callable[[], int], followed: Callable[[], int], lag: Callable[[], int]

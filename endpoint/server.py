@@ -128,9 +128,14 @@ class Endpoint:
         return len(self._connections)
 
     @property
+    def max_connections(self) -> int:
+        """Number of connections that may be open."""
+        return self._settings.max_connections
+
+    @property
     def is_full(self) -> bool:
         """Whether the next connection would be refused."""
-        return self.open_connections >= self._settings.max_connections
+        return self.open_connections >= self.max_connections
 
     def _end_late_clients(self) -> None:
         """End the connections of clients that are late: see `Connection.end_if_late`."""

@@ -2,6 +2,7 @@
 
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
 
-from sidetier import __version__
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import read_note
 from sidetier.endpoint.blocks import BlockCache, SegmentBytes
@@ -36,7 +36,7 @@ from sidetier.endpoint.metrics import EndpointMetrics, GroupMetrics, LiveMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
 from sidetier.endpoint.reloading import Reloaded
-from sidetier.endpoint.server import Endpoint, open_listener
+from sidetier.endpoint.server import Endpoint, open_listener, shown
 from sidetier.endpoint.tls import TlsFiles
 from sidetier.endpoint.users import read_users
 from sidetier.segments.errors import ConfigurationError, StorageError
@@ -102,6 +102,8 @@ class RunningEndpoint:
 
     Attributes:
         address: Host and port at which it listens.
+        advertised: Host and port in the answers to clients.
+        metrics: What it has counted.
         server: Its connections.
         blocks: Its memory.
         catalog: Its topics.
@@ -109,9 +111,12 @@ class RunningEndpoint:
         idle_polls: Its waiting connections.
         acceptor: The thread that accepts connections.
         live: The live cluster; None for the archive alone.
+        started_ms: Its start, in milliseconds since 1970.
     """
 
     address: tuple[str, int]
+    advertised: tuple[str, int]
+    metrics: EndpointMetrics
     server: Endpoint
     blocks: BlockCache
     catalog: Catalog
@@ -119,6 +124,7 @@ class RunningEndpoint:
     idle_polls: IdlePolls
     acceptor: threading.Thread
     live: LiveLogs | None
+    started_ms: int = field(default_factory=lambda: round(time.time() * 1000))  # noqa: TID251 -- for people
 
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002
         """Return whether the endpoint is alive, and whether it accepts another client.
@@ -140,26 +146,26 @@ class RunningEndpoint:
         reason = "as many connections as allowed are open" if is_full else ""
         return StatusSnapshot(
             self.catalog.cluster,
+            started_ms=self.started_ms,
             alive=not deaths,
             death="; ".join(deaths) or None,
-            conditions=(Condition("accepts_connections", not is_full, reason),),
+            conditions=(Condition("accepts connections", not is_full, reason),),
         )
 
     def status(self) -> dict[str, object]:
         """Return what the endpoint serves, and what it cannot reach, as JSON."""
         topics = self.catalog.topics
-        status: dict[str, object] = {
-            "version": __version__,
-            "cluster": self.catalog.cluster,
-            "address": "{}:{}".format(*self.address),
+        return {
+            "address": shown(*self.address),
+            "advertised": shown(*self.advertised),
             "connections": self.server.open_connections,
+            "max_connections": self.server.max_connections,
+            **self.metrics.totals(),
             "topics": len(topics),
             "partitions": sum(topic.partitions for topic in topics.values()),
             "stores": self.catalog.status(),
+            "live": None if self.live is None else self.live.status(),
         }
-        if self.live is not None:
-            status["live"] = self.live.status()
-        return status
 
     def _threads(self) -> Iterator[threading.Thread]:
         yield self.acceptor
@@ -259,7 +265,16 @@ def serving(
         security_protocol=_security_protocol(settings),
     )
     running = RunningEndpoint(
-        (host, port), server, blocks, catalog, groups, idle_polls, acceptor, live
+        (host, port),
+        advertised,
+        metrics,
+        server,
+        blocks,
+        catalog,
+        groups,
+        idle_polls,
+        acceptor,
+        live,
     )
     try:
         yield running

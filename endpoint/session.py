@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.live.side import Side
 from sidetier.endpoint.users import EVERYTHING, Access
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.token_bucket import TokenBucket
 from sidetier.wire.protocol import (
     ApiKey,
@@ -27,6 +27,22 @@ ANONYMOUS = "ANONYMOUS"
 
 
 @dataclass(slots=True, eq=False)
+class Progress:
+    """What the Fetch requests of a connection got last.
+
+    Attributes:
+        sides: The side that the last records of partitions came from, with `--live`.
+        after_lost: The first offset after the lost records at which a client stands, by partition.
+            Its next question for the earliest offset is answered with it: with
+            `auto.offset.reset=earliest`, the client would otherwise read the archive from its start
+            up to the same place again and again.
+    """
+
+    sides: dict[TopicPartition, Side] = field(default_factory=dict)
+    after_lost: dict[TopicPartition, Offset] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class Session:
     """What the endpoint knows about the client of one connection. Used by its thread only.
 
@@ -36,7 +52,7 @@ class Session:
         access: The topics and groups that it may use.
         bucket: The cap of its user, in bytes per second.
         closing: What to close with the connection.
-        sides: The side that the last records of partitions came from, with `--live`.
+        progress: What its Fetch requests got last.
     """
 
     client: str
@@ -44,7 +60,7 @@ class Session:
     access: Access = EVERYTHING
     bucket: TokenBucket | None = None
     closing: ExitStack = field(default_factory=ExitStack)
-    sides: dict[TopicPartition, Side] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
 
 
 class Budget:

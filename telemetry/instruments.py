@@ -13,6 +13,12 @@ def counter(metric: Metric, registry: CollectorRegistry) -> Counter:
     return Counter(metric.name, metric.help, metric.labels, registry=registry)
 
 
+def total_of(counted: Counter) -> int:
+    """Return the value of a counter of whole things, summed over its labels."""
+    samples = (sample for family in counted.collect() for sample in family.samples)
+    return round(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+
+
 def gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
     """Return a new gauge in the registry."""
     return Gauge(metric.name, metric.help, metric.labels, registry=registry)

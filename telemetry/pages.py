@@ -3,7 +3,7 @@
 import gzip
 import hmac
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,13 @@ from sidetier.telemetry.partition_page import (
     page_of,
     parse_query,
 )
-from sidetier.telemetry.static_files import CONTENT_SECURITY_POLICY, PATHS, StaticFile, static_file
+from sidetier.telemetry.static_files import (
+    CONTENT_SECURITY_POLICY,
+    PageName,
+    StaticFile,
+    paths_of,
+    static_file,
+)
 from sidetier.telemetry.status import StatusSnapshot, StatusSource
 from sidetier.telemetry.status_json import partition_row, plain, status_json, whole_json
 
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 
 _JSON: Final = "application/json; charset=utf-8"
 _PARTITIONS: Final = "/api/partitions"
+_STATUS: Final = "/api/status"
 _GZIP_LEVEL: Final = 4
 """Compresses a page of partitions to a twentieth in 1 ms. Level 9 takes three times as long."""
 _SMALLEST_COMPRESSED: Final = 1024
@@ -38,6 +45,8 @@ _NO_SNIFFING: Final = ("X-Content-Type-Options", "nosniff")
 Headers = tuple[tuple[str, str], ...]
 PageSource = Callable[[PartitionQuery], Mapping[str, Any]]
 """Returns the JSON object for one page of partitions. Called on any of the worker threads."""
+EndpointSource = Callable[[], Mapping[str, Any]]
+"""Returns the JSON object of `/api/status`. Called as `PageSource`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +95,40 @@ def partition_page(page: StatusPage, runbook_url: str = "") -> dict[str, Any]:
     rows = zip(page.snapshot.partitions, page.states, strict=True)
     return {
         **whole_json(page.snapshot),
-        "alive": page.snapshot.alive,
-        "death": page.snapshot.death,
-        "conditions": [asdict(condition) for condition in page.snapshot.conditions],
-        "version": __version__,
-        "runbook_url": runbook_url,
+        **_header(page.snapshot, runbook_url),
         "totals": plain(page.totals),
         "page": {"offset": query.offset, "limit": query.limit, "matching": page.matching},
         "partitions": [{**partition_row(status), "shown_state": state} for status, state in rows],
+    }
+
+
+def endpoint_status(
+    snapshot: StatusSnapshot, status: Mapping[str, Any], runbook_url: str = ""
+) -> dict[str, Any]:
+    """Return the JSON object of `/api/status`.
+
+    Args:
+        snapshot: whether the endpoint is alive and ready.
+        status: what it serves, and what it cannot reach.
+        runbook_url: as for `partition_page`.
+    """
+    return {
+        "cluster": snapshot.cluster,
+        "started_ms": snapshot.started_ms,
+        "ready": snapshot.alive and snapshot.ready,
+        **_header(snapshot, runbook_url),
+        **status,
+    }
+
+
+def _header(snapshot: StatusSnapshot, runbook_url: str) -> dict[str, Any]:
+    """Return the fields that the head of each status page needs."""
+    return {
+        "alive": snapshot.alive,
+        "death": snapshot.death,
+        "conditions": [asdict(condition) for condition in snapshot.conditions],
+        "version": __version__,
+        "runbook_url": runbook_url,
     }
 
 
@@ -109,24 +144,22 @@ class Application:
         source: status for the other paths.
         bearer_token: reads the token that requests must carry; None for no token. `/healthz` and
             `/readyz` answer without a token, because probes carry none, but then without reasons.
-        with_partitions: whether there are the status page and `/api/partitions`; a process that
-            is not a sidecar has none.
-        overview: returns the JSON object of `/` without the status page.
+        endpoint: returns the status of a Kafka endpoint. `/` is its page then, and `/api/status`
+            takes the place of `/api/partitions`. None for a sidecar and a fleet.
         hosts: names that the header Host may have where no token is required. Other requests get
             no data, because a browser may have been led here (`allowed_hosts`).
         pages: returns one page of the partitions; None to take the pages from `source`, which
             describes all partitions for each of them.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two have a default
+    def __init__(
         self,
         registry: CollectorRegistry,
         source: StatusSource,
         bearer_token: Callable[[], str] | None = None,
         *,
-        with_partitions: bool = True,
+        endpoint: EndpointSource | None = None,
         pages: PageSource | None = None,
-        overview: Callable[[], Mapping[str, Any]] = dict,
         hosts: AllowedHosts | None = None,
     ) -> None:
         self._source = source
@@ -137,16 +170,13 @@ class Application:
             "/healthz": health,
             "/readyz": readiness,
         }
-        self._pages: dict[str, Callable[[WSGIEnvironment], Page]] = {}
-        self._files: Collection[str] = ()
-        self._paths = ["/metrics", *self._probes]
         self._page_of = pages or (lambda query: partition_page(page_of(source.snapshot(), query)))
-        if with_partitions:
-            self._files = PATHS
-            self._pages[_PARTITIONS] = self._partitions
-            self._paths.append(_PARTITIONS)
-        else:
-            self._pages["/"] = lambda _: _json(HTTPStatus.OK, {"paths": self._paths, **overview()})
+        self._page: PageName = "partitions" if endpoint is None else "endpoint"
+        self._files = paths_of(self._page)
+        self._api: tuple[str, Callable[[WSGIEnvironment], Page]] = (_PARTITIONS, self._partitions)
+        if endpoint is not None:
+            self._api = _STATUS, lambda _: _json(HTTPStatus.OK, endpoint())
+        self._paths = ["/metrics", *self._probes, self._api[0]]
 
     def __call__(self, environ: "WSGIEnvironment", respond: "StartResponse") -> Iterable[bytes]:
         """Handle one WSGI request."""
@@ -173,20 +203,20 @@ class Application:
         return [content] if with_body else []
 
     def _answer(self, path: str, environ: "WSGIEnvironment") -> Page:
-        if path not in self._paths and path not in self._pages and path not in self._files:
+        if path not in self._paths and path not in self._files:
             return _json(HTTPStatus.NOT_FOUND, {"error": "not found", "paths": self._paths})
         if environ["REQUEST_METHOD"] not in {"GET", "HEAD"}:
             return _json(HTTPStatus.METHOD_NOT_ALLOWED, {"error": "use GET"})
         if path in self._files:
             # No token: a browser sends none when it opens a page, and the files hold no data.
-            return _file(static_file(path), environ.get("HTTP_IF_NONE_MATCH", ""))
+            return _file(static_file(path, self._page), environ.get("HTTP_IF_NONE_MATCH", ""))
         allowed = self._is_allowed(environ)
         if path in self._probes:
             page = self._probes[path](self._source.snapshot(with_partitions=False))
             return page if allowed else _json(page.status, {"ok": page.status is HTTPStatus.OK})
         if not allowed:
             return self._refusal(environ)
-        return self._pages[path](environ)
+        return self._api[1](environ)
 
     def _refusal(self, environ: "WSGIEnvironment") -> Page:
         if self._token is not None:

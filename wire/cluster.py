@@ -153,6 +153,8 @@ class Cluster:
         if context is None and settings.tls is not None:
             self._context = settings.tls.context()
         self._connections: dict[Address, Connection] = {}
+        self._unreachable: set[Address] = set()
+        """Addresses whose last connection could not be opened."""
         self._brokers: dict[BrokerId, Address] = {}
         self._leaders: dict[TopicPartition, PartitionMetadata] = {}
         self._controller = NO_LEADER
@@ -448,6 +450,8 @@ class Cluster:
         # The bootstrap servers stay candidates: all brokers of the last metadata may be gone.
         addresses = list(dict.fromkeys([*self.settings.bootstrap_servers, *self._brokers.values()]))
         random.shuffle(addresses)  # distribute the load of many clients
+        # A broker that hangs takes the whole timeout of each attempt.
+        addresses.sort(key=self._unreachable.__contains__)
         reasons = []
         for address in addresses:
             try:
@@ -463,7 +467,15 @@ class Cluster:
         return connection
 
     def _open(self, address: Address) -> Connection:
-        return Connection(address, self.settings, context=self._context, clock=self._clock)
+        try:
+            connection = Connection(
+                address, self.settings, context=self._context, clock=self._clock
+            )
+        except BrokerUnavailableError:
+            self._unreachable.add(address)
+            raise
+        self._unreachable.discard(address)
+        return connection
 
     def _request_timeout(self) -> float:
         return min(self.settings.request_timeout, self._deadline - self._clock())

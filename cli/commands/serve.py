@@ -279,7 +279,8 @@ class ServeOptions:
     metrics_port: int | None = option(
         "--metrics-port",
         type=click.IntRange(1, 65535),
-        help="Serve Prometheus metrics, /healthz and /readyz on this port.  [default: none]",
+        help="Serve a status page, Prometheus metrics, /healthz and /readyz on this port.  "
+        "[default: none]",
     )
     call: Invocation = CONFIGURATION
 

@@ -14,7 +14,12 @@ from devtools.sandbox.chromium import chromium
 from devtools.sandbox.go import GoBuilder
 from devtools.sandbox.hdfs import HADOOP_HDFS
 from devtools.sandbox.kafka import archive_kafka_classes
-from devtools.sandbox.kafka_clients import MIRROR_MAKER, franz_go_reader
+from devtools.sandbox.kafka_clients import (
+    FILE_CONNECTORS,
+    MIRROR_MAKER,
+    STREAMS,
+    franz_go_reader,
+)
 from devtools.sandbox.kafka_tools import KAFKA_TOOLS
 from devtools.sandbox.s3server import VERSITYGW
 from devtools.sandbox.spark import SPARK_4, SPARK_35
@@ -39,7 +44,8 @@ def main(names: tuple[str, ...]) -> None:
 
     demo: the Kafka that the demo starts, and its console consumer. kafka: the versions that the
     tests start, and the console consumer; those of `make test-long` alone are fetched there.
-    clients: Kafka's command-line tools, MirrorMaker 2, and a reader with franz-go.
+    clients: Kafka's command-line tools, MirrorMaker 2, Connect, Kafka Streams, and a reader with
+    franz-go.
     s3: the S3 server that the tests start. azure: Azurite, the Azure emulator that they start.
     hdfs: the NameNode and the DataNode that they start.
     chart: helm, promtool and the Prometheus operator's schemas, which check the chart.
@@ -68,6 +74,8 @@ def _jars(wanted: Collection[str]) -> Iterator[Step]:
     if "clients" in wanted:
         yield f"Kafka's tools {KAFKA_4_3}", lambda: jars_of(KAFKA_TOOLS)
         yield f"MirrorMaker {KAFKA_4_3}", lambda: jars_of(MIRROR_MAKER)
+        yield f"Kafka Connect's file connectors {KAFKA_4_3}", lambda: jars_of(FILE_CONNECTORS)
+        yield f"Kafka Streams {KAFKA_4_3}", lambda: jars_of(STREAMS[KAFKA_4_3])
     if "hdfs" in wanted:
         yield "HDFS 3.4.2", lambda: jars_of(HADOOP_HDFS)
     if "spark" in wanted:

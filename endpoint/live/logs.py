@@ -8,14 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.endpoint.live.brokers import level_of
 from sidetier.endpoint.live.client import LiveCluster
-from sidetier.endpoint.live.reads import LiveReads
+from sidetier.endpoint.live.reads import FollowedPartition, LiveReads
 from sidetier.endpoint.live.topics import LiveTopics, LiveTopicsWatch
 from sidetier.endpoint.metrics import LiveMetrics
 from sidetier.endpoint.reloading import Reloaded
 from sidetier.segments.errors import BrokerError, SidetierError
 from sidetier.segments.offsets import MAX_OFFSET, Offset, TopicPartition
 from sidetier.storage.attempt import Clock, monotonic
+from sidetier.wire.cluster import NO_LEADER
 
 _WINDOW_CHECK: Final = 30.0
 """Seconds for which the beginning of the live window is kept."""
@@ -24,6 +26,8 @@ _AWAY_CHECK: Final = 5.0
 _STORE_PAUSE: Final = 10.0
 """Seconds for which the broker is preferred after the store did not answer."""
 _CHECK_SECONDS: Final = 10.0
+_SHOWN_FOLLOWED: Final = 20
+"""Followed partitions in the status: those with the largest lag."""
 _NO_RECORD: Final = -1
 _SHORTEST_LOOK: Final = 1.0
 """Seconds between two requests because of names that are not known: clients choose them."""
@@ -39,11 +43,14 @@ class LiveSettings:
         window: Records younger than this many seconds come from the broker if both sides have them,
             and older ones from the store; infinite for the broker, 0 for the store.
         windows: The same for the topics whose names a pattern matches; the first match counts.
+        gap_patience: Seconds to wait for the upload of records that the brokers have deleted,
+            before they count as lost. As for the mirror.
     """
 
     cluster: LiveCluster
     window: float
     windows: Sequence[tuple[re.Pattern[str], float]] = ()
+    gap_patience: float = 60.0
 
     def window_of(self, topic: str) -> float:
         """Return the window of a topic."""
@@ -112,6 +119,8 @@ class LiveLogs:
         """Return what is known of the cluster, as JSON."""
         topics, unreachable = self.topics, self.reads.pool.unreachable()
         answered_at = self.watch.answered_at
+        led = topics.by_leader(topics.partitions())
+        followed = sorted(self.reads.followed(), key=lambda each: each.lag, reverse=True)
         return {
             "cluster_id": topics.cluster_id,
             "archive_is_checked": self.is_checked,
@@ -120,12 +129,32 @@ class LiveLogs:
             "topics_age_seconds": (
                 None if answered_at is None else round(self._clock() - answered_at, 1)
             ),
+            "leaderless_partitions": len(led.get(NO_LEADER, ())),
             "brokers": [
-                {"id": broker, "address": str(address), "problem": unreachable.get(broker)}
+                {
+                    "id": broker,
+                    "address": str(address),
+                    "led_partitions": len(led.get(broker, ())),
+                    "problem": unreachable.get(broker),
+                }
                 for broker, address in sorted(topics.brokers.items())
             ],
-            "followed_partitions": len(self.reads.followers.positions()),
-            "lag_records": self.reads.lag(),
+            **self.metrics.totals(),
+            "followed_partitions": len(followed),
+            "lag_records": followed[0].lag if followed else 0,
+            "followed": [self._followed_row(each) for each in followed[:_SHOWN_FOLLOWED]],
+        }
+
+    def _followed_row(self, followed: FollowedPartition) -> dict[str, object]:
+        reader = followed.reader
+        return {
+            "topic": reader.tp.topic,
+            "partition": reader.tp.partition,
+            "isolation_level": level_of(isolated=reader.is_isolated).value,
+            "leader": self.topics.leader(reader.tp),
+            "position": followed.position,
+            "end": followed.end,
+            "lag_records": followed.lag,
         }
 
     def look_for_topics(self) -> None:
@@ -152,6 +181,11 @@ class LiveLogs:
     def note_store_failure(self, topic: str) -> None:
         """Prefer the broker for some seconds: the store of this topic does not answer."""
         self._store_failed[topic] = self._clock() + _STORE_PAUSE
+
+    @property
+    def gap_patience(self) -> float:
+        """See `LiveSettings`."""
+        return self._settings.gap_patience
 
     def store_below(self, tp: TopicPartition) -> Offset:
         """Return the offset below which the store is preferred."""

@@ -7,7 +7,7 @@ for all of them. What leaders return is kept (`chunks`), and what they tell of a
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -68,6 +68,10 @@ _SMALL: Final = 64 << 10
 """Bytes of an answer while slow clients hold the memory."""
 _AROUND: Final = 1 << 10
 """Bytes of an answer beside its records. Buffers have whole MiB, and clients ask for whole ones."""
+_MAX_AHEAD: Final = 4
+"""Chunks that are read ahead of clients. They fit the memory for kept records together."""
+_AHEAD_SECONDS: Final = 2.0
+"""Seconds after which the client of such a chunk counts as gone."""
 _SHORT_PATIENCE: Final = 0.5
 """Seconds to wait for a busy leader with a question that is asked for each partition."""
 _RENEW_SECONDS: Final = 0.5
@@ -100,6 +104,26 @@ class _Known:
 
     bounds: LiveBounds
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedPartition:
+    """A partition whose end is read for waiting clients.
+
+    Attributes:
+        reader: The partition, and the isolation level.
+        position: The next offset.
+        end: The offset up to which a client may read, as far as it is known; 0 if it is not.
+    """
+
+    reader: Reader
+    position: Offset
+    end: Offset
+
+    @property
+    def lag(self) -> int:
+        """Number of offsets that were not read yet."""
+        return max(0, self.end - self.position)
 
 
 class _ThrottledError(Exception):
@@ -144,6 +168,9 @@ class LiveReads:
         self._known: dict[TopicPartition, _Known] = {}
         self._changes: dict[TopicPartition, int] = {}
         self._flights: dict[tuple[Reader, Offset], Future[Chunk | None]] = {}
+        self._ahead: dict[tuple[Reader, Offset], float] = {}
+        """Where records are read ahead of a client that has not come yet, and since when."""
+        self._ahead_threads: Executor = ThreadPoolExecutor(_MAX_AHEAD, "endpoint-live-ahead")
         self._throttled: dict[tuple[BrokerId, str], float] = {}
         self._lent: dict[int, tuple[int, int]] = {}
         """Buffers of records that are being sent, by identity: how often, and their bytes."""
@@ -172,6 +199,7 @@ class LiveReads:
         """End all requests, and wait for the threads; `stop` must be set."""
         self.pool.close()
         self.followers.close()
+        self._ahead_threads.shutdown(cancel_futures=True)
 
     def state(self, tp: TopicPartition) -> LiveState:
         """Return what differs after the leader's log has changed."""
@@ -261,9 +289,10 @@ class LiveReads:
             BrokerError: It cannot be reached.
         """
         chunks = self.kept(tp, offset, most_bytes, isolated=isolated)
-        if chunks:
-            return chunks
         reader = Reader(tp, isolated)
+        if chunks:
+            self._read_ahead(reader, chunks, most_bytes, client_id or "")
+            return chunks
         if self.followers.waits_at(reader, offset) and self._limit(reader) <= offset:
             return ()
         try:
@@ -271,6 +300,7 @@ class LiveReads:
         except (_ThrottledError, BrokerBusyError):
             return None
         if chunk is not None:
+            self._read_ahead(reader, [chunk], most_bytes, client_id or "")
             return [chunk]
         try:
             self.followers.follow(reader, offset)
@@ -486,6 +516,30 @@ class LiveReads:
         flight.set_result(chunk)
         return chunk
 
+    def _read_ahead(
+        self, reader: Reader, chunks: Sequence[Chunk], most_bytes: int, client_id: str
+    ) -> None:
+        """Fetch the next chunk while a client reads these, which fill its answer."""
+        start, end, now = chunks[0].start, chunks[-1].end, self._clock()
+        is_bulk = 2 * sum(len(chunk.data) for chunk in chunks) >= most_bytes
+        with self._guard:
+            self._ahead.pop((reader, start), None)
+            for key in [key for key, at in self._ahead.items() if now - at > _AHEAD_SECONDS]:
+                del self._ahead[key]
+            is_known = (reader, end) in self._ahead or len(self._ahead) >= _MAX_AHEAD
+            if not is_bulk or is_known or end >= self._limit(reader) or self._held >= self._memory:
+                return
+            self._ahead[reader, end] = now
+
+        def read_ahead() -> None:
+            # The client gets the error by its own request.
+            with suppress(_ThrottledError, BrokerBusyError, SidetierError):
+                if not self.kept(reader.tp, end, 1, isolated=reader.is_isolated):
+                    self._fetched_once(reader, end, most_bytes, client_id)
+
+        with suppress(RuntimeError):  # the endpoint stops
+            self._ahead_threads.submit(read_ahead)
+
     def _throttle(self, leader: BrokerId, client_id: str, seconds: float) -> None:
         now = self._clock()
         with self._guard:
@@ -632,9 +686,15 @@ class LiveReads:
 
     def lag(self) -> int:
         """Return the most records that the followers have not read of a partition."""
+        return max((each.lag for each in self.followed()), default=0)
+
+    def followed(self) -> list[FollowedPartition]:
+        """Return what the followers read, in no order."""
         positions = self.followers.positions()
-        behind = (self._limit(reader) - position for reader, position in positions.items())
-        return max(0, max(behind, default=0))
+        return [
+            FollowedPartition(reader, position, self._limit(reader))
+            for reader, position in positions.items()
+        ]
 
     def _limit(self, reader: Reader) -> Offset:
         """Return the end up to which a client may read, as far as it is known."""

@@ -30,8 +30,17 @@ _AWAY_INTERVAL: Final = 1.0
 _DOUBT_SECONDS: Final = 60.0
 """Time without a client after which a topic is no longer asked for by name."""
 _SHORTEST: Final = 0.1
+_LONGER: Final = 0.25
 _LONGEST: Final = 1.0
-"""Seconds between two requests, whatever the reasons are; the longer one while nothing changes."""
+"""Seconds between two requests, whatever the reasons are; the longer ones while nothing changes, up
+to 1 s if the answers of a large cluster take long.
+"""
+_SHARE: Final = 10
+"""Answers take at most a tenth of the time."""
+_WANTED_SECONDS: Final = 1.0
+"""Time for which the topics are asked for again after somebody wants a change, until one shows:
+clients that wait for a new leader ask less often.
+"""
 _TIMEOUT: Final = 2.0
 _CONNECT_TIMEOUT: Final = 1.0
 _CLOSE_SECONDS: Final = 2.0
@@ -101,6 +110,47 @@ class LiveTopics:
     def changed(self, before: "LiveTopics") -> list[TopicPartition]:
         """Return the partitions that have another leader, leader epoch or topic than before."""
         return [tp for tp in before.partitions() if not self.is_same(before, tp)]
+
+
+@dataclass(slots=True)
+class Pace:
+    """When the topics are asked for again. Pure; times are in monotonic seconds.
+
+    Attributes:
+        pause: Time after an answer in which nothing is asked, whoever wants it.
+        wait: Time after this pause in which nothing is asked unless somebody wants a change.
+    """
+
+    pause: float = _SHORTEST
+    wait: float = INTERVAL
+    _began: float = 0.0
+    _wanted_until: float = 0.0
+
+    def begin(self, now: float, *, is_due: bool) -> bool:
+        """Begin to ask; return whether somebody wants a change.
+
+        `is_due`: somebody has asked for it since the last answer.
+        """
+        self._began = now
+        if is_due:
+            self._wanted_until = now + _WANTED_SECONDS
+        is_wanted = now < self._wanted_until
+        if not is_wanted:
+            self.pause = _SHORTEST
+        return is_wanted
+
+    def end(self, now: float, *, is_changed: bool, is_away: bool) -> None:
+        """Note the answer, or that no broker has answered."""
+        if is_changed:
+            self._wanted_until = 0.0
+            self.pause, self.wait = _SHORTEST, INTERVAL
+            return
+        slowest = min(max((now - self._began) * _SHARE, _LONGER), _LONGEST)
+        self.pause = min(self.pause * 2, slowest)
+        if now < self._wanted_until:
+            self.wait = 0.0
+        else:
+            self.wait = _AWAY_INTERVAL if is_away else INTERVAL
 
 
 class LiveTopicsWatch:
@@ -251,18 +301,17 @@ class LiveTopicsWatch:
 
     def _run(self) -> None:
         client = self._client()
-        cluster, pause, longest = self._cluster(client), _SHORTEST, INTERVAL
+        cluster, pace = self._cluster(client), Pace()
         self._asked = cluster
         while not self._stop.is_set():
-            is_wanted = self._due.wait(longest)
-            if not is_wanted:
-                pause = _SHORTEST
+            is_due = self._due.wait(pace.wait)
+            is_wanted = pace.begin(self._clock(), is_due=is_due)
             self._due.clear()
             if self._stop.is_set():
                 break
             with self._answered:
                 self._is_asking = True
-            is_changed, longest = False, INTERVAL
+            is_changed, is_away = False, False
             try:
                 if self._client() is not client:
                     client, before = self._client(), cluster
@@ -273,7 +322,7 @@ class LiveTopicsWatch:
                 self._report_away(error)
                 self._unknown_since, self._gone = {}, set()  # nobody has confirmed it
                 cluster.close()  # the brokers that it knows stay known
-                longest = _AWAY_INTERVAL
+                is_away = True
             except SidetierError as error:  # such as a certificate that cannot be loaded
                 log.warning("endpoint.live_topics_failed", error=str(error))
             except Exception:
@@ -283,9 +332,8 @@ class LiveTopicsWatch:
                 self._ended += 1
                 self._is_asking = False
                 self._answered.notify_all()
-            # Whoever waits for a leader asks again and again; each answer has all topics.
-            pause = _SHORTEST if is_changed else min(pause * 2, _LONGEST)
-            self._stop.wait(pause)
+            pace.end(self._clock(), is_changed=is_changed, is_away=is_away)
+            self._stop.wait(pace.pause)
         cluster.close()
 
     def _ask_one(self, cluster: Cluster, *, is_wanted: bool) -> bool:

@@ -1,39 +1,15 @@
 "use strict";
-// The status page of one sidecar, or of a fleet (`sidetier fleet serve`): both answer the same API.
+// What all status pages share: texts, elements, header, login and refresh. The script of a page,
+// partitions.js or endpoint.js, calls `startPage` with what it shows.
 // Every text from the server is set by textContent, so it can never become HTML.
 
 const REFRESH_MS = 5000;
 const TIMEOUT_MS = 15000;
-const PAGE_ROWS = 100;
 const RATE_WINDOW_MS = 60000;
-const FILTER_DELAY_MS = 250;
-
-const STATES = {
-  halted: { label: "halted", tone: "bad", runbook: "SidetierPartitionHalted" },
-  near_deletion: { label: "near deletion", tone: "bad", runbook: "SidetierNearLocalDeletion" },
-  held: { label: "held", tone: "warn", runbook: "SidetierUploadStalled" },
-  quarantining: { label: "quarantining", tone: "warn", runbook: "SidetierQuarantined" },
-  gap: { label: "gap", tone: "warn", runbook: "SidetierGapFound" },
-  starting: { label: "starting", tone: "busy" },
-  waiting: { label: "waiting", tone: "busy" },
-  uploading: { label: "uploading", tone: "busy" },
-  archived: { label: "archived", tone: "good" },
-};
-const CONDITION_RUNBOOKS = {
-  "leadership known": "SidetierLeadershipUnknown",
-  "store reachable": "SidetierStoreUnreachable",
-};
-const PARTS = {
-  deleted: "deleted everywhere",
-  store: "on the store only",
-  both: "on the store and the broker",
-  broker: "on the broker only",
-  gap: "gap: deleted before it was archived",
-};
-const DELETED_SHARE = 0.15; // the widest share of a bar for records that no longer exist
+const MAX_PROBLEMS = 50;
 
 const byId = (id) => document.getElementById(id);
-const view = { offset: 0, sort: "severity", topic: "", states: new Set(), expanded: new Set() };
+let page = null;
 let token = sessionStorage.getItem("sidetier-token") || "";
 let answer = null;
 let answeredAt = null;
@@ -46,7 +22,6 @@ let request = null;
 // -- texts
 
 const count = (value) => value.toLocaleString("en-US");
-const segments = (value) => `${count(value)} ${value === 1 ? "segment" : "segments"}`;
 
 function bytes(value) {
   if (value === null || value === undefined) return "–";
@@ -67,11 +42,6 @@ function age(seconds) {
   if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
-}
-
-function deletion(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  return seconds < 0 ? `overdue by ${age(-seconds)}` : `in ${age(seconds)}`;
 }
 
 const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
@@ -117,379 +87,51 @@ function runbook(name) {
   return element("a", { href, target: "_blank", rel: "noopener noreferrer", text: `What to do: ${name}` });
 }
 
-// -- the log of a partition
+// -- the parts that all pages have
 
-/** Return the parts of a log in offset order: kind, start (inclusive), end (exclusive). */
-function logParts(row) {
-  const stored = row.next_offset;
-  const end = Math.max(row.log_end ?? 0, stored ?? 0, row.local_closed_end ?? 0);
-  const local = row.trimmed_to ?? row.local_start ?? end;
-  const first = stored === null ? 0 : row.archive_start ?? Math.min(local, stored);
-  const gaps = row.gaps || [];
-  const bounds = new Set([0, end, local, first, stored ?? 0, ...gaps.flat()]);
-  const sorted = [...bounds].filter((bound) => bound >= 0 && bound <= end).sort((a, b) => a - b);
-  const parts = [];
-  for (let i = 0; i + 1 < sorted.length; i += 1) {
-    const [start, stop] = [sorted[i], sorted[i + 1]];
-    const kind = kindOf(start, { stored, local, first, gaps });
-    const last = parts[parts.length - 1];
-    if (last && last.kind === kind) last.end = stop;
-    else parts.push({ kind, start, end: stop });
-  }
-  return parts;
-}
-
-function kindOf(offset, { stored, local, first, gaps }) {
-  if (stored === null) return offset < local ? "deleted" : "broker";
-  if (offset < first) return offset < local ? "deleted" : "broker";
-  if (gaps.some(([start, end]) => start <= offset && offset < end)) return "gap";
-  if (offset < stored) return offset < local ? "store" : "both";
-  return offset < local ? "gap" : "broker";
-}
-
-function logText(parts) {
-  if (!parts.length) return "The log is empty.";
-  return parts.map((part) => `${count(part.start)} to ${count(part.end)}: ${PARTS[part.kind]}`).join("; ");
-}
-
-function fillLog(cell, row) {
-  const parts = logParts(row);
-  const text = logText(parts);
-  const bar = cell.querySelector(".bar");
-  if (bar.getAttribute("aria-label") !== text) {
-    bar.setAttribute("aria-label", text);
-    bar.title = text;
-    const deleted = parts.filter((part) => part.kind === "deleted");
-    const existing = parts.filter((part) => part.kind !== "deleted");
-    const total = existing.reduce((sum, part) => sum + part.end - part.start, 0);
-    const gone = deleted.reduce((sum, part) => sum + part.end - part.start, 0);
-    const goneShare = total ? Math.min(DELETED_SHARE, gone / (gone + total)) : 1;
-    bar.replaceChildren(
-      ...parts.map((part) => {
-        const drawn = element("span", { className: `part ${part.kind}` });
-        const size = part.end - part.start;
-        const share = part.kind === "deleted" ? (goneShare * size) / gone : ((1 - goneShare) * size) / total;
-        drawn.style.flexGrow = String(share * 1000);
-        return drawn;
-      }),
-    );
-  }
-  const end = parts.length ? parts[parts.length - 1].end : 0;
-  const upTo = row.next_offset === null ? "nothing archived yet" : `archived up to ${count(row.next_offset)}`;
-  setText(cell.querySelector("small"), `${upTo}, log end ${count(end)}`);
-}
-
-// -- the table of partitions
-
-/** Whether the sidecars of this fleet belong to several clusters: then nothing is added up over them. */
-const severalClusters = () => (answer.fleet?.clusters?.length ?? 0) > 1;
-
-const keyOf = (row) => `${row.sidecar ?? ""}|${row.topic}-${row.partition}`;
-
-function newRow(key) {
-  const name = element("button", { type: "button", "aria-expanded": "false" });
-  name.addEventListener("click", () => {
-    if (!view.expanded.delete(key)) view.expanded.add(key);
-    render();
-  });
-  const log = element(
-    "td",
-    { className: "log" },
-    element("div", { className: "bar", role: "img" }),
-    element("small"),
-  );
-  return element(
-    "tr",
-    {},
-    element("th", { scope: "row" }, name, element("small")),
-    element("td", {}, element("span", { className: "state" })),
-    log,
-    element("td", { className: "number" }),
-    element("td", { className: "number" }),
-    element("td", { className: "number" }),
-    element("td", { className: "now" }),
-  );
-}
-
-function fillRow(drawn, row) {
-  const state = STATES[row.shown_state] ?? { label: row.shown_state, tone: "busy" };
-  const [name, stateCell, log, unarchived, oldest, deleted, now] = drawn.children;
-  const expanded = view.expanded.has(keyOf(row));
-  setText(name.firstChild, `${row.topic}-${row.partition}`);
-  setAttribute(name.firstChild, "aria-expanded", String(expanded));
-  const broker = row.broker_id === undefined || row.broker_id === null ? "" : `broker ${row.broker_id}`;
-  const where = [severalClusters() ? row.cluster : "", broker].filter(Boolean).join(" · ");
-  const role = row.role === "follower" ? "follower, rescues segments at risk" : "";
-  setText(name.lastChild, [where, role].filter(Boolean).join(", "));
-  setText(stateCell.firstChild, state.label);
-  setAttribute(stateCell.firstChild, "data-tone", state.tone);
-  fillLog(log, row);
-  const records = row.unarchived_records;
-  if (records === null && !row.unstored_segments) put(unarchived, document.createTextNode("–"));
-  else {
-    put(
-      unarchived,
-      document.createTextNode(records === null ? bytes(row.unstored_bytes) : bytes(row.unarchived_bytes)),
-      element("small", {
-        text: records === null ? segments(row.unstored_segments) : `${count(records)} records`,
-      }),
-    );
-  }
-  setText(oldest, age(row.unarchived_age_seconds ?? row.oldest_unstored_age_seconds));
-  const left = row.seconds_until_local_deletion;
-  setText(deleted, deletion(left));
-  setAttribute(deleted, "data-level", left === null ? null : left < 600 ? "bad" : left < 3600 ? "warn" : null);
-  put(now, ...nowOf(row, state));
-}
-
-function nowOf(row, state) {
-  const shown = [];
-  const uploading = row.segments.filter((segment) => segment.stage === "uploading");
-  for (const segment of uploading.slice(0, 2)) {
-    const text = uploadText(segment);
-    shown.push(element("small", { text }));
-    if (isSending(segment)) {
-      shown.push(element("progress", { max: segment.size_bytes, value: segment.sent_bytes, "aria-label": text }));
-    }
-  }
-  if (uploading.length && !uploading.some((segment) => segment.send_bytes_per_second)) {
-    const rate = row.last_upload_bytes_per_second;
-    if (rate !== null) shown.push(element("small", { text: `last upload at ${bytes(rate)}/s` }));
-  }
-  const problem = problemText(row);
-  if (problem) shown.unshift(element("span", { className: "text", title: problem, text: problem }));
-  if (state.runbook) shown.push(runbook(row.unresolved_quarantines && row.shown_state === "gap" && !gapRecords(row) ? "SidetierQuarantined" : state.runbook));
-  return shown;
-}
-
-/** Whether the upload has begun to send the segment. Before that it verifies the segment. */
-const isSending = (segment) => segment.sent_bytes !== null && segment.sent_bytes !== undefined;
-
-function uploadText(segment) {
-  const name = `segment ${count(segment.base_offset)}`;
-  if (isSending(segment)) {
-    const rate = segment.send_bytes_per_second;
-    const left = segment.send_seconds_left;
-    const speed = rate === null ? "" : ` at ${bytes(rate)}/s, ${age(left)} left`;
-    return `uploading ${name}: ${bytes(segment.sent_bytes)} of ${bytes(segment.size_bytes)}${speed}`;
-  }
-  const since = segment.upload_started_ms === null ? "" : `, for ${age((serverNow() - segment.upload_started_ms) / 1000)}`;
-  // A sidecar of an earlier version, in a fleet, does not tell what is sent.
-  const verb = segment.sent_bytes === null ? "verifying" : "uploading";
-  return `${verb} ${name}, ${bytes(segment.size_bytes)}${since}`;
-}
-
-const gapRecords = (row) => row.unresolved_gap_records ?? row.gap_records;
-
-function problemText(row) {
-  const parts = [];
-  if (gapRecords(row)) parts.push(`${count(gapRecords(row))} records were deleted before they were archived`);
-  if (row.unresolved_quarantines) parts.push(`${count(row.unresolved_quarantines)} quarantines are not acknowledged`);
-  const waiting = row.waiting_for ?? "";
-  const error = row.last_error ?? "";
-  // One of the two often repeats the other.
-  if (waiting && row.shown_state !== "uploading" && !error.includes(waiting)) parts.push(waiting);
-  if (error && !waiting.includes(error)) parts.push(`last error: ${error}`);
-  return parts.join("; ");
-}
-
-function detailsOf(row) {
-  const lines = [
-    logText(logParts(row)),
-    `leader epoch ${row.leader_epoch}; oldest local segment ${row.local_start ?? "–"}${(row.trimmed_to ?? null) === null ? "" : ` (those below ${row.trimmed_to} are deleted by the broker at its next check)`}; closed segments end at ${row.local_closed_end ?? "–"}`,
-    `${count(row.unstored_segments)} closed segments with ${bytes(row.unstored_bytes)} are not archived`,
-    row.last_upload_ms === null ? "no upload since the start" : `last upload at ${clock(row.last_upload_ms)}`,
-  ];
-  if (row.retry_at_ms !== null) lines.push(`next try at ${clock(row.retry_at_ms)}`);
-  if (row.last_error) lines.push(`last error: ${row.last_error}`);
-  for (const segment of row.segments) {
-    const error = segment.error === null ? "" : `, ${segment.error}`;
-    const flags = `${segment.pinned ? ", pinned" : ""}${segment.marked_for_deletion ? ", deleted by the broker" : ""}`;
-    lines.push(`segment ${count(segment.base_offset)}: ${segment.stage}, ${bytes(segment.size_bytes)}${flags}${error}`);
-  }
-  const list = element("ul", {}, ...lines.map((line) => element("li", { text: line })));
-  return element("td", { colspan: "7" }, list);
-}
-
-/** Update the rows in place. A row keeps its elements, and with them focus, while it is on the page. */
-function renderRows() {
-  const body = byId("rows");
-  const focused = document.activeElement;
-  const kept = new Map([...body.children].map((child) => [child.dataset.key, child]));
-  const wanted = [];
-  for (const row of answer.partitions) {
-    const key = keyOf(row);
-    const drawn = kept.get(key) ?? newRow(key);
-    drawn.dataset.key = key;
-    fillRow(drawn, row);
-    wanted.push(drawn);
-    if (view.expanded.has(key)) {
-      const detailsKey = `${key}|details`;
-      const details = kept.get(detailsKey) ?? element("tr", { className: "details" });
-      details.dataset.key = detailsKey;
-      put(details, detailsOf(row));
-      wanted.push(details);
-    }
-  }
-  const isSame = wanted.length === body.children.length && wanted.every((child, i) => child === body.children[i]);
-  if (!isSame) {
-    body.replaceChildren(...wanted);
-    if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
-  }
-}
-
-// -- the rest of the page
-
-function problems() {
-  const found = [];
-  const add = (text, page) => found.push({ text, page });
-  if (answer.death) add(`a thread of the sidecar has died: ${answer.death}`, "SidetierRestarting");
-  for (const condition of answer.conditions || []) {
-    if (!condition.holds) add(`${condition.name}: ${condition.reason}`, CONDITION_RUNBOOKS[condition.name] ?? "SidetierNotReady");
-  }
-  for (const text of answer.log_dir_problems || []) add(text, "SidetierLogDirProblem");
-  for (const text of answer.warnings || []) add(text, null);
-  for (const error of answer.held_errors || []) {
-    add(`${error.subject}: ${error.error} (${count(error.failures)} times in a row)`, "SidetierUploadStalled");
-  }
-  if (answer.hung_requests) add(`${count(answer.hung_requests)} requests to the store hang`, "SidetierStoreUnreachable");
-  for (const snapshot of answer.cluster_snapshots || []) {
-    if (snapshot.problem) add(`cluster snapshot of ${snapshot.kind}: ${snapshot.problem}`, "SidetierClusterSnapshotOld");
-  }
-  const drill = answer.last_drill;
-  if (drill && !drill.succeeded) add(`the last restore drill failed: ${drill.problem ?? "no reason recorded"}`, "SidetierDrillOld");
-  for (const sidecar of answer.fleet?.sidecars ?? []) {
-    if (!sidecar.reachable) add(`${sidecar.address}: ${sidecar.reason}`, "SidetierDown");
-    else if (!sidecar.ready) add(`${sidecar.address} is not ready: ${sidecar.reason}`, "SidetierNotReady");
-  }
-  for (const text of answer.fleet?.problems ?? []) add(text, null);
-  return found;
-}
-
-function renderHeader() {
-  const fleet = answer.fleet;
-  const broker = answer.broker_id === null || answer.broker_id === undefined ? "" : `broker ${answer.broker_id}`;
-  setText(byId("cluster"), [answer.cluster, broker].filter(Boolean).join(" · ") || "Sidetier");
-  document.title = `${answer.ready ? "" : "NOT READY · "}${[answer.cluster, broker].filter(Boolean).join(" · ")} · Sidetier`;
+/**
+ * Show readiness, and what needs attention.
+ *
+ * `parts` are the parts of the heading, and `about` follows the uptime. `badge` replaces the text of
+ * readiness. Each problem is a text and the name of its runbook page, or null.
+ */
+function renderHeader({ parts, about, badge, problems }) {
+  const name = parts.filter(Boolean).join(" · ");
+  setText(byId("cluster"), name || "Sidetier");
+  document.title = `${answer.ready ? "" : "NOT READY · "}${name} · Sidetier`;
   const uptime = answer.started_ms ? `, up ${age((serverNow() - answer.started_ms) / 1000)}` : "";
-  const ready = fleet ? fleet.sidecars.filter((sidecar) => sidecar.reachable && sidecar.ready).length : 0;
-  setText(byId("about"), `Sidetier ${answer.version}${uptime}${fleet ? `, ${fleet.sidecars.length} sidecars` : ""}`);
-  const badge = byId("ready");
-  let text = answer.ready ? "✓ Ready" : "✕ Not ready";
-  if (fleet) text = `${answer.ready ? "✓" : "✕"} ${ready} of ${fleet.sidecars.length} ready`;
-  setText(badge, text);
-  setAttribute(badge, "data-level", answer.ready ? "good" : "bad");
-  const conditions = (answer.conditions || []).map(({ name, holds }) => `${holds ? "✓" : "✕"} ${name}`);
+  setText(byId("about"), `Sidetier ${answer.version}${uptime}${about}`);
+  setText(byId("ready"), badge ?? (answer.ready ? "✓ Ready" : "✕ Not ready"));
+  setAttribute(byId("ready"), "data-level", answer.ready ? "good" : "bad");
+  const conditions = (answer.conditions || []).map(({ name: condition, holds }) => `${holds ? "✓" : "✕"} ${condition}`);
   setText(byId("conditions"), conditions.join("   "));
-  const found = problems();
-  byId("problems").hidden = !found.length;
+  byId("problems").hidden = !problems.length;
   put(
     byId("problem-list"),
-    ...found.slice(0, 50).map(({ text: line, page }) =>
-      element("li", { className: "problem" }, element("span", { text: `${line} ` }), runbook(page)),
+    ...problems.slice(0, MAX_PROBLEMS).map(([text, runbookPage]) =>
+      element("li", { className: "problem" }, element("span", { text: `${text} ` }), runbook(runbookPage)),
     ),
   );
+}
+
+/** The conditions that do not hold, as problems. */
+function failedConditions(runbooks, otherwise) {
+  const failed = (answer.conditions || []).filter(({ holds }) => !holds);
+  return failed.map(({ name, reason }) => [`${name}: ${reason}`, runbooks[name] ?? otherwise]);
 }
 
 function total(name, value, small, level) {
   return element("div", {}, element("dt", { text: name }), element("dd", { "data-level": level, text: value }, element("small", { text: small })));
 }
 
-/** What one of several clusters has; the totals of the page are those of one cluster. */
-function clusterTotals({ cluster, totals, uploading_segments: uploading }) {
-  const small = `${count(totals.unarchived_records)} records, the oldest ${age(totals.oldest_age_seconds)}; ${segments(uploading)} uploading`;
-  return total(`${cluster}: only on the brokers`, bytes(totals.unarchived_bytes), small);
+/** A cell with a state, which has a text and a colour. */
+function stateCell(label, tone) {
+  return element("td", {}, element("span", { className: "state", "data-tone": tone, text: label }));
 }
 
-function renderTotals() {
-  if (severalClusters()) {
-    put(byId("totals"), ...answer.fleet.clusters.map(clusterTotals));
-    return;
-  }
-  const totals = answer.totals;
-  const left = totals.seconds_until_local_deletion;
-  const rate = uploadRate();
-  put(
-    byId("totals"),
-    total("Only on the brokers", bytes(totals.unarchived_bytes), `${count(totals.unarchived_records)} records`),
-    total("Oldest record not archived", age(totals.oldest_age_seconds), "since it was appended"),
-    total("First local deletion", deletion(left), left === null ? "the broker deletes nothing that is not archived" : "of records not archived", left === null ? null : left < 600 ? "bad" : left < 3600 ? "warn" : null),
-    total("Uploading", segments(answer.uploading_segments), rate === null ? "rate: measuring" : `${bytes(rate)}/s in the last minute`),
-    total("Queue", segments(answer.queued_segments), bytes(answer.queued_bytes)),
-    total("Held on the broker's disk", bytes(answer.pinned_deleted_bytes), "deleted, pinned until archived"),
-  );
-}
-
-/** Bytes per second between the first and the last sample of the past minute; null for one sample. */
-function uploadRate() {
-  const [first, last] = [samples[0], samples[samples.length - 1]];
-  if (!first || last.at - first.at < 1000) return null;
-  return Math.max(0, Math.round(((last.bytes - first.bytes) * 1000) / (last.at - first.at)));
-}
-
-function renderFilters() {
-  const group = byId("states");
-  if (!group.children.length) {
-    for (const [state, { label, tone }] of Object.entries(STATES)) {
-      const button = element("button", { type: "button", "data-state": state, "data-tone": tone });
-      button.dataset.label = label;
-      button.addEventListener("click", () => {
-        if (!view.states.delete(state)) view.states.add(state);
-        show({ offset: 0 });
-      });
-      group.append(button);
-    }
-  }
-  for (const button of group.children) {
-    const totals = answer?.totals;
-    const number = totals?.states[button.dataset.state] ?? 0;
-    setText(button, totals === null ? button.dataset.label : `${count(number)} ${button.dataset.label}`);
-    setAttribute(button, "aria-pressed", String(view.states.has(button.dataset.state)));
-    setAttribute(button, "data-none", number || totals === null ? null : "");
-  }
-  for (const header of document.querySelectorAll("th[data-sort]")) {
-    const order = header.dataset.sort === "bytes" || header.dataset.sort === "age" ? "descending" : "ascending";
-    setAttribute(header, "aria-sort", header.dataset.sort === view.sort ? order : null);
-  }
-}
-
-function renderFleet() {
-  const fleet = answer.fleet;
-  byId("fleet").hidden = !fleet;
-  if (!fleet) return;
-  put(
-    byId("sidecars"),
-    ...fleet.sidecars.map((sidecar) => {
-      const level = sidecar.reachable ? (sidecar.ready ? "good" : "bad") : "bad";
-      const state = sidecar.reachable ? (sidecar.ready ? "ready" : "not ready") : "unreachable";
-      const text = (value) => element("td", { className: "number", text: value });
-      return element(
-        "tr",
-        {},
-        element("th", { scope: "row", text: sidecar.address }),
-        element("td", {}, element("span", { className: "state", "data-tone": level, text: state })),
-        element("td", { text: sidecar.cluster ?? "–" }),
-        text(sidecar.broker_id ?? "–"),
-        element("td", { text: sidecar.version ?? "–" }),
-        text(sidecar.reachable ? count(sidecar.totals.partitions) : "–"),
-        text(sidecar.reachable ? bytes(sidecar.totals.unarchived_bytes) : "–"),
-        text(sidecar.reachable ? age(sidecar.totals.oldest_age_seconds) : "–"),
-        element("td", { text: sidecar.reason || sidecar.worst || "" }),
-      );
-    }),
-  );
-}
-
-function renderPages() {
-  const { offset, matching } = answer.page;
-  const last = offset + answer.partitions.length;
-  byId("none").hidden = matching > 0;
-  setText(byId("none"), answer.totals?.partitions || view.topic || view.states.size ? "No partition matches the filter." : "This broker leads no archived partition.");
-  byId("pages").hidden = matching <= PAGE_ROWS && offset === 0;
-  setText(byId("range"), matching ? `${count(Math.min(offset + 1, matching))} to ${count(last)} of ${count(matching)}` : "");
-  byId("previous").disabled = offset === 0;
-  // A fleet's pages end after `reachable` partitions.
-  byId("next").disabled = last >= Math.min(matching, answer.page.reachable ?? matching);
+/** A cell with a number, right-aligned. */
+function numberCell(text) {
+  return element("td", { className: "number", text });
 }
 
 function renderAge() {
@@ -507,26 +149,13 @@ function renderAge() {
 
 function render() {
   renderAge();
-  renderFilters();
-  if (answer === null) return;
-  renderHeader();
-  renderTotals();
-  renderFleet();
-  renderRows();
-  renderPages();
+  page.render();
 }
 
 // -- requests
 
 /** The server's time in ms: the clock of the browser may be wrong. */
 const serverNow = () => serverTime ?? Date.now();
-
-function address() {
-  const query = new URLSearchParams({ offset: view.offset, limit: PAGE_ROWS, sort: view.sort });
-  if (view.topic) query.set("topic", view.topic.includes("*") ? view.topic : `*${view.topic}*`);
-  if (view.states.size) query.set("state", [...view.states].join(","));
-  return `api/partitions?${query}`;
-}
 
 async function refresh() {
   clearTimeout(timer);
@@ -536,7 +165,7 @@ async function refresh() {
   const timeout = setTimeout(() => mine.abort("timeout"), TIMEOUT_MS);
   try {
     const headers = token ? { Authorization: `Bearer ${token}` } : {};
-    const response = await fetch(address(), { headers, signal: mine.signal, cache: "no-store" });
+    const response = await fetch(page.address(), { headers, signal: mine.signal, cache: "no-store" });
     if (mine !== request) return;
     byId("login").hidden = response.status !== 401;
     if (response.status === 401) throw new Error("the server asks for a bearer token");
@@ -561,82 +190,43 @@ async function refresh() {
   }
 }
 
-const reachable = (body) => body.fleet?.sidecars.filter((sidecar) => sidecar.reachable).length;
-
 function take(body) {
   const restarted =
-    answer !== null &&
-    (answer.started_ms !== body.started_ms ||
-      body.uploaded_bytes < answer.uploaded_bytes ||
-      reachable(answer) !== reachable(body));
+    answer !== null && (answer.started_ms !== body.started_ms || page.isRestarted(answer, body));
   answer = body;
   answeredAt = Date.now();
   if (restarted) samples = [];
   samples = samples.filter((sample) => answeredAt - sample.at <= RATE_WINDOW_MS);
-  samples.push({ at: answeredAt, bytes: body.uploaded_bytes + (body.sending_bytes ?? 0) });
-  const { matching } = body.page;
-  if (view.offset && view.offset >= matching) {
-    // The page no longer exists: partitions have gone, or the filter leaves fewer.
-    view.offset = Math.max(0, Math.floor((matching - 1) / PAGE_ROWS) * PAGE_ROWS);
-    queueMicrotask(refresh);
-  }
+  samples.push({ at: answeredAt, counters: page.counters(body) });
+  page.take?.();
 }
 
-/** Change the view, keep it in the address of the page, and load it. */
-function show(changes) {
-  Object.assign(view, changes);
-  const query = new URLSearchParams();
-  if (view.topic) query.set("topic", view.topic);
-  if (view.sort !== "severity") query.set("sort", view.sort);
-  if (view.states.size) query.set("state", [...view.states].join(","));
-  history.replaceState(null, "", `${location.pathname}${query.size ? `#${query}` : ""}`);
-  renderFilters();
-  refresh();
+/** Growth of a counter per second in the past minute; null for one sample. */
+function rate(counter) {
+  const [first, last] = [samples[0], samples[samples.length - 1]];
+  if (!first || last.at - first.at < 1000) return null;
+  const grown = last.counters[counter] - first.counters[counter];
+  return Math.max(0, Math.round((grown * 1000) / (last.at - first.at)));
 }
 
-function restoreView() {
-  const query = new URLSearchParams(location.hash.slice(1));
-  view.topic = query.get("topic") ?? "";
-  byId("topic").value = view.topic;
-  const orders = [...document.querySelectorAll("th[data-sort]")].map((header) => header.dataset.sort);
-  if (orders.includes(query.get("sort"))) view.sort = query.get("sort");
-  for (const state of (query.get("state") ?? "").split(",")) if (state in STATES) view.states.add(state);
-}
-
-function listen() {
-  let delay = null;
-  byId("topic").addEventListener("input", (event) => {
-    clearTimeout(delay);
-    delay = setTimeout(() => show({ topic: event.target.value.trim(), offset: 0 }), FILTER_DELAY_MS);
-  });
-  for (const header of document.querySelectorAll("th[data-sort]")) {
-    header.firstElementChild.addEventListener("click", () => show({ sort: header.dataset.sort, offset: 0 }));
-  }
-  byId("previous").addEventListener("click", () => show({ offset: Math.max(0, view.offset - PAGE_ROWS) }));
-  byId("next").addEventListener("click", () => show({ offset: view.offset + PAGE_ROWS }));
+/**
+ * Show a page, and keep it up to date.
+ *
+ * `address` returns the path of its API, and `counters` the values of an answer that `rate` knows.
+ * `isRestarted` returns whether the counters have begun again between two answers, `take` is called
+ * after an answer, and `render` shows `answer`, which is null before the first one.
+ */
+function startPage(kind) {
+  page = kind;
   byId("login").addEventListener("submit", (event) => {
     event.preventDefault();
     token = byId("token").value;
     sessionStorage.setItem("sidetier-token", token);
     refresh();
   });
-  document.addEventListener("keydown", (event) => {
-    const isTyping = event.target instanceof HTMLInputElement;
-    if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey && !event.altKey) {
-      event.preventDefault();
-      byId("topic").focus();
-    } else if (event.key === "Escape" && event.target === byId("topic")) {
-      byId("topic").value = "";
-      show({ topic: "", offset: 0 });
-    }
-  });
   document.addEventListener("visibilitychange", () => {
     if (document.visibilityState === "visible") refresh();
     else clearTimeout(timer);
   });
+  refresh();
 }
-
-restoreView();
-listen();
-renderFilters();
-refresh();

@@ -75,7 +75,11 @@ class ArchiveReader:
             if match is None:
                 continue
             prefix, cluster, topic, number = match.groups()
-            mark = parse_mark(self.objects.read(key) or b"")
+            data = self.objects.read(key)
+            if data is None:
+                # The sidecar has retired the archive of a recreated topic since the listing.
+                continue
+            mark = parse_mark(data)
             listed = parse_metadata(self.objects.read(f"{prefix}_metadata"))
             marks[topic, int(number)] = (prefix, cluster, mark, listed)
         keys = self.objects.listing()

@@ -30,7 +30,7 @@ from sidetier.endpoint.live.logs import LiveLogs
 from sidetier.endpoint.metrics import GroupMetrics
 from sidetier.endpoint.offsets import SEARCH_BYTES, OffsetAnswers
 from sidetier.endpoint.positions import Positions
-from sidetier.endpoint.session import Answer, Request, Session
+from sidetier.endpoint.session import Answer, Progress, Request, Session
 from sidetier.endpoint.users import EVERYTHING, SCRAM_MECHANISMS, Access, derive, entry_of
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.port import RemoteStorage
@@ -72,10 +72,16 @@ class Parts:
         """Return the decoded answer to a Fetch of all given topics."""
         return self.fetch_as(EVERYTHING, version, **values)
 
-    def fetch_as(self, access: Access, version: int, **values: Any) -> Any:  # noqa: ANN401 - kio's
+    def fetch_as(
+        self,
+        access: Access,
+        version: int,
+        progress: Progress | None = None,
+        **values: Any,  # noqa: ANN401 - kio's
+    ) -> Any:  # noqa: ANN401 - kio's
         """Return the decoded answer to a Fetch of a client with these permissions."""
         request = build_request(ApiKey.FETCH, version, **values)
-        answer = self.fetcher.fetch(request, version, access)
+        answer = self.fetcher.fetch(request, version, access, progress=progress)
         try:
             body = joined(answer.pieces)
         finally:
@@ -108,6 +114,17 @@ def ask_as(
     answer = answering.answer(request_of(api, version, **values), session)
     assert answer.body is not None
     return decode_response(api, version, memoryview(answer.body), "endpoint")
+
+
+def earliest(session: Session, answering: AnswersRequests, topic: str) -> int:
+    """Return the earliest offset of a topic's partition 0, as one client is told."""
+    asked = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": -2}]}]
+    values = {"replica_id": -1, "isolation_level": 0, "topics": asked}
+    answer = ask_as(session, answering, ApiKey.LIST_OFFSETS, 5, **values)
+    (row,) = answer.topics[0].partitions
+    assert row.error_code is ErrorCode.none
+    offset: int = row.offset
+    return offset
 
 
 def request_of(api: ApiKey, version: int, **values: Any) -> Request:  # noqa: ANN401 - kio's

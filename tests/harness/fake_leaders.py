@@ -68,6 +68,7 @@ class Leaders:
         closing: Brokers that close the connection of the next request.
         unknown: Topics that do not exist, with the errors of Metadata.
         starts: The log starts, by partition number; 0 without an entry.
+        cuts_off: Whether the last batch is cut off where a partition's answer would be too large.
         refused: Errors of Fetch, by partition number.
         sessions: The fetch sessions of all brokers by id; None for brokers without room for any.
         versions: The versions of requests that the brokers know, if not the usual ones.
@@ -87,6 +88,7 @@ class Leaders:
     closing: set[int] = field(default_factory=set)
     unknown: dict[str, ErrorCode] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
+    cuts_off: bool = False
     refused: dict[int, ErrorCode] = field(default_factory=dict)
     sessions: dict[int, Session] | None = None
     versions: Mapping[ApiKey, tuple[int, int]] = field(default_factory=dict)
@@ -280,7 +282,9 @@ class Leaders:
             error = self.refused[number]
         elif not start <= offset <= log.next_offset:
             error = ErrorCode.offset_out_of_range
-        data = b"".join(data for last, data in self.written.get(number, ()) if last >= offset)
+        written = [data for last, data in self.written.get(number, ()) if last >= offset]
+        most = max(asked.partition_max_bytes, *map(len, written[:1])) if self.cuts_off else None
+        data = b"".join(written)[:most]
         is_refused = error is not NONE
         return {
             "partition_index": number,

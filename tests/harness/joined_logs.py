@@ -50,10 +50,16 @@ class Both:
 
 @contextmanager
 def both(
-    archive: MadeArchive, cluster: Leaders, window: float = BROKER, timeout: float = 30.0
+    archive: MadeArchive,
+    cluster: Leaders,
+    window: float = BROKER,
+    timeout: float = 30.0,
+    gap_patience: float = 0.0,
 ) -> Iterator[Both]:
     """Yield the endpoint; `timeout` is that of requests to leaders."""
-    settings = LiveSettings(LiveCluster(lambda: cluster.client().settings), window)
+    settings = LiveSettings(
+        LiveCluster(lambda: cluster.client().settings), window, gap_patience=gap_patience
+    )
     registry = CollectorRegistry()
     live = LiveLogs(settings, 8 << 20, LiveMetrics(registry), lambda: None)
     live.reads.pool.timeout = timeout

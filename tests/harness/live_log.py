@@ -142,13 +142,16 @@ def read(consumer: Consumer, count: int, seconds: float = 90) -> list[Message]:
 
 
 @contextmanager
-def live_log(root: Path, release: Release, topics: Mapping[str, int]) -> Iterator[LiveLog]:
+def live_log(
+    root: Path, release: Release, topics: Mapping[str, int], *options: str
+) -> Iterator[LiveLog]:
     """Run a broker with topics of small segments, a sidecar beside it, and an endpoint.
 
     Args:
         root: Directory of all files.
         release: The version of Kafka.
         topics: Number of partitions, by topic.
+        options: Further options of `sidetier serve`.
     """
     (root / "serve").mkdir()
     store = file_store(root / "serve" / "store")
@@ -160,6 +163,6 @@ def live_log(root: Path, release: Release, topics: Mapping[str, int]) -> Iterato
             create_topic(cluster.bootstrap_servers, topic, partitions=partitions, configs=configs)
         settings = merged(beside(cluster, store, topics=list(topics)), bits)
         stack.enter_context(Sidecar(root / "sidecar", settings, store))
-        live = ("--live", cluster.bootstrap_servers)
+        live = ("--live", cluster.bootstrap_servers, *options)
         endpoint = stack.enter_context(serve_process(root / "serve", *live, store=store))
         yield LiveLog(release, cluster, endpoint, store.objects)

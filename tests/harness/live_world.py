@@ -9,7 +9,7 @@ the same in each run, and views of either side get as old as a test wants.
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -143,6 +143,23 @@ class Log:
         return EpochEnd(LeaderEpoch(known[-1][0]), Offset(end))
 
 
+@dataclass(frozen=True, slots=True)
+class Former:
+    """A leader that is cut off from the other brokers, and does not know of the next one.
+
+    Attributes:
+        broker: Its id.
+        epoch: The leader epoch that it knows.
+        log: The log as it was.
+        until: When it learns that it was replaced.
+    """
+
+    broker: int
+    epoch: int
+    log: Log
+    until: float
+
+
 class WorldStore(FakeStorage):
     """The archive's store; other things happen right before each request of an endpoint."""
 
@@ -175,6 +192,8 @@ class World:
         """Leader and epoch in the answers to Metadata, which may lag behind."""
         self.shows_topic: Log | None = None
         """The topic that Metadata shows."""
+        self.former: Former | None = None
+        """The last leader that was cut off."""
         self.hints = True
         """Whether a broker names the leader in place of itself."""
         self.away: set[int] = set()
@@ -227,6 +246,8 @@ class World:
 
     def delete(self) -> None:
         """Delete the topic; its archive stays."""
+        if self.former is not None:  # it learns of it, too
+            self.former = replace(self.former, until=min(self.former.until, self.clock.now))
         if self.log is not None:
             self.log.is_live = False
         self.log = None
@@ -253,6 +274,29 @@ class World:
             log.start, log.other_start = log.other_start, log.start
             ends = [0, *(each.end for each in log.batches if each.end <= log.high_watermark)]
             log.high_watermark = max(ends[max(len(ends) - 1 - lag, 0)], log.start)
+
+    def cut_off(self) -> None:
+        """Elect the other broker while the leader goes on, and is the only one that clients ask."""
+        now, log = self.clock.now, self.log
+        if log is None or (self.former is not None and now < self.former.until + 20):
+            return
+        log.other_start = log.start
+        kept = replace(log, batches=[*log.batches], epochs=[*log.epochs])
+        self.former = Former(self.leader, self.leader_epoch, kept, now + 9)
+        self.move_leader(0)
+
+    def was_cut_off(self) -> bool:
+        """Whether endpoints may have asked a former leader lately."""
+        return self.former is not None and self.clock.now < self.former.until + 10
+
+    def answering(self, broker: int) -> tuple[Log, int] | None:
+        """Return the log and the leader epoch of a broker that takes itself for the leader."""
+        former = self.former
+        is_former = former is not None and former.broker == broker
+        if former is not None and is_former and self.clock.now < former.until:
+            return former.log, former.epoch
+        is_leader = broker == self.leader and self.log is not None
+        return (self.log, self.leader_epoch) if is_leader and self.log is not None else None
 
     def show(self) -> None:
         """Let all brokers know the leader and the topic."""
@@ -398,11 +442,12 @@ class World:
         self.go_on()
         if connection.broker in self.away:
             raise BrokerUnavailableError("the broker closed the connection")
-        if self.log is None:
-            raise _refusal(ErrorCode.unknown_topic_or_partition)
-        if connection.broker != self.leader:
-            raise _refusal(ErrorCode.not_leader_or_follower)
-        return self.log
+        answering = self.answering(connection.broker)
+        if answering is None:
+            is_gone = self.log is None
+            unknown, moved = ErrorCode.unknown_topic_or_partition, ErrorCode.not_leader_or_follower
+            raise _refusal(unknown if is_gone else moved)
+        return answering[0]
 
     def list_offsets(
         self,
@@ -477,8 +522,10 @@ class World:
             log = self.log_at(connection)
             if topic_id not in {None, log.topic_id}:
                 raise _refusal(ErrorCode.unknown_topic_id)
-            if asked.leader_epoch >= 0 and asked.leader_epoch != self.leader_epoch:
-                is_old = asked.leader_epoch < self.leader_epoch
+            answering = self.answering(connection.broker)
+            epoch = self.leader_epoch if answering is None else answering[1]
+            if asked.leader_epoch >= 0 and asked.leader_epoch != epoch:
+                is_old = asked.leader_epoch < epoch
                 code = ErrorCode.fenced_leader_epoch if is_old else ErrorCode.unknown_leader_epoch
                 raise _refusal(code)
             if not log.start <= asked.offset <= log.end:
@@ -546,11 +593,13 @@ class _DirectBytes(SegmentBytes):
 class _Executor:
     """Runs listings at once, and the rest when the test says so."""
 
+    _LATER = frozenset({"_refresh_one", "read_ahead"})
+
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
 
     def submit(self, work: Callable[..., None], *arguments: object) -> None:
-        if work.__name__ == "_refresh_one":
+        if work.__name__ in self._LATER:
             self.waiting.append(lambda: work(*arguments))
         else:
             work(*arguments)
@@ -612,14 +661,15 @@ class Endpoint:
     Args:
         world: The world.
         window: As `LiveSettings.window`.
+        gap_patience: As `LiveSettings.gap_patience`.
     """
 
-    def __init__(self, world: World, window: float) -> None:
+    def __init__(self, world: World, window: float, gap_patience: float = 0.0) -> None:
         self.world = world
         clock = world.clock
         settings = ClientSettings.from_properties({"bootstrap.servers": "broker:9092"})
         self.live = LiveLogs(
-            LiveSettings(LiveCluster(lambda: settings), window),
+            LiveSettings(LiveCluster(lambda: settings), window, gap_patience=gap_patience),
             _MEMORY,
             LiveMetrics(CollectorRegistry()),
             lambda: None,
@@ -641,6 +691,7 @@ class Endpoint:
             _NoTime(),
             clock=clock,
         )
+        self._ahead = reads._ahead_threads = _Executor()  # type: ignore[assignment]
         self.is_due = False
         """Whether somebody has asked for the topics."""
         self._asked_at = clock.now
@@ -692,6 +743,7 @@ class Endpoint:
             self.ask_for_topics()
         self.followers.poll()
         self.catalog.executor.run()
+        self._ahead.run()
         if lists:
             self.catalog._begin_listings(self.catalog.archive.provider.endpoints, 0.0)
 

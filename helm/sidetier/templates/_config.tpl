@@ -5,7 +5,7 @@
 {{- define "sidetier.config" -}}
 {{- $http := dict -}}
 {{- if ne .Values.mode "jobs" }}{{ $_ := set $http "host" "0.0.0.0" }}{{ end -}}
-{{- if or (ne .Values.mode "jobs") .Values.fleet.enabled }}{{ $_ := set $http "runbook_url" (include "sidetier.runbookUrl" .) }}{{ end -}}
+{{- if or (ne .Values.mode "jobs") .Values.fleet.enabled .Values.serve.enabled }}{{ $_ := set $http "runbook_url" (include "sidetier.runbookUrl" .) }}{{ end -}}
 {{- $own := ternary (dict "http" $http) dict (not (empty $http)) -}}
 {{- toYaml (mustMergeOverwrite $own (deepCopy .Values.config)) -}}
 {{- end -}}

@@ -31,7 +31,11 @@ _SLOW_RATE = 100.0
 """Records per second of a reader that is to fall below the log starts of the brokers."""
 _LIFE_SECONDS = 45.0
 """The time after which the endpoint is killed and started again at the same address."""
-_NOTHING_AHEAD = {"queued.min.messages": 100, "queued.max.messages.kbytes": 64}
+_NOTHING_AHEAD = {
+    "queued.min.messages": 100,
+    "queued.max.messages.kbytes": 64,
+    "fetch.queue.backoff.ms": 5,  # by default a second for each 64 KiB, also at the end
+}
 _AWAY = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
 _JAVA_PARTITION = ("plain", 0)
 

@@ -2,6 +2,7 @@
 
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,16 +12,22 @@ from devtools.sandbox.kafka import KraftCluster
 from sidetier.archive.objects.gaps import write_gap
 from sidetier.brokers.ports import free_port
 from sidetier.cli.main import run
+from sidetier.cli.serve import http_server
+from sidetier.config.model import HttpConfig
+from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.factory import open_plain
+from sidetier.storage.fake import FakeStorage
 from sidetier.storage.settings import StorageEndpoint
+from sidetier.telemetry.metrics import create_registry
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import file_store
 from tests.harness.chart import run_helm
 from tests.harness.kube_api import DRY_RUN, kube_api
 from tests.harness.ledger import Ledger
 from tests.harness.local_segments import closed_end, small_segments
+from tests.harness.made_archive import access_to
 from tests.harness.markdown import ROOT, commands, text_of
 from tests.harness.records import SeededRecord
 from tests.harness.sidecar import Sidecar, beside, merged
@@ -107,11 +114,25 @@ def test_command_of_the_guide_succeeds(
         assert (code, "archived in segment" in out) == (0, True)
 
 
+@contextmanager
+def endpoint_url() -> Iterator[str]:
+    """Yield the URL of the metrics port of an endpoint over an empty store."""
+    port, registry = free_port(), create_registry()
+    with (
+        serving(access_to(FakeStorage()), EndpointSettings(("127.0.0.1", 0)), registry) as endpoint,
+        http_server(port, registry, endpoint, HttpConfig()),
+    ):
+        yield f"http://127.0.0.1:{port}"
+
+
 @pytest.mark.parametrize("line", lines("curl"))
 def test_page_of_the_guide_answers(line: str, site: Site) -> None:
     address = next(word for word in line.split() if word.startswith("localhost"))
     path = address.partition("/")[2].replace("orders", site.topic)
-    with urllib.request.urlopen(f"{site.sidecar.url}/{path}", timeout=60) as answer:  # noqa: S310 -- our own
+    with ExitStack() as stack:
+        is_sidecar = path != "api/status"
+        url = site.sidecar.url if is_sidecar else stack.enter_context(endpoint_url())
+        answer = stack.enter_context(urllib.request.urlopen(f"{url}/{path}", timeout=60))  # noqa: S310 -- our own
         assert answer.status == 200
         assert answer.read()
 

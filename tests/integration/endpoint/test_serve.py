@@ -195,10 +195,12 @@ def test_probes_are_answered(served: Served, path: str) -> None:
         assert answer.status == 200
     with pytest.raises(HTTPError, match="404"):
         urlopen(f"http://127.0.0.1:{served.metrics_port}/api/partitions", timeout=10)
-    with urlopen(f"http://127.0.0.1:{served.metrics_port}/", timeout=10) as answer:
+    with urlopen(f"http://127.0.0.1:{served.metrics_port}/api/status", timeout=10) as answer:
         status = json.load(answer)
-    assert f"/{path}" in status["paths"]
-    assert status["topics"] > 0
+    assert status["ready"]
+    assert status["topics"] == sum(store["topics"] for store in status["stores"]) > 0
+    with urlopen(f"http://127.0.0.1:{served.metrics_port}/", timeout=10) as answer:
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
 
 
 def test_a_half_encrypted_topic_is_served_from_files_and_from_memory(tmp_path: Path) -> None:

@@ -8,15 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from confluent_kafka import TopicPartition
+from playwright.sync_api import Page, expect
 
 from devtools.sandbox.kafka import KraftCluster
+from sidetier.brokers.ports import free_port
 from sidetier.cli.main import run
+from sidetier.segments.keys import ArchiveLayout
 from tests.harness.archive_check import wait_until_stored
-from tests.harness.archive_objects import file_store
+from tests.harness.archive_objects import ArchiveStore, file_store
 from tests.harness.browser import Watched, running_browser
 from tests.harness.ledger import Ledger
 from tests.harness.local_segments import closed_end, small_segments
+from tests.harness.serve_process import serve_process
 from tests.harness.sidecar import Sidecar, beside
 from tests.harness.topics import create_topic
 from tests.harness.waiting import wait_until
@@ -43,6 +47,54 @@ def fleet_page(*addresses: str) -> Iterator[str]:
             process.kill()
 
 
+@contextmanager
+def endpoint_page(
+    root: Path, cluster: KraftCluster, store: ArchiveStore, topic: str
+) -> Iterator[str]:
+    """Run `sidetier serve --live` with a client at the end; yields the URL of the page."""
+    port = free_port()
+    root.mkdir()
+    live = ("--live", cluster.bootstrap_servers, "--metrics-port", str(port))
+    with serve_process(root, *live, store=store, layout=ArchiveLayout("test", 5)) as endpoint:
+        consumer = endpoint.member("page")
+        try:
+            consumer.assign([TopicPartition(topic, 0, 0)])
+            assert len(consumer.consume(200, WAIT_MS / 1000)) == 200
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            consumer.close()
+
+
+def check_sidecar_page(page: Page, topic: str, end: int) -> None:
+    expect(page.locator("#rows > tr")).to_have_count(1, timeout=WAIT_MS)
+    assert page.locator("#rows .state").inner_text() == "archived"
+    text = page.locator("#rows > tr").inner_text()
+    assert f"{topic}-0" in text
+    assert f"archived up to {end:,}" in text
+    parts = page.locator("#rows .bar").get_attribute("aria-label")
+    assert parts is not None
+    assert parts.startswith(f"0 to {end:,}: on the store and the broker")
+
+
+def check_fleet_page(page: Page) -> None:
+    expect(page.locator("#ready")).to_have_text("✕ 1 of 2 ready", timeout=WAIT_MS)
+    assert page.locator("#sidecars .state").all_text_contents() == ["unreachable", "ready"]
+    assert page.locator("#rows > tr > th > small").inner_text() == "broker 1"
+    assert "Connection refused" in page.locator("#problems").inner_text()
+
+
+def check_endpoint_page(page: Page, bootstrap: str, topic: str) -> None:
+    expect(page.locator("#ends > tr")).to_have_count(1, timeout=WAIT_MS)
+    assert page.locator("#ready").inner_text() == "✓ Ready"
+    assert page.locator("#problem-list > li").all_inner_texts() == []
+    assert page.locator("#stores .state").all_inner_texts() == ["listed"]
+    assert page.locator("#brokers .state").all_inner_texts() == ["no failure"]
+    assert page.locator("#brokers td").nth(1).inner_text() == bootstrap
+    shown = page.locator("#ends > tr").inner_text().split("\t")
+    assert shown == [f"{topic}-0", "read_committed", "1", "200", "200", "0"]
+    assert page.locator("#totals > div").count() == 7
+
+
 def test_pages_of_a_running_sidecar_and_of_its_fleet(
     kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,24 +114,19 @@ def test_pages_of_a_running_sidecar_and_of_its_fleet(
         page = browser.new_page()
         watched = Watched(page)
         page.goto(sidecar.url)
-        expect(page.locator("#rows > tr")).to_have_count(1, timeout=WAIT_MS)
-        assert page.locator("#rows .state").inner_text() == "archived"
-        text = page.locator("#rows > tr").inner_text()
-        assert f"{topic}-0" in text
-        assert f"archived up to {end:,}" in text
-        parts = page.locator("#rows .bar").get_attribute("aria-label")
-        assert parts is not None
-        assert parts.startswith(f"0 to {end:,}: on the store and the broker")
+        check_sidecar_page(page, topic, end)
         assert watched.messages == []
         with fleet_page(address, "127.0.0.1:1") as url:
             page.goto(url)
-            expect(page.locator("#ready")).to_have_text("✕ 1 of 2 ready", timeout=WAIT_MS)
-            assert page.locator("#sidecars .state").all_text_contents() == ["unreachable", "ready"]
-            assert page.locator("#rows > tr > th > small").inner_text() == "broker 1"
-            assert "Connection refused" in page.locator("#problems").inner_text()
+            check_fleet_page(page)
             assert all(url_.startswith((url, sidecar.url)) for url_ in watched.urls)
             assert watched.messages == []
             page.goto("about:blank")  # else the page asks this server after its end
+        with endpoint_page(tmp_path / "serve", kraft43, store, topic) as url:
+            page.goto(url)
+            check_endpoint_page(page, bootstrap, topic)
+            assert watched.messages == []
+            page.goto("about:blank")
         # The name of the cluster is wrong: another archive of the same Kafka cluster begins.
         wrong = beside(kraft43, store, topics=[topic]) | {"cluster": {"name": "tset"}}
         with Sidecar(tmp_path / "wrong", wrong, store) as other:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import create_registry
-from sidetier.telemetry.pages import Application, partition_page
+from sidetier.telemetry.pages import Application, endpoint_status, partition_page
 from sidetier.telemetry.partition_page import page_of
 from sidetier.telemetry.status import Condition, HeldError, StatusSnapshot
 from tests.harness.browser import Watched, running_browser
@@ -30,6 +31,7 @@ from tests.harness.status_samples import (
     many,
     snapshot_of,
 )
+from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -38,6 +40,8 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
     "</td></table>&quot;'\u202e"
 )
+TO_DO = "What to do: SidetierServe"
+GAP_TEXT = "1 Fetch since the start for records that the broker has deleted and the archive lacks"
 WAIT_MS = 60_000.0
 """For pages on a loaded machine. A page that is right does not wait for it."""
 
@@ -280,7 +284,7 @@ def test_hostile_texts_are_shown_as_text(page: Page, watched: Watched, status: S
     button.click()
     assert HOSTILE in (page.locator("tr.details").text_content() or "")
     assert HOSTILE in (page.locator("#problem-list").text_content() or "")
-    assert page.locator("body img, body script").count() == 0
+    assert page.locator("body img, body script:not([src])").count() == 0
     assert page.title() != "hacked"
     assert watched.messages == []
 
@@ -398,6 +402,128 @@ def test_states_are_told_by_text_too(page: Page, watched: Watched) -> None:
     assert states == ["halted", "near deletion", "held", "gap", "uploading", "archived"]
     assert [HALTED.topic, NEAR_DELETION.topic, UPLOADING.topic] == ["invoices", "clicks", "orders"]
     assert watched.messages == []
+
+
+class Endpoint:
+    """What a Kafka endpoint shows; each answer has more requests and bytes than the last one."""
+
+    def __init__(self) -> None:
+        self.snapshot = StatusSnapshot(
+            "prod-a", started_ms=1, conditions=(Condition("accepts connections", holds=True),)
+        )
+        self.stores = [
+            {"url": "s3://bucket/kafka", "topics": 12, "age_seconds": 9, "problem": None}
+        ]
+        self.brokers = [
+            {"id": 1, "address": "b1:9092", "led_partitions": 40, "problem": None},
+            {"id": 2, "address": "b2:9092", "led_partitions": 38, "problem": None},
+        ]
+        self.live: dict[str, Any] = {"leaderless_partitions": 0, "gaps": 0, "lag_records": 7}
+        self.answers = 0
+
+    def status(self) -> dict[str, Any]:
+        self.answers += 1
+        followed = {"topic": "orders", "isolation_level": "read_committed", "leader": 1}
+        return {
+            "address": "0.0.0.0:9092",
+            "advertised": "log.example:9092",
+            "connections": 31,
+            "max_connections": 1000,
+            "refused_connections": 0,
+            "requests": 5000 * self.answers,
+            "sent_bytes": 0,
+            "record_bytes": 9_000_000 * self.answers,
+            "topics": 14,
+            "partitions": 78,
+            "stores": self.stores,
+            "live": {
+                "cluster_id": "kafka-id",
+                "archive_is_checked": True,
+                "problem": None,
+                "topics": 14,
+                "topics_age_seconds": 4.2,
+                "brokers": self.brokers,
+                "record_bytes": 8_000_000 * self.answers,
+                "fetched_bytes": 2_000_000,
+                "followed_partitions": 60,
+                "followed": [
+                    {**followed, "partition": 3, "position": 993, "end": 1000, "lag_records": 7},
+                    {**followed, "partition": 4, "position": 500, "end": 500, "lag_records": 0},
+                ],
+                **self.live,
+            },
+        }
+
+
+def test_page_of_an_endpoint(page: Page) -> None:
+    endpoint = Endpoint()
+    application = Application(
+        create_registry(),
+        Status(),
+        endpoint=lambda: endpoint_status(endpoint.snapshot, endpoint.status(), RUNBOOK),
+    )
+    server = HttpServer("127.0.0.1", 0, application)
+    server.start()
+    try:
+        watched = Watched(page)
+        page.goto(server.url)
+        expect(page.locator("#ready")).to_have_text("✓ Ready")
+        expect(page.locator("#cluster")).to_have_text("prod-a · endpoint log.example:9092")
+        assert "listens at 0.0.0.0:9092" in page.locator("#about").inner_text()
+        expect(page.locator("#problems")).to_be_hidden()
+        totals = dict(
+            zip(
+                page.locator("#totals dt").all_inner_texts(),
+                page.locator("#totals dd").all_inner_texts(),
+                strict=True,
+            )
+        )
+        assert totals["Open connections"].splitlines() == ["31", "of 1,000"]
+        assert totals["Topics"].splitlines() == ["14", "78 partitions"]
+        assert totals["Records from the stores"].startswith("1.0 MB")
+        assert totals["Records from the brokers"].startswith("8.0 MB")
+        assert totals["Largest lag"].splitlines() == ["7 records", "of 60 followed partitions"]
+        assert page.locator("#stores > tr").all_inner_texts() == [
+            "s3://bucket/kafka\tlisted\t12\t9 s\t"
+        ]
+        assert page.locator("#brokers .state").all_inner_texts() == ["no failure"] * 2
+        assert page.locator("#ends > tr").first.inner_text().split("\t") == [
+            "orders-3", "read_committed", "1", "993", "1,000", "7",
+        ]  # fmt: skip
+        ratios: dict[str, float] = page.evaluate(CONTRAST)
+        assert {text for text, ratio in ratios.items() if ratio < 4.5} == set()
+        passed = "Date.now() - samples[0].at > 1000"  # a rate needs a second
+        wait_until(lambda: page.evaluate(passed), 60, "another second")
+        refresh(page)
+        requests = page.locator("#totals > div", has_text="Requests")
+        expect(requests).to_contain_text(re.compile(r"[\d,]+/s in the last minute"))
+        condition = Condition("accepts connections", holds=False, reason="too many are open")
+        endpoint.snapshot = replace(endpoint.snapshot, conditions=(condition,))
+        endpoint.stores[0]["problem"] = HOSTILE
+        endpoint.brokers[1] |= {"problem": HOSTILE, "address": HOSTILE}
+        endpoint.live |= {
+            "leaderless_partitions": 38, "gaps": 1, "archive_is_checked": False,
+            "topics_age_seconds": None,
+        }  # fmt: skip
+        refresh(page)
+        expect(page.locator("#ready")).to_have_text("✕ Not ready")
+        away = f"{TO_DO}LiveAway"
+        assert page.locator("#problem-list > li").all_text_contents() == [
+            f"accepts connections: too many are open {TO_DO}Refusing",
+            f"the topics of s3://bucket/kafka cannot be listed: {HOSTILE} {TO_DO}Errors",
+            f"no broker of the live cluster has answered yet {away}",
+            f"broker 2 ({HOSTILE}) cannot be reached: {HOSTILE} {away}",
+            f"38 partitions of the live cluster without a leader {away}",
+            "it is not known yet whether the archive is the one of the live cluster ",
+            f"{GAP_TEXT} {TO_DO}Gap",
+        ]
+        assert page.locator("#stores .state").inner_text() == "fails"
+        assert page.locator("#brokers .state").all_inner_texts() == ["no failure", "unreachable"]
+        assert page.locator("body img, body script:not([src])").count() == 0
+        assert page.title() == "NOT READY · prod-a · endpoint log.example:9092 · Sidetier"
+        assert watched.messages == []
+    finally:
+        server.stop()
 
 
 CONTRAST = """

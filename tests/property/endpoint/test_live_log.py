@@ -54,6 +54,7 @@ THINGS: dict[str, Callable[[World, int], None]] = {
     "collect": lambda world, _: world.collect(),
     "delete objects": lambda world, _: world.delete_objects(),
     "move": lambda world, size: world.move_leader(size - 1),
+    "cut off": lambda world, _: world.cut_off(),
     "show": lambda world, _: world.show(),
     "wait": lambda world, size: world.pass_time(size / 2),
 }
@@ -91,18 +92,22 @@ class LiveLog(RuleBasedStateMachine):
         self._answering = answered_by(self.world)
         self._answering.__enter__()
 
-    @initialize(window=st.sampled_from([STORE, BROKER, 4.0]), alone=st.sampled_from([0, 0, 1, 2]))
-    def begin(self, window: float, alone: int) -> None:
+    @initialize(
+        window=st.sampled_from([STORE, BROKER, 4.0]),
+        patience=st.sampled_from([0.0, 0.0, 60.0]),
+        alone=st.sampled_from([0, 0, 1, 2]),
+    )
+    def begin(self, window: float, patience: float, alone: int) -> None:
         """Start both endpoints, the second one perhaps while the brokers or the store are away."""
         for size in (2, 3, 2, 1, 2, 2, 3, 2):
             self.world.act(lambda size=size: self.world.produce(size))  # type: ignore[misc]
         self.world.commit()
         self.world.act(lambda: self.world.upload(2))
         self.note_topic()
-        self.endpoints.append(Endpoint(self.world, window))
+        self.endpoints.append(Endpoint(self.world, window, patience))
         self.world.away = {0, 1} if alone == 1 else set()
         self.world.set_store_away(is_away=alone == 2)
-        self.endpoints.append(Endpoint(self.world, window))
+        self.endpoints.append(Endpoint(self.world, window, patience))
 
     def note_topic(self) -> None:
         if self.world.log is not None:
@@ -295,7 +300,8 @@ class LiveLog(RuleBasedStateMachine):
         with self.during(meanwhile, lambda: ends.append(log.high_watermark)):
             answer = self.endpoints[at].list_offset(LATEST, isolated=isolated)
         # An endpoint may not have heard yet of a topic that was created again.
-        if answer.error is NONE and (len(self.logs) == 1 or self.endpoints[at].shows(log)):
+        is_known = len(self.logs) == 1 or self.endpoints[at].shows(log)
+        if answer.error is NONE and is_known and not self.world.was_cut_off():
             assert ends[0] <= answer.offset <= log.committed
 
     @rule(at=endpoints, meanwhile=meanwhile)
@@ -305,7 +311,8 @@ class LiveLog(RuleBasedStateMachine):
             return
         with self.during(meanwhile, lambda: starts.append(self.first_of(log))):
             answer = self.endpoints[at].list_offset(EARLIEST, isolated=False)
-        if answer.error is NONE and self.endpoints[at].shows(log):
+        is_known = self.endpoints[at].shows(log) and not self.world.was_cut_off()
+        if answer.error is NONE and is_known:
             assert answer.offset <= max(starts)
 
     def first_of(self, log: Log) -> int:
@@ -325,7 +332,8 @@ class LiveLog(RuleBasedStateMachine):
         time = log.batches[int((len(log.batches) - 1) * of)].time + later
         with self.during(meanwhile, look):
             answer = self.endpoints[at].list_offset(time, isolated=False)
-        if answer.error is not NONE or not self.endpoints[at].shows(log):
+        is_known = self.endpoints[at].shows(log) and not self.world.was_cut_off()
+        if answer.error is not NONE or not is_known:
             return
         found = log.next_batch(answer.offset) if answer.offset >= 0 else None
         assert found is None or found.time >= time
@@ -345,7 +353,7 @@ class LiveLog(RuleBasedStateMachine):
             return
         with self.during(meanwhile, lambda: None):
             answer = self.endpoints[at].epoch_end(self.epoch)
-        if answer.error is NONE:
+        if answer.error is NONE and not self.world.was_cut_off():
             assert 0 <= answer.leader_epoch <= self.epoch
             last = next((each for each in log.batches if each.end == self.position), None)
             if last is not None and last.epoch == self.epoch:
@@ -373,7 +381,7 @@ class LiveLog(RuleBasedStateMachine):
     def read_to_the_end(self) -> None:
         log = self.world.log
         assert log is not None
-        for turn in range(200):
+        for turn in range(500):
             if self.topic_id == log.topic_id and self.position == log.end:
                 return
             endpoint = self.endpoints[turn % 2]

@@ -2,22 +2,30 @@
 
 import math
 import resource
+from http.client import HTTPConnection
 
 import click
 import pytest
 
+from sidetier.brokers.ports import free_port
 from sidetier.cli.commands.serve import (
     is_loopback,
     parse_address,
     parse_preference,
     refuse_insecure,
 )
-from sidetier.cli.serve import raise_file_limit
+from sidetier.cli.serve import http_server, raise_file_limit
+from sidetier.config.model import HttpConfig
+from sidetier.config.types import SecretRef
 from sidetier.endpoint.live.client import LiveCluster
 from sidetier.endpoint.live.logs import LiveSettings
+from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.segments.errors import ConfigurationError
+from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.metrics import create_registry
 from sidetier.wire.settings import ClientSettings
 from tests.harness.command_line import CommandLine
+from tests.harness.made_archive import access_to
 
 
 @pytest.mark.parametrize(
@@ -144,3 +152,31 @@ def test_the_soft_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch)
     assert limits[1:] == [(4096, 4096)]
     with pytest.raises(ConfigurationError, match=r"3697 needs 4097 .* may open 4096.* 3696$"):
         raise_file_limit(3697)
+
+
+def test_the_metrics_port_requires_the_bearer_token_and_refuses_other_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = EndpointSettings(("127.0.0.1", 0))
+    with serving(access_to(FakeStorage()), settings) as endpoint:
+
+        def codes(http: HttpConfig, *paths: str, **headers: str) -> list[int]:
+            port = free_port()
+            with http_server(port, create_registry(), endpoint, http):
+                found = []
+                for path in paths:
+                    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+                    connection.request("GET", path, headers=headers)
+                    found.append(connection.getresponse().status)
+                    connection.close()
+                return found
+
+        paths = ("/", "/metrics", "/api/status", "/readyz")
+        assert codes(HttpConfig(), *paths) == [200] * 4
+        assert codes(HttpConfig(), *paths, Host="evil.com") == [200, 421, 421, 200]
+        secured = HttpConfig(bearer_token=SecretRef(env="HTTP_TOKEN"))
+        with pytest.raises(ConfigurationError, match="HTTP_TOKEN"):
+            codes(secured, *paths)
+        monkeypatch.setenv("HTTP_TOKEN", "s3cret")
+        assert codes(secured, *paths) == [200, 401, 401, 200]
+        assert codes(secured, *paths, Authorization="Bearer s3cret") == [200] * 4

@@ -22,6 +22,9 @@ from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
 
 READING = ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED")
 BOTH = pytest.mark.parametrize("mode", READING)
+ALL = pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
+NO_ID = pytest.mark.parametrize("answer", [None, KafkaError(KafkaError._TIMED_OUT)])
+"""The asked broker does not know the topic (yet), or no broker answers."""
 
 
 def values(it: Tiered, polls: int = 200) -> list[bytes]:
@@ -143,19 +146,80 @@ def test_kafka_is_not_read_at_an_archives_end_before_a_broker_confirmed_the_topi
 
 
 @BOTH
+@NO_ID
 def test_remembered_topic_id_does_not_lead_back_to_the_archive_of_a_deleted_topic(
-    mode: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, answer: KafkaError | None
 ) -> None:
-    """Kafka has refused the offset and answers about offsets, but not in time about topic ids."""
+    """Kafka has refused the offset and answers about offsets, but not about topic ids."""
     it = tiered(world_of(kafka_start=60, end=150, store=(0, 80)), mode)
     it.consumer.assign([at(0)])
     assert it.read(600) == list(range(150))
     it.world.recreate(120)
-    late = dict.fromkeys(["t"], KafkaError(KafkaError._TIMED_OUT))
-    with monkeypatch.context() as patch:
-        patch.setattr(it.clients, "topic_ids", lambda _: late)
-        assert values(it, 20) == []
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, answer)
+    assert values(it, 20) == []
+    it.clients.topic_ids = it.world.topic_ids
     assert values(it, 600) == new_records(120)
+
+
+@ALL
+@NO_ID
+@pytest.mark.parametrize("start", [OFFSET_BEGINNING, -1001])
+@pytest.mark.parametrize("away", [True, False])
+def test_archive_of_the_new_topic_is_read_from_its_beginning_before_brokers_name_the_topic(
+    mode: str,
+    start: int,
+    away: bool,  # noqa: FBT001 -- a parameter of the test
+    answer: KafkaError | None,
+) -> None:
+    """The topic may be away already when the consumer begins to read the old archive."""
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.world.committed[TP] = 0
+    if away:
+        it.clients.topic_ids = lambda topics: dict.fromkeys(topics, None)
+    it.consumer.assign([at(start)])
+    assert values(it, 3)
+    assert it.count("records_total", source="kafka") == 0
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, answer)
+    it.world.recreate(120)
+    it.world.retire(uploads=True)
+    found = values(it, 200)
+    it.clients.topic_ids = it.world.topic_ids
+    found += values(it, 300)
+    assert [value for value in found if value.startswith(b"new")] == new_records(120)
+    assert it.count("offset_resets_total") == 1
+
+
+@BOTH
+@NO_ID
+def test_archive_of_a_deleted_topic_is_not_left_for_kafka_before_a_broker_names_the_topic(
+    mode: str, answer: KafkaError | None
+) -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.consumer.assign([at(0)])
+    assert it.read(3) == [0, 1, 2]
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, answer)
+    it.world.recreate(120)
+    assert not [value for value in values(it) if value.startswith(b"new")]
+    it.clients.topic_ids = it.world.topic_ids
+    assert values(it, 300) == new_records(120)
+
+
+@ALL
+@NO_ID
+def test_archive_of_a_deleted_topic_stays_unread_while_the_asked_broker_does_not_know_the_new_one(
+    mode: str, answer: KafkaError | None
+) -> None:
+    it = tiered(recreated(20), mode)
+    it.consumer.assign([at(OFFSET_BEGINNING)])
+    there = [] if mode == "TIERED_STORAGE_ONLY" else new_records(20)
+    assert values(it) == there
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, answer)
+    it.consumer.seek(at(OFFSET_BEGINNING))
+    assert values(it) == []
+    assert it.consumer.get_watermark_offsets(at(0)) == (0, len(there))
+    it.clients.topic_ids = it.world.topic_ids
+    it.world.retire(uploads=True)
+    assert values(it, 300) == new_records(20)
 
 
 @BOTH
@@ -339,6 +403,23 @@ def test_topic_recreated_while_its_archive_is_read_needs_a_new_client_for_the_re
     assert len(it.clients.opened) == 2
 
 
+def test_records_from_the_archive_do_not_show_that_kafkas_client_fetches_the_new_topic() -> None:
+    """Librdkafka #4898: it fetches nothing of the new topic, whose records the archive has."""
+    pool = Later()
+    it = tiered(world_of(end=30, store=(0, 20)), "TIERED_STORAGE_PREFERRED", pool=pool)
+    it.consumer.assign([at(OFFSET_BEGINNING)])
+    assert values(it, 1) == []  # the store has not answered yet
+    it.world.recreate(20, seen=False)
+    it.world.retire(uploads=True)
+    found: list[bytes] = []
+    for produced in (20, 23):
+        it.world.log(TP).produce(produced - it.world.log(TP).end)
+        for _ in range(LONG):
+            pool.run()
+            found += values(it, 1)
+        assert found == new_records(produced)
+
+
 @BOTH
 @GROUPS
 def test_client_that_has_noticed_the_new_topic_is_kept(mode: str, strategy: str) -> None:
@@ -409,6 +490,20 @@ def test_position_in_the_archive_of_the_deleted_topic_is_not_committed_for_the_n
     assert values(it) == new_records(20, 1)
     it.consumer.commit(asynchronous=False)
     assert world.committed[TP] == 20
+
+
+def test_answer_without_an_id_does_not_let_a_position_in_the_deleted_topic_be_committed() -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), "TIERED_STORAGE_PREFERRED")
+    it.consumer.assign([at(0)])
+    assert it.read(3) == [0, 1, 2]
+    it.world.recreate(20)
+    kafka = it.consumer._sides.kafka
+    assert kafka is not None
+    kafka.identities(["t"])
+    it.clients.topic_ids = lambda topics: dict.fromkeys(topics, None)
+    kafka.identities(["t"])
+    assert it.read(30)
+    assert it.kafka.stored.get(TP, 0) <= 3
 
 
 def test_answer_of_a_broker_that_lags_behind_delays_commits_only() -> None:
@@ -528,3 +623,21 @@ def test_answer_about_the_new_topic_drops_what_was_known_of_the_deleted_one() ->
     now = OffsetRange(Offset(0), Offset(20))
     _learn(partition, Answer(Question(TP, 1, kafka=True), kafka=now, identity=new))
     assert (partition.archive, partition.kafka, partition.recreated) == (None, now, True)
+
+
+def test_archive_of_another_cluster_does_not_tell_which_topic_a_partition_is_of() -> None:
+    partition = Partition(TP, 0, 1, identity=Identity("a", "c"))
+    elsewhere = Archive(identity=Identity("a", "other"), foreign=True)
+    here = Identity(None, "c")  # the brokers do not know the topic
+    _learn(partition, Answer(Question(TP, 1, store=True), archive=elsewhere, identity=here))
+    assert (partition.identity, partition.recreated) == (Identity("a", "c"), False)
+
+
+@BOTH
+def test_archive_without_topic_ids_is_left_for_kafka_without_topic_ids(mode: str) -> None:
+    """As before Kafka 2.8."""
+    world = world_of(kafka_start=60, store=(0, 80))
+    world.topic_id, world.archived_id, world.archived_cluster = None, None, "fake"
+    it = tiered(world, mode)
+    it.consumer.assign([at(0)])
+    assert it.read(100) == list(range(100))

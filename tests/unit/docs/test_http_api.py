@@ -11,9 +11,11 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 
 from sidetier.cli.inspect.fleet import Fleet
+from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.segments.offsets import Offset
+from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import create_registry
-from sidetier.telemetry.pages import Application, partition_page
+from sidetier.telemetry.pages import Application, endpoint_status, partition_page
 from sidetier.telemetry.partition_page import (
     _ORDERS,
     DEFAULT_LIMIT,
@@ -22,7 +24,7 @@ from sidetier.telemetry.partition_page import (
     page_of,
     parse_query,
 )
-from sidetier.telemetry.static_files import PATHS, static_file
+from sidetier.telemetry.static_files import paths_of, static_file
 from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
     DrillStatus,
@@ -33,9 +35,13 @@ from sidetier.telemetry.status import (
     Role,
     StatusSnapshot,
 )
+from tests.harness.fake_leaders import leaders
+from tests.harness.joined_logs import archived, both, written
+from tests.harness.made_archive import access_to
 from tests.harness.markdown import text_of
 from tests.harness.status_samples import ARCHIVED, UPLOADING, snapshot_of
 
+LISTEN = EndpointSettings(("127.0.0.1", 0))
 PAGE = text_of(Path("docs/http-api.md"))
 FULL = replace(
     snapshot_of(UPLOADING, ARCHIVED),
@@ -95,7 +101,7 @@ def ask(
 
 
 def test_paths_are_those_of_the_server() -> None:
-    known = {*ask("/no-such-path")[1]["paths"], *PATHS}
+    known = {*ask("/no-such-path")[1]["paths"], *paths_of("partitions")}
     documented = set(
         re.findall(r"`(/[\w./]*)`", "\n".join(r[0] + r[1] for r in rows(section("## Paths"))))
     )
@@ -106,7 +112,7 @@ def test_paths_are_those_of_the_server() -> None:
 
 
 def test_status_codes_are_those_of_the_handlers() -> None:
-    etag = static_file("/").etag
+    etag = static_file("/", "partitions").etag
     seen = {
         ask("/api/partitions")[0],
         ask("/", HTTP_IF_NONE_MATCH=etag)[0],
@@ -183,6 +189,26 @@ def test_fields_of_a_fleet() -> None:
     assert answer.keys() == (own - lacking) | {"fleet"}
     assert answer["fleet"].keys() == {"problems", "clusters", "sidecars"}
     assert answer["page"].keys() == {"offset", "limit", "matching", "reachable"}
+
+
+def test_fields_of_an_endpoint() -> None:
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 20)
+        with (
+            both(archived(0, 5), cluster) as read,
+            serving(access_to(FakeStorage()), LISTEN) as endpoint,
+        ):
+            assert read.read(("t", 0, 20)), "a client waits at the end"
+            live: Any = read.live.status()
+            status: Any = endpoint_status(endpoint.snapshot(), endpoint.status())
+            assert named("## Kafka endpoint") == status.keys()
+            (store,) = status["stores"]
+            assert named("### Stores") == store.keys()
+            assert named("### Live cluster") == live.keys()
+            assert named("### Brokers") == live["brokers"][0].keys()
+            assert named("### Followed partitions") == live["followed"][0].keys()
+            (condition,) = status["conditions"]
+            assert condition["name"] in section("## Kafka endpoint")
 
 
 def test_values_of_states_and_roles() -> None:

@@ -16,6 +16,8 @@ from structlog.testing import capture_logs
 from sidetier.archive.access import ArchiveAccess
 from sidetier.endpoint.blocks import SegmentBytes
 from sidetier.endpoint.catalog import CatalogSettings
+from sidetier.endpoint.session import Session
+from sidetier.endpoint.users import EVERYTHING
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.names import FileKind
@@ -26,7 +28,7 @@ from sidetier.storage.local import LocalStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
-from tests.harness.endpoint import Parts, endpoint_over, fetch_of
+from tests.harness.endpoint import Parts, earliest, endpoint_over, fetch_of
 from tests.harness.made_archive import LAYOUT, MadeArchive, batches, encoded
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 from tests.harness.waiting import wait_until
@@ -188,6 +190,27 @@ def test_a_recorded_gap_is_out_of_range_and_the_log_names_it(store: RemoteStorag
     assert len(details) == 2
     assert all("[20, 40)" in text or "[39, 40)" in text for text in details)
     assert all("the broker had deleted them" in text for text in details)
+
+
+def test_a_client_in_a_gap_goes_on_behind_it_once(store: RemoteStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segments(0, 20)
+    archive.segment(40, batches(40, 60))
+    archive.mark(40, 60)
+    session, other = Session("client:1"), Session("client:2")
+    with endpoint_over(store) as parts:
+
+        def read(offset: int) -> None:
+            fields = fetch_of("orders", offset)
+            parts.fetch_as(EVERYTHING, 11, session.progress, **fields)
+
+        read(20)
+        assert earliest(other, parts.handlers, "orders") == 0
+        assert earliest(session, parts.handlers, "orders") == 40
+        assert earliest(session, parts.handlers, "orders") == 0
+        read(39)
+        read(5)  # it has gone elsewhere by itself
+        assert earliest(session, parts.handlers, "orders") == 0
 
 
 def test_removed_records_at_a_segments_end_are_no_gap(store: RemoteStorage) -> None:

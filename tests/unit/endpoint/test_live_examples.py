@@ -74,6 +74,8 @@ def test_no_offset_is_out_of_range_while_the_store_is_away() -> None:
         world.set_store_away(is_away=True)
         assert live.fetch(topic_id, 50)[0].error is ErrorCode.kafka_storage_error
         world.set_store_away(is_away=False)
+        assert live.fetch(topic_id, 50)[0].error is ErrorCode.not_leader_or_follower
+        world.pass_time(10)
         assert live.fetch(topic_id, 50)[0].error is ErrorCode.offset_out_of_range
 
 
@@ -120,8 +122,9 @@ def test_archived_records_above_the_known_high_watermark_are_not_sent() -> None:
         data, records = live.fetch(topic_id, 4, most=1000)
         assert (data.error, data.high_watermark) == (NONE, 6)
         assert records == log.batches[2].data
-        data, _ = live.fetch(topic_id, 7)
-        assert data.error is ErrorCode.offset_out_of_range
+        assert live.fetch(topic_id, 7)[0].error is ErrorCode.not_leader_or_follower
+        world.pass_time(10)
+        assert live.fetch(topic_id, 7)[0].error is ErrorCode.offset_out_of_range
 
 
 def test_a_time_is_found_wherever_its_record_is_meanwhile() -> None:
@@ -140,3 +143,24 @@ def test_a_time_is_found_wherever_its_record_is_meanwhile() -> None:
         world.pass_time(70)
         assert live.list_offset(1).offset == 0
         assert live.list_offset(EARLIEST).offset == 0
+
+
+def test_a_former_leader_that_is_cut_off_puts_no_client_out_of_range() -> None:
+    """Its log ends before the client's position, which the next leader has."""
+    with endpoint(BROKER) as (world, live):
+        topic_id, log = live.topic_id(), world.log
+        assert topic_id is not None
+        assert log is not None
+        world.cut_off()
+        world.produce(3)
+        world.commit()
+        world.produce(2)
+        position = log.high_watermark
+        data, _ = live.fetch(topic_id, position)
+        assert data.error is ErrorCode.not_leader_or_follower
+        world.commit()
+        world.pass_time(9)
+        world.show()
+        live.fetch(topic_id, position)
+        live.run_threads(lists=False)
+        assert live.fetch(topic_id, position)[1] == log.batches[-1].data

@@ -1,17 +1,20 @@
 """A Fetch of an endpoint that joins an archive and a live cluster of fake brokers."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 
+from sidetier.endpoint.session import Progress, Session
+from sidetier.endpoint.users import EVERYTHING
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.wire.protocol import ApiKey, build_request
-from tests.harness.endpoint import ask, fetch_of
+from tests.harness.endpoint import ask, earliest, fetch_of
 from tests.harness.fake_leaders import leaders
 from tests.harness.joined_logs import (
     BROKER,
@@ -26,9 +29,6 @@ from tests.harness.joined_logs import (
 from tests.harness.made_archive import LAYOUT, MadeArchive, batches
 from tests.harness.record_batches import TransactionalLog
 from tests.harness.waiting import wait_until
-
-if TYPE_CHECKING:
-    from sidetier.endpoint.live.side import Side
 
 NONE = ErrorCode.none
 
@@ -62,6 +62,29 @@ def test_an_offset_on_neither_side_is_out_of_range_and_counted() -> None:
             (data,) = read.read(("t", 0, 101))
             assert data.error_code is ErrorCode.offset_out_of_range
             assert read.registry.get_sample_value("sidetier_endpoint_live_gaps_total") == 1
+            # A client that resets its position goes on behind the lost records.
+            session = Session("client:1")
+            for offset, starts in ((70, (80, 0)), (101, (0,))):
+                fields = fetch_of("t", offset)
+                read.parts.fetch_as(EVERYTHING, 11, session.progress, **fields)
+                for start in starts:
+                    assert earliest(session, read.parts.handlers, "t") == start
+
+
+def test_records_that_a_sidecar_still_uploads_are_waited_for() -> None:
+    """The broker has deleted them by its own retention, and the sidecar has kept the segment."""
+    with leaders(1, {0: 1}) as cluster:
+        written(cluster, 100, start=80)
+        made = archived(0, 20, 40, 60)
+        with both(made, cluster, gap_patience=60) as read, ThreadPoolExecutor(1) as client:
+            (data,) = read.read(("t", 0, 70))
+            assert data.error_code is ErrorCode.not_leader_or_follower
+            waiting = client.submit(read.read, ("t", 0, 60), max_wait=20_000)
+            made.segment(60, batches(60, 80))
+            made.mark(60, 80)
+            (data,) = waiting.result(20)
+            assert offsets(data) == list(range(60, 80))
+            assert read.registry.get_sample_value("sidetier_endpoint_live_gaps_total") == 0
 
 
 def test_what_compaction_left_nothing_of_does_not_hold_a_client_back() -> None:
@@ -156,10 +179,10 @@ def test_answers_are_counted_by_side_with_the_changes_of_a_client() -> None:
     with leaders(1, {0: 1}) as cluster:
         written(cluster, 100, start=30)
         with both(archived(0, 20, 40, 60), cluster) as read:
-            sides: dict[TopicPartition, Side] = {}
+            progress = Progress()
             for offset in (0, 20, 40, 60, 60, 0, 99, 100):
                 request = build_request(ApiKey.FETCH, 11, **fetch_of("t", offset))
-                read.parts.fetcher.fetch(request, 11, sides=sides).release()
+                read.parts.fetcher.fetch(request, 11, progress=progress).release()
             read.read(("t", 0, 0))  # another client
 
             def counted(name: str, **labels: str) -> float | None:
@@ -168,6 +191,14 @@ def test_answers_are_counted_by_side_with_the_changes_of_a_client() -> None:
             assert counted("answers_total", side="archive") == 4
             assert counted("answers_total", side="broker") == 4
             assert counted("side_changes_total") == 3
+            status: Any = read.live.status()
+            for name in ("record_bytes", "fetched_bytes"):
+                assert status[name] == counted(f"{name}_total")
+                assert status[name] > 0
+            (row,) = status["followed"]  # one client waits at the end
+            assert (row["topic"], row["partition"], row["leader"]) == ("t", 0, 1)
+            assert (row["position"], row["end"], row["lag_records"]) == (100, 100, 0)
+            assert row["isolation_level"] == "read_uncommitted"
 
 
 def test_the_status_names_what_cannot_be_reached() -> None:
@@ -185,6 +216,8 @@ def test_the_status_names_what_cannot_be_reached() -> None:
                 1,
             )
             assert status["topics_age_seconds"] < 30
+            assert [broker["led_partitions"] for broker in status["brokers"]] == [1, 1]
+            assert status["leaderless_partitions"] == 0
             cluster.hanging[2] = threading.Event()
             read.live.reads.forget([TopicPartition("t", 1)])
             read.read(("t", 1, 0))

@@ -101,6 +101,15 @@ def test_the_leader_that_a_broker_names_is_asked_at_once() -> None:
         assert len(cluster.asked(ApiKey.METADATA)) - before <= 1, "asked, but not waited for"
 
 
+def test_a_missing_leader_is_asked_for_until_it_shows_without_further_reasons() -> None:
+    with leaders(2, {0: 1}) as cluster, reading(cluster) as read:
+        cluster.epochs, cluster.shown = {0: 6}, {0: 1}
+        before = len(cluster.asked(ApiKey.METADATA))
+        read.watch.renew()
+        # Without this, the next request would be after 10 s.
+        wait_until(lambda: len(cluster.asked(ApiKey.METADATA)) >= before + 3, 5, "three requests")
+
+
 def test_a_leader_of_an_older_epoch_is_not_taken() -> None:
     with leaders(2, {0: 1}) as cluster, reading(cluster) as read:
         cluster.led_by, cluster.epochs = {0: 2}, {0: 4}
@@ -355,6 +364,46 @@ def test_offsets_above_the_end_are_refused_by_the_leader() -> None:
         cluster.write(0)
         with pytest.raises(KafkaApiError, match="OFFSET_OUT_OF_RANGE"):
             fetch(read, 0, 5)
+
+
+def test_the_next_records_are_fetched_while_a_client_reads_in_bulk() -> None:
+    """But only as far as there are some, for a few clients, and not after a short answer."""
+    with leaders(1, dict.fromkeys(range(6), 1)) as cluster, reading(cluster) as read:
+        cluster.cuts_off = True
+        for number in cluster.led_by:
+            for _ in range(100):
+                cluster.write(number, 5)
+        most = 20 * len(cluster.written[0][0][1]) + 2048
+        asked = len(cluster.asked(ApiKey.FETCH))
+
+        def positions() -> list[tuple[int, int]]:
+            return [
+                (partition.partition, partition.fetch_offset)
+                for each in cluster.asked(ApiKey.FETCH)[asked:]
+                for partition in each.entity.topics[0].partitions
+            ]
+
+        found = offsets(fetch(read, 0, 0, most=most))
+        following = found[-1] + 1
+        wait_until(lambda: len(positions()) == 2, 20, "the next chunk")
+        assert positions() == [(0, 0), (0, following)]
+        wait_until(
+            lambda: bool(read.reads.kept(tp(0), Offset(following), 1, isolated=False)), 20, "it"
+        )
+        while found[-1] < 499:
+            found += offsets(fetch(read, 0, found[-1] + 1, most=most))
+        assert found == list(range(500))
+        assert len(set(positions())) == len(positions()), "each chunk was fetched once"
+        assert max(offset for _, offset in positions()) < 500
+
+        read.reads._ahead.clear()
+        before = len(positions())
+        fetch(read, 1, 0, most=1 << 20)
+        for number in range(2, 6):
+            fetch(read, number, 0, most=most)
+        fetch(read, 1, 0, most=most)
+        wait_until(lambda: len(read.reads._ahead) == 4, 20, "four clients")
+        wait_until(lambda: len(positions()) == before + 9, 20, "four more chunks")
 
 
 def follows_ten(cluster: Leaders, read: Reading) -> None:

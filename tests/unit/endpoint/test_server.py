@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import pytest
 import trustme
+from confluent_kafka import Consumer, TopicPartition
 from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
@@ -86,6 +87,31 @@ def test_requests_in_turn_and_at_once() -> None:
         assert value("sidetier_endpoint_connections") == 1
         assert value("sidetier_endpoint_record_bytes_total") == size
     assert registry.get_sample_value("sidetier_endpoint_connections") == 0
+
+
+def test_a_consumer_that_begins_at_the_earliest_record_reads_past_a_gap() -> None:
+    """It would read the first segment again and again."""
+    store = FakeStorage()
+    with running(store, groups="local") as endpoint:
+        archive = MadeArchive(store)
+        archive.segment(60, batches(60, 80))
+        archive.mark(60, 80)
+        properties: dict[str, Any] = {
+            "bootstrap.servers": "{}:{}".format(*endpoint.address),
+            "group.id": "not-used",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+        }
+        consumer, read = Consumer(properties), list[int | None]()
+        consumer.assign([TopicPartition("orders", 0)])
+        try:
+            while (message := consumer.poll(20)) is not None and message.error() is None:
+                read.append(message.offset())
+                assert len(read) <= 60
+        finally:
+            consumer.close()
+        assert message is not None
+        assert read == [*range(40), *range(60, 80)], str(message.error())
 
 
 def test_versions_above_ours_are_answered_and_the_connection_goes_on() -> None:
@@ -590,11 +616,15 @@ def test_status_for_probes() -> None:
         status = json.loads(json.dumps(endpoint.status()))
         assert (status["connections"], status["topics"], status["partitions"]) == (0, 1, 1)
         assert [store["problem"] for store in status["stores"]] == [None]
-        assert "live" not in status
+        assert status["live"] is None
+        assert (status["max_connections"], status["refused_connections"]) == (1, 0)
         with RawClient(endpoint.address):
             wait_until(lambda: not endpoint.snapshot().ready, 5, "the only connection")
             assert endpoint.snapshot().alive
             assert endpoint.status()["connections"] == 1
+            with RawClient(endpoint.address) as refused:
+                assert refused.is_closed()
+            wait_until(lambda: endpoint.status()["refused_connections"] == 1, 5, "the count")
         wait_until(lambda: endpoint.snapshot().ready, 5, "the connection's end")
     after = endpoint.snapshot()
     assert not after.alive

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,8 +22,9 @@ from sidetier.segments.offsets import BrokerId, Offset
 from sidetier.telemetry.allowed_hosts import AllowedHosts
 from sidetier.telemetry.http import MAX_CONNECTIONS, WORKER_THREADS, HttpServer
 from sidetier.telemetry.metrics import Metrics, create_registry
-from sidetier.telemetry.pages import Application
+from sidetier.telemetry.pages import Application, endpoint_status
 from sidetier.telemetry.partition_page import ShownState
+from sidetier.telemetry.static_files import PageName, static_file
 from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
 from tests.harness.ci import in_ci
 from tests.harness.status_samples import many, snapshot_of
@@ -184,7 +185,7 @@ def test_status_page_is_cached_until_it_changes(server: HttpServer) -> None:
     assert policy.startswith("default-src 'none'; script-src 'self'; ")
     assert "unsafe" not in policy
     text = gzip.decompress(page.body).decode()
-    for name in ("page.js", "page.css", "icon.svg"):
+    for name in ("page.js", "partitions.js", "page.css", "icon.svg"):
         assert f'"{name}"' in text
         assert ask(server, f"/{name}")[0] == 200
     assert " style=" not in text
@@ -198,18 +199,52 @@ def test_status_page_is_cached_until_it_changes(server: HttpServer) -> None:
     assert ask(server, "/../pages.py")[0] == 404
 
 
-def test_status_page_links_to_existing_runbook_pages(server: HttpServer) -> None:
-    script = ask(server, "/page.js")[1]
+@pytest.mark.parametrize(("page", "least"), [("partitions", 9), ("endpoint", 5)])
+def test_status_pages_link_to_existing_runbook_pages(page: PageName, least: int) -> None:
+    script = static_file(f"/{page}.js", page).body.decode()
     names = set(re.findall(r"\bSidetier[A-Z][A-Za-z]+\b", script))
     pages = {path.stem for path in Path("docs/runbook").glob("Sidetier*.md")}
-    assert len(names) > 8
+    assert len(names) >= least
     assert names <= pages
 
 
 def test_status_page_knows_every_state(server: HttpServer) -> None:
-    script = ask(server, "/page.js")[1]
+    script = ask(server, "/partitions.js")[1]
     table = script[script.index("const STATES") : script.index("const CONDITION_RUNBOOKS")]
     assert re.findall(r"^  (\w+):", table, re.MULTILINE) == list(ShownState)
+
+
+def test_an_endpoint_has_a_page_of_its_own_with_the_same_frame(source: ChangingStatus) -> None:
+    status = {"connections": 3, "stores": [], "live": None}
+    application = Application(
+        create_registry(),
+        source,
+        lambda: "s3cret",
+        endpoint=lambda: endpoint_status(source.snapshot(), status, "https://runbook"),
+    )
+    server = HttpServer("127.0.0.1", 0, application)
+    server.start()
+    try:
+        page, theirs = raw(server, "/"), static_file("/", "partitions").body
+        assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert page.headers["Content-Security-Policy"].startswith("default-src 'none'; ")
+        assert page.body.partition(b"<noscript>")[0] == theirs.partition(b"<noscript>")[0]
+        assert b'<script src="endpoint.js" defer>' in page.body
+        assert b"<!-- tables" not in page.body
+        for path, code in (("/endpoint.js", 200), ("/page.js", 200), ("/partitions.js", 404)):
+            assert ask(server, path)[0] == code
+        assert ask(server, "/api/status")[0] == 401
+        assert ask(server, "/api/partitions")[0] == 404
+        code, text, _ = ask(server, "/api/status", headers={"Authorization": "Bearer s3cret"})
+        answer = json.loads(text)
+        assert (code, answer["connections"], answer["live"]) == (200, 3, None)
+        assert (answer["cluster"], answer["ready"], answer["alive"]) == ("prod-a", True, True)
+        assert (answer["version"], answer["runbook_url"]) == (__version__, "https://runbook")
+        source.now = replace(SNAPSHOT, alive=False, death="the thread x has ended")
+        text = ask(server, "/api/status", headers={"Authorization": "Bearer s3cret"})[1]
+        assert (json.loads(text)["ready"], json.loads(text)["death"]) == (False, source.now.death)
+    finally:
+        server.stop()
 
 
 @dataclass(frozen=True)

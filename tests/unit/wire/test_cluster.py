@@ -1,7 +1,8 @@
 """Requests are sent to the right broker and retried under one deadline."""
 
+import socket
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Event
 
 import pytest
@@ -252,6 +253,25 @@ def test_any_bootstrap_server_suffices_and_all_are_named_if_none_answers() -> No
         cluster.metadata(timeout=0.01)
     assert str(gone) in str(raised.value)
     assert str(alive) in str(raised.value)
+
+
+def test_a_broker_that_hangs_is_asked_for_metadata_once_while_others_answer() -> None:
+    """As when it is stopped with SIGSTOP: the kernel still accepts connections."""
+    with ExitStack() as stack:
+        world = World(stack)
+        hanging = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        hanging.settimeout(0)
+        addresses = (Address(*hanging.getsockname()), *world.addresses().values())
+        settings = ClientSettings(addresses, request_timeout=20, connect_timeout=0.2)
+        attempts = 0
+        with Cluster(settings) as cluster:
+            for _ in range(40):
+                cluster.close()  # so that the next request chooses a broker again
+                cluster.metadata()
+                with suppress(BlockingIOError):
+                    hanging.accept()[0].close()
+                    attempts += 1
+        assert attempts == 1
 
 
 def test_unauthorized_topic_is_a_separate_result(world: World) -> None:
