@@ -12,8 +12,9 @@ offset, and may end elsewhere: it empties them, and replaces the other files. A 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -23,7 +24,6 @@ from sidetier.segments.errors import (
     BrokerError,
     DamagedSegmentError,
     LeadershipError,
-    SegmentError,
     SidetierError,
 )
 from sidetier.segments.headers import BatchHeader, walk_headers
@@ -36,12 +36,41 @@ from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.periodic import PeriodicTask
 from sidetier.uploader.state.events import EarlyFailed, EarlyFound
 from sidetier.uploader.state.partition import Partition
-from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
 from sidetier.uploader.watching.disk import LogFile, topic_id_in
 from sidetier.uploader.workers import WorkerPool
 
 log: Final = structlog.get_logger()
 _PAUSE_AFTER_FAILURE: Final = 5.0
+_AT_ONCE: Final = 100
+"""Maximum number of partitions in one run: the others wait for less than a second."""
+_MAX_SEARCHED: Final = 100_000
+"""Maximum number of archived batches that a run reads in one partition: about half a second."""
+
+
+class BatchPosition(NamedTuple):
+    """Where a batch begins. It is certain in its leader epoch, in which the broker does not
+    truncate.
+
+    Attributes:
+        segment: Base offset of the segment.
+        file: The file, and the topic.
+        leader_epoch: The leader epoch in which the batches before it were read.
+        offset: End of the batch before it, exclusive.
+        position: Its position, in bytes.
+    """
+
+    segment: BaseOffset
+    file: LogFile
+    leader_epoch: LeaderEpoch
+    offset: Offset
+    position: int
+
+    @classmethod
+    def behind(cls, part: CommittedRange) -> "BatchPosition":
+        """Return where the batch behind a part begins."""
+        end = part.position + part.size
+        return cls(part.segment, part.file, part.leader_epoch, part.end, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +85,9 @@ class EarlyWanted:
         leader_epoch: Leader epoch in which this broker leads.
         topic_id: The topic id; None if the broker has none.
         generation: The partition's generation.
-        stored: The part that this process has stored last; None if there is none.
+        known: A batch at `start` or below; None if none is known.
         least: Fewer bytes are not worth an early segment.
+        refused: The last error of the partition; None if there is none.
     """
 
     topic_partition: TopicPartition
@@ -67,15 +97,20 @@ class EarlyWanted:
     leader_epoch: LeaderEpoch
     topic_id: str | None
     generation: int
-    stored: CommittedRange | None
+    known: BatchPosition | None
     least: int
+    refused: str | None = None
+
+
+EarlyResult = CommittedRange | BatchPosition | Exception | None
+"""The part, where its search goes on, or why there is none; None if nothing is to be stored now."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyRangesFound:
-    """The result for each partition; None if nothing is to be stored now."""
+    """The result for each partition."""
 
-    found: Sequence[tuple[EarlyWanted, "CommittedRange | SidetierError | OSError | None"]]
+    found: Sequence[tuple[EarlyWanted, EarlyResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +141,25 @@ def is_due(tail: LogTail, last_upload: float | None, wall: float, rules: EarlyCo
     return rules.bytes if tail.written_bytes >= rules.bytes else None
 
 
-def find_range(wanted: EarlyWanted, led: LedLog, max_bytes: int) -> CommittedRange | None:
+def find_range(
+    wanted: EarlyWanted, led: LedLog, max_bytes: int
+) -> CommittedRange | BatchPosition | None:
     """Find the batches that may be stored, by their headers; None if there are too few.
+
+    The batch at the archive end offset is searched from `wanted.known`, or from the begin of the
+    segment, and not from the offset index: Kafka truncates it without writing over its last
+    entries, so an entry may lead into a batch.
+
+    Returns:
+        Where the search goes on, if it takes long.
 
     Raises:
         NotCommittedError: The log contradicts the broker's answer.
         UnsupportedFormatError: Message format v0 or v1.
         OSError: The segment cannot be read.
     """
+    if wanted.start >= led.high_watermark:
+        return None
     name = segment_file_name(wanted.segment, FileKind.LOG)
     descriptor = os.open(os.path.join(wanted.directory, name), os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -123,31 +169,25 @@ def find_range(wanted: EarlyWanted, led: LedLog, max_bytes: int) -> CommittedRan
             raise NotCommittedError(
                 f"{wanted.directory} has topic id {file.topic_id}, and {wanted.topic_id} is wanted"
             )
+        known = wanted.known
         batches = _written(
             walk_headers(
                 lambda at, length: os.pread(descriptor, length, at),
                 status.st_size,
-                start=_known_position(wanted, file),
+                start=0 if known is None or known.file != file else known.position,
             )
         )
-        chosen = choose(batches, wanted.segment, wanted.start, led, file, max_bytes)
+        for at, header in islice(batches, _MAX_SEARCHED):
+            if header.next_offset > wanted.start:
+                batches = chain([(at, header)], batches)
+                chosen = choose(batches, wanted.segment, wanted.start, led, file, max_bytes)
+                return None if chosen is None or chosen.size < wanted.least else chosen
+            end, position = header.next_offset, at + header.length
+            known = BatchPosition(wanted.segment, file, wanted.leader_epoch, end, position)
+        # None if every batch is archived: the loop has ended with the file.
+        return known if next(batches, None) is not None else None
     finally:
         os.close(descriptor)
-    return None if chosen is None or chosen.size < wanted.least else chosen
-
-
-def _known_position(wanted: EarlyWanted, file: LogFile) -> int:
-    """Return where the batch at the archive end offset begins, or 0, from where it is searched.
-
-    Not from the offset index: Kafka truncates it without writing over its last entries, so an entry
-    may lead into a batch. The end of the last part is certain in the same leader epoch, in which
-    the broker does not truncate.
-    """
-    last = wanted.stored
-    if last is None or (last.file, last.leader_epoch) != (file, wanted.leader_epoch):
-        return 0
-    is_behind = (last.segment, last.end) == (wanted.segment, wanted.start)
-    return last.position + last.size if is_behind else 0
 
 
 def _written(batches: Iterator[tuple[int, BatchHeader]]) -> Iterator[tuple[int, BatchHeader]]:
@@ -185,6 +225,7 @@ class EarlySegments:
         self._source = source
         self._clock = clock
         self._metrics = metrics
+        self._errors = errors
         self._task = PeriodicTask(
             "asking the broker for committed records",
             pool,
@@ -195,37 +236,57 @@ class EarlySegments:
             pause=_PAUSE_AFTER_FAILURE,
         )
         self._waiting: dict[TopicPartition, EarlyWanted] = {}
+        """Each keeps its place until it is asked for, so that no partition is always the last."""
+        self._asked: frozenset[TopicPartition] = frozenset()
+        """The partitions of the run that is under way."""
+        self._known: dict[TopicPartition, BatchPosition] = {}
+        """How far searches have come."""
+        self._unavailable: str | None = None
 
     def consider(self, partition: Partition, tail: LogTail | None) -> bool:
         """Note whether an early segment of the partition is due, and return whether its archive
         must be read first.
         """
-        tp = partition.topic_partition
-        self._waiting.pop(tp, None)
         least = None
         if tail is not None and self._may_store(partition):
             last_ms = partition.uploads.last_ms
             last = None if last_ms is None else last_ms / 1000
             least = is_due(tail, last, self._clock.wall(), self._rules)
         partition.note_early(due=least is not None, now=self._clock.monotonic())
-        if least is None:
-            return False
+        tp, archive = partition.topic_partition, partition.archive
+        wanted = None if least is None else self._wanted(partition, least)
+        if wanted is None:
+            self._waiting.pop(tp, None)
+        elif tp not in self._asked:
+            self._waiting[tp] = wanted
+        return least is not None and (archive is None or archive.next_offset is None)
+
+    def _wanted(self, partition: Partition, least: int) -> EarlyWanted | None:
+        """Return what to look for; None while the archive's end is not in the active segment."""
         archive, directory, active = partition.archive, partition.directory, partition.log.active
-        if archive is None or archive.next_offset is None:
-            return True
-        if directory is not None and active is not None and archive.next_offset >= active:
-            self._waiting[tp] = EarlyWanted(
-                tp,
-                directory,
-                active,
-                archive.next_offset,
-                partition.leader_epoch,
-                partition.topic_id,
-                partition.generation,
-                partition.early_stored,
-                least,
-            )
-        return False
+        start = None if archive is None else archive.next_offset
+        if start is None or directory is None or active is None or start < active:
+            return None
+        tp, epoch, last = partition.topic_partition, partition.leader_epoch, partition.early_stored
+        known = (
+            position
+            for position in (last and BatchPosition.behind(last), self._known.get(tp))
+            if position is not None
+            and (position.segment, position.leader_epoch) == (active, epoch)
+            and position.offset <= start
+        )
+        return EarlyWanted(
+            tp,
+            directory,
+            active,
+            start,
+            epoch,
+            partition.topic_id,
+            partition.generation,
+            max(known, key=lambda position: position.offset, default=None),
+            least,
+            partition.early_hold.error,
+        )
 
     def _may_store(self, partition: Partition) -> bool:
         """Whether nothing but time and bytes decides. Closed segments are stored first."""
@@ -236,12 +297,20 @@ class EarlySegments:
             and partition.early_hold.until <= self._clock.monotonic()
         )
 
+    def forget(self, tp: TopicPartition) -> None:
+        """Forget a partition that this broker no longer leads."""
+        self._waiting.pop(tp, None)
+        self._known.pop(tp, None)
+
     def ask(self) -> None:
-        """Ask for the partitions that are due, unless a run is under way."""
-        wanted, source, max_bytes = list(self._waiting.values()), self._source, self._rules.bytes
-        if not wanted or not self._task.is_due:
+        """Ask for the partitions that wait longest, unless a run is under way."""
+        if not self._waiting or not self._task.is_due:
             return
-        self._waiting.clear()
+        wanted = list(islice(self._waiting.values(), _AT_ONCE))
+        self._asked = frozenset(one.topic_partition for one in wanted)
+        for tp in self._asked:
+            del self._waiting[tp]
+        source, max_bytes = self._source, self._rules.bytes
         self._task.begin(
             lambda: EarlyRangesFound(_find_all(source, wanted, max_bytes)), EarlyUnavailable
         )
@@ -249,27 +318,53 @@ class EarlySegments:
     def handle(
         self, event: EarlyEvent
     ) -> Iterator[tuple[TopicPartition, EarlyFound | EarlyFailed]]:
-        """Take the result of `ask`, and return an event for each partition that has one."""
+        """Take the result of `ask`, and return an event for each partition that has one.
+
+        A lasting error is logged once. The caller asks for the partitions that still wait.
+        """
+        self._asked = frozenset()
         if isinstance(event, EarlyUnavailable):
-            if self._task.failed(event.error):
-                log.warning("early.unavailable", error=str(event.error))
+            self._no_answer(event.error)
             return
         self._task.succeeded()
+        self._unavailable = None
         refused: list[str] = []
         for wanted, result in event.found:
-            if isinstance(result, CommittedRange):
-                yield wanted.topic_partition, EarlyFound(result, wanted.generation)
-            elif result is not None:
-                refused.append(f"{wanted.topic_partition}: {result}")
-                self._metrics.error(type(result).__name__)
-                yield wanted.topic_partition, EarlyFailed(result, wanted.generation)
-        if refused:  # one line for each run: a lasting reason is often that of many partitions
+            tp = wanted.topic_partition
+            match result:
+                case CommittedRange():
+                    yield tp, EarlyFound(result, wanted.generation)
+                case BatchPosition():
+                    self._known[tp] = result
+                    self._waiting.setdefault(tp, replace(wanted, known=result))
+                case Exception():
+                    if self._is_new(wanted, result):
+                        refused.append(f"{tp}: {result}")
+                    yield tp, EarlyFailed(result, wanted.generation)
+        if refused:  # one line for each run: a reason is often that of many partitions
             log.warning("early.refused", partitions=len(refused), first=refused[0])
+
+    def _no_answer(self, error: Exception) -> None:
+        if self._task.failed(error) and self._unavailable != describe(error):
+            log.warning("early.unavailable", error=str(error))
+        self._unavailable = describe(error)
+
+    def _is_new(self, wanted: EarlyWanted, error: Exception) -> bool:
+        """Count an error. Returns whether it is to be logged: the last one was another."""
+        if isinstance(error, SidetierError | OSError):
+            self._metrics.error(type(error).__name__)
+            return wanted.refused != str(error)
+        self._errors.note(
+            Subject("the search for an early segment", wanted.topic_partition),
+            error,
+            wanted.refused,
+        )
+        return False
 
 
 def _find_all(
     source: LedLogSource, wanted: Sequence[EarlyWanted], max_bytes: int
-) -> list[tuple[EarlyWanted, "CommittedRange | SidetierError | OSError | None"]]:
+) -> list[tuple[EarlyWanted, EarlyResult]]:
     # Before any file is opened: the rule reads only after it has asked.
     answers = source.led_logs({one.topic_partition: one.leader_epoch for one in wanted})
     return [(one, _found(one, answers.get(one.topic_partition), max_bytes)) for one in wanted]
@@ -277,10 +372,10 @@ def _find_all(
 
 def _found(
     wanted: EarlyWanted, answer: LedLog | SidetierError | None, max_bytes: int
-) -> "CommittedRange | SidetierError | OSError | None":
+) -> EarlyResult:
     if not isinstance(answer, LedLog):
         return answer
     try:
         return find_range(wanted, answer, max_bytes)
-    except (SegmentError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - the other partitions of the run get their results
         return error

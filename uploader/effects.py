@@ -262,6 +262,8 @@ class Effects:
 
     def _upload_failed(self, tp: TopicPartition, failed: ReportUploadFailed) -> None:
         self._metrics.error(type(failed.error).__name__)
+        if failed.repeated:
+            return
         log.warning(
             "segment.upload_failed",
             **_at(tp),

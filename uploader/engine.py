@@ -636,6 +636,7 @@ class Engine:
                 partition = self._leads.get(tp)
                 if partition is not None:
                     self._handle(partition, found)
+            self._early.ask()
 
     def _handle(self, partition: Partition, event: Event, *, decides: bool = True) -> None:
         """Give an event to a partition, and carry out the actions that it returns.
@@ -699,6 +700,8 @@ class Engine:
         self._gate.forget(tp)
         self._scheduler.forget(tp)
         self._tails.forget(tp)
+        if self._early is not None:
+            self._early.forget(tp)
         self._touched.pop(tp, None)
         self._shown.pop(tp, None)
         self.status.forget(tp)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 @dataclass(order=True, slots=True)
 class _Entry:
     urgency: Urgency
+    is_early: bool
+    """Parts of active segments come last, in their order: no partition always waits."""
     base_offset: BaseOffset
     number: int
     size: int
@@ -86,7 +88,8 @@ class UploadQueue:
         self._bytes += tracked.size
         entry = _Entry(
             tracked.urgency,
-            planned.segment.base_offset,
+            tracked.early is not None,
+            BaseOffset(0) if tracked.early is not None else planned.segment.base_offset,
             next(self._numbers),
             tracked.size,
             tracked.modified_ns,

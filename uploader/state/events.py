@@ -277,11 +277,15 @@ class ReportUploaded:
 
 @dataclass(frozen=True, slots=True)
 class ReportUploadFailed:
-    """An upload has failed, for the `failures`-th time in a row. It is tried again."""
+    """An upload has failed, for the `failures`-th time in a row. It is tried again.
+
+    If `repeated`, it is counted and not logged: the last error was the same.
+    """
 
     base_offset: BaseOffset
     error: Exception
     failures: int
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

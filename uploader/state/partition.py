@@ -472,7 +472,7 @@ class Partition:
     def note_early(self, *, due: bool, now: float) -> None:
         """Note whether a part of the active segment is due to be stored."""
         self.early_due = due
-        if not due and self.early_hold.until <= now:
+        if not due and self.log.early is None and self.early_hold.until <= now:
             self.early_hold.clear()  # the part that was refused is stored otherwise, or gone
 
     def may_archive_early(self) -> bool:
@@ -608,7 +608,7 @@ class Partition:
                 self._early_found(committed, generation, now)
             case EarlyFailed(error, generation):
                 if generation == self.generation:
-                    self.early_hold.fail(str(error), now)
+                    self.early_hold.fail(_text_of(error), now)
         return []
 
     def _early_found(self, committed: CommittedRange, generation: int, now: float) -> None:
@@ -751,7 +751,7 @@ class Partition:
             return self._early_upload_failed(segment, error, now)
         if not isinstance(error, SidetierError | OSError):
             before, segment.stored = segment.hold.error, None
-            segment.hold.fail(f"{type(error).__name__}: {error}", now)
+            segment.hold.fail(_text_of(error), now)
             unexpected = ReportUnexpected(f"the upload of segment {base}", error, before)
             return [unexpected, *self._released_unless_tracked(segment)]
         if isinstance(error, SegmentEndsElsewhereError):
@@ -786,8 +786,9 @@ class Partition:
             segment.hold.fail(str(error), now)
             return [ReportUploadFailed(base, error, segment.hold.failures), *released]
         self.log.drop_early()
-        self.early_hold.fail(str(error), now)
-        report: Action = ReportUploadFailed(base, error, self.early_hold.failures)
+        self.early_hold.fail(_text_of(error), now)
+        repeated = before == self.early_hold.error
+        report: Action = ReportUploadFailed(base, error, self.early_hold.failures, repeated)
         if not isinstance(error, SidetierError | OSError):
             report = ReportUnexpected(f"the upload of early segment {base}", error, before)
         self._look_again(segment, error, unlinked=False)
@@ -836,3 +837,11 @@ class Partition:
         for tracked in self.log.tracked.values():
             if tracked.stage is not SegmentState.UPLOADING:
                 tracked.forget() if for_good else tracked.close()
+
+
+def _text_of(error: Exception) -> str:
+    """Return the error's text; with its type if it is unexpected: that of a KeyError is only the
+    key.
+    """
+    is_expected = isinstance(error, SidetierError | OSError)
+    return str(error) if is_expected else f"{type(error).__name__}: {error}"
