@@ -1,6 +1,6 @@
 """Settings of the daemon: threads, limits, gates."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -61,6 +61,12 @@ class RescueConfig(Part):
     )
 
 
+REQUESTS_PER_SEGMENT: Final = 6
+"""`.index`, `.timeindex`, `.log`, `_metadata`, `offset.wm`, and one for what changes now and then.
+"""
+_SECONDS_OF_DAY: Final = 86400
+
+
 class EarlyConfig(Part):
     """Early archiving: committed records of the active segment are stored as a segment before the
     broker closes it. Off unless `topics` is set. It needs broker.bootstrap_servers.
@@ -93,6 +99,11 @@ class EarlyConfig(Part):
     def selects(self, topic: str) -> bool:
         """Whether a topic is archived early, by its name alone."""
         return matches_any(self.topics, topic)
+
+    @property
+    def daily_requests(self) -> int:
+        """Requests a day for a partition that has new records all the time, by `age` alone."""
+        return round(_SECONDS_OF_DAY / self.age * REQUESTS_PER_SEGMENT)
 
 
 class HighWatermarkConfig(Part):

@@ -17,8 +17,10 @@ from sidetier.cli.inspect.host import LogDirFacts
 from sidetier.cli.inspect.sidecar import SidecarState
 from sidetier.cli.inspect.store import StoreFacts
 from sidetier.cli.stores import layout_of
+from sidetier.config.contradictions import early_costs
 from sidetier.config.problems import dotted, first_of
 from sidetier.config.topic_patterns import selections
+from sidetier.config.units import format_duration
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.status import PartitionState, PartitionStatus
@@ -259,6 +261,28 @@ def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
     )
 
 
+def early_archive(facts: DoctorFacts) -> Iterator[Finding]:
+    """Say what early archiving costs, where it is on."""
+    early = facts.config.uploader.early
+    if not early.enabled:
+        return
+    costs = tuple(early_costs(early))
+    for cost in costs:
+        yield advice(
+            "early archive",
+            cost,
+            "raise it to the time or the bytes that you can lose with a broker",
+            "uploader.early.bytes: 64MiB, uploader.early.age: 15m",
+        )
+    if not costs:
+        selected = sum(early.selects(tp.topic) for tp in facts.partitions)
+        yield ok(
+            "early archive",
+            f"{selected} partitions on this host cost up to {selected * early.daily_requests:,} "
+            f"requests a day by uploader.early.age ({format_duration(early.age)})",
+        )
+
+
 def message_format(facts: DoctorFacts) -> Iterator[Finding]:
     """Check that the log dirs have no segment of message format v0 or v1."""
     if facts.old_formats:
@@ -311,6 +335,7 @@ _HOST_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     room_for_pins,
     spool,
     page_cache,
+    early_archive,
     message_format,
 )
 

@@ -521,6 +521,26 @@ def test_topics_that_are_archived_early_need_not_close_segments(
     assert (("advice", "segment.ms") in faults(facts)) == advised
 
 
+def test_cost_of_early_archiving_is_named() -> None:
+    def about(**early: object) -> list[tuple[str, str]]:
+        parts = {"uploader": {"early": early}, "broker": {"bootstrap_servers": "localhost:9092"}}
+        tps = tuple(TopicPartition("orders", number) for number in range(100))
+        found = findings(replace(SOUND, config=config(**parts), partitions=tps))
+        return [
+            (one.level.value, one.found.removesuffix(" (15m)"))
+            for one in found
+            if one.check == "early archive"
+        ]
+
+    assert about() == []
+    assert about(topics=["orders"], age="15m") == [
+        ("ok", "100 partitions on this host cost up to 57,600 requests a day by uploader.early.age")
+    ]
+    costs = about(topics=["orders"], age="1s", bytes="1KiB")
+    assert [level for level, _ in costs] == ["advice", "advice"]
+    assert "6,291,456 requests" in costs[0][1]
+
+
 @pytest.mark.parametrize("version", ["0.11.0-IV2", "1.0", "3.0-IV1"])
 def test_message_format_v2_is_sound(version: str) -> None:
     assert faults(with_topic(topic(message_format_version=version))) == []
