@@ -268,9 +268,10 @@ class EarlySegments:
         if start is None or directory is None or active is None or start < active:
             return None
         tp, epoch, last = partition.topic_partition, partition.leader_epoch, partition.early_stored
+        behind = None if last is None else BatchPosition.behind(last)
         known = (
             position
-            for position in (last and BatchPosition.behind(last), self._known.get(tp))
+            for position in (behind, self._known.get(tp))
             if position is not None
             and (position.segment, position.leader_epoch) == (active, epoch)
             and position.offset <= start

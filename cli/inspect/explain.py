@@ -107,7 +107,7 @@ def _when_early(facts: RecordFacts) -> str | None:
         why = facts.problems.get("sidecar", "it does not know the partition")
         return f"its sidecar would archive it early (uploader.early), and does not answer: {why}"
     size = row.unarchived_bytes
-    by_size = size_text(early.bytes) + ("" if size is None else f" ({size_text(size)} now)")
+    by_size = f"{size_text(early.bytes)}{'' if size is None else f' ({size_text(size)} now)'}"
     age = row.unarchived_age_seconds
     left = None if age is None else max(0.0, early.age - age)
     by_age = f"{age_text(early.age)}{'' if left is None else f' (in {age_text(left)})'}"

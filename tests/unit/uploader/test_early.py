@@ -640,7 +640,7 @@ def test_index_entry_that_leads_into_a_batch_is_not_believed(log: PartitionLog) 
 
     def found(start: int, stored: CommittedRange | None) -> CommittedRange | None:
         tp, path, active = log.tp, str(log.path), log.active
-        known = stored and BatchPosition.behind(stored)
+        known = None if stored is None else BatchPosition.behind(stored)
         wanted = EarlyWanted(
             tp, path, active, Offset(start), LeaderEpoch(0), file.topic_id, 0, known, least=0
         )

@@ -260,9 +260,8 @@ def test_lasting_refusal_of_an_upload_is_logged_once_until_it_changes() -> None:
     assert [report.repeated for report in reports] == [False, True, False, True, False]
     assert [report.failures for report in reports] == [1, 2, 3, 4, 5]
     metrics = Metrics(registry := CollectorRegistry())
-    effects = Effects(
-        *cast("tuple[Any, ...]", (None,) * 4), metrics, cast("UnexpectedErrors", None)
-    )
+    unused = cast("Any", None)
+    effects = Effects(unused, unused, unused, unused, metrics, unused)
     with capture_logs() as logged:
         for report in reports:
             effects._upload_failed(partition.topic_partition, report)
