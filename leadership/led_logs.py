@@ -16,12 +16,14 @@ from sidetier.segments.errors import (
     LeadershipError,
     SidetierError,
 )
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 
 if TYPE_CHECKING:
     from sidetier.wire.cluster import Cluster
 
 _PAUSE_AFTER_FAILURE: Final = 5.0
+_LONGEST_WAIT: Final = 1.0
+"""How long a caller waits for the request of another one."""
 _UNREACHED: Final = LeadershipError("the broker's response has nothing about the partition")
 
 
@@ -55,6 +57,7 @@ class KafkaLedLogs:
         self._broker_id = broker_id
         self._cluster_id = cluster_id
         self._lock = threading.Lock()
+        self._began = 0.0
         self._cluster: Cluster | None = None
         self._closed = False
         self._failed: SidetierError | None = None
@@ -65,12 +68,13 @@ class KafkaLedLogs:
     ) -> Mapping[TopicPartition, LedLog | SidetierError]:
         """Send a ListOffsets request for high watermarks, and one for last stable offsets.
 
-        For some seconds after a failure, the same error is raised without a request: otherwise a
-        broker that hangs would hold one upload thread after another for the timeout.
+        A broker that hangs holds one caller: the others give up after a second. For some seconds
+        after a failure, the same error is raised without a request.
         """
         if not epochs:
             return {}
-        with self._lock:
+        self._take_turn()
+        try:
             if self._failed is not None and self._now() < self._again_at:
                 raise self._failed
             self._failed = None
@@ -80,6 +84,15 @@ class KafkaLedLogs:
                 self._close()
                 self._failed, self._again_at = error, self._now() + _PAUSE_AFTER_FAILURE
                 raise
+        finally:
+            self._lock.release()
+
+    def _take_turn(self) -> None:
+        """Take the lock, or raise BrokerUnavailableError while one request takes long."""
+        while not self._lock.acquire(timeout=_LONGEST_WAIT):
+            if self._now() - self._began >= _LONGEST_WAIT:
+                raise BrokerUnavailableError("the broker has not answered an earlier request yet")
+        self._began = self._now()
 
     def _asked_again(
         self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool
@@ -112,7 +125,7 @@ class KafkaLedLogs:
             if isinstance(end, SidetierError):
                 answers[tp] = end
             elif not stable:
-                answers[tp] = LedLog(end.offset, Offset(0), end.leader_epoch)
+                answers[tp] = LedLog(end.offset, None, end.leader_epoch)
             elif isinstance(last_stable, SidetierError):
                 answers[tp] = last_stable
             else:

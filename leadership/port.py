@@ -107,12 +107,12 @@ class LedLog(NamedTuple):
     Attributes:
         high_watermark: End of the committed records, exclusive.
         last_stable: Below it, every transaction is decided, and every aborted one is in a
-            transaction index.
+            transaction index. None if it was not asked for.
         leader_epoch: The leader epoch in which it leads.
     """
 
     high_watermark: Offset
-    last_stable: Offset
+    last_stable: Offset | None
     leader_epoch: LeaderEpoch
 
 
@@ -125,7 +125,7 @@ class LedLogSource(Protocol):
         """Return the broker's answer for each partition that it leads in this leader epoch, or why
         it does not answer: it does not lead in this epoch, for example.
 
-        Without `stable`, the last stable offset is not asked for, and is 0.
+        Without `stable`, the last stable offset is not asked for.
 
         Raises:
             BrokerError: The broker does not respond.

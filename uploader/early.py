@@ -136,7 +136,9 @@ def is_due(tail: LogTail, last_upload: float | None, wall: float, rules: EarlyCo
     # Not by `written_bytes`: a file system that compresses has fewer blocks than there are bytes.
     if tail.unarchived_since is None or not tail.has_batch:
         return None
-    if wall - max(tail.unarchived_since, last_upload or 0.0) >= rules.age:
+    # A clock that was ahead has left times in the future, which would stop the limit until then.
+    past = [since for since in (tail.unarchived_since, last_upload or 0.0) if since <= wall]
+    if wall - max(past, default=0.0) >= rules.age:
         return 0
     return rules.bytes if tail.written_bytes >= rules.bytes else None
 

@@ -695,13 +695,13 @@ class Engine:
     def _dropped(self, partition: Partition) -> None:
         """Forget a partition in the role that it had. From now on it may be followed."""
         tp = partition.topic_partition
+        if self._early is not None:
+            self._early.forget(tp)
         self._requests.forget(tp)
         self._pins.rank_again(partition)
         self._gate.forget(tp)
         self._scheduler.forget(tp)
         self._tails.forget(tp)
-        if self._early is not None:
-            self._early.forget(tp)
         self._touched.pop(tp, None)
         self._shown.pop(tp, None)
         self.status.forget(tp)

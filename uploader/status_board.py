@@ -548,7 +548,7 @@ def _state(partition: Partition, unstored: list[TrackedSegment]) -> PartitionSta
         return PartitionState.WAITING
     if partition.moving is not None:
         return PartitionState.QUARANTINING
-    if any(tracked.stage is SegmentState.UPLOADING for tracked in unstored):
+    if partition.log.is_uploading:
         return PartitionState.UPLOADING
     if unstored and partition.archive is None:
         return PartitionState.STARTING

@@ -138,7 +138,7 @@ class HighWatermarksByHand:
 
 
 def _unstable(answer: LedLog | SidetierError) -> LedLog | SidetierError:
-    return answer._replace(last_stable=Offset(0)) if isinstance(answer, LedLog) else answer
+    return answer._replace(last_stable=None) if isinstance(answer, LedLog) else answer
 
 
 class LedLogsByHand:

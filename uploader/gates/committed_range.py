@@ -80,21 +80,27 @@ def choose(
         max_bytes: Size at which the range ends.
 
     Returns:
-        None if no batch is to be stored now.
+        None if no batch is below the high watermark.
 
     Raises:
-        NotCommittedError: A batch contradicts the answer.
+        NotCommittedError: A batch contradicts the answer, or there are only control batches above
+            the last stable offset.
     """
     position: int | None = None
     end, end_position = start, 0
     for at, header in _committed(batches, start, led):
         position = at if position is None else position
-        if not header.is_control or header.next_offset <= led.last_stable:
+        if not header.is_control or header.next_offset <= (led.last_stable or 0):
             end, end_position = header.next_offset, at + header.length
         if end_position - position >= max_bytes:
             break
-    if position is None or end == start:
+    if position is None:
         return None
+    if end == start:
+        raise NotCommittedError(
+            f"only transaction markers follow offset {start}, and another transaction is open at "
+            f"the last stable offset {led.last_stable}"
+        )
     size = end_position - position
     return CommittedRange(segment, start, end, position, size, led.leader_epoch, file)
 

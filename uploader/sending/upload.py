@@ -281,13 +281,14 @@ class Uploader:
                 early,
             )
             verified = _verified(to, pinned, planned, reading)
+            stored = Extent(verified.base_offset, verified.next_offset)
+            grows = early is not None
+            # Before the proof: a broker that restarts empties the `.txnindex` of an active segment.
+            optional = optional_files(pinned, stored, self.rules.before_read, grows=grows)
             if early is not None:
                 self._confirm(to, early, verified)
             elif not (to.compacted or to.begins):
                 _check_follows(pinned, planned, verified)
-            stored = Extent(verified.base_offset, verified.next_offset)
-            grows = early is not None
-            optional = optional_files(pinned, stored, self.rules.before_read, grows=grows)
             sent = sum(
                 store_file(to.store, file, may_exist=file.key in present)
                 for file in _files(to, verified, optional)

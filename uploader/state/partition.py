@@ -218,7 +218,7 @@ class Partition:
     early_due: bool = False
     """Whether a part of the active segment is due to be stored: see `early`."""
     early_hold: Backoff = field(default_factory=Backoff)
-    """After an early segment that was refused."""
+    """After an early segment that was refused, or not stored: the `hold` of each of them."""
     early_stored: CommittedRange | None = None
     """The part of an active segment that this process has stored last."""
     read_again_at: float = 0.0
@@ -329,6 +329,7 @@ class Partition:
         # Leader epochs of another topic mean nothing for this one.
         self.topic_id, self.spool, self.epochs = topic_id, None, RememberedEpochs()
         self.early_stored = None
+        self.early_due, self.early_hold = False, Backoff()
         self.following = Following() if self.follows else None
         log, self.log = self.log, TrackedLog()
         return log.untrack_all()
@@ -618,7 +619,7 @@ class Partition:
         # The segment may have been closed, and the archive may have grown, since the broker
         # was asked.
         if self.log.active == committed.segment and archive.next_offset == committed.start:
-            self.log.early = TrackedSegment.of_active(committed, now)
+            self.log.early = TrackedSegment.of_active(committed, now, self.early_hold)
 
     def _request_succeeded(
         self, event: RequestSucceeded, now: float, outages: int | None
@@ -737,7 +738,6 @@ class Partition:
         self.uploads = self.uploads.plus(stored.bytes_sent, seconds, wall)
         if segment.early is None:
             return [ReportUploaded(stored, seconds)]
-        self.early_hold.clear()
         self.early_stored = segment.early
         # The broker still has the bytes, and deletes no active segment.
         return [ReportUploaded(stored, seconds, early=True), Release(segment)]
@@ -778,17 +778,16 @@ class Partition:
 
         Everything else concerns the log, which may have grown or changed since.
         """
-        base, before = segment.segment.base_offset, self.early_hold.error
+        base, before = segment.segment.base_offset, segment.hold.error
         released = [Release(segment)]
         if segment is not self.log.early:
             return [*released]
+        segment.hold.fail(_text_of(error), now)
         if isinstance(error, StorageError):
-            segment.hold.fail(str(error), now)
             return [ReportUploadFailed(base, error, segment.hold.failures), *released]
         self.log.drop_early()
-        self.early_hold.fail(_text_of(error), now)
-        repeated = before == self.early_hold.error
-        report: Action = ReportUploadFailed(base, error, self.early_hold.failures, repeated)
+        repeated = before == segment.hold.error
+        report: Action = ReportUploadFailed(base, error, segment.hold.failures, repeated)
         if not isinstance(error, SidetierError | OSError):
             report = ReportUnexpected(f"the upload of early segment {base}", error, before)
         self._look_again(segment, error, unlinked=False)

@@ -155,12 +155,12 @@ class TrackedSegment:
     early: CommittedRange | None = None
 
     @classmethod
-    def of_active(cls, committed: CommittedRange, now: float) -> "TrackedSegment":
+    def of_active(cls, committed: CommittedRange, now: float, hold: Backoff) -> "TrackedSegment":
         """Return the segment for a part of the active one. Closed segments are more urgent."""
         base, end = committed.segment, BaseOffset(committed.end)
         segment = ClosedSegment(base, end, marked_for_deletion=False)
         size, kept = committed.size, math.inf
-        return cls(segment, size, 0, Timeline(now), kept, early=committed)
+        return cls(segment, size, 0, Timeline(now), kept, hold=hold, early=committed)
 
     @property
     def largest_timestamp(self) -> float:

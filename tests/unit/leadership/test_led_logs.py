@@ -1,11 +1,14 @@
 """Answers of the own broker about the logs that it leads, with a fake cluster client."""
 
+import threading
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 
+from sidetier.leadership import led_logs
 from sidetier.leadership.led_logs import KafkaLedLogs
 from sidetier.leadership.port import LedLog
 from sidetier.segments.errors import (
@@ -106,7 +109,7 @@ def test_broker_is_asked_in_the_epochs_in_which_it_leads(answering: type[Answeri
     assert answering.asked == [(0, {3: 7, 4: 8}), (1, {3: 7, 4: 8})]
     assert led.led_logs({}) == {}
     assert led.led_logs({TP: LeaderEpoch(7)}, stable=False) == {
-        TP: LedLog(Offset(100), Offset(0), LeaderEpoch(7))
+        TP: LedLog(Offset(100), None, LeaderEpoch(7))
     }
     assert answering.asked[2:] == [(0, {3: 7})], "one request"
     assert len(answering.opened) == 1, "the connection stays open"
@@ -164,6 +167,37 @@ def test_broker_that_hangs_holds_one_caller(
             led.led_logs(EPOCHS, stable=False)
     assert len(waited) == 1
     monkeypatch.undo()
+
+
+def test_callers_give_up_while_one_request_takes_long(
+    answering: type[Answering], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each upload thread that has a part would wait for the timeout."""
+    monkeypatch.setattr(led_logs, "_LONGEST_WAIT", 0.02)
+    led = source(clock := FakeClock())
+    led.led_logs(EPOCHS)
+    asks, answers = threading.Event(), threading.Event()
+    request = answering.request_once
+
+    def slow(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        asks.set()
+        assert answers.wait(10)
+        return request(*args, **kwargs)
+
+    monkeypatch.setattr(answering, "request_once", slow)
+    with ThreadPoolExecutor(2) as threads:
+        hangs = threads.submit(led.led_logs, EPOCHS)
+        assert asks.wait(10)
+        clock.now += 0.01  # not long: the second caller waits
+        waits = threads.submit(led.led_logs, EPOCHS)
+        with pytest.raises(TimeoutError):
+            waits.result(0.2)
+        clock.now += 0.02
+        with pytest.raises(BrokerUnavailableError, match="earlier request"):
+            waits.result(10)
+        answers.set()
+        assert len(hangs.result(10)) == 2
+        assert len(led.led_logs(EPOCHS)) == 2, "not an error of the broker"
 
 
 def test_old_broker_and_closed_source_are_errors(answering: type[Answering]) -> None:

@@ -122,8 +122,11 @@ def test_last_marker_waits_until_its_index_entry_is_certain(last_stable: int, en
     assert found.end == 32
 
 
-def test_marker_alone_waits() -> None:
-    assert chosen(log_of((0, 1, 3, MARKER)), 0, led(1, 0)) is None
+@pytest.mark.parametrize("answer", [led(1, 0), LedLog(Offset(1), None, EPOCH)])
+def test_marker_alone_waits_with_a_reason(answer: LedLog) -> None:
+    """It may wait for long, while a transaction hangs."""
+    with pytest.raises(NotCommittedError, match="another transaction is open"):
+        chosen(log_of((0, 1, 3, MARKER)), 0, answer)
 
 
 WANTED = CommittedRange(BaseOffset(0), Offset(10), Offset(40), 100, 300, EPOCH, FILE)

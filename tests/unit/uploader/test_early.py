@@ -15,7 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from sidetier.config.uploader import EarlyConfig
 from sidetier.leadership.port import LedLog, TopicConfig
-from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    BrokerUnavailableError,
+    StoreUnavailableError,
+)
 from sidetier.segments.headers import CONTROL, TRANSACTIONAL
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
@@ -23,6 +27,7 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Of
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index, parse_txn_index
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
+from sidetier.telemetry.status import PartitionState
 from sidetier.uploader import engine
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.clock import SYSTEM_CLOCK
@@ -30,6 +35,7 @@ from sidetier.uploader.early import BatchPosition, EarlySegments, EarlyWanted, f
 from sidetier.uploader.gates import committed_range
 from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.log_tail import LogTail
+from sidetier.uploader.sending.upload import Uploader
 from sidetier.uploader.state.following import Following
 from sidetier.uploader.state.gap import Halt
 from sidetier.uploader.state.partition import Partition
@@ -602,6 +608,70 @@ def test_transaction_index_ends_with_the_part(
 
 
 @pytest.mark.usefixtures("led")
+def test_transaction_index_is_read_before_the_proof(
+    site: Site, store: FakeStorage, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that restarts right after the proof empties the index of the active segment.
+
+    Without its entry, the `.log` would say that no transaction was aborted.
+    """
+    log.append_bytes(make_batch(0, 4, attributes=TRANSACTIONAL, payload=bytes(435)), 4)
+    log.append_bytes(make_batch(4, attributes=TRANSACTIONAL | CONTROL), 1)
+    index = log.file(0, FileKind.TXNINDEX)
+    entries = encode_txn_index([AbortedTxn(7, Offset(0), Offset(4), Offset(5))])
+    index.write_bytes(entries)
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    confirm, restarted = Uploader._confirm, threading.Event()
+
+    def confirm_and_restart(self: Uploader, *args: Any) -> None:  # noqa: ANN401
+        confirm(self, *args)
+        if not restarted.is_set():
+            restarted.set()
+            index.write_bytes(b"")
+            log.lead(1)
+
+    monkeypatch.setattr(Uploader, "_confirm", confirm_and_restart)
+    with site.running() as running:
+        running.wait(restarted.is_set, "the proof")
+        running.wait(lambda: getattr(running.status(log.tp), "last_error", None), "a refusal")
+        index.write_bytes(entries)  # the recovery has ended
+        leadership.lead(log.tp, 1)
+        wait_to(running, store, log, 5)
+    assert store.contents()[key_of(log.tp, 0, FileKind.TXNINDEX)] == entries
+    check_archive(store, log.tp)
+
+
+@pytest.mark.usefixtures("led")
+def test_part_that_the_store_refuses_is_in_the_status(
+    site: Site, store: FakeStorage, log: PartitionLog
+) -> None:
+    original, refuses, sending = store.put_object, threading.Event(), threading.Event()
+    refuses.set()
+
+    def put(key: str, *args: object, **kwargs: object) -> object:
+        if key.endswith(".log") and refuses.is_set():
+            raise AccessDeniedError("no permission for the test")
+        if key.endswith(".log"):
+            sending.wait(10)
+        return original(key, *args, **kwargs)  # type: ignore[arg-type]
+
+    store.put_object = put  # type: ignore[method-assign, assignment]
+    log.append(10)
+
+    def shown() -> tuple[PartitionState, str | None] | None:
+        status = running.status(log.tp)
+        return None if status is None else (status.state, status.last_error)
+
+    with site.running() as running:
+        running.wait(lambda: "no permission" in str(shown()), "the error")
+        refuses.clear()
+        running.wait(lambda: (shown() or [None])[0] is PartitionState.UPLOADING, "the upload")
+        sending.set()
+        wait_to(running, store, log, 10)
+        running.wait(lambda: shown() == (PartitionState.ARCHIVED, None), "the end of the error")
+
+
+@pytest.mark.usefixtures("led")
 def test_store_that_fails_gets_the_same_part_again(
     site: Site, store: FakeStorage, log: PartitionLog
 ) -> None:
@@ -671,6 +741,9 @@ TAIL = LogTail(Offset(9), 500, 1000.0, 500, has_batch=True)
         (TAIL, None, 1060.0, 0),  # by age, however few
         (TAIL, 1050.0, 1060.0, None),  # timestamps of the past count from the last upload on
         (TAIL, 1050.0, 1110.0, 0),
+        (TAIL, 9999.0, 1060.0, 0),  # the clock was ahead at the last upload
+        (replace(TAIL, unarchived_since=9999.0), 1050.0, 1060.0, None),  # at the last append
+        (replace(TAIL, unarchived_since=9999.0), 1050.0, 1110.0, 0),
         (LogTail(Offset(9), 5000, 1000.0, 999, has_batch=True), None, 1010.0, None),  # preallocated
         (LogTail(Offset(9), 5000, 1000.0, 1000, has_batch=True), None, 1010.0, 1000),
         (LogTail(Offset(9), 5000, 1000.0, 0, has_batch=True), None, 9999.0, 0),  # compressed

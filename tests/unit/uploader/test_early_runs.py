@@ -248,7 +248,7 @@ def test_lasting_refusal_of_an_upload_is_logged_once_until_it_changes() -> None:
 
     def attempt(error: Exception) -> ReportUploadFailed:
         partition.note_early(due=True, now=100.0)
-        early = TrackedSegment.of_active(CommittedRange(*part), 100.0)
+        early = TrackedSegment.of_active(CommittedRange(*part), 100.0, partition.early_hold)
         early.stage, partition.log.early = SegmentState.UPLOADING, early
         partition.note_early(due=False, now=100.0)
         report, _ = partition._upload_failed(early, error, 1.0, unlinked=False)
@@ -365,7 +365,8 @@ def test_parts_are_uploaded_in_turn_and_after_closed_segments() -> None:
         if is_early:
             end = Offset(base + 9)
             part = (BaseOffset(base), Offset(base), end, 0, 9, LeaderEpoch(1), file)
-            tracked = partition.log.early = TrackedSegment.of_active(CommittedRange(*part), 0.0)
+            committed, hold = CommittedRange(*part), partition.early_hold
+            tracked = partition.log.early = TrackedSegment.of_active(committed, 0.0, hold)
         else:
             closed = ClosedSegment(
                 BaseOffset(base), BaseOffset(base + 9), marked_for_deletion=False
