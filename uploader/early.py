@@ -10,7 +10,7 @@ offset, and may end elsewhere: it empties them, and replaces the other files. A 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -34,10 +34,10 @@ from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError, choose
 from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.periodic import PeriodicTask
-from sidetier.uploader.state.events import EarlyFailed, EarlyFound
+from sidetier.uploader.state.events import EarlyFailed, EarlyFound, EarlySearched
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
-from sidetier.uploader.watching.disk import LogFile, topic_id_in
+from sidetier.uploader.watching.disk import BatchPosition, LogFile, topic_id_in
 from sidetier.uploader.workers import WorkerPool
 
 log: Final = structlog.get_logger()
@@ -46,31 +46,8 @@ _AT_ONCE: Final = 100
 """Maximum number of partitions in one run: the others wait for less than a second."""
 _MAX_SEARCHED: Final = 100_000
 """Maximum number of archived batches that a run reads in one partition: about half a second."""
-
-
-class BatchPosition(NamedTuple):
-    """Where a batch begins. It is certain in its leader epoch, in which the broker does not
-    truncate.
-
-    Attributes:
-        segment: Base offset of the segment.
-        file: The file, and the topic.
-        leader_epoch: The leader epoch in which the batches before it were read.
-        offset: End of the batch before it, exclusive.
-        position: Its position, in bytes.
-    """
-
-    segment: BaseOffset
-    file: LogFile
-    leader_epoch: LeaderEpoch
-    offset: Offset
-    position: int
-
-    @classmethod
-    def behind(cls, part: CommittedRange) -> "BatchPosition":
-        """Return where the batch behind a part begins."""
-        end = part.position + part.size
-        return cls(part.segment, part.file, part.leader_epoch, part.end, end)
+_LONGEST_RUN: Final = 1.0
+"""A run begins no further search after this time, in seconds: what it has found is stored first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +79,28 @@ class EarlyWanted:
     refused: str | None = None
 
 
-EarlyResult = CommittedRange | BatchPosition | Exception | None
-"""The part, where its search goes on, or why there is none; None if nothing is to be stored now."""
+class Searched(NamedTuple):
+    """How far the search for a part has come.
+
+    Attributes:
+        position: A batch at `start` or below.
+        goes_on: Whether the search goes on there; otherwise the part has too few bytes.
+    """
+
+    position: BatchPosition
+    goes_on: bool
+
+
+EarlyResult = CommittedRange | Searched | Exception | None
+"""The part, how far its search has come, or why there is none; None if nothing is committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyRangesFound:
-    """The result for each partition."""
+    """The result for each partition, and those for which the run had no time."""
 
     found: Sequence[tuple[EarlyWanted, EarlyResult]]
+    left: Sequence[EarlyWanted] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +135,15 @@ def is_due(tail: LogTail, last_upload: float | None, wall: float, rules: EarlyCo
 
 def find_range(
     wanted: EarlyWanted, led: LedLog, max_bytes: int
-) -> CommittedRange | BatchPosition | None:
-    """Find the batches that may be stored, by their headers; None if there are too few.
+) -> CommittedRange | Searched | None:
+    """Find the batches that may be stored, by their headers; None if nothing is committed.
 
     The batch at the archive end offset is searched from `wanted.known`, or from the begin of the
     segment, and not from the offset index: Kafka truncates it without writing over its last
     entries, so an entry may lead into a batch.
 
     Returns:
-        Where the search goes on, if it takes long.
+        How far the search has come, if it takes long or finds too few bytes.
 
     Raises:
         NotCommittedError: The log contradicts the broker's answer.
@@ -172,22 +162,27 @@ def find_range(
                 f"{wanted.directory} has topic id {file.topic_id}, and {wanted.topic_id} is wanted"
             )
         known = wanted.known
+        if known is None or known.file != file:
+            begin = Offset(wanted.segment)
+            known = BatchPosition(wanted.segment, file, wanted.leader_epoch, begin, 0)
         batches = _written(
             walk_headers(
                 lambda at, length: os.pread(descriptor, length, at),
                 status.st_size,
-                start=0 if known is None or known.file != file else known.position,
+                start=known.position,
             )
         )
         for at, header in islice(batches, _MAX_SEARCHED):
             if header.next_offset > wanted.start:
                 batches = chain([(at, header)], batches)
                 chosen = choose(batches, wanted.segment, wanted.start, led, file, max_bytes)
-                return None if chosen is None or chosen.size < wanted.least else chosen
+                if chosen is None or chosen.size < wanted.least:
+                    return Searched(known, goes_on=False)
+                return chosen
             end, position = header.next_offset, at + header.length
-            known = BatchPosition(wanted.segment, file, wanted.leader_epoch, end, position)
-        # None if every batch is archived: the loop has ended with the file.
-        return known if next(batches, None) is not None else None
+            known = known._replace(offset=end, position=position)
+        # If every batch is archived, the loop has ended with the file.
+        return Searched(known, goes_on=next(batches, None) is not None)
     finally:
         os.close(descriptor)
 
@@ -241,8 +236,6 @@ class EarlySegments:
         """Each keeps its place until it is asked for, so that no partition is always the last."""
         self._asked: frozenset[TopicPartition] = frozenset()
         """The partitions of the run that is under way."""
-        self._known: dict[TopicPartition, BatchPosition] = {}
-        """How far searches have come."""
         self._unavailable: str | None = None
 
     def consider(self, partition: Partition, tail: LogTail | None) -> bool:
@@ -269,24 +262,16 @@ class EarlySegments:
         start = None if archive is None else archive.next_offset
         if start is None or directory is None or active is None or start < active:
             return None
-        tp, epoch, last = partition.topic_partition, partition.leader_epoch, partition.early_stored
-        behind = None if last is None else BatchPosition.behind(last)
-        known = (
-            position
-            for position in (behind, self._known.get(tp))
-            if position is not None
-            and (position.segment, position.leader_epoch) == (active, epoch)
-            and position.offset <= start
-        )
+        epoch, known = partition.leader_epoch, partition.position_in(active)
         return EarlyWanted(
-            tp,
+            partition.topic_partition,
             directory,
             active,
             start,
             epoch,
             partition.topic_id,
             partition.generation,
-            max(known, key=lambda position: position.offset, default=None),
+            None if known is None or known.leader_epoch != epoch else known,
             least,
             partition.early_hold.error,
         )
@@ -303,7 +288,6 @@ class EarlySegments:
     def forget(self, tp: TopicPartition) -> None:
         """Forget a partition that this broker no longer leads."""
         self._waiting.pop(tp, None)
-        self._known.pop(tp, None)
 
     def ask(self) -> None:
         """Ask for the partitions that wait longest, unless a run is under way."""
@@ -313,14 +297,12 @@ class EarlySegments:
         self._asked = frozenset(one.topic_partition for one in wanted)
         for tp in self._asked:
             del self._waiting[tp]
-        source, max_bytes = self._source, self._rules.bytes
-        self._task.begin(
-            lambda: EarlyRangesFound(_find_all(source, wanted, max_bytes)), EarlyUnavailable
-        )
+        source, max_bytes, now = self._source, self._rules.bytes, self._clock.monotonic
+        self._task.begin(lambda: _find_all(source, wanted, max_bytes, now), EarlyUnavailable)
 
     def handle(
         self, event: EarlyEvent
-    ) -> Iterator[tuple[TopicPartition, EarlyFound | EarlyFailed]]:
+    ) -> Iterator[tuple[TopicPartition, EarlyFound | EarlySearched | EarlyFailed]]:
         """Take the result of `ask`, and return an event for each partition that has one.
 
         A lasting error is logged once. The caller asks for the partitions that still wait.
@@ -331,19 +313,20 @@ class EarlySegments:
             return
         self._task.succeeded()
         self._unavailable = None
+        self._waiting = {one.topic_partition: one for one in event.left} | self._waiting
         refused: list[str] = []
         for wanted, result in event.found:
-            tp = wanted.topic_partition
+            tp, generation = wanted.topic_partition, wanted.generation
             match result:
                 case CommittedRange():
-                    yield tp, EarlyFound(result, wanted.generation)
-                case BatchPosition():
-                    self._known[tp] = result
-                    self._waiting.setdefault(tp, replace(wanted, known=result))
+                    yield tp, EarlyFound(result, generation)
+                case Searched(position, goes_on):
+                    if goes_on:
+                        self._waiting.setdefault(tp, replace(wanted, known=position))
+                    yield tp, EarlySearched(position, generation)
                 case Exception():
-                    if self._is_new(wanted, result):
-                        refused.append(f"{tp}: {result}")
-                    yield tp, EarlyFailed(result, wanted.generation)
+                    refused += self._refused(wanted, result)
+                    yield tp, EarlyFailed(result, generation)
         if refused:  # one line for each run: a reason is often that of many partitions
             log.warning("early.refused", partitions=len(refused), first=refused[0])
 
@@ -352,25 +335,31 @@ class EarlySegments:
             log.warning("early.unavailable", error=str(error))
         self._unavailable = describe(error)
 
-    def _is_new(self, wanted: EarlyWanted, error: Exception) -> bool:
-        """Count an error. Returns whether it is to be logged: the last one was another."""
+    def _refused(self, wanted: EarlyWanted, error: Exception) -> list[str]:
+        """Count an error. Returns the text to log, if the last error was another."""
+        tp = wanted.topic_partition
         if isinstance(error, SidetierError | OSError):
             self._metrics.error(type(error).__name__)
-            return wanted.refused != str(error)
-        self._errors.note(
-            Subject("the search for an early segment", wanted.topic_partition),
-            error,
-            wanted.refused,
-        )
-        return False
+            return [] if wanted.refused == str(error) else [f"{tp}: {error}"]
+        self._errors.note(Subject("the search for an early segment", tp), error, wanted.refused)
+        return []
 
 
 def _find_all(
-    source: LedLogSource, wanted: Sequence[EarlyWanted], max_bytes: int
-) -> list[tuple[EarlyWanted, EarlyResult]]:
+    source: LedLogSource,
+    wanted: Sequence[EarlyWanted],
+    max_bytes: int,
+    now: Callable[[], float],
+) -> EarlyRangesFound:
     # Before any file is opened: the rule reads only after it has asked.
     answers = source.led_logs({one.topic_partition: one.leader_epoch for one in wanted})
-    return [(one, _found(one, answers.get(one.topic_partition), max_bytes)) for one in wanted]
+    found: list[tuple[EarlyWanted, EarlyResult]] = []
+    until = now() + _LONGEST_RUN
+    for one in wanted:
+        found.append((one, _found(one, answers.get(one.topic_partition), max_bytes)))
+        if now() >= until:
+            break
+    return EarlyRangesFound(found, wanted[len(found) :])
 
 
 def _found(

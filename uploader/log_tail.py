@@ -5,7 +5,6 @@ depend on it, only when the active segment is read for an early segment.
 """
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -15,7 +14,7 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.state.partition import Partition
-from sidetier.uploader.watching.disk import PARTITION_METADATA, batches_from
+from sidetier.uploader.watching.disk import PARTITION_METADATA, BatchPosition
 
 _BLOCK_BYTES: Final = 512
 """The unit of `st_blocks`, whatever the file system's block size is."""
@@ -44,10 +43,11 @@ class LogTail:
 
 
 class _Unarchived(NamedTuple):
-    """The beginning of a log's unarchived end. The first two identify it."""
+    """The beginning of a log's unarchived end. The first three identify it."""
 
     segment: BaseOffset
     archived_to: Offset | None
+    known: BatchPosition | None
     position: int
     """In bytes of the segment."""
     since: float
@@ -86,13 +86,13 @@ class LogTails:
         archived_to = partition.stored_below()
         if archived_to is not None and archived_to <= oldest:
             archived_to = None
+        known = None if archived_to is None else partition.position_in(oldest)
         began = self._began.get(tp)
-        if began is None or began[:2] != (oldest, archived_to) or not began.has_batch:
-            began = _unarchived(directory, oldest, archived_to, last_append)
-            if began is None and oldest == active:
-                return LogTail(log_end, 0, None)
-            began = began or _from_begin(directory, oldest, last_append)
+        if began is None or began[:3] != (oldest, archived_to, known) or not began.has_batch:
+            began = _unarchived(directory, oldest, archived_to, known, last_append)
             self._began[tp] = began
+        if known is not None and oldest == active and not began.has_batch:
+            return LogTail(log_end, 0, None)
         position = began.position if oldest == active else 0
         size = max(0, status.st_size - position)
         written = size if not status.st_blocks else status.st_blocks * _BLOCK_BYTES - position
@@ -104,24 +104,18 @@ class LogTails:
 
 
 def _unarchived(
-    directory: str, base: BaseOffset, archived_to: Offset | None, last_append: float
-) -> _Unarchived | None:
-    """Find the first batch at `archived_to` or above in a segment; None if there is none yet."""
-    if archived_to is None:
-        return _from_begin(directory, base, last_append)
+    directory: str,
+    base: BaseOffset,
+    archived_to: Offset | None,
+    known: BatchPosition | None,
+    last_append: float,
+) -> _Unarchived:
+    """Return where the unarchived end begins: at the known position, or with the segment."""
     path = os.path.join(directory, segment_file_name(base, FileKind.LOG))
-    with suppress(OSError, SegmentError), open(path, "rb", buffering=0) as log:
-        for position, header in batches_from(directory, base, log.fileno(), archived_to):
-            if header.next_offset > archived_to:
-                since = first_append(directory, base, last_append, position)
-                return _Unarchived(base, archived_to, position, since, has_batch=True)
-    return None
-
-
-def _from_begin(directory: str, base: BaseOffset, last_append: float) -> _Unarchived:
-    path = os.path.join(directory, segment_file_name(base, FileKind.LOG))
-    has_batch = _batch_at(path, 0) is not None
-    return _Unarchived(base, None, 0, first_append(directory, base, last_append), has_batch)
+    position = 0 if known is None else known.position
+    has_batch = _batch_at(path, position) is not None
+    since = first_append(directory, base, last_append, position)
+    return _Unarchived(base, archived_to, known, position, since, has_batch)
 
 
 def first_append(directory: str, base: BaseOffset, last_append: float, position: int = 0) -> float:

@@ -23,7 +23,7 @@ from sidetier.segments.epoch_history import Entry
 from sidetier.segments.errors import SegmentError, SidetierError
 from sidetier.segments.headers import BatchHeader
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
-from sidetier.uploader.watching.disk import LogFile
+from sidetier.uploader.watching.disk import BatchPosition, LogFile
 
 
 class NotCommittedError(SegmentError):
@@ -53,6 +53,12 @@ class CommittedRange:
     size: int
     leader_epoch: LeaderEpoch
     file: LogFile
+
+    @property
+    def behind(self) -> BatchPosition:
+        """Where the batch behind the range begins."""
+        end = self.position + self.size
+        return BatchPosition(self.segment, self.file, self.leader_epoch, self.end, end)
 
 
 def choose(

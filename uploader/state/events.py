@@ -15,6 +15,7 @@ from sidetier.uploader.errors import OperatorNeededError
 from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment, Timeline, TrackedSegment
+from sidetier.uploader.watching.disk import BatchPosition
 
 if TYPE_CHECKING:
     from sidetier.uploader.archive.takeover import TakeoverReport
@@ -144,6 +145,17 @@ class EarlyFound:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlySearched:
+    """The search for an early segment has come to a batch at the archive end offset or below.
+
+    `generation` is the partition's when the broker was asked.
+    """
+
+    position: BatchPosition
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class EarlyFailed:
     """No early segment was found: the log or the broker's answer does not allow it."""
 
@@ -162,6 +174,7 @@ Event = (
     | ArchiveMoves
     | StoreSilent
     | EarlyFound
+    | EarlySearched
     | EarlyFailed
 )
 

@@ -22,6 +22,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
+    BaseOffset,
     LeaderEpoch,
     Offset,
     OffsetRange,
@@ -37,7 +38,6 @@ from sidetier.uploader.errors import (
     StoredOtherwiseError,
     UnarchivableError,
 )
-from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.state.decisions import Facts, Situation, begun, follow, lead
 from sidetier.uploader.state.events import (
@@ -46,6 +46,7 @@ from sidetier.uploader.state.events import (
     Asked,
     EarlyFailed,
     EarlyFound,
+    EarlySearched,
     Event,
     HoldBack,
     Release,
@@ -81,6 +82,7 @@ from sidetier.uploader.state.segment import (
     Timeline,
     TrackedSegment,
 )
+from sidetier.uploader.watching.disk import BatchPosition
 
 if TYPE_CHECKING:
     from sidetier.uploader.archive.takeover import TakeoverReport
@@ -219,8 +221,6 @@ class Partition:
     """Whether a part of the active segment is due to be stored: see `early`."""
     early_hold: Backoff = field(default_factory=Backoff)
     """After an early segment that was refused, or not stored: the `hold` of each of them."""
-    early_stored: CommittedRange | None = None
-    """The part of an active segment that this process has stored last."""
     read_again_at: float = 0.0
     """When the archive is read again while a gap, or a halt at one, waits for the sidecars of other
     brokers.
@@ -277,6 +277,17 @@ class Partition:
             return self.archive.next_offset
         return self.following.next_offset if self.following else None
 
+    def position_in(self, segment: BaseOffset) -> BatchPosition | None:
+        """Return where a batch of the segment begins, at the archive end offset or below; None if
+        that is not known.
+        """
+        archive = self.archive
+        position = None if archive is None else archive.position
+        if archive is None or position is None or position.segment != segment:
+            return None
+        end = archive.next_offset
+        return position if end is not None and position.offset <= end else None
+
     def plan(self) -> Plan:
         """Return the segments to store next, in order; none while the archive is not known."""
         next_offset = None if self.archive is None else self.archive.next_offset
@@ -328,7 +339,6 @@ class Partition:
         self.reset()
         # Leader epochs of another topic mean nothing for this one.
         self.topic_id, self.spool, self.epochs = topic_id, None, RememberedEpochs()
-        self.early_stored = None
         self.early_due, self.early_hold = False, Backoff()
         self.following = Following() if self.follows else None
         log, self.log = self.log, TrackedLog()
@@ -605,21 +615,31 @@ class Partition:
                 self.moving = description
             case StoreSilent(reason):
                 self.unanswered = reason
-            case EarlyFound(committed, generation):
-                self._early_found(committed, generation, now)
-            case EarlyFailed(error, generation):
-                if generation == self.generation:
-                    self.early_hold.fail(_text_of(error), now)
+            case EarlyFound() | EarlySearched() | EarlyFailed():
+                self._take_early(event, now)
         return []
 
-    def _early_found(self, committed: CommittedRange, generation: int, now: float) -> None:
-        archive = self.archive
-        if generation != self.generation or archive is None or not self.may_archive_early():
+    def _note_position(self, position: BatchPosition) -> None:
+        if self.archive is not None:
+            self.archive = replace(self.archive, position=position)
+
+    def _take_early(self, event: EarlyFound | EarlySearched | EarlyFailed, now: float) -> None:
+        if event.generation != self.generation:
             return
-        # The segment may have been closed, and the archive may have grown, since the broker
-        # was asked.
-        if self.log.active == committed.segment and archive.next_offset == committed.start:
-            self.log.early = TrackedSegment.of_active(committed, now, self.early_hold)
+        match event:
+            case EarlyFound(committed):
+                archive = self.archive
+                if archive is None or not self.may_archive_early():
+                    return
+                # The segment may have been closed, and the archive may have grown, since the broker
+                # was asked.
+                if self.log.active == committed.segment and archive.next_offset == committed.start:
+                    early = TrackedSegment.of_active(committed, now, self.early_hold)
+                    self.log.early = early
+            case EarlySearched(position):
+                self._note_position(position)
+            case EarlyFailed(error):
+                self.early_hold.fail(_text_of(error), now)
 
     def _request_succeeded(
         self, event: RequestSucceeded, now: float, outages: int | None
@@ -738,7 +758,7 @@ class Partition:
         self.uploads = self.uploads.plus(stored.bytes_sent, seconds, wall)
         if segment.early is None:
             return [ReportUploaded(stored, seconds)]
-        self.early_stored = segment.early
+        self._note_position(segment.early.behind)
         # The broker still has the bytes, and deletes no active segment.
         return [ReportUploaded(stored, seconds, early=True), Release(segment)]
 

@@ -3,27 +3,20 @@
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sidetier.config.startup import META_PROPERTIES
 from sidetier.segments.errors import DamagedSegmentError, SegmentError, UnsupportedFormatError
-from sidetier.segments.headers import (
-    HEADER_BYTES,
-    BatchHeader,
-    check_beginning,
-    parse_batch_header,
-    walk_headers,
-)
-from sidetier.segments.indexes import position_at_or_below
+from sidetier.segments.headers import HEADER_BYTES, check_beginning
 from sidetier.segments.names import (
     DirectoryState,
     FileKind,
     parse_partition_directory,
     segment_file_name,
 )
-from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.properties import (
     MetaProperties,
     parse_meta_properties,
@@ -208,6 +201,26 @@ class LogFile(NamedTuple):
     topic_id: str | None
 
 
+class BatchPosition(NamedTuple):
+    """Where a batch of a log begins.
+
+    Attributes:
+        segment: Base offset of the segment.
+        file: Its `.log`.
+        leader_epoch: The leader epoch in which the batches before it were read. The broker does not
+            truncate while it leads in it, so the position is certain. UNKNOWN_EPOCH if the broker
+            perhaps did not lead yet: then it is good enough for measuring.
+        offset: End of the batch before it, exclusive.
+        position: Its position, in bytes.
+    """
+
+    segment: BaseOffset
+    file: LogFile
+    leader_epoch: LeaderEpoch
+    offset: Offset
+    position: int
+
+
 def log_file(directory: str, base: BaseOffset) -> LogFile | None:
     """Return where the name of a live segment leads now; None if it is gone."""
     try:
@@ -263,56 +276,3 @@ def old_format_of(path: str) -> str | None:
     except (OSError, DamagedSegmentError):
         return None
     return None
-
-
-def batches_from(
-    directory: str, base: BaseOffset, descriptor: int, offset: int
-) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield position and header of a segment's batches, from one at or below `offset` to the end.
-
-    The first is found through the offset index, so that little of a large segment is read. It is a
-    hint, good enough for measuring: Kafka truncates the index without writing over its last
-    entries, so an entry may lead into a batch, to bytes that only look like one.
-
-    Args:
-        directory: The partition's directory.
-        base: Base offset of the segment.
-        descriptor: Of its `.log`.
-        offset: The first wanted offset.
-
-    Raises:
-        DamagedSegmentError: As `walk_headers`: at the end of an active segment also where the
-            broker is writing a batch.
-        UnsupportedFormatError: Message format v0 or v1.
-    """
-
-    def read(position: int, length: int) -> bytes:
-        return os.pread(descriptor, length, position)
-
-    start = _indexed_position(directory, base, offset)
-    if start:
-        # The broker may have truncated the log, or a crash may have damaged the index.
-        try:
-            header = parse_batch_header(read(start, HEADER_BYTES))
-        except (DamagedSegmentError, UnsupportedFormatError):
-            start = 0
-        else:
-            start = start if base <= header.base_offset <= offset else 0
-    yield from walk_headers(read, os.fstat(descriptor).st_size, start=start)
-
-
-def _indexed_position(directory: str, base: BaseOffset, offset: int) -> int:
-    if offset <= base:
-        return 0
-    path = os.path.join(directory, segment_file_name(base, FileKind.INDEX))
-    try:
-        index = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        size = os.fstat(index).st_size
-        return position_at_or_below(
-            lambda position, length: os.pread(index, length, position), size, base, offset
-        )
-    finally:
-        os.close(index)

@@ -28,10 +28,11 @@ from sidetier.segments.txn_index import AbortedTxn, encode_txn_index, parse_txn_
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
+from sidetier.uploader import early as early_segments
 from sidetier.uploader import engine
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.clock import SYSTEM_CLOCK
-from sidetier.uploader.early import BatchPosition, EarlySegments, EarlyWanted, find_range, is_due
+from sidetier.uploader.early import EarlySegments, EarlyWanted, find_range, is_due
 from sidetier.uploader.gates import committed_range
 from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.log_tail import LogTail
@@ -608,6 +609,30 @@ def test_transaction_index_ends_with_the_part(
 
 
 @pytest.mark.usefixtures("led")
+def test_after_a_start_the_active_segment_is_read_once(
+    site: Site, store: FakeStorage, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison of histories finds the archive's end, and the search begins there."""
+    log.append(20)
+    with site.running() as running:
+        wait_to(running, store, log, 20)
+    end = log.file(0).stat().st_size
+    starts: list[int] = []
+    walk = early_segments.walk_headers
+
+    def counting(*args: Any, start: int = 0) -> Any:  # noqa: ANN401
+        starts.append(start)
+        return walk(*args, start=start)
+
+    monkeypatch.setattr(early_segments, "walk_headers", counting)
+    log.append(5)
+    with site.running(early={**EARLY, "age": 1}) as running:
+        wait_to(running, store, log, 25)
+    assert starts == [end]
+    check_archive(store, log.tp)
+
+
+@pytest.mark.usefixtures("led")
 def test_transaction_index_is_read_before_the_proof(
     site: Site, store: FakeStorage, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -710,13 +735,12 @@ def test_index_entry_that_leads_into_a_batch_is_not_believed(log: PartitionLog) 
 
     def found(start: int, stored: CommittedRange | None) -> CommittedRange | None:
         tp, path, active = log.tp, str(log.path), log.active
-        known = None if stored is None else BatchPosition.behind(stored)
+        known = None if stored is None else stored.behind
         wanted = EarlyWanted(
             tp, path, active, Offset(start), LeaderEpoch(0), file.topic_id, 0, known, least=0
         )
         found = find_range(wanted, led, 1 << 20)
-        assert not isinstance(found, BatchPosition)
-        return found
+        return found if isinstance(found, CommittedRange) else None
 
     first = found(5, None)
     assert first is not None

@@ -18,17 +18,22 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset,
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import early
 from sidetier.uploader.archive.archive_state import ArchiveState
-from sidetier.uploader.early import BatchPosition, EarlySegments, EarlyWanted, find_range
+from sidetier.uploader.early import EarlySegments, EarlyWanted, Searched, find_range
 from sidetier.uploader.effects import Effects
 from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError
 from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.sending.queue import UploadQueue
-from sidetier.uploader.state.events import EarlyFailed, EarlyFound, ReportUploadFailed
+from sidetier.uploader.state.events import (
+    EarlyFailed,
+    EarlyFound,
+    EarlySearched,
+    ReportUploadFailed,
+)
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import SegmentState, Timeline, TrackedSegment
 from sidetier.uploader.unexpected import UnexpectedErrors
-from sidetier.uploader.watching.disk import LogFile, log_file
+from sidetier.uploader.watching.disk import BatchPosition, LogFile, log_file
 from sidetier.uploader.workers import StoreGate
 from tests.harness.log_dir import PartitionLog
 
@@ -108,6 +113,7 @@ class Sidecar:
             UnexpectedErrors(metrics, clock),
         )
         self.found: dict[int, CommittedRange] = {}
+        self.searched: list[int] = []
 
     def monotonic(self) -> float:
         return self.now
@@ -129,9 +135,11 @@ class Sidecar:
             if isinstance(event, EarlyFound):
                 self.found[tp.partition] = event.committed
                 partition.generation += 1
-            else:
-                assert isinstance(event, EarlyFailed)
+            elif isinstance(event, EarlyFailed):
                 partition.early_hold.fail(str(event.error), self.now)
+            else:
+                assert isinstance(event, EarlySearched)
+                self.searched.append(event.position.offset)
         self.early.ask()
         return len(self.found) - before
 
@@ -187,15 +195,39 @@ def test_partition_that_takes_long_is_behind_the_others_and_goes_on(
     sidecar: Sidecar, read: Callable[[int], list[object]]
 ) -> None:
     segment, epoch = BaseOffset(0), LeaderEpoch(1)
-    read(0).extend(BatchPosition(segment, FILE, epoch, Offset(n), 10 * n) for n in (1, 2, 3))
+    for n in (1, 2, 3):
+        position = BatchPosition(segment, FILE, epoch, Offset(n), 10 * n)
+        read(0).append(Searched(position, goes_on=True))
+    read(1).append(Searched(position, goes_on=False))
     sidecar.measure()
     for _ in range(LED // 100 - 1):
         sidecar.run()
-    assert len(sidecar.found) == LED - 100 - 1
-    assert 0 not in sidecar.found
+    assert len(sidecar.found) == LED - 100 - 2
+    assert not {0, 1} & set(sidecar.found)
+    sidecar.run_all()
+    assert set(range(LED)) - set(sidecar.found) == {1}, "it has too few bytes"
+    assert sidecar.broker.asked[-2:] == [1, 1]
+    assert sorted(sidecar.searched) == [1, 2, 3, 3]
+
+
+@pytest.mark.usefixtures("read")
+def test_run_ends_after_a_second_and_the_rest_comes_first(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that are found do not wait for the searches in other segments."""
+    find = early.find_range
+
+    def slow(*args: Any) -> Any:  # noqa: ANN401
+        sidecar.now += 0.3
+        return find(*args)
+
+    monkeypatch.setattr(early, "find_range", slow)
+    sidecar.measure()
+    assert sidecar.run() == 4
+    assert sidecar.run() == 4
+    assert sorted(sidecar.found) == list(range(8))
     sidecar.run_all()
     assert len(sidecar.found) == LED
-    assert sidecar.broker.asked[-2:] == [1, 1]
 
 
 def test_error_of_one_partition_is_its_own(
@@ -280,33 +312,26 @@ def test_partition_that_is_not_led_any_more_is_not_asked_for(sidecar: Sidecar) -
 
 
 @pytest.mark.parametrize(
-    ("epoch", "active", "searched", "known"),
+    ("epoch", "active", "offset", "known"),
     [
-        (1, 0, None, 7),
-        (2, 0, None, None),  # the log may have been truncated
-        (1, 8, None, None),  # another segment
-        (1, 0, 8, 8),
-        (1, 0, 6, 7),
-        (1, 0, 10, 7),  # the archive has moved back since
+        (1, 0, 7, True),
+        (1, 0, 9, True),
+        (-1, 0, 7, False),  # the broker perhaps did not lead yet
+        (1, 8, 8, False),  # another segment
+        (1, 0, 10, False),  # the archive has moved back since
     ],
 )
 @pytest.mark.usefixtures("read")
-def test_search_begins_behind_the_last_part_or_where_it_has_ended(
-    sidecar: Sidecar, epoch: int, active: int, searched: int | None, known: int | None
+def test_search_begins_at_the_known_position(
+    sidecar: Sidecar, epoch: int, active: int, offset: int, *, known: bool
 ) -> None:
     partition = sidecar.partitions[0]
-    partition.leader_epoch, partition.log.active = LeaderEpoch(epoch), BaseOffset(active)
-    partition.archive = ArchiveState(next_offset=Offset(9))
-    part = (BaseOffset(0), Offset(5), Offset(7), 50, 20, LeaderEpoch(1), FILE)
-    partition.early_stored = CommittedRange(*part)
-    tp = partition.topic_partition
-    if searched is not None:
-        position = BatchPosition(BaseOffset(0), FILE, LeaderEpoch(1), Offset(searched), 80)
-        sidecar.early._known[tp] = position
+    partition.log.active = BaseOffset(active)
+    position = BatchPosition(BaseOffset(0), FILE, LeaderEpoch(epoch), Offset(offset), 70)
+    partition.archive = ArchiveState(next_offset=Offset(9), position=position)
     sidecar.early.consider(partition, TAIL)
-    found = sidecar.early._waiting[tp].known
-    assert (found and found.offset) == known
-    assert found is None or found.position == (80 if known == searched else 70)
+    found = sidecar.early._waiting[partition.topic_partition].known
+    assert found == (position if known else None)
 
 
 def test_long_search_goes_on_where_it_has_ended(
@@ -318,7 +343,7 @@ def test_long_search_goes_on_where_it_has_ended(
     file = log_file(str(log.path), log.active)
     assert file is not None
 
-    def find(known: BatchPosition | None, start: int = 45) -> object:
+    def find(known: BatchPosition | None, start: int = 45, least: int = 0) -> object:
         wanted = EarlyWanted(
             log.tp,
             str(log.path),
@@ -328,23 +353,26 @@ def test_long_search_goes_on_where_it_has_ended(
             file.topic_id,
             0,
             known,
-            least=0,
+            least,
         )
         return find_range(wanted, led, 1 << 20)
 
     ends = []
     found: object = None
     while not isinstance(found, CommittedRange):
-        found = find(found)  # type: ignore[arg-type]
-        if isinstance(found, BatchPosition):
-            ends.append((found.offset, found.position))
+        found = find(found.position if isinstance(found, Searched) else None)
+        if isinstance(found, Searched):
+            assert found.goes_on
+            ends.append((found.position.offset, found.position.position))
     assert ends == [(15, 3 * 296), (30, 6 * 296), (45, 9 * 296)]
     assert (found.start, found.end, found.position) == (45, 50, 9 * 296)
     assert find(None, start=50) is None, "nothing is committed there, so nothing is read"
     elsewhere = BatchPosition(log.active, file._replace(inode=1), LeaderEpoch(0), Offset(45), 2664)
     again = find(elsewhere)
-    assert isinstance(again, BatchPosition)
-    assert again.offset == 15, "another file: from its begin"
+    assert isinstance(again, Searched)
+    assert again.position.offset == 15, "another file: from its begin"
+    last = BatchPosition(log.active, file, LeaderEpoch(0), Offset(45), 2664)
+    assert find(last, least=999) == Searched(last, goes_on=False), "too few bytes"
 
 
 def test_parts_are_uploaded_in_turn_and_after_closed_segments() -> None:

@@ -11,7 +11,9 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 from sidetier.uploader import log_tail
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.early import is_due
+from sidetier.uploader.gates.divergence import read_history
 from sidetier.uploader.gates.high_watermark import CommittedGate
+from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.log_tail import LogTail, LogTails, first_append
 from sidetier.uploader.state.partition import Partition
 from tests.harness.log_dir import START_MS, LogDir, PartitionLog
@@ -68,20 +70,15 @@ def partition_of(log: PartitionLog, archived_to: int | None) -> Partition:
     partition.move_to(str(log.path), None)
     partition.log.active = log.active
     if archived_to is not None:
-        partition.archive = ArchiveState(next_offset=Offset(archived_to))
+        local = read_history(str(log.path), log.active, Offset(archived_to), RememberedEpochs())
+        partition.archive = ArchiveState(
+            next_offset=Offset(archived_to), position=local.archive_end
+        )
     return partition
-
-
-def indexed(log: PartitionLog) -> None:
-    """Write the offset index of the active segment, as a broker does, with zeros behind it."""
-    index = log.indexes_of(log.active).index
-    with log.file(log.active, FileKind.INDEX).open("r+b") as file:
-        file.write(index)
 
 
 def test_only_what_is_not_archived_of_the_active_segment_counts(log: PartitionLog) -> None:
     log.append(45)
-    indexed(log)
     began = log.file(10, FileKind.SNAPSHOT)
     os.utime(began, (STARTED - 60, STARTED - 60))
     tails, size = LogTails(CommittedGate(lambda: 0.0)), len(log.written[10])
@@ -134,12 +131,14 @@ def test_preallocated_segment_without_a_batch_is_not_due_until_it_has_one(
     assert is_due(tail, None, FAR, rules) == 0
 
 
-def test_index_of_a_longer_log_does_not_mislead(log: PartitionLog) -> None:
-    """The broker has truncated the log, and not its index yet."""
+def test_whole_segment_counts_until_the_archive_end_is_found(log: PartitionLog) -> None:
+    """A measurement reads no batch but the first: the search for it may take long."""
     log.append(45)
-    indexed(log)
-    log.truncate(20)
-    log.append(5, size=99)
-    tail = LogTails(CommittedGate(lambda: 0.0)).measure(partition_of(log, 20))
-    assert tail is not None
-    assert tail.active_bytes == len(log.written[10]) - 2 * len(log.written[0]) // 2
+    tails, partition = LogTails(CommittedGate(lambda: 0.0)), partition_of(log, 40)
+    found, partition.archive = partition.archive, ArchiveState(next_offset=Offset(40))
+    size = len(log.written[10])
+    for archive, unarchived in ((partition.archive, size), (found, 4 * size // 10)):
+        partition.archive = archive
+        tail = tails.measure(partition)
+        assert tail is not None
+        assert tail.active_bytes == unarchived
