@@ -283,6 +283,26 @@ def early_archive(facts: DoctorFacts) -> Iterator[Finding]:
         )
 
 
+def way_back(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check that Pinterest's uploader would continue each archive.
+
+    It skips each segment whose base offset is at or below the one in `offset.wm`.
+    """
+    if facts.within_segments is None:
+        return
+    check = "way back to Pinterest's uploader"
+    if facts.within_segments:
+        yield problem(
+            check,
+            f"{len(facts.within_segments)} archives end within a segment, and Pinterest's uploader "
+            f"would never store the rest of it: {first_names(map(str, facts.within_segments))}",
+            "remove uploader.early.topics, restart the sidecar, and let it run until these "
+            "segments are closed and archived",
+        )
+    else:
+        yield ok(check, "every archive ends where a segment of the log begins or ends")
+
+
 def message_format(facts: DoctorFacts) -> Iterator[Finding]:
     """Check that the log dirs have no segment of message format v0 or v1."""
     if facts.old_formats:
@@ -336,6 +356,7 @@ _HOST_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     spool,
     page_cache,
     early_archive,
+    way_back,
     message_format,
 )
 

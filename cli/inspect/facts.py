@@ -54,6 +54,7 @@ from sidetier.segments.errors import (
     SidetierError,
     StorageError,
 )
+from sidetier.segments.listing import read_listing
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.port import RemoteStorage
@@ -61,7 +62,12 @@ from sidetier.telemetry.status import Role
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.trim.decision import topic_hindrance
-from sidetier.uploader.watching.disk import find_partitions, old_format_of, topic_id_in
+from sidetier.uploader.watching.disk import (
+    find_partitions,
+    list_names,
+    old_format_of,
+    topic_id_in,
+)
 
 _AT_ONCE: Final = 16
 """Maximum number of concurrent requests to the stores."""
@@ -617,6 +623,8 @@ class DoctorFacts:
         keys: The keys of `storage.encryption`.
         other_fingerprints: Why keys are not those that the other sidecars have.
         undecryptable: Stored segments that these keys do not decrypt: their keys, and why.
+        within_segments: Led partitions whose archive ends within a segment of the log; None if that
+            was not asked for.
         problems: By source, why it does not answer.
     """
 
@@ -635,11 +643,16 @@ class DoctorFacts:
     keys: tuple[KeyFacts, ...] = ()
     other_fingerprints: tuple[str, ...] = ()
     undecryptable: tuple[str, ...] = ()
+    within_segments: tuple[TopicPartition, ...] | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
 
 
 def gather_host(
-    config: Config, sidecar_url: str | None = None, *, try_conditions: bool = False
+    config: Config,
+    sidecar_url: str | None = None,
+    *,
+    try_conditions: bool = False,
+    back_to_pinterest: bool = False,
 ) -> DoctorFacts:
     """Read this host, and ask stores, brokers and sidecar. `problems` has the sources that failed.
 
@@ -647,6 +660,10 @@ def gather_host(
         config: The sidecar's configuration.
         sidecar_url: Address of the sidecar; None for the configured one.
         try_conditions: See `store_facts`.
+        back_to_pinterest: Whether to read each archive's end, for `within_segments`.
+
+    Raises:
+        SidetierError: An archive's end cannot be read.
     """
     machine = check_machine(config, LocalMachine())
     on_disk = find_partitions(map(str, config.log_dirs), config.topics.selects)
@@ -688,7 +705,9 @@ def gather_host(
         other_fingerprints=others,
         undecryptable=stored,
     )
-    facts = _with_cluster(facts, machine.identity, on_disk.directories, problems)
+    facts, led = _with_cluster(facts, machine.identity, on_disk.directories, problems)
+    if back_to_pinterest:
+        facts = replace(facts, within_segments=_within_segments(config, led))
     sidecar = None
     try:
         url, token = sidecar_url or url_of(config.http), bearer_token_of(config.http)
@@ -715,11 +734,14 @@ def _with_cluster(
     identity: MetaProperties | None,
     directories: Mapping[TopicPartition, str],
     problems: dict[str, str],
-) -> DoctorFacts:
+) -> tuple[DoctorFacts, Mapping[TopicPartition, str]]:
+    """Add what the brokers answer. Also return the directories of the led partitions; of all where
+    the brokers do not answer.
+    """
     try:
         cluster = open_cluster(facts.config)
         if cluster is None:
-            return facts
+            return facts, directories
         cluster_map = cluster.map()
         facts = replace(facts, cluster_topics=frozenset(tp.topic for tp in cluster_map.partitions))
         names = sorted({tp.topic for tp in facts.partitions})
@@ -729,7 +751,7 @@ def _with_cluster(
         operations = cluster.allowed_operations([name for name in names if local.selects(name)])
     except SidetierError as error:
         problems["cluster"] = str(error)
-        return facts
+        return facts, directories
     topics = tuple(
         TopicFacts(name, settings[name], _fewest_replicas(name, cluster_map), operations.get(name))
         for name in names
@@ -749,13 +771,38 @@ def _with_cluster(
         if local.selects(topic.name)
         and topic_hindrance(topic.name, topic_config(topic.settings)) is None
     }
-    return replace(
+    facts = replace(
         facts,
         topics=topics,
         topics_known=bool(topics) or not names,
         broker_settings=broker,
         groups=gather_groups(facts.config, led, trimmed, cluster),
     )
+    return facts, led
+
+
+def _within_segments(
+    config: Config, directories: Mapping[TopicPartition, str]
+) -> tuple[TopicPartition, ...]:
+    """Return the partitions whose archive ends within a segment of the log, sorted."""
+    names = sorted(directories)
+    with (
+        open_every_store(with_short_timeouts(config)) as stores,
+        ThreadPoolExecutor(_AT_ONCE, "doctor") as pool,
+    ):
+        ends = pool.map(lambda tp: stores.partition(tp).end(), names)
+        return tuple(
+            tp
+            for tp, end in zip(names, ends, strict=True)
+            if end.next_offset is not None and _is_within(directories[tp], end.next_offset)
+        )
+
+
+def _is_within(directory: str, offset: Offset) -> bool:
+    listing = read_listing(list_names(directory))
+    bases = [one.base_offset for one in listing.closed if not one.marked_for_deletion]
+    bases += [] if listing.active is None else [listing.active]
+    return bool(bases) and min(bases) < offset and offset not in bases
 
 
 def _fewest_replicas(topic: str, cluster_map: ClusterMap) -> int | None:
