@@ -570,7 +570,7 @@ def _waiting_for(partition: Partition, oldest: TrackedSegment | None) -> str | N
     held = (
         partition.held_error
         or partition.hold.error
-        or (oldest.hold.error if oldest is not None else None)
+        or (partition.early_hold if oldest is None else oldest.hold).error
     )
     if held is not None:
         return f"another try after: {held}"

@@ -266,7 +266,14 @@ def early_archive(facts: DoctorFacts) -> Iterator[Finding]:
     early = facts.config.uploader.early
     if not early.enabled:
         return
-    costs = tuple(early_costs(early))
+    selected = sum(early.selects(tp.topic) for tp in facts.partitions)
+    threads, costs = facts.config.uploader.threads, list(early_costs(early))
+    if selected / early.age > threads:
+        costs.append(
+            f"uploader.early.age {format_duration(early.age)}: {selected} partitions on this host "
+            f"become up to {selected / early.age:.0f} segments a second, and uploader.threads "
+            f"({threads}) upload about one each in a second"
+        )
     for cost in costs:
         yield advice(
             "early archive",
@@ -275,7 +282,6 @@ def early_archive(facts: DoctorFacts) -> Iterator[Finding]:
             "uploader.early.bytes: 64MiB, uploader.early.age: 15m",
         )
     if not costs:
-        selected = sum(early.selects(tp.topic) for tp in facts.partitions)
         yield ok(
             "early archive",
             f"{selected} partitions on this host cost up to {selected * early.daily_requests:,} "

@@ -537,8 +537,10 @@ def test_cost_of_early_archiving_is_named() -> None:
         ("ok", "100 partitions on this host cost up to 57,600 requests a day by uploader.early.age")
     ]
     costs = about(topics=["orders"], age="1s", bytes="1KiB")
-    assert [level for level, _ in costs] == ["advice", "advice"]
+    assert [level for level, _ in costs] == ["advice", "advice", "advice"]
     assert "6,291,456 requests" in costs[0][1]
+    assert "up to 100 segments a second, and uploader.threads (8)" in costs[2][1]
+    assert len(about(topics=["orders"], age="13s")) == 1, "8 a second"
 
 
 @pytest.mark.parametrize("version", ["0.11.0-IV2", "1.0", "3.0-IV1"])

@@ -689,6 +689,9 @@ def test_part_that_the_store_refuses_is_in_the_status(
 
     with site.running() as running:
         running.wait(lambda: "no permission" in str(shown()), "the error")
+        status = running.status(log.tp)
+        assert status is not None
+        assert status.waiting_for == f"another try after: {status.last_error}"
         refuses.clear()
         running.wait(lambda: (shown() or [None])[0] is PartitionState.UPLOADING, "the upload")
         sending.set()
