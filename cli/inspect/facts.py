@@ -800,8 +800,9 @@ def _within_segments(
 
 def _is_within(directory: str, offset: Offset) -> bool:
     listing = read_listing(list_names(directory))
-    bases = [one.base_offset for one in listing.closed if not one.marked_for_deletion]
-    bases += [] if listing.active is None else [listing.active]
+    closed = (one.base_offset for one in listing.closed if not one.marked_for_deletion)
+    active = () if listing.active is None else (listing.active,)
+    bases = [Offset(base) for base in (*closed, *active)]
     return bool(bases) and min(bases) < offset and offset not in bases
 
 

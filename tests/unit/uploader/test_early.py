@@ -20,7 +20,7 @@ from sidetier.segments.errors import (
     BrokerUnavailableError,
     StoreUnavailableError,
 )
-from sidetier.segments.headers import CONTROL, TRANSACTIONAL
+from sidetier.segments.headers import CONTROL, TRANSACTIONAL, walk_headers
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset, TopicPartition
@@ -28,7 +28,6 @@ from sidetier.segments.txn_index import AbortedTxn, encode_txn_index, parse_txn_
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import early as early_segments
 from sidetier.uploader import engine
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.clock import SYSTEM_CLOCK
@@ -618,13 +617,12 @@ def test_after_a_start_the_active_segment_is_read_once(
         wait_to(running, store, log, 20)
     end = log.file(0).stat().st_size
     starts: list[int] = []
-    walk = early_segments.walk_headers
 
     def counting(*args: Any, start: int = 0) -> Any:  # noqa: ANN401
         starts.append(start)
-        return walk(*args, start=start)
+        return walk_headers(*args, start=start)
 
-    monkeypatch.setattr(early_segments, "walk_headers", counting)
+    monkeypatch.setattr("sidetier.uploader.early.walk_headers", counting)
     log.append(5)
     with site.running(early={**EARLY, "age": 1}) as running:
         wait_to(running, store, log, 25)
