@@ -77,16 +77,13 @@ class LogTails:
         except OSError:
             return None
         log_end = self.gate.high_watermark(tp, partition.log_dir)
-        oldest, last_append = active, status.st_mtime
-        if partition.log.tracked:
-            oldest = min(partition.log.tracked)
-            last_append = partition.log.tracked[oldest].modified_ns / 1e9
-        elif status.st_size == 0:
-            return LogTail(log_end, 0, None)
+        oldest, last_append = _oldest(partition, active, status.st_mtime)
         archived_to = partition.stored_below()
         if archived_to is not None and archived_to <= oldest:
             archived_to = None
         known = None if archived_to is None else partition.position_in(oldest)
+        if oldest == active and status.st_size <= (0 if known is None else known.position):
+            return LogTail(log_end, 0, None)
         began = self._began.get(tp)
         if began is None or began[:3] != (oldest, archived_to, known) or not began.has_batch:
             began = _unarchived(directory, oldest, archived_to, known, last_append)
@@ -101,6 +98,15 @@ class LogTails:
     def forget(self, tp: TopicPartition) -> None:
         """Forget a partition that this broker no longer leads."""
         self._began.pop(tp, None)
+
+
+def _oldest(partition: Partition, active: BaseOffset, modified: float) -> tuple[BaseOffset, float]:
+    """Return the first segment that is not stored as a whole, and the time of its last append."""
+    tracked = partition.log.tracked
+    if not tracked:
+        return active, modified
+    oldest = min(tracked)
+    return oldest, tracked[oldest].modified_ns / 1e9
 
 
 def _unarchived(

@@ -302,6 +302,15 @@ def test_lasting_refusal_of_an_upload_is_logged_once_until_it_changes() -> None:
     assert registry.get_sample_value("sidetier_errors_total", kind) == 3
 
 
+def test_refusal_does_not_delay_the_next_topic_of_the_name() -> None:
+    partition = _ready(0)
+    partition.early_hold.fail("refused", 100.0)
+    partition.note_early(due=True, now=100.0)
+    partition.begin_anew("another")
+    assert not partition.early_due
+    assert (partition.early_hold.error, partition.early_hold.until) == (None, 0.0)
+
+
 def test_partition_that_is_not_led_any_more_is_not_asked_for(sidecar: Sidecar) -> None:
     sidecar.measure()
     sidecar.measure()  # the run is under way: its partitions do not wait again

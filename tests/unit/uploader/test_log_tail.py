@@ -77,7 +77,9 @@ def partition_of(log: PartitionLog, archived_to: int | None) -> Partition:
     return partition
 
 
-def test_only_what_is_not_archived_of_the_active_segment_counts(log: PartitionLog) -> None:
+def test_only_what_is_not_archived_of_the_active_segment_counts(
+    log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log.append(45)
     began = log.file(10, FileKind.SNAPSHOT)
     os.utime(began, (STARTED - 60, STARTED - 60))
@@ -88,7 +90,8 @@ def test_only_what_is_not_archived_of_the_active_segment_counts(log: PartitionLo
         assert tail is not None
         assert (tail.active_bytes, tail.written_bytes) == (unarchived, unarchived)
         assert tail.unarchived_since == pytest.approx(STARTED + (archived_to or 10) / 1000)
-    for archived_to in (60, 90):
+    monkeypatch.setattr(log_tail, "_batch_at", None)
+    for archived_to in (60, 90):  # the file is not opened: most partitions have no new records
         assert tails.measure(partition_of(log, archived_to)) == LogTail(None, 0, None)
 
 
