@@ -96,6 +96,7 @@ test-long: prepare ## run the tests that need hours: chaos, simulations, kills (
 	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-900} $(BIN)/pytest -n 0 \
 	  tests/integration/mirror/test_mirror.py -k killed_again
 	HYDRATE_39_KRAFT=1 $(BIN)/pytest -n 0 tests/integration/mirror/test_hydrate_39.py
+	EARLY_RELEASES=all $(BIN)/pytest -n 0 tests/integration/uploader/test_early.py
 	SERVE_LIVE_RELEASES=all $(BIN)/pytest -n 0 tests/integration/endpoint/test_serve_live_releases.py \
 	  tests/integration/endpoint/test_serve_live_failures.py \
 	  tests/integration/endpoint/test_serve_live_streaming.py \

@@ -33,6 +33,7 @@ from sidetier.leadership.factory import open_leadership
 from sidetier.leadership.port import (
     ClusterStateSource,
     ConsumerGroupSource,
+    LedLogSource,
     RecordDeleter,
     TopicConfigSource,
 )
@@ -339,6 +340,7 @@ def daemon(
             # A backfill, which gives `leadership`, deletes nothing.
             local_retention=LocalRetentionConfig() if leadership else config.retention.local,
             record_deleter=None if leadership else record_deleter(config, identity),
+            led_logs=None if is_static else led_log_source(config, identity),
             store_calls=calls,
             long_archives=long_archives,
             abandoned=abandoned,
@@ -514,6 +516,25 @@ def record_deleter(config: Config, identity: MetaProperties) -> RecordDeleter | 
     return KafkaRecordDeleter(
         servers, _client_properties(config), identity.broker_id, identity.cluster_id
     )
+
+
+def led_log_source(config: Config, identity: MetaProperties) -> LedLogSource | None:
+    """Return the client that asks the own broker which records are committed, for early archiving;
+    None where that is off.
+
+    Raises:
+        ConfigurationError: The client does not support a property of `broker.client`.
+    """
+    servers = config.broker.bootstrap_servers
+    if servers is None or not config.uploader.early.enabled:
+        return None
+    from sidetier.leadership.led_logs import KafkaLedLogs  # noqa: PLC0415 - as above
+
+    properties = _client_properties(config)
+    try:
+        return KafkaLedLogs(servers, properties, identity.broker_id, identity.cluster_id)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"uploader.early.topics: {error}") from None
 
 
 def consumer_groups(config: Config) -> ConsumerGroupSource:

@@ -11,6 +11,8 @@ from sidetier.config.problems import Problem, SettingPath
 from sidetier.config.retention import INTERNAL_PREFIX
 from sidetier.config.storage import S3Config, StorageConfig
 from sidetier.config.storage_urls import file_root
+from sidetier.config.units import format_duration, format_size
+from sidetier.config.uploader import REQUESTS_PER_SEGMENT, EarlyConfig
 
 Problems = Iterator[Problem]
 
@@ -109,6 +111,24 @@ def _high_watermark(config: Config) -> Problems:
             ("uploader", "high_watermark", "checkpoint"),
             "is false, and the other source of high watermarks, list_offsets together with "
             "broker.bootstrap_servers, is off too",
+        )
+
+
+def _early(config: Config) -> Problems:
+    if not config.uploader.early.enabled:
+        return
+    path: SettingPath = ("uploader", "early", "topics")
+    if config.broker.bootstrap_servers is None:
+        yield Problem(
+            path,
+            "needs broker.bootstrap_servers: the broker is asked which records of an active "
+            "segment are committed",
+        )
+    if config.leadership.source == "static":
+        yield Problem(
+            path,
+            "needs leader epochs, by which the broker is asked which records of an active segment "
+            "are committed: leadership.source is static",
         )
 
 
@@ -267,6 +287,29 @@ def _warnings(config: Config) -> Iterator[str]:
         yield f"storage.overrides[{hidden[0]}] matches every topic: those after it have no effect"
     if config.broker.client and config.broker.bootstrap_servers is None:
         yield "broker.client has no effect, because broker.bootstrap_servers is not set"
+    yield from early_costs(config.uploader.early)
+
+
+_SMALL_PART: Final = 1024**2
+"""Since 4.0, Kafka refuses a smaller `segment.bytes`."""
+_SHORT_AGE: Final = 60.0
+
+
+def early_costs(early: EarlyConfig) -> Iterator[str]:
+    """Return what early archiving costs, for each limit that makes very many small segments."""
+    if early.enabled and early.bytes < _SMALL_PART:
+        parts = 1024**3 // early.bytes
+        yield (
+            f"uploader.early.bytes {format_size(early.bytes)}: each GiB of records becomes "
+            f"{parts:,} segments, which cost about {parts * REQUESTS_PER_SEGMENT:,} requests, and "
+            "readers, verify and gc as many more"
+        )
+    if early.enabled and early.age < _SHORT_AGE:
+        yield (
+            f"uploader.early.age {format_duration(early.age)}: each partition that is written all "
+            f"the time becomes {round(early.daily_requests / REQUESTS_PER_SEGMENT):,} segments a "
+            f"day, which cost about {early.daily_requests:,} requests"
+        )
 
 
 _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
@@ -276,6 +319,7 @@ _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _leadership,
     _zookeeper_security,
     _high_watermark,
+    _early,
     _topics,
     _local_retention,
     _delays,

@@ -46,6 +46,7 @@ def _settings(config: Config) -> Iterator[tuple[SettingPath, tuple[str, ...]]]:
     if encryption is not None:
         yield ("storage", "encryption", "topics"), encryption.topics
         yield ("storage", "encryption", "refuse_plain"), encryption.refuse_plain
+    yield ("uploader", "early", "topics"), config.uploader.early.topics
     yield ("retention", "local", "topics"), config.retention.local.topics
     for i, rule in enumerate(config.retention.store):
         yield ("retention", "store", i, "topics"), rule.topics

@@ -1,10 +1,10 @@
 """Settings of the daemon: threads, limits, gates."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from sidetier.config.types import AbsolutePath, Part
+from sidetier.config.types import AbsolutePath, NamePatterns, Part, matches_any
 from sidetier.config.units import DiskFloor, Duration, FreeDisk, Size
 
 
@@ -59,6 +59,51 @@ class RescueConfig(Part):
         "and minimum interval at which it reads offset.wm while a segment is at risk. The "
         "leader's sidecar waits four times as long before it records a gap.",
     )
+
+
+REQUESTS_PER_SEGMENT: Final = 6
+"""`.index`, `.timeindex`, `.log`, `_metadata`, `offset.wm`, and one for what changes now and then.
+"""
+_SECONDS_OF_DAY: Final = 86400
+
+
+class EarlyConfig(Part):
+    """Early archiving: committed records of the active segment are stored as a segment before the
+    broker closes it. Off unless `topics` is set. It needs broker.bootstrap_servers.
+    """
+
+    topics: NamePatterns = Field(
+        default=(),
+        description="Regular expressions of topics that are archived early. They match the whole "
+        "name. Compacted topics are never archived early.",
+    )
+    bytes: Size = Field(
+        default=64 * 1024**2,
+        gt=0,
+        description="Size of the unarchived part of an active segment at which it is stored, and "
+        "the largest size of such a segment, plus at most one record batch.",
+    )
+    age: Duration = Field(
+        default=86400.0,
+        ge=1.0,
+        description="Age of the oldest unarchived record at which the committed records of an "
+        "active segment are stored, however few they are. The sidecar looks every 5 s, or more "
+        "often if this is shorter. Each stored segment costs about six requests.",
+    )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any topic is archived early."""
+        return bool(self.topics)
+
+    def selects(self, topic: str) -> bool:
+        """Whether a topic is archived early, by its name alone."""
+        return matches_any(self.topics, topic)
+
+    @property
+    def daily_requests(self) -> int:
+        """Requests a day for a partition that has new records all the time, by `age` alone."""
+        return round(_SECONDS_OF_DAY / self.age * REQUESTS_PER_SEGMENT)
 
 
 class HighWatermarkConfig(Part):
@@ -178,6 +223,9 @@ class UploaderConfig(Part):
     high_watermark: HighWatermarkConfig = Field(
         default=HighWatermarkConfig(), description="Sources of the high watermark."
     )
+    early: EarlyConfig = Field(
+        default=EarlyConfig(), description="Archiving of active segments before they are closed."
+    )
     cluster_snapshots: ClusterSnapshotsConfig = Field(
         default=ClusterSnapshotsConfig(),
         description="Snapshots of topics, configurations, ACLs, quotas and group offsets.",
@@ -209,9 +257,10 @@ class UploaderConfig(Part):
     )
 
     def led_only(self) -> "UploaderConfig":
-        """Return the settings without rescue, for a fixed list of led partitions.
+        """Return the settings without rescue and early archiving, for a fixed list of partitions.
 
-        Partitions outside the list have no leader then, so there is nothing to rescue.
+        Partitions outside the list have no leader then, so there is nothing to rescue. The list has
+        no leader epochs, without which no record of an active segment is known to be committed.
         """
         rescue = self.rescue.model_copy(update={"enabled": False})
-        return self.model_copy(update={"rescue": rescue})
+        return self.model_copy(update={"rescue": rescue, "early": EarlyConfig()})

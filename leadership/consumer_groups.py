@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sidetier.segments.offsets import Offset, TopicPartition
     from sidetier.wire.cluster import Cluster
     from sidetier.wire.requests import CommittedOffset
+    from sidetier.wire.settings import ClientSettings
 
 _IMPATIENT_SECONDS: Final = 1.0
 _DESCRIBE: Final = 8
@@ -59,6 +60,27 @@ def may_see_all_groups(cluster: "Cluster", timeout: float) -> bool:
     return allowed is None or _DESCRIBE in allowed
 
 
+def client_settings(
+    bootstrap_servers: str, properties: Mapping[str, str], timeout: float
+) -> "ClientSettings":
+    """Return the settings of a client through `wire`, with no longer timeouts than this.
+
+    Raises:
+        ConfigurationError: A property is not supported.
+    """
+    # Importing Kafka's messages takes 25 MB: only where they are used.
+    from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
+
+    settings = ClientSettings.from_properties(
+        {"bootstrap.servers": bootstrap_servers, **properties}
+    )
+    return replace(
+        settings,
+        connect_timeout=min(timeout, settings.connect_timeout),
+        request_timeout=min(timeout, settings.request_timeout),
+    )
+
+
 class KafkaConsumerGroups:
     """`ConsumerGroupSource` with connections of its own, which are opened for each call.
 
@@ -74,17 +96,7 @@ class KafkaConsumerGroups:
     def __init__(
         self, bootstrap_servers: str, properties: Mapping[str, str], timeout: float = 10.0
     ) -> None:
-        # Importing Kafka's messages takes 25 MB: only where groups are read.
-        from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
-
-        settings = ClientSettings.from_properties(
-            {"bootstrap.servers": bootstrap_servers, **properties}
-        )
-        self._settings = replace(
-            settings,
-            connect_timeout=min(timeout, settings.connect_timeout),
-            request_timeout=min(timeout, settings.request_timeout),
-        )
+        self._settings = client_settings(bootstrap_servers, properties, timeout)
         self._timeout = timeout
 
     def committed_offsets(

@@ -87,6 +87,7 @@ UNEXPECTED_ERRORS: Final = _metrics.counter("unexpected_errors_total", "Errors t
 LEADERSHIP_CHANGES: Final = _metrics.counter("leadership_changes_total", "Partitions gained, lost, and renewed (same leader, new leader epoch).", "change")
 CONFLICTS: Final = _metrics.counter("conflicts_total", "Conditional writes that the store refused because another writer was faster.")
 RESCUED: Final = _metrics.counter("rescued_segments_total", "Segments that this broker stored as a follower, because the leader's sidecar did not.")
+EARLY_SEGMENTS: Final = _metrics.counter("early_segments_total", "Parts of active segments that were stored (uploader.early).")
 QUARANTINES: Final = _metrics.counter("quarantines_total", "Number of times that stored objects were moved to quarantine.")
 TAKEOVERS: Final = _metrics.counter("takeovers_total", "Partitions whose archive was taken over from Pinterest's uploader.")
 LEFT_OUT_FILES: Final = _metrics.counter("left_out_files_total", "Transaction indexes and producer snapshots that could not be stored with their segment.", "file")

@@ -196,6 +196,7 @@ class Metrics(Collector):
         self._changes = counter(catalogue.LEADERSHIP_CHANGES, registry)
         self._conflicts = counter(catalogue.CONFLICTS, registry)
         self._rescued = counter(catalogue.RESCUED, registry)
+        self._early = counter(catalogue.EARLY_SEGMENTS, registry)
         self._quarantines = counter(catalogue.QUARANTINES, registry)
         self._takeovers = counter(catalogue.TAKEOVERS, registry)
         self._left_out = counter(catalogue.LEFT_OUT_FILES, registry)
@@ -270,6 +271,10 @@ class Metrics(Collector):
     def rescued(self, segments: int) -> None:
         """Count segments that a follower's sidecar has stored in place of the leader's."""
         self._rescued.inc(segments)
+
+    def stored_early(self) -> None:
+        """Count a part of an active segment that was stored before the broker closed it."""
+        self._early.inc()
 
     def quarantine(self) -> None:
         """Count a move of stored objects into quarantine."""

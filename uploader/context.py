@@ -8,6 +8,7 @@ from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import (
     ClusterStateSource,
     LeadershipSource,
+    LedLogSource,
     RecordDeleter,
     TopicConfigSource,
 )
@@ -41,6 +42,8 @@ class DaemonContext:
     local_retention: LocalRetentionConfig = field(default_factory=LocalRetentionConfig)
     record_deleter: RecordDeleter | None = None
     """None where local retention is off."""
+    led_logs: LedLogSource | None = None
+    """None where nothing is archived early."""
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     """The requests under way at the stores of all places."""
     long_archives: LongArchives = field(default_factory=LongArchives)

@@ -246,7 +246,10 @@ class Effects:
             next_offset=stored.next_offset,
             bytes=stored.size,
             seconds=round(uploaded.seconds, 3),
+            **({"early": True} if uploaded.early else {}),
         )
+        if uploaded.early:
+            self._metrics.stored_early()
         for kind, reason in stored.left_out:  # optional, and unreadable or damaged
             self._metrics.left_out(kind)
             log.warning(
@@ -259,6 +262,8 @@ class Effects:
 
     def _upload_failed(self, tp: TopicPartition, failed: ReportUploadFailed) -> None:
         self._metrics.error(type(failed.error).__name__)
+        if failed.repeated:
+            return
         log.warning(
             "segment.upload_failed",
             **_at(tp),

@@ -2,7 +2,7 @@
 
 import queue
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +27,7 @@ from sidetier.uploader.cluster_snapshots import (
     TurnResult,
 )
 from sidetier.uploader.context import DaemonContext
+from sidetier.uploader.early import EarlyRangesFound, EarlySegments, EarlyUnavailable
 from sidetier.uploader.effects import Effects, planning_of
 from sidetier.uploader.gates.high_watermark import (
     CommittedGate,
@@ -41,7 +42,7 @@ from sidetier.uploader.gates.topic_rules import (
 )
 from sidetier.uploader.hung_requests import HungRequests
 from sidetier.uploader.led_partitions import LedPartitions
-from sidetier.uploader.log_tail import LogTails
+from sidetier.uploader.log_tail import LogTail, LogTails
 from sidetier.uploader.pinning import spooling
 from sidetier.uploader.pinning.spool import Spool, late_home, spool_homes
 from sidetier.uploader.pinning.table import PinTable, allowed_files, enforce_bounds
@@ -112,6 +113,8 @@ Outcome = (
     | ChaptersWritten
     | ChaptersFailed
     | LocalRetentionEvent
+    | EarlyRangesFound
+    | EarlyUnavailable
 )
 """The results of tasks of worker threads."""
 Incoming = Finished[Outcome] | WorkerDied | LeadershipView | Moved | Wake
@@ -162,7 +165,7 @@ def capped_uploader(config: UploaderConfig, context: DaemonContext) -> Uploader:
         )
 
     give_back = config.page_cache == "give_back_cold"
-    return Uploader(ReadingRules(cap(), give_back, cap()))
+    return Uploader(ReadingRules(cap(), give_back, cap()), context.led_logs)
 
 
 class Engine:
@@ -290,6 +293,18 @@ class Engine:
             context.long_archives, self._pools["chapter"], now, metrics, errors
         )
         self._local_retention = self._new_local_retention(new_pool)
+        self._early = self._new_early(new_pool)
+        self._tails_seconds = _TAILS_SECONDS
+        if self._early is not None:
+            self._tails_seconds = min(_TAILS_SECONDS, config.early.age)
+
+    def _new_early(self, new_pool: NewPool) -> EarlySegments | None:
+        """Return None where no topic is archived early: then there is not even a thread."""
+        rules, source, context = self._config.early, self._context.led_logs, self._context
+        if not rules.enabled or source is None:
+            return None
+        pool = self._pools["early"] = new_pool("early", 1, self._incoming.put)
+        return EarlySegments(rules, source, pool, context.clock, context.metrics, self._errors)
 
     def _expect_snapshots(self) -> None:
         source, snapshots = self._context.cluster_state, self._config.cluster_snapshots
@@ -450,6 +465,8 @@ class Engine:
             partition.close(for_good=False)
         self._asker.close()
         self._rules.close()
+        if self._context.led_logs is not None:
+            self._context.led_logs.close()
         if self._context.cluster_state is not None:
             self._context.cluster_state.close()
 
@@ -603,6 +620,8 @@ class Engine:
                     self._snapshots_taken(event)
             case ChaptersWritten() | ChaptersFailed():
                 self._chapters.handle(event)
+            case EarlyRangesFound() | EarlyUnavailable():
+                self._early_found(event)
             case SurveyEnded() | ArchivesVerified() | RecordsDeleted() | PassFailed():
                 if self._local_retention is not None:
                     self._local_retention.handle(event, self._leads.get)
@@ -610,6 +629,14 @@ class Engine:
                     self._touch_all_of(trim.topic_partition for trim in event.trims)
             case _ if partition is not None:
                 self._handle(partition, event, decides=decides)
+
+    def _early_found(self, event: EarlyRangesFound | EarlyUnavailable) -> None:
+        if self._early is not None:
+            for tp, found in self._early.handle(event):
+                partition = self._leads.get(tp)
+                if partition is not None:
+                    self._handle(partition, found)
+            self._early.ask()
 
     def _handle(self, partition: Partition, event: Event, *, decides: bool = True) -> None:
         """Give an event to a partition, and carry out the actions that it returns.
@@ -668,6 +695,8 @@ class Engine:
     def _dropped(self, partition: Partition) -> None:
         """Forget a partition in the role that it had. From now on it may be followed."""
         tp = partition.topic_partition
+        if self._early is not None:
+            self._early.forget(tp)
         self._requests.forget(tp)
         self._pins.rank_again(partition)
         self._gate.forget(tp)
@@ -763,12 +792,19 @@ class Engine:
         self.status.set_totals(self._totals, ready)
         began = self._now()
         if began >= self._next_tails:
-            measured = (
-                (partition.topic_partition, self._tails.measure(partition))
-                for partition in self._leads
-            )
-            self.status.set_tails({tp: tail for tp, tail in measured if tail is not None})
-            self._next_tails = self._after(began, _TAILS_SECONDS)
+            self.status.set_tails(dict(self._measure_tails()))
+            if self._early is not None:
+                self._early.ask()
+            self._next_tails = self._after(began, self._tails_seconds)
+
+    def _measure_tails(self) -> Iterator[tuple[TopicPartition, LogTail]]:
+        """Measure the unarchived end of each led log, and note which is to be archived early."""
+        for partition in self._leads:
+            tail = self._tails.measure(partition)
+            if self._early is not None and self._early.consider(partition, tail):
+                self._touch(partition)
+            if tail is not None:
+                yield partition.topic_partition, tail
 
     def _after(self, began: float, seconds: float) -> float:
         """Return the next time of a task that began at `began` and has just ended."""

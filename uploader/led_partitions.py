@@ -9,18 +9,16 @@ import structlog
 from sidetier.leadership.port import LeadershipView, diff
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
-from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.state.decisions import PARK_SECONDS
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import release
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
-from sidetier.uploader.watching.disk import read_text
+from sidetier.uploader.watching.disk import PARTITION_METADATA, read_topic_id
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 log: Final = structlog.get_logger()
-_PARTITION_METADATA: Final = "partition.metadata"
 
 
 class LedPartitions:
@@ -254,33 +252,14 @@ class LedPartitions:
     def _topic_id(self, partition: Partition, directory: str) -> str | None:
         """Return the topic id; None also if the file is damaged, which does not stop archiving."""
         found: list[str | None] = []
-        subject = Subject(_PARTITION_METADATA, partition.topic_partition)
-        self._errors.attempt(subject, lambda: found.append(_read_topic_id(directory)))
+        subject = Subject(PARTITION_METADATA, partition.topic_partition)
+        self._errors.attempt(subject, lambda: found.append(read_topic_id(directory)))
         return found[0] if found else None
 
 
 def _inode(directory: str) -> int | None:
     try:
         return os.stat(directory).st_ino
-    except OSError:
-        return None
-
-
-def topic_id_in(directory: str) -> str | None:
-    """Return the topic id in a partition's directory; None if it cannot be read."""
-    try:
-        return _read_topic_id(directory)
-    except SegmentError:
-        return None
-
-
-def _read_topic_id(directory: str) -> str | None:
-    """Return the topic id in a partition's directory; None if the broker has not written it.
-    Raises SegmentError for a damaged `partition.metadata`.
-    """
-    path = os.path.join(directory, _PARTITION_METADATA)
-    try:
-        return parse_partition_metadata(read_text(path), path)
     except OSError:
         return None
 

@@ -548,7 +548,7 @@ def _state(partition: Partition, unstored: list[TrackedSegment]) -> PartitionSta
         return PartitionState.WAITING
     if partition.moving is not None:
         return PartitionState.QUARANTINING
-    if any(tracked.stage is SegmentState.UPLOADING for tracked in unstored):
+    if partition.log.is_uploading:
         return PartitionState.UPLOADING
     if unstored and partition.archive is None:
         return PartitionState.STARTING
@@ -570,7 +570,7 @@ def _waiting_for(partition: Partition, oldest: TrackedSegment | None) -> str | N
     held = (
         partition.held_error
         or partition.hold.error
-        or (oldest.hold.error if oldest is not None else None)
+        or (partition.early_hold if oldest is None else oldest.hold).error
     )
     if held is not None:
         return f"another try after: {held}"
@@ -612,6 +612,7 @@ def _last_error(partition: Partition, unstored: list[TrackedSegment]) -> str | N
         partition.held_error,
         partition.hold.error,
         *(t.hold.error for t in unstored),
+        partition.early_hold.error,
     ]
     return next((error for error in errors if error is not None), None)
 

@@ -27,11 +27,15 @@ class LogEnd(NamedTuple):
 
 
 def led_log_ends(
-    cluster: Cluster, broker: BrokerId, epochs: Mapping[TopicPartition, LeaderEpoch]
+    cluster: Cluster,
+    broker: BrokerId,
+    epochs: Mapping[TopicPartition, LeaderEpoch],
+    *,
+    stable: bool = False,
 ) -> dict[TopicPartition, LogEnd | KafkaApiError]:
     """Return the high watermark of each partition, or why the broker does not lead it in its epoch.
 
-    One request, and one attempt.
+    One request, and one attempt. With `stable`, the offset is the last stable one.
 
     Raises:
         UnsupportedVersionError: The broker is older than Kafka 2.1.
@@ -53,7 +57,7 @@ def led_log_ends(
             ApiKey.LIST_OFFSETS,
             tolerate=_ANY_ERROR,
             replica_id=_CLIENT,
-            isolation_level=0,
+            isolation_level=int(stable),
             topics=topics,
         )
     except ValueError as error:  # the broker's version of the request has no leader epoch

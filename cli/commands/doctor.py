@@ -91,6 +91,11 @@ class DoctorOptions:
         help="Test that the store honours conditional writes: overwrite its layout note with "
         "itself under two conditions that the store must refuse, and one that it must accept.",
     )
+    back_to_pinterest: bool = option(
+        "--back-to-pinterest",
+        help="Test whether Pinterest's uploader can continue the archives of the partitions that "
+        "this broker leads. One request to the store for each partition.",
+    )
     call: Invocation = CONFIGURATION
     output: OutputFormat = OUTPUT
 
@@ -112,5 +117,10 @@ def command(options: DoctorOptions) -> DoctorResult:
 
     Exit codes: 0 no problem (there may be recommendations); 3 at least one problem.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config, try_conditions = options.call.load().config, options.try_conditions
-    return DoctorResult.of(gather_host(config, options.sidecar, try_conditions=try_conditions))
+    facts = gather_host(
+        options.call.load().config,
+        options.sidecar,
+        try_conditions=options.try_conditions,
+        back_to_pinterest=options.back_to_pinterest,
+    )
+    return DoctorResult.of(facts)

@@ -17,8 +17,10 @@ from sidetier.cli.inspect.host import LogDirFacts
 from sidetier.cli.inspect.sidecar import SidecarState
 from sidetier.cli.inspect.store import StoreFacts
 from sidetier.cli.stores import layout_of
+from sidetier.config.contradictions import early_costs
 from sidetier.config.problems import dotted, first_of
 from sidetier.config.topic_patterns import selections
+from sidetier.config.units import format_duration
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.status import PartitionState, PartitionStatus
@@ -259,6 +261,54 @@ def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
     )
 
 
+def early_archive(facts: DoctorFacts) -> Iterator[Finding]:
+    """Say what early archiving costs, where it is on."""
+    early = facts.config.uploader.early
+    if not early.enabled:
+        return
+    selected = sum(early.selects(tp.topic) for tp in facts.partitions)
+    threads, costs = facts.config.uploader.threads, list(early_costs(early))
+    if selected / early.age > threads:
+        costs.append(
+            f"uploader.early.age {format_duration(early.age)}: {selected} partitions on this host "
+            f"become up to {selected / early.age:.0f} segments a second, and uploader.threads "
+            f"({threads}) upload about one each in a second"
+        )
+    for cost in costs:
+        yield advice(
+            "early archive",
+            cost,
+            "raise it to the time or the bytes that you can lose with a broker",
+            "uploader.early.bytes: 64MiB, uploader.early.age: 15m",
+        )
+    if not costs:
+        yield ok(
+            "early archive",
+            f"{selected} partitions on this host cost up to {selected * early.daily_requests:,} "
+            f"requests a day by uploader.early.age ({format_duration(early.age)})",
+        )
+
+
+def way_back(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check that Pinterest's uploader would continue each archive.
+
+    It skips each segment whose base offset is at or below the one in `offset.wm`.
+    """
+    if facts.within_segments is None:
+        return
+    check = "way back to Pinterest's uploader"
+    if facts.within_segments:
+        yield problem(
+            check,
+            f"{len(facts.within_segments)} archives end within a segment, and Pinterest's uploader "
+            f"would never store the rest of it: {first_names(map(str, facts.within_segments))}",
+            "remove uploader.early.topics, restart the sidecar, and let it run until these "
+            "segments are closed and archived",
+        )
+    else:
+        yield ok(check, "every archive ends where a segment of the log begins or ends")
+
+
 def message_format(facts: DoctorFacts) -> Iterator[Finding]:
     """Check that the log dirs have no segment of message format v0 or v1."""
     if facts.old_formats:
@@ -311,6 +361,8 @@ _HOST_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     room_for_pins,
     spool,
     page_cache,
+    early_archive,
+    way_back,
     message_format,
 )
 
@@ -804,13 +856,20 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
 
 def closing(facts: DoctorFacts) -> Iterator[Finding]:
     """Check how long records wait in an active segment that does not fill."""
+    early = facts.config.uploader.early
     slow = {
         topic.name: value
         for topic in facts.topics
-        if (value := number(topic.settings, "segment.ms")) is not None and value >= _LONG_WAIT_MS
+        if (value := number(topic.settings, "segment.ms")) is not None
+        and value >= _LONG_WAIT_MS
+        and not (
+            early.selects(topic.name)
+            and early.age * 1000 <= _LONG_WAIT_MS
+            and not topic_config(topic.settings).compacted
+        )
     }
     if not slow:
-        yield ok("segment.ms", "segments close within a day")
+        yield ok("segment.ms", "records are archived, or segments close, within a day")
         return
     longest = max(slow, key=lambda name: slow[name])
     settings = next(topic.settings for topic in facts.topics if topic.name == longest)
@@ -819,8 +878,9 @@ def closing(facts: DoctorFacts) -> Iterator[Finding]:
         "segment.ms",
         f"where {size_text(size) or 'segment.bytes'} is not reached, records wait up to "
         f"{age_text(slow[longest] / 1000)} before their segment closes: {first_names(slow)}",
-        "close segments more often: records in the active segment are only on the brokers",
-        "segment.ms=3600000",
+        "archive their records before the segment closes, or close segments more often: records in "
+        "the active segment are only on the brokers",
+        f"uploader.early.topics: [{re.escape(longest)}], or segment.ms=3600000",
     )
 
 

@@ -91,8 +91,31 @@ def _active(facts: RecordFacts) -> Waiting | None:
     holder = facts.local.holder(facts.offset) if facts.local is not None else None
     if holder is None or holder.place is not Place.ACTIVE:
         return None
-    text = f"segment {holder.base_offset} is still active: {when_it_closes(facts, holder)}"
-    return Waiting(Gate.ACTIVE_SEGMENT, text)
+    closes, early = when_it_closes(facts, holder), _when_early(facts)
+    when = closes if early is None else f"{early}; {closes}"
+    return Waiting(Gate.ACTIVE_SEGMENT, f"segment {holder.base_offset} is still active: {when}")
+
+
+def _when_early(facts: RecordFacts) -> str | None:
+    """Return when the sidecar stores the active segment's committed records; None if it closes
+    first.
+    """
+    early, row = facts.early, _row(facts)
+    if early is None:
+        return None
+    if row is None:
+        why = facts.problems.get("sidecar", "it does not know the partition")
+        return f"its sidecar would archive it early (uploader.early), and does not answer: {why}"
+    size = row.unarchived_bytes
+    by_size = f"{size_text(early.bytes)}{'' if size is None else f' ({size_text(size)} now)'}"
+    age = row.unarchived_age_seconds
+    left = None if age is None else max(0.0, early.age - age)
+    by_age = f"{age_text(early.age)}{'' if left is None else f' (in {age_text(left)})'}"
+    text = f"its committed records are archived early, at {by_size} or an age of {by_age}"
+    mark = facts.log_offsets.high_watermark
+    if mark is not None and facts.offset >= mark:
+        text += f"; this one is not committed yet: the high watermark is at {mark}"
+    return text if row.last_error is None else f"{text}; the last error: {row.last_error}"
 
 
 def when_it_closes(facts: RecordFacts, active: LocalSegment) -> str:

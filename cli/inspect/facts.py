@@ -45,6 +45,7 @@ from sidetier.cli.inspect.store import StoreFacts, store_facts
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
+from sidetier.config.uploader import EarlyConfig
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import (
     ArchiveError,
@@ -53,15 +54,20 @@ from sidetier.segments.errors import (
     SidetierError,
     StorageError,
 )
+from sidetier.segments.listing import read_listing
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.status import Role
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.topic_rules import refusal_of
-from sidetier.uploader.led_partitions import topic_id_in
 from sidetier.uploader.trim.decision import topic_hindrance
-from sidetier.uploader.watching.disk import find_partitions, old_format_of
+from sidetier.uploader.watching.disk import (
+    find_partitions,
+    list_names,
+    old_format_of,
+    topic_id_in,
+)
 
 _AT_ONCE: Final = 16
 """Maximum number of concurrent requests to the stores."""
@@ -150,6 +156,7 @@ class RecordFacts(PartitionFacts):
         broker_id: This host's broker.
         archive: What the store has about the offset; None if it does not answer.
         known_to_cluster: False if the cluster has answered and has no such partition.
+        early: None if the topic is not archived early.
         local_retention: None if the topic has none, or the partition no replica on this host.
         problems: By source, why it does not answer.
     """
@@ -160,6 +167,7 @@ class RecordFacts(PartitionFacts):
     archive: ArchivedOffset | None = None
     known_to_cluster: bool | None = None
     roll: RollRules = field(default_factory=RollRules)
+    early: EarlyConfig | None = None
     local_retention: PartitionRetention | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -254,6 +262,7 @@ def gather_record(question: RecordQuestion) -> RecordFacts:
         known_to_cluster=None if brokers is None else brokers.replicas is not None,
         log_offsets=LogOffsets() if brokers is None else brokers.log_offsets,
         roll=roll_rules(settings or {}),
+        early=_early_rules(tp.topic, config, settings),
         local_retention=_answer(retention),
         problems=problems,
     )
@@ -269,6 +278,12 @@ def _failure(asked: Future[Any]) -> BaseException | None:
 
 def _answer(asked: Future[T]) -> T | None:
     return None if asked.exception() is not None else asked.result()
+
+
+def _early_rules(topic: str, config: Config, settings: Settings | None) -> EarlyConfig | None:
+    early = config.uploader.early
+    is_compacted = topic_config(settings or {}).compacted
+    return early if early.selects(topic) and not is_compacted else None
 
 
 def roll_rules(settings: Settings) -> RollRules:
@@ -608,6 +623,8 @@ class DoctorFacts:
         keys: The keys of `storage.encryption`.
         other_fingerprints: Why keys are not those that the other sidecars have.
         undecryptable: Stored segments that these keys do not decrypt: their keys, and why.
+        within_segments: Led partitions whose archive ends within a segment of the log; None if that
+            was not asked for.
         problems: By source, why it does not answer.
     """
 
@@ -626,11 +643,16 @@ class DoctorFacts:
     keys: tuple[KeyFacts, ...] = ()
     other_fingerprints: tuple[str, ...] = ()
     undecryptable: tuple[str, ...] = ()
+    within_segments: tuple[TopicPartition, ...] | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
 
 
 def gather_host(
-    config: Config, sidecar_url: str | None = None, *, try_conditions: bool = False
+    config: Config,
+    sidecar_url: str | None = None,
+    *,
+    try_conditions: bool = False,
+    back_to_pinterest: bool = False,
 ) -> DoctorFacts:
     """Read this host, and ask stores, brokers and sidecar. `problems` has the sources that failed.
 
@@ -638,6 +660,10 @@ def gather_host(
         config: The sidecar's configuration.
         sidecar_url: Address of the sidecar; None for the configured one.
         try_conditions: See `store_facts`.
+        back_to_pinterest: Whether to read each archive's end, for `within_segments`.
+
+    Raises:
+        SidetierError: An archive's end cannot be read.
     """
     machine = check_machine(config, LocalMachine())
     on_disk = find_partitions(map(str, config.log_dirs), config.topics.selects)
@@ -679,7 +705,9 @@ def gather_host(
         other_fingerprints=others,
         undecryptable=stored,
     )
-    facts = _with_cluster(facts, machine.identity, on_disk.directories, problems)
+    facts, led = _with_cluster(facts, machine.identity, on_disk.directories, problems)
+    if back_to_pinterest:
+        facts = replace(facts, within_segments=_within_segments(config, led))
     sidecar = None
     try:
         url, token = sidecar_url or url_of(config.http), bearer_token_of(config.http)
@@ -706,11 +734,14 @@ def _with_cluster(
     identity: MetaProperties | None,
     directories: Mapping[TopicPartition, str],
     problems: dict[str, str],
-) -> DoctorFacts:
+) -> tuple[DoctorFacts, Mapping[TopicPartition, str]]:
+    """Add what the brokers answer. Also return the directories of the led partitions; of all where
+    the brokers do not answer.
+    """
     try:
         cluster = open_cluster(facts.config)
         if cluster is None:
-            return facts
+            return facts, directories
         cluster_map = cluster.map()
         facts = replace(facts, cluster_topics=frozenset(tp.topic for tp in cluster_map.partitions))
         names = sorted({tp.topic for tp in facts.partitions})
@@ -720,7 +751,7 @@ def _with_cluster(
         operations = cluster.allowed_operations([name for name in names if local.selects(name)])
     except SidetierError as error:
         problems["cluster"] = str(error)
-        return facts
+        return facts, directories
     topics = tuple(
         TopicFacts(name, settings[name], _fewest_replicas(name, cluster_map), operations.get(name))
         for name in names
@@ -740,13 +771,39 @@ def _with_cluster(
         if local.selects(topic.name)
         and topic_hindrance(topic.name, topic_config(topic.settings)) is None
     }
-    return replace(
+    facts = replace(
         facts,
         topics=topics,
         topics_known=bool(topics) or not names,
         broker_settings=broker,
         groups=gather_groups(facts.config, led, trimmed, cluster),
     )
+    return facts, led
+
+
+def _within_segments(
+    config: Config, directories: Mapping[TopicPartition, str]
+) -> tuple[TopicPartition, ...]:
+    """Return the partitions whose archive ends within a segment of the log, sorted."""
+    names = sorted(directories)
+    with (
+        open_every_store(with_short_timeouts(config)) as stores,
+        ThreadPoolExecutor(_AT_ONCE, "doctor") as pool,
+    ):
+        ends = pool.map(lambda tp: stores.partition(tp).end(), names)
+        return tuple(
+            tp
+            for tp, end in zip(names, ends, strict=True)
+            if end.next_offset is not None and _is_within(directories[tp], end.next_offset)
+        )
+
+
+def _is_within(directory: str, offset: Offset) -> bool:
+    listing = read_listing(list_names(directory))
+    closed = (one.base_offset for one in listing.closed if not one.marked_for_deletion)
+    active = () if listing.active is None else (listing.active,)
+    bases = [Offset(base) for base in (*closed, *active)]
+    return bool(bases) and min(bases) < offset and offset not in bases
 
 
 def _fewest_replicas(topic: str, cluster_map: ClusterMap) -> int | None:

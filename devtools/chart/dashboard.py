@@ -245,8 +245,12 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Segments stored",
-                "Segments stored with their indexes.",
-                (Query(_topic_rate(names.UPLOADED_SEGMENTS), "{{topic}}"),),
+                "Segments stored with their indexes, and how many of them are parts of active "
+                "segments (uploader.early).",
+                (
+                    Query(_topic_rate(names.UPLOADED_SEGMENTS), "{{topic}}"),
+                    Query(f"sum(rate({_of(names.EARLY_SEGMENTS)}[{_RATE}]))", "early"),
+                ),
                 "ops",
             ),
             Panel(

@@ -16,16 +16,28 @@ from sidetier.leadership.port import (
     ClusterStateSource,
     HighWatermark,
     LeadershipView,
+    LedLog,
+    LedLogSource,
     RecordDeleter,
     TopicConfig,
     TopicConfigSource,
     ViewListener,
 )
 from sidetier.leadership.worker import ViewPublisher
-from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.segments.errors import (
+    LeadershipError,
+    LeadershipUnavailableError,
+    SidetierError,
+)
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPartition
+from sidetier.segments.offsets import (
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    TopicPartition,
+)
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.store_calls import StoreCalls
@@ -125,6 +137,46 @@ class HighWatermarksByHand:
         self.closed = True
 
 
+def _unstable(answer: LedLog | SidetierError) -> LedLog | SidetierError:
+    return answer._replace(last_stable=None) if isinstance(answer, LedLog) else answer
+
+
+class LedLogsByHand:
+    """A LedLogSource for logs without a broker: it leads each in the epoch of its log.
+
+    All records are committed, below `high_watermarks` where the test sets it, and all transactions
+    decided, below `last_stable`.
+    """
+
+    def __init__(self, log_dirs: Iterable[LogDir]) -> None:
+        self._log_dirs = list(log_dirs)
+        self.asked: list[dict[TopicPartition, LeaderEpoch]] = []
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        self.last_stable: dict[TopicPartition, int] = {}
+        self.before: list[Callable[[], None]] = []
+        """Called in turn before the answers, one for each request."""
+        self.closed = False
+
+    def led_logs(
+        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
+    ) -> Mapping[TopicPartition, LedLog | SidetierError]:
+        self.asked.append(dict(epochs))
+        if self.before:
+            self.before.pop(0)()
+        answers = {tp: self._answer(tp, epoch) for tp, epoch in epochs.items()}
+        return answers if stable else {tp: _unstable(one) for tp, one in answers.items()}
+
+    def _answer(self, tp: TopicPartition, epoch: LeaderEpoch) -> LedLog | SidetierError:
+        log = next((d.partitions[tp] for d in self._log_dirs if tp in d.partitions), None)
+        if log is None or log.epoch != epoch:
+            return LeadershipError(f"{tp} is not led in epoch {epoch}")
+        end = self.high_watermarks.get(tp, log.log_end)
+        return LedLog(Offset(end), Offset(self.last_stable.get(tp, end)), epoch)
+
+    def close(self) -> None:
+        self.closed = True
+
+
 def place_of(store: RemoteStorage, cache_bytes: int = 1 << 20) -> Place:
     """Return the same place for all topics."""
     return Place(store, LAYOUT, ArchiveWriter(store, LAYOUT, MetadataCache(cache_bytes)))
@@ -159,6 +211,7 @@ class Site:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     local_retention: LocalRetentionConfig = field(default_factory=LocalRetentionConfig)
     record_deleter: RecordDeleter | None = None
+    led_logs: LedLogSource | None = None
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     abandoned: threading.Event | None = None
     """None makes a new one for each daemon."""
@@ -201,6 +254,7 @@ class Site:
                 topics=self.topics,
                 local_retention=self.local_retention,
                 record_deleter=self.record_deleter,
+                led_logs=self.led_logs,
                 store_calls=self.store_calls,
                 abandoned=self.abandoned or threading.Event(),
             ),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from sidetier.archive.objects.leader_epochs import StoredEpochHistory
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset
+from sidetier.uploader.watching.disk import BatchPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class ArchiveState:
         kept_start: The start that is recorded on the store because the broker deleted records
             before the first `offset.wm` was written.
         epoch_history: The stored leader epochs; None until the sidecar has read them.
+        position: Where a batch of this broker's log begins, at the archive end offset or below;
+            None if that is not known.
     """
 
     watermark: Watermark | None = None
@@ -34,6 +37,7 @@ class ArchiveState:
     recorded: bool = False
     kept_start: Offset | None = None
     epoch_history: StoredEpochHistory | None = None
+    position: BatchPosition | None = None
 
     @property
     def is_pinterest(self) -> bool:

@@ -228,6 +228,7 @@ class Histories:
                 archive.next_offset,
                 check.epochs,
                 watermark.leader_epoch,
+                check.leader.leader_epoch,
             )
             latest = latest_divergence(watermark, archive.next_offset, local)
             if latest is not None:
@@ -237,7 +238,7 @@ class Histories:
                 )
             if latest is None:
                 self._sightings.pop(check.topic_partition, None)
-                return archive
+                return replace(archive, position=local.archive_end)
             reason = (
                 f"{check.directory}: this log left the stored history at offset {latest} or below "
                 f"(an unclean election), but the archive reaches {archive.next_offset}"

@@ -32,13 +32,14 @@ from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkSource
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.gates.topic_rules import CleanerCheckpoints, refusal_of
-from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
+from sidetier.uploader.led_partitions import latest_epoch
 from sidetier.uploader.state.plan import PlannedSegment, available, plan
 from sidetier.uploader.watching.disk import (
     EPOCH_CHECKPOINT_NAME,
     LogDirPartitions,
     list_names,
     old_format_of,
+    topic_id_in,
 )
 
 

@@ -6,6 +6,7 @@ until the divergence is resolved.
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +18,7 @@ from sidetier.segments.names import FileKind, parse_segment_file_name, segment_f
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.uploader.errors import OrphanSegmentError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.watching.disk import list_names
+from sidetier.uploader.watching.disk import BatchPosition, LogFile, list_names, topic_id_in
 
 _NO_EPOCH: Final = -1
 
@@ -29,10 +30,13 @@ class LocalHistory:
     Attributes:
         epoch_history: Its leader epochs.
         log_end: Its log end offset, exclusive; None if that is at or above the archive end offset.
+        archive_end: Where the batch at the archive end offset, or below it, begins in the active
+            segment; None if its batches were not read.
     """
 
     epoch_history: EpochHistory
     log_end: Offset | None = None
+    archive_end: BatchPosition | None = None
 
     def lacks(self, header: BatchHeader) -> bool:
         """Return whether this log does not hold a stored batch: another leader wrote there, or the
@@ -59,6 +63,7 @@ def read_history(
     next_offset: Offset,
     epochs: RememberedEpochs,
     archived_epoch: LeaderEpoch = UNKNOWN_EPOCH,
+    leader_epoch: LeaderEpoch = UNKNOWN_EPOCH,
 ) -> LocalHistory:
     """Read the history of the log in a partition's directory.
 
@@ -74,22 +79,27 @@ def read_history(
         next_offset: Archive end offset; the log end is read only if it may be below it.
         epochs: The leader epochs of the log that the sidecar remembers.
         archived_epoch: Leader epoch in `offset.wm`.
+        leader_epoch: Leader epoch in which this broker leads.
 
     Raises:
         SegmentGoneError: the partition's directory is gone.
         OSError: its active segment is gone.
     """
-    end = None
+    end = position = None
     # The log ends above the active segment's base. Only if that
     # base is below the archive end offset can the log end below it.
     if active is not None and active < next_offset:
         # The broker may have rolled a new segment since the listing: `active` is not the last then.
-        end = log_end_offset(directory, _newest_segment(directory, active))
+        before = epochs.read(directory).entries[-1:]
+        # A broker that leads writes its epoch first, and does not truncate from then on.
+        leads = leader_epoch if before and before[0][0] == leader_epoch else UNKNOWN_EPOCH
+        segment = _newest_segment(directory, active)
+        end, position = _walk(directory, segment, next_offset, leads)
         end = end if end < next_offset else None
     epoch_history = epochs.read(directory)
     if epoch_history.entries and epoch_history.entries[0][0] > archived_epoch > UNKNOWN_EPOCH:
         epoch_history = _with_first_segment(directory, next_offset, epoch_history)
-    return LocalHistory(epoch_history, end)
+    return LocalHistory(epoch_history, end, position)
 
 
 def _with_first_segment(
@@ -209,20 +219,28 @@ def log_end_offset(directory: str, active: BaseOffset) -> Offset:
     Raises:
         OSError: the file is gone.
     """
+    return _walk(directory, active, Offset(active))[0]
+
+
+def _walk(
+    directory: str, active: BaseOffset, archived: Offset, leads: LeaderEpoch = UNKNOWN_EPOCH
+) -> tuple[Offset, BatchPosition]:
+    """Return the ends of the last whole batch, and of the last one up to the offset `archived`."""
     path = os.path.join(directory, segment_file_name(active, FileKind.LOG))
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    end = below = Offset(active)
+    position = 0
     try:
-        return _end(descriptor, active)
+        status = os.fstat(descriptor)
+        file = LogFile(status.st_dev, status.st_ino, topic_id_in(directory))
+        # Damaged: the broker is appending a batch.
+        with suppress(DamagedSegmentError):
+            for at, header in walk_headers(
+                lambda at, length: os.pread(descriptor, length, at), status.st_size
+            ):
+                end = header.next_offset
+                if end <= archived:
+                    below, position = end, at + header.length
+        return end, BatchPosition(active, file, leads, below, position)
     finally:
         os.close(descriptor)
-
-
-def _end(descriptor: int, active: BaseOffset) -> Offset:
-    end = Offset(active)
-    size = os.fstat(descriptor).st_size
-    try:
-        for _, header in walk_headers(lambda at, length: os.pread(descriptor, length, at), size):
-            end = header.next_offset
-    except DamagedSegmentError:
-        return end  # the broker is appending a batch
-    return end

@@ -14,12 +14,12 @@ from sidetier.config.startup import META_PROPERTIES
 from sidetier.segments.errors import SegmentError, SegmentGoneError
 from sidetier.segments.names import DirectoryState, FileKind, parse_partition_directory
 from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition
-from sidetier.uploader.led_partitions import topic_id_in
 from sidetier.uploader.pinning.pins import SpooledFiles, pin
 from sidetier.uploader.pinning.spool import Spool, SpooledSegment, spooled_in, sweep
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Timeline, TrackedSegment
+from sidetier.uploader.watching.disk import topic_id_in
 
 log: Final = structlog.get_logger()
 

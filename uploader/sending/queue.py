@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 @dataclass(order=True, slots=True)
 class _Entry:
     urgency: Urgency
+    is_early: bool
+    """Parts of active segments come last, in their order: no partition always waits."""
     base_offset: BaseOffset
     number: int
     size: int
@@ -86,7 +88,8 @@ class UploadQueue:
         self._bytes += tracked.size
         entry = _Entry(
             tracked.urgency,
-            planned.segment.base_offset,
+            tracked.early is not None,
+            BaseOffset(0) if tracked.early is not None else planned.segment.base_offset,
             next(self._numbers),
             tracked.size,
             tracked.modified_ns,
@@ -110,7 +113,7 @@ class UploadQueue:
             self._bytes -= entry.size
             # The entry may be outdated: the segment was released, or planned again, after it was
             # queued. Entries are not removed from the heap.
-            tracked = entry.partition.log.tracked.get(entry.planned.segment.base_offset)
+            tracked = entry.partition.log.of(entry.planned)
             if tracked is not None and _still_wanted(tracked, entry):
                 if (event := self._start(tracked, entry)) is not None:
                     events.append((entry.partition, event))
@@ -135,7 +138,11 @@ class UploadQueue:
         if pinned is None:
             return UploadPutOff(tracked)
         present = partition.archive.present or frozenset()
-        destination, committed = self._destination(partition), tracked.committed
+        destination, committed, early = (
+            self._destination(partition),
+            tracked.committed,
+            tracked.early,
+        )
         # Read here, on the daemon's thread: `partition` and `tracked` change while the upload runs.
         generation, uploader = partition.generation, self._uploader
         progress = SendProgress(self._now)
@@ -143,7 +150,13 @@ class UploadQueue:
 
         def upload() -> Event:
             stored = uploader.upload(
-                destination, pinned, planned, present, committed=committed, progress=progress
+                destination,
+                pinned,
+                planned,
+                present,
+                committed=committed,
+                progress=progress,
+                early=early,
             )
             return UploadSucceeded(tracked, generation, stored)
 
@@ -162,7 +175,8 @@ class UploadQueue:
         """Return the open files of a segment that is uploaded next; None if it is put off.
 
         Files that were closed to free their pin are opened again. A file that was written after
-        `modified_ns`, when the high watermark was checked for it, has to pass that check again.
+        `modified_ns`, when the high watermark was checked for it, has to pass that check again. The
+        active segment is written all the time: its upload checks what it reads.
 
         Raises:
             SegmentGoneError: the files are gone.
@@ -171,7 +185,8 @@ class UploadQueue:
         tracked.begin_upload()
         if tracked.pinned is None and partition.directory is not None:
             self._pins.pin_again(partition.directory, tracked)
-        return tracked.pinned if tracked.modified_ns == modified_ns else None
+        is_checked = tracked.modified_ns == modified_ns or tracked.early is not None
+        return tracked.pinned if is_checked else None
 
     def _destination(self, partition: Partition) -> Destination:
         place = self._place_of(partition.topic_partition.topic)

@@ -1,11 +1,13 @@
 """Upload one segment: verify it, then store its indexes, its optional files, and its `.log`."""
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.archive.objects.acknowledgements import acknowledged_gaps, covering
+from sidetier.leadership.port import LedLogSource
 from sidetier.segments.errors import SegmentError, UnsupportedFormatError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import OPTIONAL_KINDS, FileKind
@@ -38,6 +40,7 @@ from sidetier.segments.txn_index import (
 )
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.errors import StoredOtherwiseError, UnarchivableError
+from sidetier.uploader.gates.committed_range import CommittedRange, NotCommittedError, refusal
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
@@ -52,6 +55,7 @@ from sidetier.uploader.sending.verify import (
 )
 from sidetier.uploader.state.plan import Conflict, PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment
+from sidetier.uploader.watching.disk import log_file
 
 _PIECE_BYTES: Final = 64 * 1024
 
@@ -80,9 +84,15 @@ class OptionalFiles:
 
 
 def optional_files(
-    pinned: PinnedSegment, stored: Extent, before_read: Callable[[int], None]
+    pinned: PinnedSegment,
+    stored: Extent,
+    before_read: Callable[[int], None],
+    *,
+    grows: bool = False,
 ) -> OptionalFiles:
     """Return the optional files of a segment, or of a slice of a segment.
+
+    `grows` is set for an active segment: its transaction index may have later entries.
 
     An error is recorded in `left_out`, not raised: the records are worth storing without the file.
     """
@@ -91,7 +101,7 @@ def optional_files(
     left_out = dict(pinned.lacking)
     for kind in OPTIONAL_KINDS:
         try:
-            file = _optional_file(kind, pinned, stored, before_read)
+            file = _optional_file(kind, pinned, stored, before_read, grows=grows)
         except (SegmentError, OSError) as error:
             left_out[kind], file = str(error), None
         if file is not None:
@@ -112,37 +122,53 @@ def _is_cut_off(kind: FileKind, pinned: PinnedSegment, stored: Extent) -> bool:
 
 
 def _optional_file(
-    kind: FileKind, pinned: PinnedSegment, stored: Extent, before_read: Callable[[int], None]
+    kind: FileKind,
+    pinned: PinnedSegment,
+    stored: Extent,
+    before_read: Callable[[int], None],
+    *,
+    grows: bool,
 ) -> VerifiedFile | None:
     descriptor = pinned.descriptors.get(kind)
     if descriptor is None or _is_cut_off(kind, pinned, stored):
         return None
     if kind is FileKind.TXNINDEX:
-        return _txn_index(descriptor, pinned.segment.base_offset, stored, before_read)
+        return _txn_index(descriptor, pinned.segment.base_offset, stored, before_read, grows=grows)
     pieces = SummedPieces(descriptor, _PIECE_BYTES)
     return pieces.file(before_read) if check_snapshot(pieces) else None
 
 
 def _txn_index(
-    descriptor: int, segment: BaseOffset, stored: Extent, before_read: Callable[[int], None]
+    descriptor: int,
+    segment: BaseOffset,
+    stored: Extent,
+    before_read: Callable[[int], None],
+    *,
+    grows: bool,
 ) -> VerifiedFile | None:
     """Return the transaction index; for a slice, its entries with an abort marker in the slice.
 
     Transactions that end below the slice have no records in it.
     """
-    pieces = SummedPieces(descriptor, WHOLE_ABORTED_TXNS_BYTES)
-    below = above = 0
-    # The first pass checks the whole file and counts. Entries ascend by marker, so
-    # the slice's entries are a suffix, and a second pass sums up that suffix alone.
-    for entry in read_txn_index(pieces, segment, stored.end):
+    # The broker may be adding an entry to the index of an active segment: it is cut there.
+    size = os.fstat(descriptor).st_size
+    whole = size - size % ABORTED_TXN_BYTES if grows else size
+    pieces = SummedPieces(descriptor, WHOLE_ABORTED_TXNS_BYTES, end=whole)
+    below = inside = above = 0
+    # The first pass checks the whole file and counts. Entries ascend by marker, so the
+    # slice's entries follow each other, and a second pass sums up these alone.
+    for entry in read_txn_index(pieces, segment, None if grows else stored.end):
         if entry.last_offset < stored.base:
             below += 1
+        elif entry.last_offset < stored.end:
+            inside += 1
         else:
             above += 1
-    if not above:
+    if not inside:
         return None
-    if below:
-        pieces = SummedPieces(descriptor, WHOLE_ABORTED_TXNS_BYTES, below * ABORTED_TXN_BYTES)
+    if below or above:
+        start, length = below * ABORTED_TXN_BYTES, inside * ABORTED_TXN_BYTES
+        pieces = SummedPieces(descriptor, WHOLE_ABORTED_TXNS_BYTES, start, start + length)
         for _ in read_txn_index(pieces, stored.base, stored.end):
             pass
     return pieces.file(before_read)
@@ -200,9 +226,11 @@ class Uploader:
     """Uploads segments. Each thread uses one chunk of memory for segments of any size."""
 
     rules: ReadingRules
+    led_logs: LedLogSource | None = None
+    """Asks the own broker; None where nothing is archived early."""
     _local: threading.local = field(default_factory=threading.local)
 
-    def upload(
+    def upload(  # noqa: PLR0913 - what differs between two segments
         self,
         to: Destination,
         pinned: PinnedSegment,
@@ -211,6 +239,7 @@ class Uploader:
         *,
         committed: bool = False,
         progress: SendProgress | None = None,
+        early: CommittedRange | None = None,
     ) -> StoredSegment:
         """Store one segment's index, time index, optional files and log, in this order.
 
@@ -225,8 +254,11 @@ class Uploader:
             present: Keys above `offset.wm` that existed when the archive was listed.
             committed: Whether the segment is known to be committed (`TrackedSegment.committed`).
             progress: Counts the bytes of the `.log` while it is sent.
+            early: The part of the active segment to store; None for a closed segment.
 
         Raises:
+            NotCommittedError: nothing confirms that the part of the active segment is committed.
+            BrokerError: the broker does not answer whether it is.
             UnarchivableError: the segment has message format v0 or v1.
             SegmentError: the local file is damaged, has changed, or must not be stored.
             StoredByAnotherError: another sidecar's segment is stored there: continue behind it.
@@ -244,21 +276,29 @@ class Uploader:
                 to.directory,
                 self.rules.before_walk,
                 to.epochs.read,
-                committed,
+                committed or early is not None,
                 progress,
+                early,
             )
             verified = _verified(to, pinned, planned, reading)
-            if not (to.compacted or to.begins):
-                _check_follows(pinned, planned, verified)
             stored = Extent(verified.base_offset, verified.next_offset)
-            optional = optional_files(pinned, stored, self.rules.before_read)
+            grows = early is not None
+            # Before the proof: a broker that restarts empties the `.txnindex` of an active segment.
+            optional = optional_files(pinned, stored, self.rules.before_read, grows=grows)
+            if early is not None:
+                self._confirm(to, early, verified)
+            elif not (to.compacted or to.begins):
+                _check_follows(pinned, planned, verified)
             sent = sum(
                 store_file(to.store, file, may_exist=file.key in present)
                 for file in _files(to, verified, optional)
             )
             # The file was read again for the upload. A store without checksums has not noticed a
             # change since the verification.
-            pinned.check_unchanged()
+            if early is not None:
+                self._confirm(to, early, verified)
+            else:
+                pinned.check_unchanged()
         finally:
             # Also after a failure: the pages were loaded for it all the same.
             pages.give_back()
@@ -272,6 +312,25 @@ class Uploader:
             to.compacted,
             optional.left_out,
         )
+
+    def _confirm(self, to: Destination, early: CommittedRange, verified: VerifiedSegment) -> None:
+        """Ask the broker again after a part of the active segment was read, then look again.
+
+        The look comes last: brokers answer by name, so the answer before it is about the topic
+        whose directory is still there.
+
+        Raises:
+            NotCommittedError: the bytes must not be stored.
+            BrokerError: the broker does not answer.
+        """
+        tp, again = to.topic_partition, None
+        if self.led_logs is not None:
+            epochs = {tp: early.leader_epoch}
+            again = self.led_logs.led_logs(epochs, stable=False).get(tp)
+        file = None if to.directory is None else log_file(to.directory, early.segment)
+        reason = refusal(early, verified.epochs, verified.read_to, again, file)
+        if reason is not None:
+            raise NotCommittedError(f"{tp}: {reason}")
 
     def _buffer(self) -> memoryview:
         buffer: memoryview | None = getattr(self._local, "buffer", None)

@@ -26,6 +26,7 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Of
 from sidetier.segments.walker import BatchWalker, SegmentFacts
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Body
+from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.pinning.pins import PinnedSegment, has_successor, is_live, still_the_same
 from sidetier.uploader.sending.reading import ColdPages, FileBody, SendProgress, chunks
@@ -41,21 +42,30 @@ class VerifiedFile:
 
 
 class SummedPieces:
-    """Iterates over a file's bytes from `start` on, and sums them up: their size and CRC64NVME.
+    """Iterates over a file's bytes from `start` to `end`, and sums up their size and CRC64NVME.
 
     All pieces have `piece_bytes` bytes, except the last one. After the iteration, `file` returns
     exactly the bytes that were read: if the broker rewrites the file meanwhile, the store refuses
     bytes that do not match the checksum.
     """
 
-    def __init__(self, descriptor: int, piece_bytes: int, start: int = 0) -> None:
+    def __init__(
+        self, descriptor: int, piece_bytes: int, start: int = 0, end: int | None = None
+    ) -> None:
         self._descriptor = descriptor
         self._piece_bytes = piece_bytes
         self._start = start
+        self._end = end
         self._size = self._checksum = 0
 
+    def _read_next(self) -> bytes:
+        position, length = self._start + self._size, self._piece_bytes
+        if self._end is not None:
+            length = min(length, max(0, self._end - position))
+        return os.pread(self._descriptor, length, position)
+
     def __iter__(self) -> Iterator[bytes]:
-        while piece := os.pread(self._descriptor, self._piece_bytes, self._start + self._size):
+        while piece := self._read_next():
             self._size += len(piece)
             self._checksum = crc64nvme(piece, self._checksum)
             yield piece
@@ -88,6 +98,7 @@ class VerifiedSegment:
         epoch_history: The leader epochs of the log, if they reach back to this segment; else
             `epochs`.
         plain_records: Number of its records; None where some belong to a transaction.
+        read_to: End of the last batch that was read, exclusive.
     """
 
     base_offset: BaseOffset
@@ -101,6 +112,7 @@ class VerifiedSegment:
     epochs: tuple[Entry, ...]
     epoch_history: EpochHistory
     plain_records: int | None
+    read_to: Offset | None
 
     @property
     def size(self) -> int:
@@ -132,6 +144,7 @@ class Reading:
         read_epochs: Returns the leader epochs of the log in a directory.
         committed: Whether the segment is known to be committed (`TrackedSegment.committed`).
         progress: Counts the bytes of the `.log` while it is sent.
+        early: The part of an active segment that is read; None for a closed segment.
     """
 
     pages: ColdPages
@@ -143,10 +156,14 @@ class Reading:
     read_epochs: Callable[[str], EpochHistory] = read_local_epochs
     committed: bool = False
     progress: SendProgress | None = None
+    early: CommittedRange | None = None
 
 
 def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> VerifiedSegment:
     """Read the pinned segment once and prove that it may be stored.
+
+    Of a part of an active segment, only the bytes and their history are checked here: the caller
+    applies `committed_range.refusal`.
 
     Raises:
         SegmentChangedError: the file was rewritten, or replaced under its name, or merged.
@@ -165,8 +182,8 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     if reading.compacted:
         _check_not_merged(pinned, planned, reading.directory or pinned.directory)
     # In a compacted topic the pinned indexes may belong to an earlier `.log` of the same name.
-    rebuild = planned.is_slice or reading.compacted
-    window = _window(pinned, planned)
+    rebuild = planned.is_slice or reading.compacted or reading.early is not None
+    window = _window(pinned, planned, reading.early)
     facts, indexes = _walk_with_indexes(pinned, window, reading, rebuild=rebuild)
     # Once more after the reading: the file may have been rewritten or renamed meanwhile.
     _check_identity(pinned, reading)
@@ -198,6 +215,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
         epochs=facts.epochs,
         epoch_history=_epoch_history_from(window.base_offset, epoch_history, facts),
         plain_records=facts.plain_records if facts.next_offset == end else None,
+        read_to=facts.next_offset,
     )
 
 
@@ -215,12 +233,24 @@ def _epoch_history_from(
 
 
 def _check_identity(pinned: PinnedSegment, reading: Reading) -> None:
+    if reading.early is not None:
+        # The broker appends to the file, but not to the bytes that are read.
+        file = reading.early.file
+        if (pinned.identity.device, pinned.identity.inode) != (file.device, file.inode):
+            raise SegmentChangedError(f"{pinned.name} is another file now than {file}")
+        return
     pinned.check_unchanged()
     if not reading.compacted and not still_the_same(pinned.directory, pinned):
         raise SegmentChangedError(f"{pinned.name} is another file now than the one that was pinned")
 
 
-def _window(pinned: PinnedSegment, planned: PlannedSegment) -> _Window:
+def _window(
+    pinned: PinnedSegment, planned: PlannedSegment, early: CommittedRange | None
+) -> _Window:
+    if early is not None:
+        if planned.start != early.start:
+            raise SegmentChangedError(f"{pinned.name}: the archive does not end at {early.start}")
+        return _Window(BaseOffset(early.start), early.position, early.position + early.size)
     size = pinned.identity.size
     if not planned.is_slice:
         # `start` is below the base offset where compaction has emptied the segments before it.

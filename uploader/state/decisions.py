@@ -156,6 +156,7 @@ class Facts:
         is_moving: Whether a part of the archive is being moved to quarantine, or is about to be.
         has_directory: Whether the partition's directory is read.
         may_upload: Whether the objects above `offset.wm` are known, and nothing holds uploads back.
+        is_early_due: Whether a part of the active segment is to be stored.
     """
 
     topic_partition: TopicPartition
@@ -176,6 +177,7 @@ class Facts:
     is_moving: bool
     has_directory: bool
     may_upload: bool
+    is_early_due: bool = False
 
     @property
     def now(self) -> float:
@@ -229,12 +231,14 @@ def lead(facts: Facts) -> Decision:
 
 def _offer(facts: Facts, planned: PlannedSegment) -> list[Action]:
     """Upload a segment if it is committed. Otherwise, or if it is held back, examine it later."""
-    segment = facts.log.tracked[planned.segment.base_offset]
+    segment = facts.log.of(planned)
     # Queued, or under way.
-    if segment.stage is not SegmentState.CLOSED:
+    if segment is None or segment.stage is not SegmentState.CLOSED:
         return []
     if facts.now < segment.hold.until:
         return [ScanAt(segment.hold.until)]
+    if segment.early is not None:  # its upload asks the broker itself
+        return [Upload(segment, planned)]
     if facts.situation.high_watermarks.cover(segment.segment.next_base, segment.modified_ns):
         return [Upload(segment, planned)]
     # Not known to be committed yet. The checkpoint of the broker is read again with each decision.
@@ -422,7 +426,7 @@ def next_request(facts: Facts) -> Request | None:
         at_gap = facts.halt is not None and facts.halt.gap is not None
         return Request.LOAD if at_gap and facts.now >= facts.read_again_at else None
     log, archive = facts.log, facts.archive
-    if log.listed_at is None or not (log.tracked or archive):
+    if log.listed_at is None or not (log.tracked or archive or facts.is_early_due):
         return None  # nothing is closed: an idle partition costs no request
     if archive is None:
         return Request.LOAD

@@ -12,8 +12,10 @@ from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.errors import OperatorNeededError
+from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment, Timeline, TrackedSegment
+from sidetier.uploader.watching.disk import BatchPosition
 
 if TYPE_CHECKING:
     from sidetier.uploader.archive.takeover import TakeoverReport
@@ -132,6 +134,35 @@ class StoreSilent:
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyFound:
+    """A part of the active segment is due to be stored. `generation` is the partition's when its
+    broker was asked.
+    """
+
+    committed: CommittedRange
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class EarlySearched:
+    """The search for an early segment has come to a batch at the archive end offset or below.
+
+    `generation` is the partition's when the broker was asked.
+    """
+
+    position: BatchPosition
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyFailed:
+    """No early segment was found: the log or the broker's answer does not allow it."""
+
+    error: Exception
+    generation: int
+
+
 Event = (
     SituationChanged
     | RequestSucceeded
@@ -142,6 +173,9 @@ Event = (
     | UploadPutOff
     | ArchiveMoves
     | StoreSilent
+    | EarlyFound
+    | EarlySearched
+    | EarlyFailed
 )
 
 
@@ -244,19 +278,27 @@ class ReportGap:
 
 @dataclass(frozen=True, slots=True)
 class ReportUploaded:
-    """A segment's objects are on the store. The upload took `seconds`."""
+    """A segment's objects are on the store. The upload took `seconds`.
+
+    `early` is set for a part of an active segment.
+    """
 
     stored: StoredSegment
     seconds: float
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReportUploadFailed:
-    """An upload has failed, for the `failures`-th time in a row. It is tried again."""
+    """An upload has failed, for the `failures`-th time in a row. It is tried again.
+
+    If `repeated`, it is counted and not logged: the last error was the same.
+    """
 
     base_offset: BaseOffset
     error: Exception
     failures: int
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

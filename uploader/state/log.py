@@ -1,6 +1,6 @@
 """A partition's log as its last listing shows it, and its segments that are not stored yet."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Final
@@ -35,6 +35,11 @@ class TrackedLog:
     """Where the log began at the first listing."""
     listed_at: float | None = None
     """When it was listed last, in monotonic seconds."""
+    early: TrackedSegment | None = None
+    """The part of the active segment that is being stored. Once its upload has begun, it stays when
+    the broker closes the segment, which is then tracked as well: the rest of it follows. Its files
+    are open only during its upload.
+    """
     trimmed_to: Offset | None = None
     """Log start offset to which local retention has moved it. The broker deletes the segments below
     it at its next check.
@@ -105,7 +110,40 @@ class TrackedLog:
             for base, tracked in self.tracked.items()
             if tracked.stage is not SegmentState.UPLOADING and _is_stored(tracked.segment, below)
         ]
-        return [self.tracked.pop(base) for base in stored]
+        released = [self.tracked.pop(base) for base in stored]
+        early = self.early
+        if early is not None and early.early is not None and below not in {None, early.early.start}:
+            released += self.drop_early()
+        return released
+
+    def drop_early(self) -> list[TrackedSegment]:
+        """Stop tracking the part of the active segment, unless it is being uploaded. Returns it."""
+        early = self.early
+        if early is None or early.stage is SegmentState.UPLOADING:
+            return []
+        self.early = None
+        return [early]
+
+    def drop_overtaken_early(self) -> list[TrackedSegment]:
+        """Stop tracking a part that no thread has begun by the time when its segment is closed.
+
+        The closed segment has the same records, and is more urgent. Returns the part.
+        """
+        early = self.early
+        if early is None or not self.tracked or early.stage in _BUSY:
+            return []
+        return self.drop_early()
+
+    def of(self, planned: PlannedSegment) -> TrackedSegment | None:
+        """Return the tracked segment that a plan names; None if it is tracked no longer."""
+        early = self.early
+        if early is not None and early.segment == planned.segment:
+            return early
+        return self.tracked.get(planned.segment.base_offset)
+
+    def is_tracked(self, segment: TrackedSegment) -> bool:
+        """Whether the segment is still tracked, and not another file of its base offset."""
+        return segment is self.early or self.tracked.get(segment.segment.base_offset) is segment
 
     def untrack_all(self) -> list[TrackedSegment]:
         """Stop tracking all segments; return those whose files the caller releases.
@@ -113,7 +151,8 @@ class TrackedLog:
         The end of an upload under way releases its own files, and changes nothing else.
         """
         tracked, self.tracked = self.tracked, {}
-        return [old for old in tracked.values() if old.stage is not SegmentState.UPLOADING]
+        closed = [old for old in tracked.values() if old.stage is not SegmentState.UPLOADING]
+        return closed + self.drop_early()
 
     def forget_progress(self) -> None:
         """Store queued and stored segments again: the archive may have changed.
@@ -123,6 +162,7 @@ class TrackedLog:
         for tracked in self.tracked.values():
             if tracked.stage in {SegmentState.QUEUED, SegmentState.STORED}:
                 tracked.stage, tracked.stored = SegmentState.CLOSED, None
+        self.drop_early()
 
     def retain(self, retention: float) -> bool:
         """Set the retention of each segment, in seconds; return whether that changes an urgency."""
@@ -180,6 +220,9 @@ class TrackedLog:
         conflicts = {b: t.conflict for b, t in self.tracked.items() if t.conflict is not None}
         empty = [base for base, t in self.tracked.items() if sparse and t.size == 0]
         segments = [s for s in self._segments() if not self.tracked[s.base_offset].given_up]
+        if self.early is not None:
+            # Before the closed segment of the same base offset, whose rest follows it.
+            segments = sorted([self.early.segment, *segments])
         return plan(next_offset, segments, self.active, conflicts, empty)
 
     def plan_again(self, step: Plan) -> None:
@@ -189,7 +232,7 @@ class TrackedLog:
         log. The offsets between them are now missing.
         """
         for planned in step.segments:
-            tracked = self.tracked[planned.segment.base_offset]
+            tracked = self._planned(planned)
             if tracked.stage is SegmentState.STORED and not tracked.is_as_planned(planned):
                 tracked.stage, tracked.stored = SegmentState.CLOSED, None
 
@@ -198,11 +241,16 @@ class TrackedLog:
 
         Stored segments do not count: those behind a segment that is not stored yet wait for it, and
         must not delay the segments behind them.
+
+        While a part of the active segment is being uploaded, nothing behind it is: the broker may
+        not confirm the part, and the closed segment is then planned from its begin.
         """
+        if self.early is not None and self.early.stage is SegmentState.UPLOADING:
+            window = 1
         left = (
             planned
             for planned in step.segments
-            if self.tracked[planned.segment.base_offset].stage is not SegmentState.STORED
+            if self._planned(planned).stage is not SegmentState.STORED
         )
         return list(islice(left, window))
 
@@ -210,7 +258,7 @@ class TrackedLog:
         """Return the stored segments that follow the archive end offset without a gap."""
         prefix = []
         for planned in step.segments:
-            tracked = self.tracked[planned.segment.base_offset]
+            tracked = self._planned(planned)
             if tracked.stage is not SegmentState.STORED or tracked.stored is None:
                 break
             # Stored for another plan: from another offset, or up to another
@@ -219,6 +267,12 @@ class TrackedLog:
                 break
             prefix.append(tracked.stored)
         return prefix
+
+    def _planned(self, planned: PlannedSegment) -> TrackedSegment:
+        tracked = self.of(planned)
+        if tracked is None:
+            raise KeyError(f"segment {planned.segment.base_offset} is planned and not tracked")
+        return tracked
 
     def unarchivable(self, next_offset: Offset | None, *, sparse: bool) -> OffsetRange | None:
         """Return the next offsets if their format cannot be archived, and nobody has accepted it.
@@ -229,7 +283,7 @@ class TrackedLog:
             return None  # for most partitions there is nothing to plan
         blocked = list(
             takewhile(
-                lambda planned: self.tracked[planned.segment.base_offset].unarchivable,
+                lambda planned: self._planned(planned).unarchivable,
                 self.plan(next_offset, sparse=sparse).segments,
             )
         )
@@ -247,12 +301,17 @@ class TrackedLog:
     @property
     def is_under_way(self) -> bool:
         """Whether a segment is queued, is being uploaded, or waits for its commit."""
-        return any(tracked.stage in _UNDER_WAY for tracked in self.tracked.values())
+        return any(tracked.stage in _UNDER_WAY for tracked in self._all())
 
     @property
     def is_uploading(self) -> bool:
         """Whether a segment is being uploaded."""
-        return any(t.stage is SegmentState.UPLOADING for t in self.tracked.values())
+        return any(t.stage is SegmentState.UPLOADING for t in self._all())
+
+    def _all(self) -> Iterator[TrackedSegment]:
+        yield from self.tracked.values()
+        if self.early is not None:
+            yield self.early
 
     def pins(self) -> int:
         """Return the number of pinned segments."""

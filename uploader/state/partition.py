@@ -22,6 +22,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
+    BaseOffset,
     LeaderEpoch,
     Offset,
     OffsetRange,
@@ -43,6 +44,9 @@ from sidetier.uploader.state.events import (
     Action,
     ArchiveMoves,
     Asked,
+    EarlyFailed,
+    EarlyFound,
+    EarlySearched,
     Event,
     HoldBack,
     Release,
@@ -78,6 +82,7 @@ from sidetier.uploader.state.segment import (
     Timeline,
     TrackedSegment,
 )
+from sidetier.uploader.watching.disk import BatchPosition
 
 if TYPE_CHECKING:
     from sidetier.uploader.archive.takeover import TakeoverReport
@@ -212,6 +217,10 @@ class Partition:
     # -- the gap behind the archive's end
 
     gap: GapWatch = NO_GAP
+    early_due: bool = False
+    """Whether a part of the active segment is due to be stored: see `early`."""
+    early_hold: Backoff = field(default_factory=Backoff)
+    """After an early segment that was refused, or not stored: the `hold` of each of them."""
     read_again_at: float = 0.0
     """When the archive is read again while a gap, or a halt at one, waits for the sidecars of other
     brokers.
@@ -268,6 +277,17 @@ class Partition:
             return self.archive.next_offset
         return self.following.next_offset if self.following else None
 
+    def position_in(self, segment: BaseOffset) -> BatchPosition | None:
+        """Return where a batch of the segment begins, at the archive end offset or below; None if
+        that is not known.
+        """
+        archive = self.archive
+        position = None if archive is None else archive.position
+        if archive is None or position is None or position.segment != segment:
+            return None
+        end = archive.next_offset
+        return position if end is not None and position.offset <= end else None
+
     def plan(self) -> Plan:
         """Return the segments to store next, in order; none while the archive is not known."""
         next_offset = None if self.archive is None else self.archive.next_offset
@@ -319,6 +339,7 @@ class Partition:
         self.reset()
         # Leader epochs of another topic mean nothing for this one.
         self.topic_id, self.spool, self.epochs = topic_id, None, RememberedEpochs()
+        self.early_due, self.early_hold = False, Backoff()
         self.following = Following() if self.follows else None
         log, self.log = self.log, TrackedLog()
         return log.untrack_all()
@@ -459,6 +480,30 @@ class Partition:
             and self.unanswered is None
         )
 
+    def note_early(self, *, due: bool, now: float) -> None:
+        """Note whether a part of the active segment is due to be stored."""
+        self.early_due = due
+        if not due and self.log.early is None and self.early_hold.until <= now:
+            self.early_hold.clear()  # the part that was refused is stored otherwise, or gone
+
+    def may_archive_early(self) -> bool:
+        """Whether a part of the active segment may be stored: nothing else is stored first.
+
+        Not of a compacted topic: compaction may have merged the batches at the end of the part by
+        the time when the rest of the segment is stored.
+        """
+        return (
+            self.following is None
+            and not (self.lost or self.unsure or self.is_sparse or self.diverged)
+            and self.config is not None
+            and self.refused is None
+            and self.halt is None
+            and self.unanswered is None
+            and self.gap.gap is None
+            and self.log.early is None
+            and not self.log.tracked
+        )
+
     # -- events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event, situation: Situation) -> list[Action]:
@@ -492,7 +537,9 @@ class Partition:
             yield from map(Release, self.log.untrack_all())
             return
         yield from map(Release, self.log.forget_stored(self.stored_below()))
-        if self.following is None and self.log.tracked and not situation.rules.from_latest:
+        yield from map(Release, self.log.drop_overtaken_early())
+        has_work = bool(self.log.tracked) or self.early_due
+        if self.following is None and has_work and not situation.rules.from_latest:
             self.archive = begun(self.archive, self.log.first_start)
         facts = self.facts(situation)
         self.log.plan_again(facts.plan)
@@ -523,6 +570,7 @@ class Partition:
             is_moving=self.moving is not None,
             has_directory=self.directory is not None,
             may_upload=self.may_upload(),
+            is_early_due=self.early_due,
         )
 
     def asked(self, request: Request) -> Asked | None:
@@ -567,7 +615,31 @@ class Partition:
                 self.moving = description
             case StoreSilent(reason):
                 self.unanswered = reason
+            case EarlyFound() | EarlySearched() | EarlyFailed():
+                self._take_early(event, now)
         return []
+
+    def _note_position(self, position: BatchPosition) -> None:
+        if self.archive is not None:
+            self.archive = replace(self.archive, position=position)
+
+    def _take_early(self, event: EarlyFound | EarlySearched | EarlyFailed, now: float) -> None:
+        if event.generation != self.generation:
+            return
+        match event:
+            case EarlyFound(committed):
+                archive = self.archive
+                if archive is None or not self.may_archive_early():
+                    return
+                # The segment may have been closed, and the archive may have grown, since the broker
+                # was asked.
+                if self.log.active == committed.segment and archive.next_offset == committed.start:
+                    early = TrackedSegment.of_active(committed, now, self.early_hold)
+                    self.log.early = early
+            case EarlySearched(position):
+                self._note_position(position)
+            case EarlyFailed(error):
+                self.early_hold.fail(_text_of(error), now)
 
     def _request_succeeded(
         self, event: RequestSucceeded, now: float, outages: int | None
@@ -676,22 +748,30 @@ class Partition:
             # The archive was read again since, or the segment is another file now. The next upload
             # compares the stored object with the segment before it counts as stored.
             segment.stage = SegmentState.CLOSED
+            if segment is self.log.early:
+                self.log.drop_early()
             return [] if self._is_tracked(segment) else [Release(segment)]
         segment.stage, segment.stored = SegmentState.STORED, stored
         segment.timeline.uploaded = now
         segment.hold.clear()  # it stays pinned until the watermark has moved over it
         seconds = now - (segment.timeline.started or now)
         self.uploads = self.uploads.plus(stored.bytes_sent, seconds, wall)
-        return [ReportUploaded(stored, seconds)]
+        if segment.early is None:
+            return [ReportUploaded(stored, seconds)]
+        self._note_position(segment.early.behind)
+        # The broker still has the bytes, and deletes no active segment.
+        return [ReportUploaded(stored, seconds, early=True), Release(segment)]
 
     def _upload_failed(
         self, segment: TrackedSegment, error: Exception, now: float, *, unlinked: bool
     ) -> list[Action]:
         base = segment.segment.base_offset
         segment.stage = SegmentState.CLOSED
+        if segment.early is not None:
+            return self._early_upload_failed(segment, error, now)
         if not isinstance(error, SidetierError | OSError):
             before, segment.stored = segment.hold.error, None
-            segment.hold.fail(f"{type(error).__name__}: {error}", now)
+            segment.hold.fail(_text_of(error), now)
             unexpected = ReportUnexpected(f"the upload of segment {base}", error, before)
             return [unexpected, *self._released_unless_tracked(segment)]
         if isinstance(error, SegmentEndsElsewhereError):
@@ -711,12 +791,34 @@ class Partition:
         self._look_again(segment, error, unlinked=unlinked)
         return [report, *self._released_unless_tracked(segment)]
 
+    def _early_upload_failed(
+        self, segment: TrackedSegment, error: Exception, now: float
+    ) -> list[Action]:
+        """Try the same part again only if the store has failed: its indexes may be stored already.
+
+        Everything else concerns the log, which may have grown or changed since.
+        """
+        base, before = segment.segment.base_offset, segment.hold.error
+        released = [Release(segment)]
+        if segment is not self.log.early:
+            return [*released]
+        segment.hold.fail(_text_of(error), now)
+        if isinstance(error, StorageError):
+            return [ReportUploadFailed(base, error, segment.hold.failures), *released]
+        self.log.drop_early()
+        repeated = before == segment.hold.error
+        report: Action = ReportUploadFailed(base, error, segment.hold.failures, repeated)
+        if not isinstance(error, SidetierError | OSError):
+            report = ReportUnexpected(f"the upload of early segment {base}", error, before)
+        self._look_again(segment, error, unlinked=False)
+        return [report, *released]
+
     def _released_unless_tracked(self, segment: TrackedSegment) -> list[Action]:
         return [] if self._is_tracked(segment) else [Release(segment)]
 
     def _is_tracked(self, segment: TrackedSegment) -> bool:
         """Whether the segment is still tracked, and not another file of its base offset."""
-        return self.log.tracked.get(segment.segment.base_offset) is segment
+        return self.log.is_tracked(segment)
 
     def _look_again(self, segment: TrackedSegment, error: Exception, *, unlinked: bool) -> None:
         """Read the archive again if another sidecar's object is in the way of the next segment."""
@@ -754,3 +856,11 @@ class Partition:
         for tracked in self.log.tracked.values():
             if tracked.stage is not SegmentState.UPLOADING:
                 tracked.forget() if for_good else tracked.close()
+
+
+def _text_of(error: Exception) -> str:
+    """Return the error's text; with its type if it is unexpected: that of a KeyError is only the
+    key.
+    """
+    is_expected = isinstance(error, SidetierError | OSError)
+    return str(error) if is_expected else f"{type(error).__name__}: {error}"

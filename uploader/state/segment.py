@@ -1,4 +1,4 @@
-"""The state of a closed segment that is not stored yet, with its pinned files."""
+"""The state of a segment that is not stored yet, with its pinned files."""
 
 import math
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.uploader.gates.committed_range import CommittedRange
 from sidetier.uploader.pinning.pins import (
     PinnedSegment,
     PinPriority,
@@ -99,7 +100,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class TrackedSegment:
-    """A closed segment that is not known to be stored.
+    """A closed segment that is not known to be stored, or a part of the active one (`early`).
 
     Attributes:
         segment: The segment in the listing.
@@ -125,6 +126,8 @@ class TrackedSegment:
         progress: Counts the bytes of its last upload.
         unarchivable: Whether its format cannot be archived.
         given_up: Whether an operator has accepted the loss of its records, too: they are a gap.
+        early: The part of the active segment that is stored before the broker closes it; its end is
+            that of `segment`. None for a closed segment.
     """
 
     segment: ClosedSegment
@@ -149,6 +152,15 @@ class TrackedSegment:
     progress: SendProgress | None = None
     unarchivable: bool = False
     given_up: bool = False
+    early: CommittedRange | None = None
+
+    @classmethod
+    def of_active(cls, committed: CommittedRange, now: float, hold: Backoff) -> "TrackedSegment":
+        """Return the segment for a part of the active one. Closed segments are more urgent."""
+        base, end = committed.segment, BaseOffset(committed.end)
+        segment = ClosedSegment(base, end, marked_for_deletion=False)
+        size, kept = committed.size, math.inf
+        return cls(segment, size, 0, Timeline(now), kept, hold=hold, early=committed)
 
     @property
     def largest_timestamp(self) -> float:
@@ -280,6 +292,8 @@ class TrackedSegment:
         """
         self.pinned, self.times = pinned, times
         self.size, self.modified_ns = pinned.identity.size, pinned.identity.modified_ns
+        if self.early is not None:
+            self.size = self.early.size
         self.epochs = None  # recorded again while this file is in the log
         self.committed = self.spooled is not None and self.spooled.is_committed()
 

@@ -16,12 +16,12 @@ from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, TopicPartition
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
+from sidetier.uploader.led_partitions import latest_epoch
 from sidetier.uploader.trim.archive_check import LedPartition
 from sidetier.uploader.trim.decision import EXPECTED_HINDRANCES, Held, Hindrance, Trim
 from sidetier.uploader.trim.groups_behind import GroupBehind
 from sidetier.uploader.trim.trimmer import AT_ONCE, CHECK_THREADS, Survey, Trimmer
-from sidetier.uploader.watching.disk import find_partitions
+from sidetier.uploader.watching.disk import find_partitions, topic_id_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,26 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.config.startup import META_PROPERTIES
 from sidetier.segments.errors import DamagedSegmentError, SegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, check_beginning
-from sidetier.segments.names import DirectoryState, parse_partition_directory
-from sidetier.segments.offsets import TopicPartition
-from sidetier.segments.properties import MetaProperties, parse_meta_properties
+from sidetier.segments.names import (
+    DirectoryState,
+    FileKind,
+    parse_partition_directory,
+    segment_file_name,
+)
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.properties import (
+    MetaProperties,
+    parse_meta_properties,
+    parse_partition_metadata,
+)
 
 EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
 METADATA_TOPIC: Final = "__cluster_metadata"
 _BROKEN_LINK: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES})
 
@@ -175,6 +185,68 @@ def read_text(path: str) -> str:
             return file.read()
         except UnicodeDecodeError as error:
             raise SegmentError(f"{path}: byte {error.start} is not UTF-8: {error.reason}") from None
+
+
+class LogFile(NamedTuple):
+    """A `.log` on the disk, and the topic that its directory belongs to.
+
+    Attributes:
+        device: Device of the file.
+        inode: Its inode.
+        topic_id: Topic id in `partition.metadata`; None if there is none.
+    """
+
+    device: int
+    inode: int
+    topic_id: str | None
+
+
+class BatchPosition(NamedTuple):
+    """Where a batch of a log begins.
+
+    Attributes:
+        segment: Base offset of the segment.
+        file: Its `.log`.
+        leader_epoch: The leader epoch in which the batches before it were read. The broker does not
+            truncate while it leads in it, so the position is certain. UNKNOWN_EPOCH if the broker
+            perhaps did not lead yet: then it is good enough for measuring.
+        offset: End of the batch before it, exclusive.
+        position: Its position, in bytes.
+    """
+
+    segment: BaseOffset
+    file: LogFile
+    leader_epoch: LeaderEpoch
+    offset: Offset
+    position: int
+
+
+def log_file(directory: str, base: BaseOffset) -> LogFile | None:
+    """Return where the name of a live segment leads now; None if it is gone."""
+    try:
+        status = os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG)))
+    except OSError:
+        return None
+    return LogFile(status.st_dev, status.st_ino, topic_id_in(directory))
+
+
+def topic_id_in(directory: str) -> str | None:
+    """Return the topic id in a partition's directory; None if it cannot be read."""
+    try:
+        return read_topic_id(directory)
+    except SegmentError:
+        return None
+
+
+def read_topic_id(directory: str) -> str | None:
+    """Return the topic id in a partition's directory; None if the broker has not written it.
+    Raises SegmentError for a damaged `partition.metadata`.
+    """
+    path = os.path.join(directory, PARTITION_METADATA)
+    try:
+        return parse_partition_metadata(read_text(path), path)
+    except OSError:
+        return None
 
 
 def device_of(path: str) -> int | None:

@@ -44,14 +44,17 @@ class Ending:
         self.expired = 0
         self.markers_skipped: set[Partition] = set()
         self.trims_held = 0
+        self.parts = 0
 
     def catch_up(self) -> list[str]:
-        """Wait until every closed segment is stored and every committed record is served."""
+        """Wait until every closed segment is stored, every committed record of the topics that are
+        archived early, and until every committed record is served.
+        """
         problems = []
         try:
             for condition, what in (
                 (self._all_served, "a consumer to reach the ends"),
-                (self._all_stored, "what is closed to be stored"),
+                (self._all_stored, "what is closed, or archived early, to be stored"),
             ):
                 wait_until(condition, CATCH_UP_SECONDS, what, ASK_SECONDS)
         except AssertionError as error:
@@ -69,6 +72,11 @@ class Ending:
 
     def _all_stored(self) -> bool:
         ends = {tp: self.scene.closed_end(tp) for tp in ALL_PARTITIONS}
+        early = [tp for tp in ALL_PARTITIONS if tp[0] in self.scene.early.topics]
+        try:
+            ends |= high_watermarks(self.scene.cluster.bootstrap_servers, early)
+        except KafkaException:
+            return False
         self.ends = {tp: end or 0 for tp, end in ends.items()}
         return None not in ends.values() and all(
             self.observer.next_offset(tp) >= end and not self.observer.is_waiting(tp)
@@ -76,8 +84,8 @@ class Ending:
         )
 
     def _distances(self) -> dict[str, tuple[int, int, int]]:
-        """By partition: archive end offset, end of the closed segments, and the served position (-1
-        for a partition that is not followed).
+        """By partition: archive end offset, the end that is to be stored, and the served position
+        (-1 for a partition that is not followed).
         """
         return {
             f"{tp[0]}-{tp[1]}": (
@@ -106,6 +114,7 @@ class Ending:
             problems += [f"broker {broker}: {line}" for line in broker_errors(said, self._broken)]
             self.markers_skipped |= skipped_markers(said)
             events = list(self.scene.sidecar_events(broker))
+            self.parts += sum(bool(event.get("early")) for event in events)
             self.trims_held += sum(
                 event["event"] == "local_retention.held" and event["reason"] == "transaction_open"
                 for event in events

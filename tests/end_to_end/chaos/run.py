@@ -38,11 +38,12 @@ from tests.end_to_end.chaos.scene import (
     PARTITIONS,
     RECREATED,
     SPECIAL_TOPICS,
+    TOPICS,
     TRIMMED_PARTITIONS,
     TWO_LOG_DIRS,
     set_up,
 )
-from tests.end_to_end.chaos.schedule import FEW_PARTITIONS, draw
+from tests.end_to_end.chaos.schedule import FEW_PARTITIONS, draw, draw_early
 from tests.end_to_end.chaos.served import LogStarts, Served, read_tails
 from tests.end_to_end.chaos.store import ChaosStore
 from tests.end_to_end.chaos.verdict import Evidence, found_in, violations
@@ -106,12 +107,14 @@ class Report:
     trims_held: int = 0
     live: int = 0
     live_kills: int = 0
+    early: frozenset[str] = frozenset()
+    parts: int = 0
 
     @property
     def summary(self) -> str:
         """One-line summary."""
         done = _listed(self.counts)
-        never = ", ".join(self.never) or "nothing"
+        never, early = ", ".join(self.never) or "nothing", ", ".join(sorted(self.early))
         return (
             f"{self.acknowledged} records acknowledged, {self.stored} stored in {self.segments} "
             f"segments, {self.expired} expired at the brokers, {self.thrown_away} thrown away by "
@@ -124,6 +127,7 @@ class Report:
             f"plain readers of the endpoint received {self.live} records, and it was killed "
             f"{self.live_kills} times; "
             f"segments damaged at the end and reported: {_listed(self.damages)}; "
+            f"{self.parts} parts of active segments stored early, of {early or 'no topic'}; "
             f"{self.trims} trims by local retention seen, held {self.trims_held} times by an open "
             f"transaction; brokers have left out transaction markers of {self.markers_skipped} "
             f"partitions; "
@@ -161,6 +165,7 @@ class Report:
             "segments": self.segments >= 50,
             "expired records": self.expired > 0,
             "records of the endpoint": self.live >= self.stored,
+            "parts of active segments": self.parts > 0 or not self.early,
             **{f"damages {kind.name}": self.damages.get(kind.name, 0) > 0 for kind in Damage},
         }
         few = [name for name, there in enough.items() if not there]
@@ -180,6 +185,7 @@ class Chaos:
         self.title = f"chaos seed {seed}, {seconds:g} s"
         self.properties = {**CLUSTER_PROPERTIES, **TWO_LOG_DIRS}
         self._schedule = draw(seed, seconds, len(PARTITIONS))
+        self._early = draw_early(seed, [*TOPICS, *SPECIAL_TOPICS])
         self._directory = directory
         self._began = monotonic()
         self._events: deque[str] = deque(maxlen=_LAST_EVENTS)
@@ -200,12 +206,14 @@ class Chaos:
 
     def run(self, cluster: KafkaCluster, store: ChaosStore, disks: Mapping[int, Disk]) -> Report:
         """Execute the run, and check the result."""
-        self.tell(self.title)
+        self.tell(f"{self.title}; {self._early}")
         bootstrap, seed = cluster.bootstrap_servers, self._schedule.seed
         with ExitStack() as stack:
             enter = stack.enter_context
             enter(lines_of_readers(self._directory / "readers.log"))
-            scene = enter(set_up(cluster, store, self._directory, self.retention, disks))
+            scene = enter(
+                set_up(cluster, store, self._directory, self.retention, disks, self._early)
+            )
             partitions = list(ALL_PARTITIONS)
             observer = enter(Observer(store.eye, scene.layout, partitions, self.tell))
             served = enter(Served(bootstrap, PARTITIONS))
@@ -368,4 +376,6 @@ class Chaos:
             trims_held=ending.trims_held,
             live=live.received,
             live_kills=live.kills,
+            early=frozenset(self._early.topics),
+            parts=ending.parts,
         )

@@ -19,7 +19,7 @@ from sidetier.brokers.errors import ServerDiedError
 from sidetier.brokers.kafka import Properties
 from sidetier.segments.keys import ArchiveLayout
 from tests.end_to_end.chaos.ledger import Partition
-from tests.end_to_end.chaos.schedule import BROKERS, FEW_PARTITIONS
+from tests.end_to_end.chaos.schedule import BROKERS, FEW_PARTITIONS, NOT_EARLY, Early
 from tests.end_to_end.chaos.store import ChaosStore
 from tests.end_to_end.chaos.troubles import DENIED
 from tests.harness.archive_objects import ArchiveStore
@@ -94,7 +94,7 @@ before it records a gap than the store faults of any one sidecar last.
 @dataclass(frozen=True, slots=True)
 class Scene:
     """All processes; each sidecar, proxy and disk by its broker's ID. `configs` are the configs of
-    the topics.
+    the topics, and `early` says which of them are archived early.
     """
 
     cluster: KafkaCluster
@@ -105,6 +105,7 @@ class Scene:
     admin: AdminClient
     disks: Mapping[int, Disk]
     configs: Mapping[str, object]
+    early: Early = NOT_EARLY
 
     def is_healed(self) -> bool:
         """Return whether all partitions have a leader and all replicas in sync."""
@@ -198,6 +199,7 @@ def set_up(
     directory: Path,
     retention: float,
     disks: Mapping[int, Disk] = MappingProxyType({}),
+    early: Early = NOT_EARLY,
 ) -> Iterator[Scene]:
     """Create topics whose closed segments are deleted after `retention` seconds, and ready
     sidecars. With `disks`, also create the special topics and a spool on each disk.
@@ -219,7 +221,9 @@ def set_up(
     with ExitStack() as stack:
         proxies = {b: stack.enter_context(S3Proxy(store.port)) for b in BROKERS}
         sidecars = {
-            b: _sidecar(cluster, store.behind(proxies[b].url), directory, b, spooled=bool(disks))
+            b: _sidecar(
+                cluster, store.behind(proxies[b].url), directory, b, early, spooled=bool(disks)
+            )
             for b in BROKERS
         }
         for sidecar in sidecars.values():
@@ -230,7 +234,7 @@ def set_up(
             ArchiveLayout(CLUSTER_NAME, ENTROPY_BITS),
             admin_of(cluster.bootstrap_servers),
         )
-        yield Scene(cluster, store, sidecars, proxies, layout, admin, disks, configs)
+        yield Scene(cluster, store, sidecars, proxies, layout, admin, disks, configs, early)
 
 
 def _sidecar(
@@ -238,6 +242,7 @@ def _sidecar(
     store: ArchiveStore,
     directory: Path,
     broker: int,
+    early: Early,
     *,
     spooled: bool,
 ) -> Sidecar:
@@ -246,7 +251,8 @@ def _sidecar(
     spools = [spool_of(path) for path in cluster.log_dirs(broker)] if spooled else []
     for spool in spools:
         spool.mkdir()
-    settings = merged(settings, {"uploader": {"pins": {"spool": [str(path) for path in spools]}}})
+    pins = {"spool": [str(path) for path in spools]}
+    settings = merged(settings, {"uploader": {"pins": pins, "early": early.settings}})
     return Sidecar(directory / f"sidecar-{broker}", merged(settings, SIDECAR_SETTINGS), store)
 
 

@@ -244,6 +244,34 @@ class Schedule:
         return frozenset(type(step.action).__name__ for step in steps)
 
 
+@dataclass(frozen=True, slots=True)
+class Early:
+    """Topics whose active segments are archived early, and the limits in bytes and seconds."""
+
+    topics: tuple[str, ...] = ()
+    bytes: int = 1
+    age: float = 1.0
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The settings of `uploader.early`."""
+        return {"topics": list(self.topics), "bytes": self.bytes, "age": f"{self.age:g}s"}
+
+
+NOT_EARLY = Early()
+
+
+def draw_early(seed: int, topics: Sequence[str]) -> Early:
+    """The early archiving of a seed: some of the topics in three of four runs."""
+    dice = random.Random(f"{seed}/early")
+    chosen = dice.sample(topics, dice.randint(1, len(topics))) if dice.random() < 0.75 else []
+    return Early(tuple(sorted(chosen)), dice.choice(_PART_BYTES), dice.choice(_PART_AGES))
+
+
+_PART_BYTES: Sequence[int] = (2_000, 8_000, 1_000_000)
+_PART_AGES: Sequence[float] = (1.0, 3.0, 15.0)
+
+
 def draw(seed: int, seconds: float, partitions: int) -> Schedule:
     """The schedule of a seed, over partitions with the numbers 0 to `partitions` - 1."""
 

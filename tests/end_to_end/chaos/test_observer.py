@@ -88,6 +88,49 @@ def test_valid_archive_has_no_violation(store: Store, observer: Observer, told: 
     assert observer.next_offset(TP) == 18
 
 
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([(10, 2), (12, 1), (13, 3)], None),
+        ([(10, 2), (11, 2), (13, 3)], "an overlap: 12 was expected, 11 follows"),
+        ([(10, 2), (13, 3)], "a gap: 12 was expected, 13 follows"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_part_that_is_stored_twice_or_missing_is_found(
+    store: Store,
+    observer: Observer,
+    told: list[str],
+    parts: list[tuple[int, int]],
+    said: str | None,
+    *,
+    at_once: bool,
+) -> None:
+    """Early archiving commits parts of one segment, one after the other."""
+    listed = [0, 4]
+    for base, count in parts:
+        store.add(base, count)
+        listed.append(base)
+        if not at_once:
+            store.commit(base, base + count, *listed)
+            observer.look()
+    store.commit(13, 16, *listed)
+    observer.look()
+    assert told == ([] if said is None else [f"t-0: {said}"])
+
+
+def test_part_that_grows_in_place_is_found(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    """Its segment is stored from the same base offset once more when it has closed."""
+    store.add(4, 8)
+    store.commit(4, 12, 0, 4)
+    observer.look()
+    assert told == ["t-0: stored up to 10, but the watermark says 12"]
+    observer.check_covered()
+    assert "was replaced below the watermark" in told[1]
+
+
 def test_decreasing_watermark_is_found_and_stays_reported(
     store: Store, observer: Observer, told: list[str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_long_run_is_invalid_if_one_action_never_happened() -> None:
         ({"segments": 49}, "segments"),
         ({"expired": 0}, "expired records"),
         ({"live": 999}, "records of the endpoint"),
+        ({"early": frozenset({"plain"})}, "parts of active segments"),
         ({"damages": {kind.name: kind is not Damage.CUT for kind in Damage}}, "damages CUT"),
         ({"damages": {kind.name: kind is not Damage.PUT for kind in Damage}}, "damages PUT"),
     ],

@@ -27,6 +27,7 @@ from tests.end_to_end.chaos.schedule import (
     StopBroker,
     TroubleStore,
     draw,
+    draw_early,
     lasts,
 )
 from tests.harness.disks import Failure
@@ -42,6 +43,15 @@ def kinds(steps: tuple[Step, ...]) -> set[type]:
 def test_schedule_is_determined_by_the_seed() -> None:
     assert draw(7, 600, 7) == draw(7, 600, 7)
     assert draw(7, 600, 7) != draw(8, 600, 7)
+
+
+def test_early_archiving_is_drawn_by_the_seed() -> None:
+    drawn = [draw_early(seed, ["a", "b", "c"]) for seed in range(200)]
+    assert drawn == [draw_early(seed, ["a", "b", "c"]) for seed in range(200)]
+    assert 20 < sum(not early.topics for early in drawn) < 80
+    for name in ("a", "b", "c"):
+        assert 60 < sum(name in early.topics for early in drawn) < 140
+    assert len({(early.bytes, early.age) for early in drawn}) == 9
 
 
 def test_longer_run_begins_like_a_shorter_one() -> None:

@@ -209,7 +209,7 @@ BROKEN: dict[str, tuple[Evidence, str]] = {
     ),
     "the archive does not catch up": (
         replace(WELL, ends={TP: 11}),
-        "stored up to 10, though segments are closed up to 11",
+        "stored up to 10, and not up to 11",
     ),
     "an abort is stored as a commit": (
         replace(WELL, fates={TP: Sums((7, Fate.ABORTED))}),

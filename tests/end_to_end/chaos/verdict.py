@@ -32,7 +32,8 @@ class Evidence:
 
     `acknowledged` and `fates` are what producers were told, `served` is what a consumer received
     during the run, `tails` what the brokers now have above the watermarks, `archives` what is
-    stored, `ends` the end offset of the last closed segment.
+    stored, `ends` the end offset of the last closed segment, or of the log if it is archived
+    early.
 
     `unplaced` are checksums of acknowledged records whose offsets are unknown; `log_starts` is
     the log start offset after records were deleted; `by_elections` and `by_deletions` are records
@@ -249,9 +250,11 @@ def incomplete(archived: Archived) -> Iterator[str]:
 
 
 def behind(archived: Archived, end: int) -> Iterator[str]:
-    """Violations of: the watermark has reached the end of the last closed segment."""
+    """Violations of: the watermark has reached the end of the last closed segment, or of the log if
+    it is archived early.
+    """
     if archived.mark.next < end:
-        yield f"stored up to {archived.mark.next}, though segments are closed up to {end}"
+        yield f"stored up to {archived.mark.next}, and not up to {end}"
 
 
 def wrong_fates(told: Sums, stored: Sums) -> Iterator[str]:

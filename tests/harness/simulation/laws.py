@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 from sidetier.archive.inventory.members import without_orphans
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
@@ -13,9 +14,11 @@ from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.view import view_of_ours
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.notes import BROKER_ID_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.walker import BatchWalker
 from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
 from tests.harness.simulation.replicas import Batch, Replicated, open_transaction
@@ -52,6 +55,8 @@ class Laws:
     """Whether a gap is allowed: a process died with open files, or a pin could not be kept (by a
     bound, for example), or pinned records could not be proven to be committed.
     """
+    killed: bool = False
+    """Whether a sidecar was killed."""
     isolated_at: int | None = None
     """Highest leader epoch in which a broker that is cut off from the others has answered."""
     changes: int = -1
@@ -96,6 +101,7 @@ class Laws:
         self.changes = self.store.changes
         logs = stored_logs(self.store, self.tp)
         self._committed_only(logs)
+        self._stored_once(logs)
         watermark = watermark_of(self.store, self.tp)
         self._nothing_disappears(logs, watermark)
         named = self._named(logs)
@@ -220,6 +226,18 @@ class Laws:
                 assert first == expected, f"{base}.log has a gap below {first}"
                 expected = end
 
+    def _stored_once(self, logs: dict[int, bytes]) -> None:
+        """Check that no segments overlap while one sidecar leads in one epoch and is not killed."""
+        ends = sorted((base, next_offset_of(log, base)) for base, log in logs.items())
+        overlapping = [base for (base, end), (after, _) in pairwise(ends) if end > after]
+        if overlapping and not self.killed:
+            writers = {self._writer_of(base) for base in logs}
+            assert len(writers) > 1, f"{overlapping} reach into the segments behind them"
+
+    def _writer_of(self, base: int) -> tuple[str | None, ...]:
+        metadata = self.store.head_object(key_of(self.tp, base)).metadata
+        return tuple(map(metadata.get, (BROKER_ID_KEY, WRITER_EPOCH_KEY, TOPIC_ID_KEY)))
+
     def _nothing_disappears(self, logs: dict[int, bytes], watermark: Watermark | None) -> None:
         """Check that every batch that was stored is in the archive, in quarantine or retired, or
         that gc has deleted it below the start of the archive.
@@ -278,6 +296,8 @@ class Laws:
         self.last_start = None if start is None else int(start)
         if self.needed is None or before is None or start is None or start == before:
             return
+        if self.moving_all:
+            return  # a new archive has begun since the last check
         if start < before:
             plans = {key for key in self.store.contents() if self._is_plan(key)}
             assert plans - self.start_moves, f"the start went back from {before} to {start}"

@@ -152,7 +152,7 @@ class SteppedPool:
     """A `WorkerPool` whose tasks continue when the simulation decides."""
 
     def __init__(self, name: str, size: int, deliver: Callable[[Finished[Any]], None]) -> None:
-        self._name = name
+        self.name = name
         self._size = size
         self._deliver = deliver
         self._running = 0
@@ -207,7 +207,7 @@ class SteppedPool:
 
     def _work(self, task: Task[Any]) -> None:
         with suppress(KilledError):
-            finished = run_task(self._name, task)
+            finished = run_task(self.name, task)
             if self._alive:
                 self._deliver(finished)
 

@@ -10,6 +10,7 @@ from sidetier.config.retention import LocalRetentionConfig
 from sidetier.leadership.port import (
     HighWatermark,
     LeadershipView,
+    LedLog,
     ReadGroups,
     RecordDeletion,
     TopicConfig,
@@ -35,11 +36,13 @@ from sidetier.uploader.workers import WorkerPool
 from tests.harness.daemons import LAYOUT, LeadershipByHand, place_of, uploader_config
 from tests.harness.simulation.disk import FaultyDisk, Machine
 from tests.harness.simulation.network import Fate, Request, Run, SteppedPool, ask
-from tests.harness.simulation.replicas import WALL_START, Replicated
+from tests.harness.simulation.replicas import WALL_START, Replicated, open_transaction
 from tests.harness.simulation.stepped_store import SteppedStore
 from tests.harness.simulation.world import FLOOR, World
 
 _PROMPT_RESCUE = {"enabled": True, "patience": 1.5}
+_BY_BYTES = {"bytes": 100, "age": "9999d"}
+"""A part of an active segment has one or two batches."""
 _METRICS = Metrics(CollectorRegistry())
 """Shared by all lives: nothing reads them here, and creating them takes longer than a step."""
 
@@ -71,6 +74,28 @@ class _Brokers:
         answer = {tp: answers[tp] for tp in partitions}
         ask(Request("offsets", "", lambda: None, LeadershipUnavailableError))
         return answer
+
+    def led_logs(
+        self, epochs: Mapping[TopicPartition, LeaderEpoch], *, stable: bool = True
+    ) -> Mapping[TopicPartition, LedLog | SidetierError]:
+        del stable
+
+        def arrive() -> object:
+            if self.isolated is not None:
+                raise BrokerUnavailableError("isolated")
+            by_name = {partition.tp: partition for partition in self._partitions}
+            return {tp: self._led(by_name[tp], epoch) for tp, epoch in epochs.items()}
+
+        answers = ask(Request("offsets", "", arrive, BrokerUnavailableError))
+        return cast("Mapping[TopicPartition, LedLog | SidetierError]", answers)
+
+    def _led(self, partition: Replicated, epoch: LeaderEpoch) -> LedLog | SidetierError:
+        if (partition.leader, partition.epoch) != (self._broker, epoch):
+            return LeadershipError("FENCED_LEADER_EPOCH")
+        end = partition.high_watermark
+        open_from = open_transaction(partition.replicas[self._broker].batches, end)
+        stable = end if open_from is None else open_from
+        return LedLog(Offset(end), Offset(stable), epoch)
 
     def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
         return dict.fromkeys(topics, self._partitions[0].config)
@@ -143,6 +168,7 @@ class Sidecar:
                 pins=pins,
                 offset_reset=world.offset_reset,
                 on_gap=world.on_gap,
+                early={**_BY_BYTES, "topics": ["t"] if world.early else []},
             ),
             DaemonContext(
                 log_dirs=LogDirs(map(str, beside.log_dirs), lambda _: True),
@@ -154,6 +180,7 @@ class Sidecar:
                     {"topics": ["t"] if world.local_retention else [], "bytes": 0, "interval": 1}
                 ),
                 record_deleter=self.brokers,
+                led_logs=self.brokers,
                 broker_id=BrokerId(broker),
                 cluster=LAYOUT.cluster,
                 metrics=_METRICS,
@@ -166,6 +193,7 @@ class Sidecar:
             retention.trimmer = replace(retention.trimmer, threads=1)
         # The simulation reaches into the engine: it stands for the file system's events, for the
         # passing of time, and for the kernel, which closes the files of a dead process.
+        self._measures_always = world.early
         self._board = self.engine._board
         self._leads = self.engine._leads
         self.engine._open_spool()
@@ -190,6 +218,8 @@ class Sidecar:
             for partition in self._partitions:
                 self._board.touch(str(partition.replicas[self.broker].log.path))
         self.engine.wake()
+        if self._measures_always:
+            self.engine._next_report = self.engine._next_tails = float("-inf")
         with self._disk.running(self.machine):
             self.engine.step()
         if self.machine.fault is None:
@@ -254,4 +284,6 @@ class Sidecar:
         for partition in self._leads.with_parked():
             for tracked in partition.log.tracked.values():
                 tracked.close()
+            if partition.log.early is not None:
+                partition.log.early.close()
         return in_flight

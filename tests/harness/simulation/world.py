@@ -16,7 +16,8 @@ class World:
     """Number of partitions and of log dirs per broker, and the configuration of the sidecars.
 
     `attempts` is the number of attempts of a request below the engine. With `local_retention`, the
-    sidecars delete every closed segment that is archived.
+    sidecars delete every closed segment that is archived. With `early`, they store parts of active
+    segments.
     """
 
     partitions: int = 1
@@ -28,6 +29,7 @@ class World:
     on_gap: Literal["step_over", "halt"] = "step_over"
     attempts: int = 1
     local_retention: bool = False
+    early: bool = False
 
     @property
     def pins_everything(self) -> bool:
@@ -45,4 +47,5 @@ WORLDS = st.builds(
     offset_reset=st.sampled_from(["earliest", "earliest", "latest"]),
     on_gap=st.sampled_from(["step_over", "halt"]),
     attempts=st.sampled_from([1, 3]),
+    early=st.booleans(),
 )

@@ -64,6 +64,8 @@ _ROUNDS_TO_SETTLE = 3
 _ROUNDS_TO_LOOK_PAST_A_HALT = 8
 _STARTS_TO_SETTLE = 5
 _IDLE_ROUNDS = 2
+_STEPS_TO_A_PART = 12
+"""Steps in which a sidecar reads an archive, asks its broker, and reads a part."""
 _MORE_ROUNDS = 4
 _IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - mkdtemp's own names
 
@@ -98,6 +100,8 @@ FAULTS = frozenset(
         "a gap is recorded",
         "a gap halts the partition",
         "a segment is cut at the border of a batch",
+        "a part of an active segment is stored",
+        "a part of an active segment is refused",
     }
 )
 """Events that every run of a hundred examples must have had; otherwise the search is too narrow."""
@@ -262,6 +266,48 @@ class Protocol(RuleBasedStateMachine):
         self.now += 0.1
         self.sidecars[broker].work(steps)
 
+    @precondition(lambda self: self.world.early)
+    @rule(
+        records=st.integers(1, 4),
+        steps=st.sampled_from([20, 3, 5, 7, 9, 12]),
+        rolls=st.sets(BROKERS),
+        at=PARTITIONS,
+    )
+    def a_part(self, records: int, steps: int, rolls: set[int], at: int = 0) -> None:
+        """Commit records of the active segment, of which the leader's sidecar stores a part, unless
+        something happens meanwhile.
+        """
+        self.now += 0.3
+        cluster = self._at(at)
+        for _ in range(2):
+            cluster.append(records)
+            for broker in cluster.replicas:
+                cluster.replicate(broker)
+        self.sidecars[cluster.leader].work(steps)
+        for broker in rolls:
+            cluster.roll(broker)
+
+    @precondition(lambda self: self.world.early)
+    @rule(elected=BROKERS, records=st.integers(1, 4), deaf=st.sets(BROKERS), at=PARTITIONS)
+    def a_leader_is_elected_while_a_part_is_read(
+        self, elected: int, records: int, deaf: set[int], at: int = 0
+    ) -> None:
+        """Elect a leader between the reading of a part and the second question to the broker."""
+        self.a_part(records, steps=3, rolls=set(), at=at)
+        cluster = self._at(at)
+        sidecar = self.sidecars[cluster.leader]
+        for _ in range(_STEPS_TO_A_PART):
+            sidecar.step()
+            for pool, task in sidecar.waiting():
+                if pool.name == "upload" and task.request and task.request.operation == "offsets":
+                    cluster.elect(elected)
+                    for broker in cluster.replicas:
+                        cluster.replicate(broker)
+                    self._tell(cluster.replicas.keys() - deaf)
+                    sidecar.work(6)
+                    return
+                sidecar.go_on(pool, task, Fate.ARRIVES)
+
     # -- faults
 
     @rule(
@@ -367,6 +413,7 @@ class Protocol(RuleBasedStateMachine):
             self._pins_are_lost()
         left = self.sidecars[broker].kill()
         for partition in self.partitions:
+            partition.laws.killed = True
             partition.cluster.replicas[broker].forget()
         if late:
             self.on_the_wire.extend(left)
@@ -539,6 +586,9 @@ class Protocol(RuleBasedStateMachine):
         told = list(self.told)
         self.told.clear()
         for one in told:
+            stored, refused = one.get("early", False), one.get("kind") == "NotCommittedError"
+            self._happens("a part of an active segment is stored", when=stored)
+            self._happens("a part of an active segment is refused", when=refused)
             if one["event"] == "pin.released":
                 self._happens("a pin is released")
                 released = TopicPartition(one["topic"], one["partition"])
@@ -828,3 +878,43 @@ def test_readers_that_take_a_cut_segment_for_a_compacted_one_break_a_law(
     state.a_backlog(records=2, rolls=set(state.brokers), segments=3)
     with pytest.raises(AssertionError, match="was cut, and a reader has skipped"):
         state.teardown()
+
+
+def _upload_that_asks(sidecar: Sidecar) -> tuple[SteppedPool, Run] | None:
+    """Return the upload of a part that asks the broker."""
+    for pool, task in sidecar.waiting():
+        if pool.name == "upload" and task.request and task.request.operation == "offsets":
+            return pool, task
+    return None
+
+
+def test_part_that_is_not_confirmed_when_its_segment_closes_leaves_no_overlap() -> None:
+    """The leader does not answer the second question, and its segment closes meanwhile."""
+    state = Protocol()
+    state.begin(seed=1, world=World(early=True))
+    cluster, sidecar = state.cluster, state.sidecars[state.cluster.leader]
+    state.a_part(records=4, steps=0, rolls=set())
+
+    def go_on_without(held: tuple[SteppedPool, Run] | None) -> None:
+        for pool, task in sidecar.waiting():
+            if held is None or task is not held[1]:
+                sidecar.go_on(pool, task, Fate.ARRIVES)
+        state.laws_hold()
+        state.now += 0.3
+        sidecar.step()
+
+    while (held := _upload_that_asks(sidecar)) is None:
+        assert state.now < 30, "no part is read"
+        go_on_without(None)
+    assert not state.store.contents(), "the question comes before the objects"
+    cluster.append(4)
+    for broker in cluster.replicas:
+        cluster.replicate(broker)
+    cluster.roll(cluster.leader)
+    for _ in range(10):
+        go_on_without(held)
+    sidecar.go_on(*held, Fate.CUT)
+    for _ in range(30):
+        go_on_without(None)
+    assert state.laws.moved_to == cluster.high_watermark
+    state.teardown()

@@ -69,7 +69,9 @@ EVENTS = frozenset(
 class Collecting(Disasters):
     """All invariants hold while gcs run."""
 
-    worlds: ClassVar = WORLDS.map(lambda world: replace(world, offset_reset="earliest"))
+    worlds: ClassVar = WORLDS.map(
+        lambda world: replace(world, offset_reset="earliest", early=not world.early)
+    )
 
     def _note_world(self) -> None:
         super()._note_world()

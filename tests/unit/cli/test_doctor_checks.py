@@ -495,9 +495,52 @@ def test_worst_finding_comes_first_and_decides_the_verdict() -> None:
     assert summary.footer.startswith("1 problem, 1 to consider, ")
     assert table.rows[1][2] == (
         "where 1.1 GB is not reached, records wait up to 7 d 0 h before their segment closes: "
-        "orders\n-> close segments more often: records in the active segment are only on the "
-        "brokers\n   segment.ms=3600000"
+        "orders\n-> archive their records before the segment closes, or close segments more often: "
+        "records in the active segment are only on the brokers\n"
+        "   uploader.early.topics: [orders], or segment.ms=3600000"
     )
+
+
+@pytest.mark.parametrize(
+    ("early", "policy", "advised"),
+    [
+        ({"topics": ["orders"]}, "delete", False),
+        ({"topics": ["orders"], "age": "2d"}, "delete", True),
+        ({"topics": ["other"]}, "delete", True),
+        ({"topics": ["orders"]}, "compact,delete", True),
+    ],
+)
+def test_topics_that_are_archived_early_need_not_close_segments(
+    early: dict[str, Any], policy: str, *, advised: bool
+) -> None:
+    slow = with_topic(topic(segment_ms="604800000", cleanup_policy=policy))
+    facts = replace(
+        slow,
+        config=config(uploader={"early": early}, broker={"bootstrap_servers": "localhost:9092"}),
+    )
+    assert (("advice", "segment.ms") in faults(facts)) == advised
+
+
+def test_cost_of_early_archiving_is_named() -> None:
+    def about(**early: object) -> list[tuple[str, str]]:
+        parts = {"uploader": {"early": early}, "broker": {"bootstrap_servers": "localhost:9092"}}
+        tps = tuple(TopicPartition("orders", number) for number in range(100))
+        found = findings(replace(SOUND, config=config(**parts), partitions=tps))
+        return [
+            (one.level.value, one.found.removesuffix(" (15m)"))
+            for one in found
+            if one.check == "early archive"
+        ]
+
+    assert about() == []
+    assert about(topics=["orders"], age="15m") == [
+        ("ok", "100 partitions on this host cost up to 57,600 requests a day by uploader.early.age")
+    ]
+    costs = about(topics=["orders"], age="1s", bytes="1KiB")
+    assert [level for level, _ in costs] == ["advice", "advice", "advice"]
+    assert "6,291,456 requests" in costs[0][1]
+    assert "up to 100 segments a second, and uploader.threads (8)" in costs[2][1]
+    assert len(about(topics=["orders"], age="13s")) == 1, "8 a second"
 
 
 @pytest.mark.parametrize("version", ["0.11.0-IV2", "1.0", "3.0-IV1"])

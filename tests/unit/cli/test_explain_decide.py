@@ -16,6 +16,7 @@ from sidetier.cli.inspect.facts import Exclusion, RecordFacts, RollRules
 from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
 from sidetier.cli.inspect.local_retention import PartitionRetention
 from sidetier.cli.inspect.sidecar import SidecarPartition
+from sidetier.config.uploader import EarlyConfig
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.status import (
     PartitionState,
@@ -26,6 +27,7 @@ from sidetier.telemetry.status import (
 from sidetier.uploader.trim.decision import LocalSegment as KeptSegment
 from sidetier.uploader.trim.decision import Trim, bounded_by_archive
 
+EARLY = EarlyConfig(topics=("orders",), bytes=64_000, age=900.0)
 NOW = 1_700_000_000_000
 TP = TopicPartition("orders", 3)
 
@@ -274,6 +276,32 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             "it closes with the next append (segment.ms has passed)",
         ),
         (210, {"roll": RollRules()}, Gate.ACTIVE_SEGMENT, "which the broker did not return"),
+        (
+            210,
+            {
+                "early": EARLY,
+                "sidecar": sidecar(unarchived_bytes=1500, unarchived_age_seconds=240.0),
+            },
+            Gate.ACTIVE_SEGMENT,
+            "early, at 64.0 kB (1.5 kB now) or an age of 15 min (in 11 min); it closes when full",
+        ),
+        (
+            210,
+            {
+                "early": EARLY,
+                "sidecar": sidecar(unarchived_age_seconds=1000.0, last_error="fenced"),
+                "log_offsets": LogOffsets(Offset(50), Offset(205)),
+                "roll": RollRules(),
+            },
+            Gate.ACTIVE_SEGMENT,
+            "(in 0.0 s); this one is not committed yet: the high watermark is at 205; the last err",
+        ),
+        (
+            210,
+            {"early": EARLY, "sidecar": None, "problems": {"sidecar": "refused"}},
+            Gate.ACTIVE_SEGMENT,
+            "its sidecar would archive it early (uploader.early), and does not answer: refused; it",
+        ),
         (120, {"sidecar": None, "problems": {"sidecar": "refused"}}, Gate.NO_SIDECAR, "refused"),
         (
             120,

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from sidetier.archive.objects.quarantine import MoveKind, MovePlan, write_plan
-from sidetier.archive.objects.watermark import read_watermark
+from sidetier.archive.objects.watermark import (
+    decode_watermark,
+    encode_watermark,
+    read_watermark,
+)
 from sidetier.cli.inspect.cluster import ReplicaSet
 from sidetier.cli.main import run
 from sidetier.segments.cluster_state import GroupMember
@@ -411,6 +415,25 @@ def test_doctor_counts_segments_of_an_old_message_format(ground: Ground) -> None
     ground.log.file(first).write_bytes(make_batch(first, 10, magic=0))
     assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 3
     assert "1 segments begin with message format v0 or v1" in ground.cli.out
+
+
+def test_doctor_finds_archives_that_pinterests_uploader_cannot_continue(ground: Ground) -> None:
+    """It would skip the segment in which they end, because its name is not behind `offset.wm`."""
+    line = ("doctor", "--sidecar", ground.sidecar)
+    assert ground.cli.run(*line) == 0
+    assert "way back" not in ground.cli.out, "it costs a request for each partition"
+    assert ground.cli.run(*line, "--back-to-pinterest") == 0
+    assert "every archive ends where a segment of the log begins or ends" in ground.cli.out
+    [key] = [key for key in ground.cli.stored() if key.endswith("offset.wm")]
+    path = ground.cli.store / key
+    stored = decode_watermark(path.read_bytes(), key)
+    for end in (25, 43, 45):  # within a closed segment, within the active one, at the log's end
+        path.write_bytes(encode_watermark(replace(stored, next_offset=Offset(end))))
+        assert ground.cli.run(*line, "--back-to-pinterest") == 3
+        assert "1 archives end within a segment" in ground.cli.out
+        assert "orders-0" in ground.cli.out
+    ground.cluster.partitions[TopicPartition("orders", 0)] = ReplicaSet(2, (1, 2), (1, 2))
+    assert ground.cli.run(*line, "--back-to-pinterest") == 0, "another broker leads it"
 
 
 def test_doctor_tries_conditional_writes_only_on_request(ground: Ground) -> None:

@@ -24,6 +24,11 @@ def override(url: str, **options: object) -> dict[str, Any]:
     return {"storage": {"url": "s3://b", "overrides": [{"topics": "x", "url": url, "s3": options}]}}
 
 
+def early(**limits: object) -> dict[str, Any]:
+    broker = {"bootstrap_servers": "b:9092"}
+    return {"broker": broker, "uploader": {"early": {"topics": ["t"], **limits}}}
+
+
 SASL = {"connect": "z:2181", "sasl": {"username": "u"}}
 KEYS = {"access_key_id": {"env": "A"}, "secret_access_key": {"env": "B"}}
 
@@ -76,6 +81,15 @@ def retention(local: dict[str, Any], *store: dict[str, Any]) -> dict[str, Any]:
         (s3(access_key_id={"env": "A"}), "storage.s3"),
         (s3(session_token={"env": "A"}), "storage.s3.session_token"),
         (s3(profile="p", **KEYS), "storage.s3.profile"),
+        ({"uploader": {"early": {"topics": ["t"]}}}, "uploader.early.topics"),
+        (
+            {
+                "broker": {"bootstrap_servers": "b:9092"},
+                "leadership": {"source": "static"},
+                "uploader": {"early": {"topics": ["t"]}},
+            },
+            "uploader.early.topics",
+        ),
         (retention({}), "retention.local.topics"),
         (
             {"retention": {"local": {"topics": ["t"], "age": "1d"}}},
@@ -153,6 +167,14 @@ def test_s3_options_for_an_override_of_a_file_store_are_no_mistake() -> None:
             },
             "those after it have no effect",
         ),
+        (
+            early(bytes="64KiB"),
+            "bytes 64KiB: each GiB of records becomes 16,384 segments, which cost about 98,304",
+        ),
+        (
+            early(age="10s"),
+            "becomes 8,640 segments a day, which cost about 51,840 requests",
+        ),
     ],
 )
 def test_unusual_setting_is_a_warning(changed: dict[str, Any], words: str) -> None:
@@ -160,5 +182,6 @@ def test_unusual_setting_is_a_warning(changed: dict[str, Any], words: str) -> No
     assert words in warning
 
 
-def test_ordinary_configuration_gives_no_warning() -> None:
-    assert warnings(config()) == ()
+@pytest.mark.parametrize("changed", [{}, early(), early(bytes="1MiB", age="1m")])
+def test_ordinary_configuration_gives_no_warning(changed: dict[str, Any]) -> None:
+    assert warnings(config(**changed)) == ()

@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.segments.epoch_history import EpochHistory
-from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, LeaderEpoch, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.gates.divergence import (
@@ -14,6 +14,7 @@ from sidetier.uploader.gates.divergence import (
     read_history,
 )
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
+from sidetier.uploader.watching.disk import BatchPosition, log_file
 from tests.harness.daemons import LAYOUT, Site, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 
@@ -71,6 +72,24 @@ def test_archive_beyond_the_end_of_the_log_is_refused(log: PartitionLog) -> None
     assert latest_divergence(watermark(10, 0), Offset(10), whole) is None
     short = read_history(str(log.path), log.active, Offset(11), RememberedEpochs())
     assert latest_divergence(watermark(11, 0), Offset(11), short) == 10
+
+
+@pytest.mark.parametrize(("epoch", "certain"), [(3, True), (4, False), (UNKNOWN_EPOCH, False)])
+def test_position_of_the_archive_end_is_certain_once_the_broker_leads(
+    log: PartitionLog, epoch: int, *, certain: bool
+) -> None:
+    """Before, the broker may follow another one, and truncate its log."""
+    log.append(10)
+    log.lead(3)
+    log.append(10)
+    path, end = str(log.path), Offset(12)
+    found = read_history(
+        path, log.active, end, RememberedEpochs(), leader_epoch=LeaderEpoch(epoch)
+    ).archive_end
+    file = log_file(path, log.active)
+    assert file is not None
+    leads = LeaderEpoch(3) if certain else UNKNOWN_EPOCH
+    assert found == BatchPosition(log.active, file, leads, Offset(10), len(log.written[0]) // 2)
 
 
 def test_daemon_writes_nothing_to_an_archive_of_another_history(
