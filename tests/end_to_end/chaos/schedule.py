@@ -262,9 +262,13 @@ NOT_EARLY = Early()
 
 
 def draw_early(seed: int, topics: Sequence[str]) -> Early:
-    """The early archiving of a seed: some of the topics in three of four runs."""
+    """The early archiving of a seed: one or two of the topics in three of four runs.
+
+    Of more topics, the sidecars of a slow machine store so many parts that the archive always lags,
+    and no fault can begin.
+    """
     dice = random.Random(f"{seed}/early")
-    chosen = dice.sample(topics, dice.randint(1, len(topics))) if dice.random() < 0.75 else []
+    chosen = dice.sample(topics, dice.randint(1, 2)) if dice.random() < 0.75 else []
     return Early(tuple(sorted(chosen)), dice.choice(_PART_BYTES), dice.choice(_PART_AGES))
 
 
