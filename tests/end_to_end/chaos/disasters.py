@@ -335,7 +335,11 @@ def _expect_progress(stage: Stage, broker: int) -> None:
     now. No segment closes while a transaction waits for the missing log dir.
     """
     here = {tp: stage.scene.directory_of(broker, tp) for tp in PARTITIONS}
-    held = {tp: directory for tp, directory in here.items() if directory is not None}
+    held = {
+        tp: directory
+        for tp, directory in here.items()
+        if directory is not None and str(directory.parent) not in stage.broken
+    }
     if not held:
         raise DidNotHappenError(f"broker {broker} has nothing in the log dir that is left")
     led = [tp for tp in held if stage.scene.leader_of(tp) == broker]
