@@ -784,18 +784,25 @@ def _with_cluster(
 def _within_segments(
     config: Config, directories: Mapping[TopicPartition, str]
 ) -> tuple[TopicPartition, ...]:
-    """Return the partitions whose archive ends within a segment of the log, sorted."""
+    """Return the partitions whose archive ends within a segment of the log, sorted.
+
+    Raises:
+        ArchiveError: An archive's end is not known.
+    """
     names = sorted(directories)
     with (
         open_every_store(with_short_timeouts(config)) as stores,
         ThreadPoolExecutor(_AT_ONCE, "doctor") as pool,
     ):
-        ends = pool.map(lambda tp: stores.partition(tp).end(), names)
-        return tuple(
-            tp
-            for tp, end in zip(names, ends, strict=True)
-            if end.next_offset is not None and _is_within(directories[tp], end.next_offset)
-        )
+        ends = list(zip(names, pool.map(lambda tp: stores.partition(tp).end(), names), strict=True))
+    for tp, end in ends:
+        if end.next_offset is None and end.problem != NO_WATERMARK:
+            raise ArchiveError(f"where the archive of {tp} ends is not known: {end.problem}")
+    return tuple(
+        tp
+        for tp, end in ends
+        if end.next_offset is not None and _is_within(directories[tp], end.next_offset)
+    )
 
 
 def _is_within(directory: str, offset: Offset) -> bool:

@@ -432,7 +432,13 @@ def test_doctor_finds_archives_that_pinterests_uploader_cannot_continue(ground: 
         assert ground.cli.run(*line, "--back-to-pinterest") == 3
         assert "1 archives end within a segment" in ground.cli.out
         assert "orders-0" in ground.cli.out
+    path.write_bytes(b"30\n{")
+    assert ground.cli.run(*line, "--back-to-pinterest") != 0, "an unknown end is not a good one"
+    assert "where the archive of orders-0 ends is not known" in ground.cli.err
+    path.unlink()
+    assert ground.cli.run(*line, "--back-to-pinterest") == 0, "nothing is archived"
     ground.cluster.partitions[TopicPartition("orders", 0)] = ReplicaSet(2, (1, 2), (1, 2))
+    path.write_bytes(b"30\n{")
     assert ground.cli.run(*line, "--back-to-pinterest") == 0, "another broker leads it"
 
 
