@@ -138,8 +138,8 @@ def find_range(
 ) -> CommittedRange | Searched | None:
     """Find the batches that may be stored, by their headers; None if nothing is committed.
 
-    The batch at the archive end offset is searched from `wanted.known`, or from the begin of the
-    segment, and not from the offset index: Kafka truncates it without writing over its last
+    The batch at the archive end offset is searched from `wanted.known`, or from the beginning of
+    the segment, and not from the offset index: Kafka truncates it without writing over its last
     entries, so an entry may lead into a batch.
 
     Returns:

@@ -1,39 +1,20 @@
 """A producer and consumers of a partition, in threads, that go on when its leader goes."""
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from lib.clock import monotonic, pause
+from lib.repeated import InThread
 
 _POLL_SECONDS = 0.1
 _VALUE_BYTES = 100
 
 
-class _InThread:
-    """Runs `_run` in a thread while the context is entered."""
-
-    def __init__(self) -> None:
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        raise NotImplementedError
-
-
 @dataclass
-class SteadyProducer(_InThread):
+class SteadyProducer(InThread):
     """Appends small numbered records with acks=all until the block ends.
 
     It finds a new leader at once, so that it delays no consumer: its requests have a short timeout,
@@ -92,7 +73,7 @@ class SteadyProducer(_InThread):
 
 
 @dataclass
-class SteadyConsumer(_InThread):
+class SteadyConsumer(InThread):
     """Reads a partition from its start until the block ends, and goes on after each error.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Repeated observation from outside while something else runs."""
+"""Threads that run while a block does: repeated observation from outside."""
 
 import threading
 from collections.abc import Callable
@@ -7,13 +7,12 @@ from typing import Self
 _LOOK_SECONDS = 0.01
 
 
-class Repeated:
-    """Calls a function every 10 ms on its own thread, until it is stopped."""
+class InThread:
+    """Runs `_run` in a thread while the context is entered; it ends once `_stopping` is set."""
 
-    def __init__(self, observe: Callable[[], None]) -> None:
-        self._observe = observe
+    def __init__(self) -> None:
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="observing")
+        self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -22,6 +21,17 @@ class Repeated:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Repeated(InThread):
+    """Calls a function every 10 ms until the block ends."""
+
+    def __init__(self, observe: Callable[[], None]) -> None:
+        super().__init__()
+        self._observe = observe
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):

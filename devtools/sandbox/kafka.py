@@ -313,9 +313,10 @@ class ZookeeperCluster(KafkaCluster):
     def start_broker(self, broker_id: int, *, wait: bool = True) -> None:
         """Start a stopped or killed broker; with `wait`, return once it answers.
 
-        On a busy machine, sessions of brokers expire. One that is not ready yet then ends. One that
-        creates a partition stops after the directory, and may create it in another log dir later;
-        it does not start with both. With `wait`, this does what an operator and a supervisor would.
+        On a busy machine, sessions of brokers expire. A broker that is not ready yet then ends. A
+        broker that is creating a partition leaves an empty directory, and may create the partition
+        in another log dir later; it does not start with both directories. With `wait`, this does
+        what a supervisor and an operator would: start it again, and remove the empty directory.
         """
         while True:
             try:
@@ -340,7 +341,7 @@ class ZookeeperCluster(KafkaCluster):
 
 
 def _remove_unfinished(directories: Sequence[Path]) -> None:
-    """Remove the directory of a partition that the broker has not finished to create.
+    """Remove the directory of the partition whose creation was not finished.
 
     Raises:
         LocalServerError: It is not exactly one of them.

@@ -343,6 +343,15 @@ def stored_next(store: FakeStorage, tp: TopicPartition) -> int | None:
     return None if watermark is None else watermark.next_offset
 
 
+def is_killed_before(site: "Site", store: FakeStorage, tp: TopicPartition, end: int) -> bool:
+    """Run a sidecar until its store kills it, or `store` has all up to `end`; return which."""
+    killed = site.running()
+    killed.start()
+    wait_until(lambda: killed.error or stored_next(store, tp) == end, 10, "a kill, or the end")
+    killed.stop()
+    return killed.error is not None
+
+
 def stored_logs(store: FakeStorage, tp: TopicPartition) -> dict[int, bytes]:
     """Return the bytes of each stored `.log` by base offset."""
     prefix = LAYOUT.partition_prefix(tp)

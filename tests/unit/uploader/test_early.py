@@ -50,6 +50,7 @@ from tests.harness.daemons import (
     LedLogsByHand,
     RunningDaemon,
     Site,
+    is_killed_before,
     key_of,
     stored_logs,
     stored_next,
@@ -57,7 +58,6 @@ from tests.harness.daemons import (
 )
 from tests.harness.intercepted_store import MortalStore
 from tests.harness.log_dir import LogDir, PartitionLog
-from tests.harness.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -808,15 +808,8 @@ def test_kill_at_any_request_leaves_a_sound_archive(
         site = Site([log_dir], MortalStore(store, lives, after=after))
         site.led_logs = LedLogsByHand(site.log_dirs)
         site.settings = {"early": EARLY, "threads": 1, "request_threads": 1}
-        killed = site.running()
-        killed.start()
-        wait_until(
-            lambda: killed.error or stored_next(store, log.tp) == 20,  # noqa: B023
-            10,
-            "a kill, or the end",
-        )
-        killed.stop()
-        kills += killed.error is not None
+        is_killed = is_killed_before(site, store, log.tp, 20)
+        kills += is_killed
         check_archive(store, log.tp)
         log.append(10)
         if closes:
@@ -827,6 +820,6 @@ def test_kill_at_any_request_leaves_a_sound_archive(
             wait_to(running, store, log, 30)
         assert stored_bytes(store, log) == log.written[0], f"after a kill at request {lives + 1}"
         check_archive(store, log.tp)
-        if killed.error is None:
+        if not is_killed:
             break
     assert kills >= 12

@@ -12,14 +12,21 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader import engine
 from tests.harness.archive_sound import check_archive
-from tests.harness.daemons import LAYOUT, LedLogsByHand, Site, key_of, stored_logs, stored_next
+from tests.harness.daemons import (
+    LAYOUT,
+    LedLogsByHand,
+    Site,
+    is_killed_before,
+    key_of,
+    stored_logs,
+    stored_next,
+)
 from tests.harness.encryption import DecryptedView, encrypting, without_keys
 from tests.harness.intercepted_store import MortalStore
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.made_archive import offsets, reading, take_to_end
 from tests.harness.pinterest_archive import read_as_pinterest
 from tests.harness.stored_log import read_records
-from tests.harness.waiting import wait_until
 
 EARLY = {"topics": ["t"], "bytes": 500, "age": 3600}
 """A part has two batches of 296 bytes, of five records each."""
@@ -91,15 +98,8 @@ def test_after_a_kill_each_record_is_read_once(tmp_path: Path, *, encrypts: bool
         site = Site([log_dir], encrypting(mortal) if encrypts else mortal)
         site.led_logs = LedLogsByHand(site.log_dirs)
         site.settings = {"early": EARLY, "threads": 1, "request_threads": 1}
-        killed = site.running()
-        killed.start()
-        wait_until(
-            lambda: killed.error or stored_next(view, log.tp) == 20,  # noqa: B023
-            10,
-            "a kill, or the end",
-        )
-        killed.stop()
-        kills += killed.error is not None
+        is_killed = is_killed_before(site, view, log.tp, 20)
+        kills += is_killed
         log.append(10)
         site.store = encrypting(view) if encrypts else view
         with site.running(early={**EARLY, "bytes": 200}) as running:
@@ -109,6 +109,6 @@ def test_after_a_kill_each_record_is_read_once(tmp_path: Path, *, encrypts: bool
         raw = FakeStorage.contents(view)
         sealed = [is_encrypted(raw[key_of(log.tp, base)]) for base in stored_logs(view, log.tp)]
         assert sealed == [encrypts] * len(sealed)
-        if killed.error is None:
+        if not is_killed:
             break
     assert kills >= 12
