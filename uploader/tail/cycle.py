@@ -1,0 +1,622 @@
+"""One cycle of the tail's writer: ask, read, ask again, look again, and store what is committed.
+
+`gates.committed_range` decides which bytes are committed; this module only obeys its order:
+
+1. Ask the own broker for the high watermarks of all led partitions: one request.
+2. Read whole batches from the stored end up to there.
+3. Ask again for the partitions with data, in the same leader epochs.
+4. Look again: file and topic id are those that were read.
+5. Store the pack. Its create is the commit; only then the stored end moves.
+
+A partition begins at the end of the merged tail, with its own claim: the records below are the same
+in its own log. A claim is stored once the broker has answered in the new leader epoch, also if
+there is no data.
+
+At most `MAX_BYTES` are in memory: packs on their way, and the one that is being filled.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from sidetier.archive.tail.inventory import TailContents
+from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, merge
+from sidetier.archive.tail.pack import PackBuilder, TailRow, claim, epochs_from
+from sidetier.leadership.port import LedLog, LogOffsetSource
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
+from sidetier.segments.errors import (
+    ArchiveError,
+    BrokerError,
+    LeadershipError,
+    SegmentError,
+    SegmentGoneError,
+    SidetierError,
+    StorageError,
+)
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.producer_snapshot import OpenTransaction
+from sidetier.uploader.clock import Clock
+from sidetier.uploader.gates.committed_range import refusal
+from sidetier.uploader.gates.remembered_epochs import read_local_epochs
+from sidetier.uploader.state.segment import Backoff
+from sidetier.uploader.tail.board import TailPartition
+from sidetier.uploader.tail.packs import PackJob, PackNumbers, PackSender, TailPlace
+from sidetier.uploader.tail.progress import Reached, SentRange, TailProgress
+from sidetier.uploader.tail.ranges import Place, TailRange, find_range, open_at, read_range
+from sidetier.uploader.watching.disk import log_file, topic_id_in
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
+
+log: Final = structlog.get_logger()
+MAX_PACK_BYTES: Final = 32 << 20
+"""A pack of this many bytes is complete; its last batch may exceed it."""
+MAX_BYTES: Final = 64 << 20
+"""Bytes of packs on their way, and of the one that is being filled."""
+MAX_SENDING: Final = 4
+"""Packs on their way at the same time."""
+_LONGEST_HOLD: Final = 60.0
+
+
+class Inventory(Protocol):
+    """Reads the live packs of one store (`archive.tail.inventory.TailInventory`)."""
+
+    def read(self, brokers: Sequence[BrokerId] | None = None) -> TailContents:
+        """Read all live packs, of all brokers or of some."""
+        ...
+
+
+@dataclass(slots=True)
+class PartitionTail:
+    """The tail of one partition in one leader epoch.
+
+    Attributes:
+        led: What the daemon knows.
+        history: The epoch history of the log; it does not change within a leader epoch.
+        progress: What is stored; None until the merged tail is known.
+        claims: Whether the claim must still be sent.
+        exact: Whether the open transactions are known from the begin on.
+        place: Where the last range has ended.
+        hold: After a range that was refused.
+        waiting_since: When records were found that are not sent yet, in monotonic seconds.
+    """
+
+    led: TailPartition
+    history: EpochHistory = NO_EPOCHS
+    progress: TailProgress | None = None
+    claims: bool = True
+    exact: bool = True
+    place: Place | None = None
+    hold: Backoff = field(default_factory=Backoff)
+    waiting_since: float | None = None
+
+    @property
+    def tp(self) -> TopicPartition:
+        """The partition."""
+        return self.led.tp
+
+    @property
+    def asked(self) -> tuple[TopicPartition, LeaderEpoch]:
+        """How the broker is asked for it."""
+        return self.led.tp, self.led.leader_epoch
+
+
+class SafePartition(NamedTuple):
+    """What is safe of a partition, for the status.
+
+    Attributes:
+        safe_up_to: End of the stored tail, exclusive; None until it is known.
+        newest_ms: Largest timestamp of what this process has stored, in ms since 1970; -1 if none.
+        waiting_since: Since when records wait, in monotonic seconds; None if none do.
+        error: Why the last range was refused; None if none was.
+    """
+
+    safe_up_to: Offset | None
+    newest_ms: int
+    waiting_since: float | None
+    error: str | None
+
+
+@dataclass(slots=True)
+class CycleTotals:
+    """Counts since the start of the process."""
+
+    packs: int = 0
+    stored_bytes: int = 0
+    failed_packs: int = 0
+    refused_ranges: int = 0
+    claims: int = 0
+
+
+class _Part(NamedTuple):
+    """A range or a claim of the pack that is being filled."""
+
+    tail: PartitionTail
+    read: TailRange | None
+
+
+class _Sent(NamedTuple):
+    """What a pack on its way has of one partition; no range for a claim."""
+
+    tail: PartitionTail
+    progress: TailProgress
+    sent: SentRange | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """Of a pack on its way: its group, its bytes, and what it has of each partition."""
+
+    group: "_Group"
+    size: int
+    rows: tuple[TailRow, ...]
+    parts: tuple[_Sent, ...]
+
+
+@dataclass(slots=True)
+class _Group:
+    """The packs of one store, encrypted or not."""
+
+    numbers: PackNumbers
+    packs: int = 0
+    """On their way."""
+    size: int = 0
+
+
+OnStored = Callable[[PackRef, Sequence[TailRow]], None]
+
+
+class TailCycle:
+    """The state of the tail's writer, and its cycle. One thread uses it.
+
+    Args:
+        source: Asks the own broker.
+        place_of: Where a topic is stored.
+        inventory_of: Reads the live packs of a store.
+        sender: Stores packs.
+        broker: This broker.
+        clock: The time.
+        on_stored: Called with each stored pack and its rows.
+    """
+
+    def __init__(
+        self,
+        source: LogOffsetSource,
+        place_of: Callable[[str], TailPlace],
+        inventory_of: Callable[[TailPlace], Inventory],
+        sender: PackSender,
+        broker: BrokerId,
+        clock: Clock,
+        on_stored: OnStored = lambda _, __: None,
+    ) -> None:
+        self._source = source
+        self._place_of = place_of
+        self._inventory_of = inventory_of
+        self._sender = sender
+        self._broker = broker
+        self._clock = clock
+        self._on_stored = on_stored
+        self._followed: Mapping[TopicPartition, TailPartition] | None = None
+        self._tails: dict[TopicPartition, PartitionTail] = {}
+        self._starting: dict[TopicPartition, PartitionTail] = {}
+        """Those whose begin is not known yet."""
+        self._asked: list[tuple[TopicPartition, LeaderEpoch]] = []
+        self._ready: list[PartitionTail] = []
+        """In the order of `_asked`."""
+        self._places: dict[str, TailPlace] = {}
+        self._numbers: dict[int, PackNumbers] = {}
+        self._groups: dict[tuple[int, bool], _Group] = {}
+        self._store_holds: dict[int, Backoff] = {}
+        self.totals = CycleTotals()
+
+    # -- for its owner ----------------------------------------------------------------------------
+
+    def run(self, led: Mapping[TopicPartition, TailPartition]) -> None:
+        """Run one cycle over the led partitions.
+
+        Raises:
+            BrokerError, LeadershipError: The broker does not answer. Nothing was read.
+        """
+        self._take_finished()
+        self._follow(led)
+        self._begin_new()
+        if not self._asked:
+            return
+        answers = self._source.offsets(OffsetKind.HIGH_WATERMARK, self._asked)
+        now = self._clock.monotonic()
+        active: list[tuple[PartitionTail, LedLog]] = []
+        for tail, answer in zip(self._ready, answers, strict=True):
+            if not isinstance(answer, AnsweredOffset):
+                continue  # it does not lead in this epoch, or not yet
+            progress = tail.progress
+            if progress is None or (answer.offset <= progress.next.end and not tail.claims):
+                tail.waiting_since = None
+                continue
+            if tail.waiting_since is None and answer.offset > progress.next.end:
+                tail.waiting_since = now
+            if answer.leader_epoch == tail.led.leader_epoch and tail.hold.until <= now:
+                led_log = LedLog(answer.offset, Offset(0), answer.leader_epoch)
+                active.append((tail, led_log))
+        # What waits longest comes first: bytes in memory are limited.
+        active.sort(key=lambda one: one[0].waiting_since or now)
+        by_group: dict[tuple[int, bool], list[tuple[PartitionTail, LedLog]]] = {}
+        for one in active:
+            by_group.setdefault(self._group_key(one[0].tp.topic), []).append(one)
+        for key, members in by_group.items():
+            self._store_group(self._groups[key], members)
+
+    def settle(self, timeout: float) -> None:
+        """Wait for the packs on their way, `timeout` seconds at most."""
+        deadline = self._clock.monotonic() + timeout
+        while any(group.packs for group in self._groups.values()):
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                return
+            self._take_finished(left)
+
+    def safe(self) -> Mapping[TopicPartition, SafePartition]:
+        """Return what is safe of each led partition."""
+        found = {}
+        for tp, tail in self._tails.items():
+            stored = None if tail.progress is None else tail.progress.stored
+            found[tp] = SafePartition(
+                None if stored is None else stored.end,
+                -1 if stored is None else stored.newest_ms,
+                tail.waiting_since,
+                tail.hold.error,
+            )
+        return found
+
+    def stored_end(self, tp: TopicPartition) -> Offset | None:
+        """Return up to where the tail of a led partition is stored; None if it is not known."""
+        tail = self._tails.get(tp)
+        return None if tail is None or tail.progress is None else tail.progress.stored.end
+
+    # -- which partitions -------------------------------------------------------------------------
+
+    def _follow(self, led: Mapping[TopicPartition, TailPartition]) -> None:
+        if led is self._followed:
+            return
+        self._followed = led
+        for tp in self._tails.keys() - led.keys():
+            del self._tails[tp]
+            self._starting.pop(tp, None)
+        for tp, entry in led.items():
+            tail = self._tails.get(tp)
+            if tail is not None and _is_same_log(tail.led, entry):
+                if tail.led.directory != entry.directory:
+                    tail.place = None
+                tail.led = entry
+                if tail.progress is not None:
+                    self._archived(tail, entry.archive_end)
+            else:
+                self._tails[tp] = self._starting[tp] = PartitionTail(entry)
+        self._list_ready()
+
+    def _archived(self, tail: PartitionTail, end: Offset) -> None:
+        assert tail.progress is not None  # noqa: S101 - for mypy
+        before = tail.progress.stored
+        tail.progress.archived(end)
+        if tail.progress.stored is not before:
+            tail.place = None
+
+    def _list_ready(self) -> None:
+        self._ready = [tail for tail in self._tails.values() if tail.progress is not None]
+        self._asked = [tail.asked for tail in self._ready]
+
+    def _group_key(self, topic: str) -> tuple[int, bool]:
+        place = self._place(topic)
+        key = (id(place.store), place.encrypts)
+        if key not in self._groups:
+            self._groups[key] = _Group(self._numbers_of(place))
+        return key
+
+    def _place(self, topic: str) -> TailPlace:
+        place = self._places.get(topic)
+        if place is None:
+            place = self._places[topic] = self._place_of(topic)
+        return place
+
+    def _numbers_of(self, place: TailPlace) -> PackNumbers:
+        numbers = self._numbers.get(id(place.store))
+        if numbers is None:
+            numbers = PackNumbers(place.store, place.layout, self._broker)
+            self._numbers[id(place.store)] = numbers
+        return numbers
+
+    # -- where a tail begins ----------------------------------------------------------------------
+
+    def _begin_new(self) -> None:
+        """Find where the tails of new partitions begin. One reading of each store's packs."""
+        if not self._starting:
+            return
+        now = self._clock.monotonic()
+        by_store: dict[int, tuple[TailPlace, list[PartitionTail]]] = {}
+        for tail in self._starting.values():
+            if tail.hold.until > now:
+                continue
+            place = self._place(tail.tp.topic)
+            by_store.setdefault(id(place.store), (place, []))[1].append(tail)
+        for key, (place, tails) in by_store.items():
+            hold = self._store_holds.setdefault(key, Backoff())
+            if hold.until > now:
+                continue
+            try:
+                # Not before they can begin: a broker writes an epoch soon after it leads in it.
+                found = [tail for tail in tails if self._read_history(tail)]
+                if not found:
+                    continue
+                contents = self._inventory_of(place).read()
+                self._note_numbers(place, contents)
+            except (StorageError, ArchiveError) as error:
+                hold.fail(str(error), now, _LONGEST_HOLD)
+                log.warning("tail.unavailable", error=str(error))
+                continue
+            hold.clear()
+            for tail in found:
+                self._begin(tail, contents)
+        self._list_ready()
+
+    def _note_numbers(self, place: TailPlace, contents: TailContents) -> None:
+        numbers = self._numbers_of(place)
+        mine = (pack.number for pack in contents.packs if pack.broker == self._broker)
+        numbers.start_at(max(mine, default=-1) + 1)
+        numbers.list_again()  # dead packs have numbers, too
+
+    def _read_history(self, tail: PartitionTail) -> bool:
+        """Read the epoch history, and return whether it has the epoch in which this broker leads."""
+        try:
+            history = read_local_epochs(tail.led.directory)
+        except SegmentGoneError:
+            return False
+        except (SegmentError, OSError) as error:
+            self._refuse(tail, str(error))
+            return False
+        if not history.entries or history.entries[-1][0] != tail.led.leader_epoch:
+            return False
+        tail.history = history
+        return True
+
+    def _begin(self, tail: PartitionTail, contents: TailContents) -> None:
+        led, rows = tail.led, contents.rows.get(tail.tp, ())
+        own = claim(led.tp, led.topic_id, tail.history, Offset(0), Offset(0))
+        end, known = led.archive_end, None
+        try:
+            # The topic id comes from the broker's own directory, so rows of another are dead.
+            archived = ArchivedPart(led.archive_end, led.archived_epochs, led.topic_id)
+            merged = merge(archived, [*rows, PackedRow(None, own)])
+        except ArchiveError as error:
+            log.error(
+                "tail.conflict", topic=led.tp.topic, partition=led.tp.partition, error=str(error)
+            )
+        else:
+            if merged.leader_epoch is not None and merged.leader_epoch > led.leader_epoch:
+                self._refuse(tail, f"leader epoch {merged.leader_epoch} has a tail already")
+                return
+            end, known = merged.end, _open_at_end(merged)
+        tail.claims = not any(_is_claim_of(source.row, own) for source in rows)
+        tail.progress = TailProgress(Reached(end, known, -1))
+        tail.hold.clear()
+        del self._starting[tail.tp]
+
+    # -- ranges -----------------------------------------------------------------------------------
+
+    def _store_group(self, group: _Group, members: Iterable[tuple[PartitionTail, LedLog]]) -> None:
+        """Fill packs, and send each as soon as it is full."""
+        parts: list[_Part] = []
+        size = 0
+        for tail, led_log in members:
+            if tail.claims:
+                parts.append(_Part(tail, None))
+            for read in self._ranges(tail, led_log, lambda: MAX_PACK_BYTES - size):
+                parts.append(_Part(tail, read))
+                size += len(read.data)
+                if size < MAX_PACK_BYTES:
+                    continue
+                if not self._send(group, parts, size):
+                    return
+                parts, size = [], 0
+                if not self._has_room(group):
+                    return  # the next cycle goes on
+        if parts and self._has_room(group, size):
+            self._send(group, parts, size)
+
+    def _ranges(
+        self, tail: PartitionTail, led_log: LedLog, room: Callable[[], int]
+    ) -> Iterator[TailRange]:
+        """Read the ranges of a partition up to the high watermark, segment by segment.
+
+        The owner sends a pack between two ranges; if it refuses one, the rest is not read.
+        """
+        assert tail.progress is not None  # noqa: S101 - for mypy
+        led = tail.led
+        at, place = tail.progress.next, tail.place
+        try:
+            while at.end < led_log.high_watermark:
+                wanted = find_range(
+                    led.directory, led.topic_id, at.end, led_log, max(room(), 1), place
+                )
+                if wanted is None:
+                    return
+                known = at.open if wanted.start == at.end else None
+                if known is None:
+                    known = open_at(led.directory, wanted.start)
+                    tail.exact = known is not None
+                read = read_range(led.directory, wanted, tail.history, known or ())
+                yield read
+                at, place = Reached(read.end, read.open), read.place
+        except (SegmentError, OSError) as error:
+            self._refuse(tail, str(error))
+
+    def _send(self, group: _Group, parts: Sequence[_Part], size: int) -> bool:
+        """Ask again, look again, and send what is committed. Return whether the broker answered."""
+        tails = list({id(part.tail): part.tail for part in parts}.values())
+        asked = [tail.asked for tail in tails]
+        try:
+            starts = self._source.offsets(OffsetKind.LOG_START, asked)
+            stable: Sequence[AnsweredOffset | SidetierError | None] = [None] * len(asked)
+            if any(tail.claims or not tail.exact for tail in tails):
+                stable = self._source.offsets(OffsetKind.LAST_STABLE, asked)
+            # The last one: it proves that what was answered and read before belongs to the epoch.
+            again = self._source.offsets(OffsetKind.HIGH_WATERMARK, asked)
+        except (BrokerError, LeadershipError) as error:
+            log.warning("tail.unconfirmed", error=str(error))
+            return False
+        answers = {
+            id(tail): _Answers(*three)
+            for tail, *three in zip(tails, starts, stable, again, strict=True)
+        }
+        builder, sent = PackBuilder(), list[_Sent]()
+        refused: set[int] = set()
+        for part in parts:
+            tail = part.tail
+            if id(tail) in refused:
+                continue
+            reason = self._add(builder, sent, part, answers[id(tail)])
+            if reason is not None:
+                refused.add(id(tail))
+                self._refuse(tail, reason)
+        if builder.rows:
+            group.packs, group.size = group.packs + 1, group.size + builder.size
+            context = _Context(group, builder.size, tuple(builder.rows), tuple(sent))
+            self._sender.send(PackJob(group.numbers, builder.body(), context))
+        return True
+
+    def _add(
+        self, builder: PackBuilder, sent: list[_Sent], part: _Part, answers: "_Answers"
+    ) -> str | None:
+        """Add a part to a pack, or return why it is not committed."""
+        tail, read = part.tail, part.read
+        led, progress = tail.led, tail.progress
+        assert progress is not None  # noqa: S101 - for mypy
+        log_start = answers.log_start
+        if not isinstance(log_start, AnsweredOffset):
+            return f"the broker does not answer for the log start: {log_start}"
+        again = answers.led_log()
+        if read is None:
+            if not isinstance(again, LedLog) or again.leader_epoch != led.leader_epoch:
+                return f"the broker does not confirm leader epoch {led.leader_epoch}: {again}"
+            if topic_id_in(led.directory) != led.topic_id:
+                return f"{led.directory} belongs to another topic than {led.topic_id}"
+            stable = answers.last_stable(Offset(0))
+            builder.add(claim(led.tp, led.topic_id, tail.history, log_start.offset, stable))
+            sent.append(_Sent(tail, progress, None))
+            tail.claims = False
+            return None
+        file = log_file(led.directory, read.wanted.segment)
+        reason = refusal(read.wanted, read.runs, read.end, again, file)
+        if reason is not None:
+            return reason
+        row = TailRow(
+            led.tp,
+            led.topic_id,
+            epochs_from(tail.history, read.wanted.start),
+            read.wanted.start,
+            read.end,
+            log_start.offset,
+            _last_stable(read) if tail.exact else answers.last_stable(read.end),
+            read.batches,
+            read.max_timestamp,
+            read.open,
+            read.aborted,
+        )
+        builder.add(row, read.data)
+        newest = max(progress.next.newest_ms, read.max_timestamp)
+        mark = progress.send(Reached(read.end, read.open, newest))
+        sent.append(_Sent(tail, progress, mark))
+        tail.place = read.place
+        tail.hold.clear()
+        return None
+
+    def _refuse(self, tail: PartitionTail, reason: str) -> None:
+        """Note that nothing of a partition is stored now. It is read anew, from its offset on."""
+        if tail.hold.error != reason:
+            log.warning(
+                "tail.refused", topic=tail.tp.topic, partition=tail.tp.partition, reason=reason
+            )
+        self.totals.refused_ranges += 1
+        tail.place = None
+        tail.hold.fail(reason, self._clock.monotonic(), _LONGEST_HOLD)
+
+    # -- packs on their way -----------------------------------------------------------------------
+
+    def _has_room(self, group: _Group, size: int = MAX_PACK_BYTES) -> bool:
+        """Whether another pack may be sent. One store that hangs leaves the others their share."""
+        self._take_finished()
+        share = max(1, len(self._groups))
+        is_free = group.packs < max(1, MAX_SENDING // share)
+        return is_free and (not group.packs or group.size + size <= MAX_BYTES // share)
+
+    def _take_finished(self, timeout: float = 0.0) -> None:
+        for job in self._sender.finished(timeout):
+            context = job.context
+            assert isinstance(context, _Context)  # noqa: S101 - for mypy
+            context.group.packs -= 1
+            context.group.size -= context.size
+            if isinstance(job.result, PackRef):
+                self._stored(job.result, context)
+            else:
+                self._lost(job.result, context)
+
+    def _stored(self, pack: PackRef, context: _Context) -> None:
+        self.totals.packs += 1
+        self.totals.stored_bytes += pack.size
+        for part in context.parts:
+            if part.sent is None:
+                self.totals.claims += 1
+            else:
+                part.progress.succeeded(part.sent)
+        for part in context.parts:
+            if self._tails.get(part.tail.tp) is part.tail:
+                self._archived(part.tail, part.tail.led.archive_end)
+        self._on_stored(pack, context.rows)
+
+    def _lost(self, error: Exception | None, context: _Context) -> None:
+        """The pack is not stored, or its answer is lost: the same ranges are read again."""
+        self.totals.failed_packs += 1
+        log.warning("tail.pack_failed", rows=len(context.rows), error=str(error))
+        for part in context.parts:
+            if part.sent is None:
+                part.tail.claims = True
+            else:
+                part.progress.failed(part.sent)
+            part.tail.place = None
+
+
+class _Answers(NamedTuple):
+    """The second answers of the broker for one partition."""
+
+    log_start: AnsweredOffset | SidetierError
+    stable: AnsweredOffset | SidetierError | None
+    high_watermark: AnsweredOffset | SidetierError
+
+    def led_log(self) -> LedLog | SidetierError:
+        """Return the second answer in the form of the rule."""
+        answer = self.high_watermark
+        if not isinstance(answer, AnsweredOffset):
+            return answer
+        return LedLog(answer.offset, Offset(0), answer.leader_epoch)
+
+    def last_stable(self, otherwise: Offset) -> Offset:
+        """Return the broker's last stable offset, if it was asked for and has answered."""
+        return self.stable.offset if isinstance(self.stable, AnsweredOffset) else otherwise
+
+
+def _is_same_log(known: TailPartition, entry: TailPartition) -> bool:
+    return (known.leader_epoch, known.topic_id) == (entry.leader_epoch, entry.topic_id)
+
+
+def _is_claim_of(row: TailRow, own: TailRow) -> bool:
+    return row.is_claim and row.topic_id == own.topic_id and row.leader_epoch == own.leader_epoch
+
+
+def _open_at_end(merged: MergedTail) -> tuple[OpenTransaction, ...] | None:
+    """Return the transactions that are open at the end of a merged tail, if its last row says so."""
+    if not merged.slices or merged.slices[-1].end != merged.slices[-1].source.row.end:
+        return None
+    return merged.slices[-1].source.row.open
+
+
+def _last_stable(read: TailRange) -> Offset:
+    """Return the last stable offset of a log that ends with this range."""
+    return min((each.first_offset for each in read.open), default=read.end)
