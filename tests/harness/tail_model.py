@@ -163,7 +163,8 @@ class Model:
             [self.produce] * 6
             + [self.fetch] * 6
             + [self.step_sidecar] * 12
-            + [self.elect, self.elect_unclean, self.shrink, self.commit, self.clean]
+            + [self.elect, self.elect_unclean, self.shrink] * 2
+            + [self.commit, self.clean]
             + [self.retention, self.rare]
         )
         steps[self._choose(len(steps))]()
