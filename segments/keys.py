@@ -49,6 +49,7 @@ _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 # The second hyphen is the sign of a broker id of -1.
 _SNAPSHOT = re.compile(r"([0-9]{20})--?[0-9]+\.json")
 _PACK_NUMBER = re.compile(r"[0-9]{20}")
+_PACK = re.compile(rf"{OWN_ROOT}/[^/]+/tail/(0|[1-9][0-9]{{0,9}})/packs/([0-9]{{20}})")
 _TAIL_DIRECTORY = re.compile(r"(0|[1-9][0-9]{0,9})/")
 _GAP = re.compile(r"([0-9]{20})-([0-9]{20})\.json")
 
@@ -322,6 +323,17 @@ def place_of_log(key: str) -> str | None:
     return (
         None if parse_partition_directory(folder) is None else f"{folder}/{name.base_offset:020d}"
     )
+
+
+def place_of_pack(key: str) -> str | None:
+    """Return broker and number of a tail pack, such as `tail/3/00000000000000000100`; None for
+    another key.
+
+    A pack keeps its place where the archive is moved to another store, prefix or cluster name. It
+    differs from the places of all segments by its two slashes.
+    """
+    match = _PACK.fullmatch(key)
+    return None if match is None else f"tail/{match[1]}/{match[2]}"
 
 
 def _partition_folder(key: str) -> str:

@@ -7,8 +7,8 @@ records up to there (KIP-101). So one history decides about all rows:
 1. Only rows of the archive's topic id count.
 2. The history of the newest leader epoch wins, also over every lower epoch that reaches further: a
    later leader never had what it does not show. A claim, which has no bytes, counts for it.
-   Below the first epoch that this history knows, the history that has this epoch at the same start
-   continues it; without one, the history of the next lower leader epoch.
+   Below the first epoch that this history knows, a history that also has this epoch continues it;
+   without one, that of the next lower leader epoch, unless retention may have cut the first one.
 3. A batch of epoch e at offset x is true if that history has e at x. Otherwise it is stale.
 4. The archive wins below its end offset. From there on, true ranges are joined without a gap; the
    tail ends at the first one.
@@ -95,6 +95,9 @@ class Reason(StrEnum):
     """It is below the archive end offset."""
     STALE = "stale"
     """A later leader does not have it."""
+    UNPROVEN = "unproven"
+    """No history shows whether the newest leader has it: retention has cut that leader's history
+    before its claim was stored."""
     DUPLICATE = "duplicate"
     """Another pack has it, too."""
     GAP = "gap"
@@ -124,8 +127,8 @@ class TailSlice(NamedTuple):
 
     Attributes:
         source: The row, whose bytes are read as a whole.
-        start: First offset to take. Always where a batch begins, or lower.
-        end: End, exclusive. Always where a batch ends, or higher.
+        start: First offset to take. A batch can begin below it, if the archive has a gap there.
+        end: End, exclusive. No batch reaches beyond it.
     """
 
     source: PackedRow
@@ -181,7 +184,7 @@ class MergedTail:
 
     def needed(self) -> Sequence[PackedRow]:
         """Return the rows that cleaning keeps: those of the slices, the basis, and all of which a
-        part was left out as `DUPLICATE`, `GAP`, `DIVERGED` or `TOPIC_ID`. A sidecar that knows the
+        part was left out for another reason than `ARCHIVED` and `STALE`. A sidecar that knows the
         topic id from its broker drops those of other topic ids itself.
         """
         wanted = [part.source for part in self.slices] + list(self.basis)
@@ -285,10 +288,13 @@ class _Histories:
         """By leader epoch: the histories of all rows of that epoch, which one leader has given."""
         self._widest: dict[LeaderEpoch, PackedRow | None] = {}
         """The row whose history reaches furthest down; None for the archive."""
+        self._may_be_raised: set[LeaderEpoch] = set()
+        """Leaders whose history begins at their log start: an earlier part may be missing."""
         self._lowest: _Starts = {}
         """The lowest known start of each epoch. Retention raises the first start of a log, and
         compaction that of a copy."""
         stored = NO_EPOCHS if archived.end is None else archived.epochs.up_to(archived.end)
+        self._archive_end = -1 if archived.end is None else int(archived.end)
         if stored.entries:
             # The archive speaks for the leader of its last epoch.
             self._add(stored.entries, None)
@@ -302,6 +308,9 @@ class _Histories:
             _check_one_leader(known, dict(entries), widest, source)
         if known is None or entries[0][0] < min(known):
             self._widest[epoch] = source
+            self._may_be_raised.discard(epoch)
+            if source is not None and 0 < entries[0][1] <= source.row.log_start:
+                self._may_be_raised.add(epoch)
         mine = self._known.setdefault(epoch, {})
         for entry_epoch, start in entries:
             mine[entry_epoch] = min(mine.get(entry_epoch, start), start)
@@ -317,7 +326,7 @@ class _Histories:
         if not order:
             return NO_EPOCHS, []
         used, epochs = [order[0]], dict(self._known[order[0]])
-        while (below := self._below(epochs, order)) is not None:
+        while (below := self._below(epochs, order, used[-1])) is not None:
             leader, earlier = below
             used.append(leader)
             epochs |= earlier
@@ -332,7 +341,7 @@ class _Histories:
         return EpochHistory(tuple(entries)), [source for source in basis if source is not None]
 
     def _below(
-        self, epochs: _Starts, order: Sequence[LeaderEpoch]
+        self, epochs: _Starts, order: Sequence[LeaderEpoch], last: LeaderEpoch
     ) -> tuple[LeaderEpoch, _Starts] | None:
         """Return the epochs below the first one of a history, and the leader that knew them."""
         first = min(epochs)
@@ -341,9 +350,13 @@ class _Histories:
             earlier = {epoch: start for epoch, start in known.items() if epoch < first}
             if first in known and earlier:
                 return leader, earlier
-        # Not proven: no history reaches from this epoch to an earlier one.
+        # No history reaches from this epoch to an earlier one. A claim is missing, or retention has
+        # cut the history of the leader. What lies below the archive end offset is not asked for.
+        start = self._lowest[first]
+        if last in self._may_be_raised or start <= self._archive_end:
+            return None
         for leader in order:
-            known, start = self._known[leader], epochs[first]
+            known = self._known[leader]
             earlier = {epoch: known[epoch] for epoch in known if known[epoch] < start}
             if leader < first and earlier:
                 return leader, earlier
@@ -384,7 +397,7 @@ def _divergence(archived: ArchivedPart, epochs: EpochHistory) -> str | None:
     )
 
 
-_Stale = tuple[OffsetRange, str]
+_Stale = tuple[OffsetRange, Reason, str]
 
 
 def _split(source: PackedRow, epochs: EpochHistory) -> tuple[list[OffsetRange], list[_Stale]]:
@@ -404,12 +417,24 @@ def _split(source: PackedRow, epochs: EpochHistory) -> tuple[list[OffsetRange], 
             before = true.pop().start if true and true[-1].end == low else low
             true.append(OffsetRange(before, true_end))
         if true_end < high:
-            text = (
-                f"of leader epoch {epoch}, and the log of the leader of epoch "
-                f"{epochs.entries[-1][0]} has epoch {epochs.epoch_at(true_end)} there"
-            )
-            stale.append((OffsetRange(true_end, high), text))
+            stale += _stale(epoch, OffsetRange(true_end, high), epochs)
     return true, stale
+
+
+def _stale(epoch: int, offsets: OffsetRange, epochs: EpochHistory) -> Iterator[_Stale]:
+    """Yield the parts of batches of one epoch that the deciding history does not have."""
+    newest, first = epochs.entries[-1][0], epochs.entries[0][1]
+    start, end = offsets
+    if start < first:
+        text = f"of leader epoch {epoch}; what is known of epoch {newest}'s log begins at {first}"
+        yield OffsetRange(start, min(end, first)), Reason.UNPROVEN, text
+    if end > first:
+        start = max(start, first)
+        text = (
+            f"of leader epoch {epoch}, and the log of the leader of epoch {newest} has epoch "
+            f"{epochs.epoch_at(start)} there"
+        )
+        yield OffsetRange(start, end), Reason.STALE, text
 
 
 def _not_read(source: PackedRow, archive_end: Offset, stale: Iterable[_Stale]) -> Iterator[LeftOut]:
@@ -418,19 +443,22 @@ def _not_read(source: PackedRow, archive_end: Offset, stale: Iterable[_Stale]) -
         below = OffsetRange(row.start, min(archive_end, row.end))
         text = f"archived up to {archive_end}"
         yield LeftOut(source, below, Reason.ARCHIVED, text)
-    for (start, end), text in stale:
+    for (start, end), reason, text in stale:
         if end > archive_end:
-            yield LeftOut(source, OffsetRange(max(start, archive_end), end), Reason.STALE, text)
+            yield LeftOut(source, OffsetRange(max(start, archive_end), end), reason, text)
 
 
 def _check_equal(pieces: Iterable[TailSlice]) -> None:
-    """Compare rows of the same offsets. With another number of batches, compaction has removed
-    some.
+    """Compare rows of the same offsets and epochs. With another number of batches, compaction has
+    removed some.
     """
-    seen: dict[tuple[int, int, int], PackedRow] = {}
+    seen: dict[tuple[object, ...], PackedRow] = {}
     for piece in pieces:
         row = piece.source.row
-        other = seen.setdefault((row.start, row.end, row.batches), piece.source)
+        runs = [
+            (epoch, max(start, row.start)) for epoch, start in row.epochs.up_to(row.end).entries
+        ]
+        other = seen.setdefault((row.start, row.end, row.batches, *runs), piece.source)
         if (row.size, row.crc64nvme) != (other.row.size, other.row.crc64nvme):
             raise ArchiveConflictError(
                 f"{row.tp}: the offsets [{row.start}, {row.end}) have other bytes in "
