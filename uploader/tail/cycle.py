@@ -15,13 +15,13 @@ there is no data.
 At most `MAX_BYTES` are in memory: packs on their way, and the one that is being filled.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 
-from sidetier.archive.tail.inventory import TailContents
+from sidetier.archive.tail.inventory import TailContents, TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, PackRef, merge
 from sidetier.archive.tail.pack import PackBuilder, TailRow, claim, epochs_from
 from sidetier.leadership.port import LedLog, LogOffsetSource
@@ -55,15 +55,9 @@ MAX_BYTES: Final = 64 << 20
 """Bytes of packs on their way, and of the one that is being filled."""
 MAX_SENDING: Final = 4
 """Packs on their way at the same time."""
+MIN_ROOM: Final = 1 << 20
+"""No pack is begun for fewer bytes."""
 _LONGEST_HOLD: Final = 60.0
-
-
-class Inventory(Protocol):
-    """Reads the live packs of one store (`archive.tail.inventory.TailInventory`)."""
-
-    def read(self, brokers: Sequence[BrokerId] | None = None) -> TailContents:
-        """Read all live packs, of all brokers or of some."""
-        ...
 
 
 @dataclass(slots=True)
@@ -176,6 +170,7 @@ class TailCycle:
         sender: Stores packs.
         broker: This broker.
         clock: The time.
+        interval: Seconds between two cycles: how long one waits for packs on their way.
         on_stored: Called with each stored pack and its rows.
     """
 
@@ -183,10 +178,11 @@ class TailCycle:
         self,
         source: LogOffsetSource,
         place_of: Callable[[str], TailPlace],
-        inventory_of: Callable[[TailPlace], Inventory],
+        inventory_of: Callable[[TailPlace], TailInventory],
         sender: PackSender,
         broker: BrokerId,
         clock: Clock,
+        interval: float = 5.0,
         on_stored: OnStored = lambda _, __: None,
     ) -> None:
         self._source = source
@@ -195,6 +191,7 @@ class TailCycle:
         self._sender = sender
         self._broker = broker
         self._clock = clock
+        self._interval = interval
         self._on_stored = on_stored
         self._followed: Mapping[TopicPartition, TailPartition] | None = None
         self._tails: dict[TopicPartition, PartitionTail] = {}
@@ -239,11 +236,13 @@ class TailCycle:
                 active.append((tail, led_log))
         # What waits longest comes first: bytes in memory are limited.
         active.sort(key=lambda one: one[0].waiting_since or now)
-        by_group: dict[tuple[int, bool], list[tuple[PartitionTail, LedLog]]] = {}
+        by_group: dict[int, tuple[_Group, list[tuple[PartitionTail, LedLog]]]] = {}
         for one in active:
-            by_group.setdefault(self._group_key(one[0].tp.topic), []).append(one)
-        for key, members in by_group.items():
-            self._store_group(self._groups[key], members)
+            group = self._group(one[0].tp.topic)
+            by_group.setdefault(id(group), (group, []))[1].append(one)
+        # A store that does not answer comes last.
+        for group, members in sorted(by_group.values(), key=lambda each: each[0].packs):
+            self._store_group(group, members, now + self._interval)
 
     def settle(self, timeout: float) -> None:
         """Wait for the packs on their way, `timeout` seconds at most."""
@@ -304,12 +303,13 @@ class TailCycle:
         self._ready = [tail for tail in self._tails.values() if tail.progress is not None]
         self._asked = [tail.asked for tail in self._ready]
 
-    def _group_key(self, topic: str) -> tuple[int, bool]:
+    def _group(self, topic: str) -> _Group:
         place = self._place(topic)
         key = (id(place.store), place.encrypts)
-        if key not in self._groups:
-            self._groups[key] = _Group(self._numbers_of(place))
-        return key
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(self.numbers(place))
+        return group
 
     def _place(self, topic: str) -> TailPlace:
         place = self._places.get(topic)
@@ -317,7 +317,8 @@ class TailCycle:
             place = self._places[topic] = self._place_of(topic)
         return place
 
-    def _numbers_of(self, place: TailPlace) -> PackNumbers:
+    def numbers(self, place: TailPlace) -> PackNumbers:
+        """Return the numbers of this broker's packs in a store."""
         numbers = self._numbers.get(id(place.store))
         if numbers is None:
             numbers = PackNumbers(place.store, place.layout, self._broker)
@@ -346,7 +347,8 @@ class TailCycle:
                 found = [tail for tail in tails if self._read_history(tail)]
                 if not found:
                     continue
-                contents = self._inventory_of(place).read()
+                wanted = {tail.tp for tail in found}
+                contents = self._inventory_of(place).read(wanted=lambda row: row.tp in wanted)
                 self._note_numbers(place, contents)
             except (StorageError, ArchiveError) as error:
                 hold.fail(str(error), now, _LONGEST_HOLD)
@@ -358,7 +360,7 @@ class TailCycle:
         self._list_ready()
 
     def _note_numbers(self, place: TailPlace, contents: TailContents) -> None:
-        numbers = self._numbers_of(place)
+        numbers = self.numbers(place)
         mine = (pack.number for pack in contents.packs if pack.broker == self._broker)
         numbers.start_at(max(mine, default=-1) + 1)
         numbers.list_again()  # dead packs have numbers, too
@@ -401,55 +403,80 @@ class TailCycle:
 
     # -- ranges -----------------------------------------------------------------------------------
 
-    def _store_group(self, group: _Group, members: Iterable[tuple[PartitionTail, LedLog]]) -> None:
+    def _store_group(
+        self, group: _Group, members: Iterable[tuple[PartitionTail, LedLog]], deadline: float
+    ) -> None:
         """Fill packs, and send each as soon as it is full."""
+        room = self._room(group, deadline)
         parts: list[_Part] = []
         size = 0
         for tail, led_log in members:
+            if not room:
+                return  # the next cycle goes on
             if tail.claims:
                 parts.append(_Part(tail, None))
-            for read in self._ranges(tail, led_log, lambda: MAX_PACK_BYTES - size):
+            assert tail.progress is not None  # noqa: S101 - for mypy
+            at, place = tail.progress.next, tail.place
+            while read := self._next_range(tail, led_log, at, place, room - size):
                 parts.append(_Part(tail, read))
                 size += len(read.data)
-                if size < MAX_PACK_BYTES:
+                at, place = Reached(read.end, read.open), read.place
+                if size < room:
                     continue
-                if not self._send(group, parts, size):
+                if not self._send(group, parts):
                     return
                 parts, size = [], 0
-                if not self._has_room(group):
-                    return  # the next cycle goes on
-        if parts and self._has_room(group, size):
-            self._send(group, parts, size)
+                room = self._room(group, deadline)
+                # Nothing behind a range that was refused.
+                if not room or tail.progress.next.end != at.end:
+                    break
+        if parts:
+            self._send(group, parts)
 
-    def _ranges(
-        self, tail: PartitionTail, led_log: LedLog, room: Callable[[], int]
-    ) -> Iterator[TailRange]:
-        """Read the ranges of a partition up to the high watermark, segment by segment.
+    def _room(self, group: _Group, deadline: float) -> int:
+        """Return how many bytes the next pack may have, and wait for some until the deadline.
 
-        The owner sends a pack between two ranges; if it refuses one, the rest is not read.
+        One store that hangs leaves the others their share.
         """
-        assert tail.progress is not None  # noqa: S101 - for mypy
+        share = max(1, len(self._groups))
+        most, packs = MAX_BYTES // share, max(1, MAX_SENDING // share)
+        self._take_finished()
+        while group.packs and (group.packs >= packs or most - group.size < MIN_ROOM):
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                return 0
+            self._take_finished(left)
+        return min(MAX_PACK_BYTES, max(most - group.size, MIN_ROOM))
+
+    def _next_range(
+        self,
+        tail: PartitionTail,
+        led_log: LedLog,
+        at: Reached,
+        place: Place | None,
+        max_bytes: int,
+    ) -> TailRange | None:
+        """Read the next range of a partition, of one segment; None if there is none now."""
         led = tail.led
-        at, place = tail.progress.next, tail.place
         try:
-            while at.end < led_log.high_watermark:
-                wanted = find_range(
-                    led.directory, led.topic_id, at.end, led_log, max(room(), 1), place
-                )
-                if wanted is None:
-                    return
-                known = at.open if wanted.start == at.end else None
-                if known is None:
-                    known = open_at(led.directory, wanted.start)
-                    tail.exact = known is not None
-                read = read_range(led.directory, wanted, tail.history, known or ())
-                yield read
-                at, place = Reached(read.end, read.open), read.place
+            wanted = find_range(led.directory, led.topic_id, at.end, led_log, max_bytes, place)
+            if wanted is None:
+                return None
+            known = at.open if wanted.start == at.end else None
+            if known is None:
+                known = open_at(led.directory, wanted.start)
+                tail.exact = known is not None
+            return read_range(led.directory, wanted, tail.history, known or ())
         except (SegmentError, OSError) as error:
             self._refuse(tail, str(error))
+            return None
 
-    def _send(self, group: _Group, parts: Sequence[_Part], size: int) -> bool:
-        """Ask again, look again, and send what is committed. Return whether the broker answered."""
+    def _send(self, group: _Group, parts: Sequence[_Part]) -> bool:
+        """Ask again, look again, and send what is committed.
+
+        Returns:
+            Whether the broker has answered.
+        """
         tails = list({id(part.tail): part.tail for part in parts}.values())
         asked = [tail.asked for tail in tails]
         try:
@@ -540,13 +567,6 @@ class TailCycle:
 
     # -- packs on their way -----------------------------------------------------------------------
 
-    def _has_room(self, group: _Group, size: int = MAX_PACK_BYTES) -> bool:
-        """Whether another pack may be sent. One store that hangs leaves the others their share."""
-        self._take_finished()
-        share = max(1, len(self._groups))
-        is_free = group.packs < max(1, MAX_SENDING // share)
-        return is_free and (not group.packs or group.size + size <= MAX_BYTES // share)
-
     def _take_finished(self, timeout: float = 0.0) -> None:
         for job in self._sender.finished(timeout):
             context = job.context
@@ -611,7 +631,7 @@ def _is_claim_of(row: TailRow, own: TailRow) -> bool:
 
 
 def _open_at_end(merged: MergedTail) -> tuple[OpenTransaction, ...] | None:
-    """Return the transactions that are open at the end of a merged tail, if its last row says so."""
+    """Return the transactions that are open at the end of a merged tail; None if no row has them."""
     if not merged.slices or merged.slices[-1].end != merged.slices[-1].source.row.end:
         return None
     return merged.slices[-1].source.row.open
