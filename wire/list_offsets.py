@@ -9,10 +9,10 @@ version 6 on, counts and lengths are compact, and tagged fields end each structu
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, cast
+from typing import Final
 
 from sidetier.segments.errors import KafkaApiError, MalformedResponseError
-from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, TopicPartition
 from sidetier.segments.varints import read_unsigned
 from sidetier.wire.bounds import skip_tagged_fields
 from sidetier.wire.connection import Connection

@@ -1,23 +1,27 @@
 """A broker's answers and a sender of packs by hand, for tests of the tail's writer."""
 
+import shutil
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sidetier.archive.tail.inventory import TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail
+from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackRef
+from sidetier.archive.tail.pack import TailRow
 from sidetier.archive.tail.read import read_tail
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
+from sidetier.segments.headers import CONTROL, FIELD_AT, TRANSACTIONAL
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
-from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import PackJob, TailPlace, run_job
 from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
-from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.batches import make_batch, with_crc
+from tests.harness.log_dir import LogDir, PartitionLog, encode_record, record_batch
 
 LAYOUT = ArchiveLayout("prod", 0)
 BROKER = BrokerId(1)
@@ -145,11 +149,25 @@ class TailSite:
         self.cycle = TailCycle(
             self.source,
             lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
-            lambda place: TailInventory(place.store, place.layout),
+            self.inventory_of,
             self.sender,
             self.broker,
             self.time.clock,
         )
+
+    @staticmethod
+    def inventory_of(place: TailPlace) -> TailInventory:
+        """Reads the packs anew each time."""
+        return TailInventory(place.store, place.layout)
+
+    def rows(self) -> list[TailRow]:
+        """All rows of this broker's packs."""
+        contents = TailInventory(self.store, LAYOUT).read([self.broker])
+        return [source.row for rows in contents.rows.values() for source in rows]
+
+    def rows_of(self, pack: PackRef) -> tuple[TailRow, ...]:
+        """The rows of a pack."""
+        return TailInventory(self.store, LAYOUT).rows(pack)
 
     def led(self, tps: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, TailPartition]:
         """The board, as the daemon would write it."""
@@ -198,4 +216,29 @@ def log_bytes(log: PartitionLog) -> bytes:
     return b"".join(log.written[base] for base in log.bases())
 
 
-__all__ = ["FakeStorage"]
+
+def replicate(log: PartitionLog, to: TailSite) -> PartitionLog:
+    """Copy a log, as far as it reaches, to another broker. The same files, batches and epochs."""
+    copy = log.copy_to(to.log_dir, log.bases()[1:])
+    if log.tp in to.log_dir.partitions:
+        shutil.rmtree(to.log_dir.partitions[log.tp].path)
+    copy.rename_to(str(log.tp))
+    copy.epoch = log.epoch
+    to.log_dir.partitions[log.tp] = copy
+    return copy
+
+
+def transactional(
+    base: int, producer: int, count: int = 1, *, marker: int | None = None, epoch: int = 0
+) -> bytes:
+    """Return a batch of a transaction, or its marker (0 aborts, 1 commits)."""
+    if marker is None:
+        batch = bytearray(record_batch(base, [b"v" * 30] * count, epoch=epoch))
+        attributes = TRANSACTIONAL
+    else:
+        record = encode_record(0, b"\0\0\0\0\0\0", struct.pack(">hh", 0, marker))
+        batch = bytearray(make_batch(base, 1, epoch=epoch, payload=record))
+        attributes = TRANSACTIONAL | CONTROL
+    batch[FIELD_AT["attributes"] : FIELD_AT["attributes"] + 2] = struct.pack(">h", attributes)
+    batch[FIELD_AT["producer_id"] : FIELD_AT["producer_id"] + 10] = struct.pack(">qh", producer, 0)
+    return with_crc(batch)

@@ -247,6 +247,7 @@ class TailCycle:
     def settle(self, timeout: float) -> None:
         """Wait for the packs on their way, `timeout` seconds at most."""
         deadline = self._clock.monotonic() + timeout
+        self._take_finished()
         while any(group.packs for group in self._groups.values()):
             left = deadline - self._clock.monotonic()
             if left <= 0:
