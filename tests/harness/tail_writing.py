@@ -169,7 +169,9 @@ class TailSite:
         """The rows of a pack."""
         return TailInventory(self.store, LAYOUT).rows(pack)
 
-    def led(self, tps: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, TailPartition]:
+    def led(
+        self, tps: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, TailPartition]:
         """The board, as the daemon would write it."""
         logs = self.log_dir.partitions
         return {
@@ -214,7 +216,6 @@ def tail_bytes(store: RemoteStorage, tail: MergedTail) -> bytes:
 def log_bytes(log: PartitionLog) -> bytes:
     """All bytes of a log."""
     return b"".join(log.written[base] for base in log.bases())
-
 
 
 def replicate(log: PartitionLog, to: TailSite) -> PartitionLog:

@@ -267,6 +267,10 @@ class TailCycle:
             )
         return found
 
+    def stores(self) -> Sequence[PackNumbers]:
+        """Return the stores in use, with the numbers of this broker's packs. From any thread."""
+        return list(self._numbers.values())
+
     def stored_end(self, tp: TopicPartition) -> Offset | None:
         """Return up to where the tail of a led partition is stored; None if it is not known."""
         tail = self._tails.get(tp)

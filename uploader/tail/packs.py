@@ -42,6 +42,7 @@ class PackNumbers:
         self.store, self.layout, self.broker = store, layout, broker
         self._lock = threading.Lock()
         self._next: int | None = None
+        self._taken: set[int] = set()
 
     def start_at(self, number: int) -> None:
         """Note that all stored packs have lower numbers."""
@@ -53,7 +54,18 @@ class PackNumbers:
         with self._lock:
             number = 0 if self._next is None else self._next
             self._next = number + 1
+            self._taken.add(number)
             return number
+
+    def settle(self, number: int) -> None:
+        """Note that the attempt to store a pack under a number has ended."""
+        with self._lock:
+            self._taken.discard(number)
+
+    def settled_below(self) -> int:
+        """Return the number below which no attempt of this process is under way."""
+        with self._lock:
+            return min(self._taken, default=self._next or 0)
 
     def list_again(self) -> None:
         """Find the highest number in the store: another sidecar of this broker writes, too."""
@@ -74,20 +86,30 @@ def store_pack(numbers: PackNumbers, body: PackBody, wall_ms: int) -> PackRef:
     """
     for attempt in range(_MAX_TRIES):
         number = numbers.take()
-        key = numbers.layout.tail_pack_key(numbers.broker, number)
         try:
-            etag = numbers.store.put_object(key, body, PutOptions(condition=IfAbsent()))
-        except PreconditionFailedError as error:
-            # An answer was lost, or another sidecar of this broker has the number.
-            own = _own_etag(numbers.store, key, body) if error.ambiguous else None
-            if own is None:
-                if attempt == _MAX_TRIES - 1:
-                    raise
-                numbers.list_again()
-                continue
-            etag = own
+            etag = _create(numbers, number, body)
+        except PreconditionFailedError:
+            if attempt == _MAX_TRIES - 1:
+                raise
+            numbers.list_again()
+            continue
+        finally:
+            numbers.settle(number)
+        key = numbers.layout.tail_pack_key(numbers.broker, number)
         return PackRef(numbers.broker, number, key, etag, body.size, wall_ms)
     raise AssertionError("unreachable")
+
+
+def _create(numbers: PackNumbers, number: int, body: PackBody) -> str:
+    key = numbers.layout.tail_pack_key(numbers.broker, number)
+    try:
+        return numbers.store.put_object(key, body, PutOptions(condition=IfAbsent()))
+    except PreconditionFailedError as error:
+        # An answer was lost, or another sidecar of this broker has the number.
+        own = _own_etag(numbers.store, key, body) if error.ambiguous else None
+        if own is None:
+            raise
+        return own
 
 
 def _own_etag(store: RemoteStorage, key: str, body: PackBody) -> str | None:
