@@ -1,6 +1,7 @@
 """Finding and reading tail packs: requests, cleaning in between, damage, encryption."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -28,7 +29,9 @@ from sidetier.storage.encrypted_format import is_encrypted
 from sidetier.storage.encrypting import EncryptingStorage
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
+from sidetier.storage.settings import StorageEndpoint
 from tests.harness.encryption import RING, encrypting, without_keys
+from tests.harness.encryption import settings as encryption_settings
 from tests.harness.tail_packs import LAYOUT, TOPIC_ID, TP, MadePack, history, log, partitions
 
 NOTHING = ArchivedPart()
@@ -300,3 +303,13 @@ def test_a_topic_that_must_be_encrypted_is_not_stored_in_a_plain_pack() -> None:
     )
     with pytest.raises(EncryptionError, match="refuse_plain"):
         _store(store, 1, 1, (0, 4))
+
+
+def test_a_plain_pack_of_such_a_topic_is_not_read() -> None:
+    plain, chosen = FakeStorage(), replace(encryption_settings(), refuse_plain=("ord.*",))
+    endpoint = StorageEndpoint("memory://", encryption=chosen)
+    key, store = _store(plain, 1, 1, (0, 4)), encrypting(plain)
+    _store(store, 1, 2, (0, 4))
+    contents = TailInventory(store, LAYOUT, refuses_plain=endpoint.refuses_plain).read()
+    assert [pack.number for pack in contents.packs] == [2]
+    assert "is not encrypted and has records of orders" in contents.problems[key]
