@@ -209,6 +209,11 @@ class StorageEndpoint:
     deadline: AttemptDeadline = field(default_factory=AttemptDeadline)
     encryption: EncryptionSettings | None = None
 
+    def refuses_plain(self, topic: str) -> bool:
+        """Return whether records of this topic are not read from objects that are not encrypted."""
+        names = () if self.encryption is None else self.encryption.refuse_plain
+        return any(re.fullmatch(name, topic) for name in names)
+
     def encrypts(self, topic: str) -> bool:
         """Return whether new objects with records of this topic are encrypted."""
         return self.encryption is not None and self.encryption.encrypts(topic)

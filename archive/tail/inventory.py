@@ -105,6 +105,8 @@ class TailInventory:
         concurrency: Maximum number of requests at the same time.
         max_cached_rows: Maximum number of rows that are kept for the next reading; one takes about
             half a kilobyte.
+        refuses_plain: Whether records of this topic are not read from a pack that is not encrypted
+            (`StorageEndpoint.refuses_plain`).
     """
 
     def __init__(
@@ -114,10 +116,12 @@ class TailInventory:
         *,
         concurrency: int = 16,
         max_cached_rows: int = 200_000,
+        refuses_plain: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._store = store
         self._layout = layout
         self._concurrency = concurrency
+        self._refuses_plain = refuses_plain
         self._cache = Lru[tuple[str, str], tuple[TailRow, ...]](max_cached_rows, len)
 
     @property
@@ -246,12 +250,25 @@ class TailInventory:
         surplus = _SEALED_HEADER + pack.size // _SEALED_SHARE
         start = max(pack.size - END_BYTES - surplus, 0)
         data = self._range(pack, start, pack.size)
-        footer = decode_footer(data, start + len(data), pack.key)
+        size = start + len(data)
+        footer = decode_footer(data, size, pack.key)
         if footer.position >= start:
             index = data[footer.position - start :][: footer.length]
         else:
             index = self._range(pack, footer.position, footer.position + footer.length)
-        return decode_index(index, footer, pack.key)
+        rows = decode_index(index, footer, pack.key)
+        if size == pack.size:
+            self._check_may_be_plain(pack, {row.tp.topic for row in rows})
+        return rows
+
+    def _check_may_be_plain(self, pack: PackRef, topics: Iterable[str]) -> None:
+        for topic in topics:
+            if self._refuses_plain(topic):
+                raise EncryptionError(
+                    f"{pack.key} is not encrypted and has records of {topic}, and "
+                    "storage.encryption.refuse_plain names this topic: restore the encrypted "
+                    "object, or remove the topic from refuse_plain"
+                )
 
     def _range(self, pack: PackRef, start: int, end: int) -> bytes:
         return read_range(self._store, pack.key, start, end, condition=IfMatch(pack.etag))

@@ -294,6 +294,7 @@ class _Histories:
         """The lowest known start of each epoch. Retention raises the first start of a log, and
         compaction that of a copy."""
         stored = NO_EPOCHS if archived.end is None else archived.epochs.up_to(archived.end)
+        self._seen: set[tuple[Entry, ...]] = set()
         self._archive_end = -1 if archived.end is None else int(archived.end)
         if stored.entries:
             # The archive speaks for the leader of its last epoch.
@@ -301,7 +302,10 @@ class _Histories:
         for source in rows:
             self._add(source.row.epochs.entries, source)
 
-    def _add(self, entries: Sequence[Entry], source: PackedRow | None) -> None:
+    def _add(self, entries: tuple[Entry, ...], source: PackedRow | None) -> None:
+        if entries in self._seen:  # as almost all rows of a partition
+            return
+        self._seen.add(entries)
         epoch = entries[-1][0]
         known, widest = self._known.get(epoch), self._widest.get(epoch)
         if known is not None and source is not None and widest is not None:
