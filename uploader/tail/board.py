@@ -1,4 +1,4 @@
-"""The led partitions whose tail is stored: the daemon writes them, and the tail's writer reads them.
+"""What the daemon and the tail's writer know of each other: the led partitions, and what is safe.
 
 The daemon notes a partition when something about it changes, so that idle partitions cost nothing.
 """
@@ -32,6 +32,22 @@ class TailPartition(NamedTuple):
     topic_id: str
     archive_end: Offset
     archived_epochs: EpochHistory = NO_EPOCHS
+
+
+class SafePartition(NamedTuple):
+    """What is safe of a led partition.
+
+    Attributes:
+        safe_up_to: End of the stored tail, exclusive; None until it is known.
+        newest_ms: Largest timestamp of what this process has stored, in ms since 1970; -1 if none.
+        waiting_since_ms: Since when committed records wait, in ms since 1970; None if none do.
+        error: Why the last range was refused; None if none was.
+    """
+
+    safe_up_to: Offset | None
+    newest_ms: int
+    waiting_since_ms: int | None
+    error: str | None
 
 
 def tail_partition(partition: Partition, rules: TailConfig) -> TailPartition | None:

@@ -41,7 +41,7 @@ from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.committed_range import refusal
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.state.segment import Backoff
-from sidetier.uploader.tail.board import TailPartition
+from sidetier.uploader.tail.board import SafePartition, TailPartition
 from sidetier.uploader.tail.packs import PackJob, PackNumbers, PackSender, TailPlace
 from sidetier.uploader.tail.progress import Reached, SentRange, TailProgress
 from sidetier.uploader.tail.ranges import Place, TailRange, find_range, open_at, read_range
@@ -93,22 +93,6 @@ class PartitionTail:
     def asked(self) -> tuple[TopicPartition, LeaderEpoch]:
         """How the broker is asked for it."""
         return self.led.tp, self.led.leader_epoch
-
-
-class SafePartition(NamedTuple):
-    """What is safe of a partition, for the status.
-
-    Attributes:
-        safe_up_to: End of the stored tail, exclusive; None until it is known.
-        newest_ms: Largest timestamp of what this process has stored, in ms since 1970; -1 if none.
-        waiting_since: Since when records wait, in monotonic seconds; None if none do.
-        error: Why the last range was refused; None if none was.
-    """
-
-    safe_up_to: Offset | None
-    newest_ms: int
-    waiting_since: float | None
-    error: str | None
 
 
 @dataclass(slots=True)
@@ -204,6 +188,8 @@ class TailCycle:
         self._numbers: dict[int, PackNumbers] = {}
         self._groups: dict[tuple[int, bool], _Group] = {}
         self._store_holds: dict[int, Backoff] = {}
+        self._safe: Mapping[TopicPartition, SafePartition] | None = None
+        """None after something has changed."""
         self.totals = CycleTotals()
 
     # -- for its owner ----------------------------------------------------------------------------
@@ -227,8 +213,10 @@ class TailCycle:
                 continue  # it does not lead in this epoch, or not yet
             progress = tail.progress
             if progress is None or (answer.offset <= progress.next.end and not tail.claims):
-                tail.waiting_since = None
+                if tail.waiting_since is not None:
+                    tail.waiting_since = self._safe = None
                 continue
+            self._safe = None
             if tail.waiting_since is None and answer.offset > progress.next.end:
                 tail.waiting_since = now
             if answer.leader_epoch == tail.led.leader_epoch and tail.hold.until <= now:
@@ -255,16 +243,21 @@ class TailCycle:
             self._take_finished(left)
 
     def safe(self) -> Mapping[TopicPartition, SafePartition]:
-        """Return what is safe of each led partition."""
+        """Return what is safe of each led partition. The same object while nothing changes."""
+        if self._safe is not None:
+            return self._safe
         found = {}
+        since_1970 = self._clock.wall() - self._clock.monotonic()
         for tp, tail in self._tails.items():
             stored = None if tail.progress is None else tail.progress.stored
+            waits = tail.waiting_since
             found[tp] = SafePartition(
                 None if stored is None else stored.end,
                 -1 if stored is None else stored.newest_ms,
-                tail.waiting_since,
+                None if waits is None else int((since_1970 + waits) * 1000),
                 tail.hold.error,
             )
+        self._safe = found
         return found
 
     def stores(self) -> Sequence[PackNumbers]:
@@ -281,7 +274,7 @@ class TailCycle:
     def _follow(self, led: Mapping[TopicPartition, TailPartition]) -> None:
         if led is self._followed:
             return
-        self._followed = led
+        self._followed, self._safe = led, None
         for tp in self._tails.keys() - led.keys():
             del self._tails[tp]
             self._starting.pop(tp, None)
@@ -341,7 +334,11 @@ class TailCycle:
         for tail in self._starting.values():
             if tail.hold.until > now:
                 continue
-            place = self._place(tail.tp.topic)
+            try:
+                place = self._place(tail.tp.topic)
+            except SidetierError as error:
+                self._refuse(tail, str(error))
+                continue
             by_store.setdefault(id(place.store), (place, []))[1].append(tail)
         for key, (place, tails) in by_store.items():
             hold = self._store_holds.setdefault(key, Backoff())
@@ -567,6 +564,7 @@ class TailCycle:
                 "tail.refused", topic=tail.tp.topic, partition=tail.tp.partition, reason=reason
             )
         self.totals.refused_ranges += 1
+        self._safe = None
         tail.place = None
         tail.hold.fail(reason, self._clock.monotonic(), _LONGEST_HOLD)
 
@@ -574,6 +572,7 @@ class TailCycle:
 
     def _take_finished(self, timeout: float = 0.0) -> None:
         for job in self._sender.finished(timeout):
+            self._safe = None
             context = job.context
             assert isinstance(context, _Context)  # noqa: S101 - for mypy
             context.group.packs -= 1

@@ -172,13 +172,15 @@ class ThreadedSender:
         self._wall = wall
         self._jobs: queue.SimpleQueue[PackJob | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[PackJob] = queue.SimpleQueue()
-        self._count = threads
-        for number in range(threads):
-            name = f"tail-put-{number}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._most = threads
+        self._count = 0
 
     def send(self, job: PackJob) -> None:
         """See `PackSender`. The sender of jobs bounds their number."""
+        if self._count < self._most:
+            name = f"tail-put-{self._count}"
+            self._count += 1
+            threading.Thread(target=self._work, name=name, daemon=True).start()
         self._jobs.put(job)
 
     def finished(self, timeout: float = 0.0) -> Sequence[PackJob]:

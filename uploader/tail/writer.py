@@ -7,6 +7,8 @@ cycle.
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -18,9 +20,9 @@ from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import Clock
-from sidetier.uploader.tail.board import TailBoard
+from sidetier.uploader.tail.board import SafePartition, TailBoard
 from sidetier.uploader.tail.cleaning import TailCleaner
-from sidetier.uploader.tail.cycle import SafePartition, TailCycle
+from sidetier.uploader.tail.cycle import CycleTotals, TailCycle
 from sidetier.uploader.tail.packs import PackSender
 
 log: Final = structlog.get_logger()
@@ -69,6 +71,7 @@ class TailWriter:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._safe = _NOTHING_SAFE
+        self._reported = CycleTotals()
 
     @property
     def safe(self) -> Mapping[TopicPartition, SafePartition]:
@@ -79,10 +82,9 @@ class TailWriter:
         """Begin. A hanging request does not hold up the end of the process."""
         self._begin("tail", self._run_cycle, self._interval, first=0.0)
         if self._cleaner is not None:
-            clean = self._cleaner
             self._begin(
                 "tail-cleaning",
-                lambda: clean.run(self.board.snapshot(), self._stopping.is_set),
+                partial(self._clean, self._cleaner),
                 self._clean_interval,
                 first=self._clean_interval / 2,
             )
@@ -140,4 +142,27 @@ class TailWriter:
             self._cycle.run(self.board.snapshot())
         finally:
             self._safe = self._cycle.safe()
-            self._metrics.tail_cycle(self._now() - began, self._cycle.totals)
+            self._report(self._now() - began)
+
+    def _report(self, seconds: float) -> None:
+        totals, before = self._cycle.totals, self._reported
+        self._metrics.tail_cycle(
+            seconds,
+            packs=totals.packs - before.packs,
+            size=totals.stored_bytes - before.stored_bytes,
+            failed=totals.failed_packs - before.failed_packs,
+            refused=totals.refused_ranges - before.refused_ranges,
+        )
+        self._reported = replace(totals)
+
+    def _clean(self, cleaner: TailCleaner) -> None:
+        before = cleaner.totals
+        cleaner.run(self.board.snapshot(), self._stopping.is_set)
+        found = cleaner.totals
+        self._metrics.tail_cleaned(
+            live_packs=found.live_packs,
+            live_bytes=found.live_bytes,
+            stored_bytes=found.stored_bytes,
+            rewritten=found.rewritten_bytes - before.rewritten_bytes,
+            deleted=found.deleted_packs - before.deleted_packs,
+        )
