@@ -689,6 +689,9 @@ class Engine:
         self._errors.tell_of_leadership(view.unreadable)
         was_known = self._leads.known
         for number, partition in enumerate(self._leads.follow(view), 1):
+            if self._tail is not None:
+                stored = self._tail.board.selects(partition.topic_partition.topic)
+                partition.note_tail(stored=stored)
             self._scheduler.scan(partition)
             self._touch(partition)
             if number % _LED_AT_ONCE == 0:  # the store answers while more directories are listed

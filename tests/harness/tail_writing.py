@@ -12,7 +12,6 @@ from sidetier.archive.tail.read import read_tail
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
 from sidetier.segments.headers import CONTROL, FIELD_AT, TRANSACTIONAL
-from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.clock import Clock
@@ -20,10 +19,10 @@ from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import PackJob, TailPlace, run_job
 from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
+from tests.harness.daemons import LAYOUT
 from tests.harness.batches import make_batch, with_crc
 from tests.harness.log_dir import LogDir, PartitionLog, encode_record, record_batch
 
-LAYOUT = ArchiveLayout("prod", 0)
 BROKER = BrokerId(1)
 
 

@@ -50,14 +50,15 @@ class SafePartition(NamedTuple):
     error: str | None
 
 
-def tail_partition(partition: Partition, rules: TailConfig) -> TailPartition | None:
+def tail_partition(partition: Partition) -> TailPartition | None:
     """Return what the tail's writer needs of a partition; None if its tail is not stored now.
 
     It is not stored before the archive was read: the tail begins at the archive end offset.
     """
     archive = partition.archive
     if (
-        partition.following is not None
+        not partition.stores_tail
+        or partition.following is not None
         or partition.lost
         or partition.unsure
         or partition.refused is not None
@@ -66,7 +67,6 @@ def tail_partition(partition: Partition, rules: TailConfig) -> TailPartition | N
         or partition.directory is None
         or archive is None
         or archive.next_offset is None
-        or not rules.selects(partition.topic_partition.topic)
     ):
         return None
     stored = archive.epoch_history
@@ -94,10 +94,14 @@ class TailBoard:
         self._snapshot: Mapping[TopicPartition, TailPartition] = MappingProxyType({})
         self._changed = False
 
+    def selects(self, topic: str) -> bool:
+        """Whether the tail of a topic is stored, by its name alone."""
+        return self._rules.selects(topic)
+
     def note(self, partition: Partition) -> None:
         """Note the present state of a partition."""
         tp = partition.topic_partition
-        entry = tail_partition(partition, self._rules)
+        entry = tail_partition(partition)
         known = self._partitions.get(tp)
         if entry is None and known is not None and _only_archive_unknown(partition, known):
             return
