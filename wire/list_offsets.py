@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sidetier.segments.errors import KafkaApiError, MalformedResponseError
-from sidetier.segments.offsets import LeaderEpoch, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.varints import read_unsigned
 from sidetier.wire.bounds import skip_tagged_fields
 from sidetier.wire.connection import Connection
@@ -79,7 +79,7 @@ class OffsetsQuestion:
                     answers[places[number]] = (
                         _refusal(sender, TopicPartition(topic, number), code)
                         if code
-                        else AnsweredOffset(offset, epoch)
+                        else AnsweredOffset(Offset(offset), LeaderEpoch(epoch))
                     )
         except (struct.error, ValueError, IndexError) as error:
             raise MalformedResponseError(

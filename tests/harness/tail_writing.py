@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackRef
-from sidetier.archive.tail.pack import TailRow
+from sidetier.archive.tail.pack import TailRow, decode_pack
 from sidetier.archive.tail.read import read_tail
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
@@ -19,8 +19,8 @@ from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import PackJob, TailPlace, run_job
 from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
-from tests.harness.daemons import LAYOUT
 from tests.harness.batches import make_batch, with_crc
+from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import LogDir, PartitionLog, encode_record, record_batch
 
 BROKER = BrokerId(1)
@@ -73,13 +73,16 @@ class OffsetsByHand:
 class SenderByHand:
     """A PackSender that stores each pack at once; while `held`, when the test says so."""
 
-    def __init__(self, clock: "TickingClock") -> None:
+    def __init__(self, clock: "TickingClock", check: Callable[[PackJob], None]) -> None:
         self._clock = clock
+        self._check = check
+        """Called with each pack before it is stored."""
         self.held = False
         self.waiting: list[PackJob] = []
         self._ended: list[PackJob] = []
 
     def send(self, job: PackJob) -> None:
+        self._check(job)
         self.waiting.append(job)
         if not self.held:
             self.end(job)
@@ -144,7 +147,7 @@ class TailSite:
 
     def restart(self) -> None:
         """Begin again without a memory, as after a kill."""
-        self.sender = SenderByHand(self.time)
+        self.sender = SenderByHand(self.time, self.check_sent)
         self.cycle = TailCycle(
             self.source,
             lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
@@ -153,6 +156,15 @@ class TailSite:
             self.broker,
             self.time.clock,
         )
+
+    def check_sent(self, job: PackJob) -> None:
+        """Every range is in the log of the leader that has just answered for it."""
+        data = b"".join(map(bytes, job.body.pieces))
+        for row in decode_pack(data, "a pack on its way"):
+            log = self.log_dir.partitions.get(row.tp)
+            assert log is not None, "of a partition that is gone"
+            assert (log.epoch, log.topic_id) == (row.leader_epoch, row.topic_id), "another leader"
+            assert data[row.position : row.position + row.size] in log_bytes(log), "not in the log"
 
     @staticmethod
     def inventory_of(place: TailPlace) -> TailInventory:

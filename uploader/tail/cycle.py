@@ -492,8 +492,8 @@ class TailCycle:
             log.warning("tail.unconfirmed", error=str(error))
             return False
         answers = {
-            id(tail): _Answers(*three)
-            for tail, *three in zip(tails, starts, stable, again, strict=True)
+            id(tail): _Answers(start, last_stable, end)
+            for tail, start, last_stable, end in zip(tails, starts, stable, again, strict=True)
         }
         builder, sent = PackBuilder(), list[_Sent]()
         refused: set[int] = set()

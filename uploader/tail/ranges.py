@@ -326,7 +326,7 @@ def open_at(directory: str, offset: Offset) -> tuple[OpenTransaction, ...] | Non
         return None
     base = below[-1]
     known = _snapshot(directory, base)
-    if known is None or base == offset:
+    if known is None or int(base) == offset:
         return known
     tracker = TransactionTracker(base, known)
     descriptor = _open(directory, base, FileKind.LOG)
