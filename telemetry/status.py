@@ -119,8 +119,8 @@ class PartitionStatus:
     unarchived_age_seconds: float | None = None
     """Age of the oldest of these offsets; None if there are none."""
     safe_to: Offset | None = None
-    """Safe up to (exclusive): the end of the archive, and of the tail that is stored behind it. None
-    without tail packs (`uploader.tail`).
+    """Safe up to (exclusive): the end of the archive, and of the tail that is stored behind it;
+    None without tail packs (`uploader.tail`).
     """
     newest_safe_age_seconds: float | None = None
     """Age of the newest record that this process has stored in a tail pack, by its timestamp."""

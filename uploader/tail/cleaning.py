@@ -249,7 +249,7 @@ class TailCleaner:
         clock: The time.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - its ports
         self,
         source: LogOffsetSource,
         stores: Callable[[], Iterable[PackNumbers]],
@@ -328,15 +328,14 @@ class TailCleaner:
         else:
             keep |= {use.pack.number for use in plan.rewrite}
         live = sorted(keep)
-        if old is None or (old.through, list(old.packs)) != (through, live):
-            if through >= 0:
-                try:
-                    write_tail_index(
-                        numbers.store, numbers.layout, self._broker, through, live, before
-                    )
-                except PreconditionFailedError:
-                    log.warning("tail.index_conflict", broker=self._broker)
-                    return  # another sidecar of this broker cleans, too
+        is_new = old is None or (old.through, list(old.packs)) != (through, live)
+        if is_new and through >= 0:
+            store, layout = numbers.store, numbers.layout
+            try:
+                write_tail_index(store, layout, self._broker, through, live, before)
+            except PreconditionFailedError:
+                log.warning("tail.index_conflict", broker=self._broker)
+                return  # another sidecar of this broker cleans, too
         self._delete_excluded(numbers, through, keep, totals)
 
     def _through(self, packs: Sequence[PackRef], settled: int) -> int:
@@ -492,28 +491,35 @@ class _Rewriter:
             answers = self._ask(tails)
         except SidetierError as error:
             log.warning("tail.unconfirmed", error=str(error))
-            answers = {}
+            answers = {}  # nothing is confirmed
         builder = PackBuilder()
         for part, row, read in parts:
             if part.tp in self.failed:
                 continue
             if read is None:
                 builder.add(row._replace(position=0))
-                continue
-            file = log_file(part.directory, read.wanted.segment)
-            reason = refusal(read.wanted, read.runs, read.end, answers.get(part.tp), file)
-            if reason is None:
+            elif self._is_confirmed(part, read, answers.get(part.tp)):
                 builder.add(row, read.data)
             else:
                 self.failed.add(part.tp)
         if builder.rows:
-            try:
-                store_pack(self._numbers, builder.body(), int(self._clock.wall() * 1000))
-            except StorageError as error:
-                log.warning("tail.pack_failed", rows=len(builder.rows), error=str(error))
-                self.failed |= {part.tp for part, _, _ in parts}
-            else:
-                self.stored_bytes += builder.size
+            self._store(builder, {part.tp for part, _, _ in parts})
+
+    def _store(self, builder: PackBuilder, of: set[TopicPartition]) -> None:
+        try:
+            store_pack(self._numbers, builder.body(), int(self._clock.wall() * 1000))
+        except StorageError as error:
+            log.warning("tail.pack_failed", rows=len(builder.rows), error=str(error))
+            self.failed |= of
+        else:
+            self.stored_bytes += builder.size
+
+    @staticmethod
+    def _is_confirmed(
+        part: TailPartition, read: TailRange, again: LedLog | SidetierError | None
+    ) -> bool:
+        file = log_file(part.directory, read.wanted.segment)
+        return refusal(read.wanted, read.runs, read.end, again, file) is None
 
 
 def _row_again(part: TailPartition, run: _Run, read: TailRange, history: EpochHistory) -> TailRow:

@@ -15,7 +15,7 @@ there is no data.
 At most `MAX_BYTES` are in memory: packs on their way, and the one that is being filled.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -158,7 +158,7 @@ class TailCycle:
         on_stored: Called with each stored pack and its rows.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - its ports
         self,
         source: LogOffsetSource,
         place_of: Callable[[str], TailPlace],
@@ -207,7 +207,21 @@ class TailCycle:
             return
         answers = self._source.offsets(OffsetKind.HIGH_WATERMARK, self._asked)
         now = self._clock.monotonic()
-        active: list[tuple[PartitionTail, LedLog]] = []
+        active = list(self._with_work(answers, now))
+        # What waits longest comes first: bytes in memory are limited.
+        active.sort(key=lambda one: one[0].waiting_since or now)
+        by_group: dict[int, tuple[_Group, list[tuple[PartitionTail, LedLog]]]] = {}
+        for one in active:
+            group = self._group(one[0].tp.topic)
+            by_group.setdefault(id(group), (group, []))[1].append(one)
+        # A store that does not answer comes last.
+        for group, members in sorted(by_group.values(), key=lambda each: each[0].packs):
+            self._store_group(group, members, now + self._interval)
+
+    def _with_work(
+        self, answers: Iterable[AnsweredOffset | SidetierError], now: float
+    ) -> Iterator[tuple[PartitionTail, LedLog]]:
+        """Yield the partitions with records, or a claim, to store, with the broker's answer."""
         for tail, answer in zip(self._ready, answers, strict=True):
             if not isinstance(answer, AnsweredOffset):
                 continue  # it does not lead in this epoch, or not yet
@@ -220,17 +234,7 @@ class TailCycle:
             if tail.waiting_since is None and answer.offset > progress.next.end:
                 tail.waiting_since = now
             if answer.leader_epoch == tail.led.leader_epoch and tail.hold.until <= now:
-                led_log = LedLog(answer.offset, Offset(0), answer.leader_epoch)
-                active.append((tail, led_log))
-        # What waits longest comes first: bytes in memory are limited.
-        active.sort(key=lambda one: one[0].waiting_since or now)
-        by_group: dict[int, tuple[_Group, list[tuple[PartitionTail, LedLog]]]] = {}
-        for one in active:
-            group = self._group(one[0].tp.topic)
-            by_group.setdefault(id(group), (group, []))[1].append(one)
-        # A store that does not answer comes last.
-        for group, members in sorted(by_group.values(), key=lambda each: each[0].packs):
-            self._store_group(group, members, now + self._interval)
+                yield tail, LedLog(answer.offset, Offset(0), answer.leader_epoch)
 
     def settle(self, timeout: float) -> None:
         """Wait for the packs on their way, `timeout` seconds at most."""
@@ -331,35 +335,36 @@ class TailCycle:
             return
         now = self._clock.monotonic()
         by_store: dict[int, tuple[TailPlace, list[PartitionTail]]] = {}
-        for tail in self._starting.values():
-            if tail.hold.until > now:
-                continue
+        for tail in [tail for tail in self._starting.values() if tail.hold.until <= now]:
             try:
                 place = self._place(tail.tp.topic)
             except SidetierError as error:
                 self._refuse(tail, str(error))
-                continue
-            by_store.setdefault(id(place.store), (place, []))[1].append(tail)
-        for key, (place, tails) in by_store.items():
-            hold = self._store_holds.setdefault(key, Backoff())
-            if hold.until > now:
-                continue
-            try:
-                # Not before they can begin: a broker writes an epoch soon after it leads in it.
-                found = [tail for tail in tails if self._read_history(tail)]
-                if not found:
-                    continue
-                wanted = {tail.tp for tail in found}
-                contents = self._inventory_of(place).read(wanted=lambda row: row.tp in wanted)
-                self._note_numbers(place, contents)
-            except (StorageError, ArchiveError) as error:
-                hold.fail(str(error), now, _LONGEST_HOLD)
-                log.warning("tail.unavailable", error=str(error))
-                continue
-            hold.clear()
-            for tail in found:
-                self._begin(tail, contents)
+            else:
+                by_store.setdefault(id(place.store), (place, []))[1].append(tail)
+        for place, tails in by_store.values():
+            self._begin_in(place, tails, now)
         self._list_ready()
+
+    def _begin_in(self, place: TailPlace, tails: Iterable[PartitionTail], now: float) -> None:
+        """Find where the tails of one store begin."""
+        hold = self._store_holds.setdefault(id(place.store), Backoff())
+        if hold.until > now:
+            return
+        # Not before they can begin: a broker writes an epoch soon after it leads in it.
+        found = {tail.tp: tail for tail in tails if self._read_history(tail)}
+        if not found:
+            return
+        try:
+            contents = self._inventory_of(place).read(wanted=lambda row: row.tp in found)
+            self._note_numbers(place, contents)
+        except (StorageError, ArchiveError) as error:
+            hold.fail(str(error), now, _LONGEST_HOLD)
+            log.warning("tail.unavailable", error=str(error))
+            return
+        hold.clear()
+        for tail in found.values():
+            self._begin(tail, contents)
 
     def _note_numbers(self, place: TailPlace, contents: TailContents) -> None:
         numbers = self.numbers(place)
@@ -368,7 +373,7 @@ class TailCycle:
         numbers.list_again()  # dead packs have numbers, too
 
     def _read_history(self, tail: PartitionTail) -> bool:
-        """Read the epoch history, and return whether it has the epoch in which this broker leads."""
+        """Read the epoch history. Return whether it has the epoch in which this broker leads."""
         try:
             history = read_local_epochs(tail.led.directory)
         except SegmentGoneError:
@@ -390,7 +395,7 @@ class TailCycle:
             archived = ArchivedPart(led.archive_end, led.archived_epochs, led.topic_id)
             merged = merge(archived, [*rows, PackedRow(None, own)])
         except ArchiveError as error:
-            log.error(
+            log.warning(
                 "tail.conflict", topic=led.tp.topic, partition=led.tp.partition, error=str(error)
             )
         else:
@@ -405,7 +410,7 @@ class TailCycle:
 
     # -- ranges -----------------------------------------------------------------------------------
 
-    def _store_group(
+    def _store_group(  # noqa: C901 - one loop that fills packs
         self, group: _Group, members: Iterable[tuple[PartitionTail, LedLog]], deadline: float
     ) -> None:
         """Fill packs, and send each as soon as it is full."""
@@ -635,7 +640,7 @@ def _is_claim_of(row: TailRow, own: TailRow) -> bool:
 
 
 def _open_at_end(merged: MergedTail) -> tuple[OpenTransaction, ...] | None:
-    """Return the transactions that are open at the end of a merged tail; None if no row has them."""
+    """Return the transactions that are open at the end of a merged tail; None if unknown."""
     if not merged.slices or merged.slices[-1].end != merged.slices[-1].source.row.end:
         return None
     return merged.slices[-1].source.row.open

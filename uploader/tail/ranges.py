@@ -127,7 +127,7 @@ def segment_bases(directory: str) -> list[BaseOffset]:
     return live if listing.active is None else [*live, listing.active]
 
 
-def _find_in(
+def _find_in(  # noqa: PLR0913, PLR0917 - the arguments of `find_range`, and the segment
     directory: str,
     topic_id: str,
     base: BaseOffset,

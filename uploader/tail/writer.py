@@ -1,5 +1,6 @@
-"""The threads of the tail: one runs the cycles, one cleans. They run beside the daemon's event loop,
-so that nothing in the tail holds back an upload.
+"""The threads of the tail: one runs the cycles, one cleans.
+
+They run beside the daemon's event loop, so that nothing in the tail holds back an upload.
 
 An error ends a cycle, never a thread. A broker that does not answer is asked again in the next
 cycle.
@@ -47,7 +48,7 @@ class TailWriter:
         metrics: Counts errors, and measures cycles.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - its ports
         self,
         cycle: TailCycle,
         cleaner: TailCleaner | None,

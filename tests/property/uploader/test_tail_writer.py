@@ -2,8 +2,8 @@
 store that fails. Real files, real packs, and the merge rule of readers.
 
 Every range that is sent must be in the log of the leader that has just answered for it
-(`TailSite.check_sent`). After each run the leader's sidecar finishes, and the merged tail must be the leader's log, record
-by record. Each mutant of the writer must be found.
+(`TailSite.check_sent`). After each run the leader's sidecar finishes, and the merged tail must be
+the leader's log, record by record. Each mutant of the writer must be found.
 """
 
 import random
@@ -18,6 +18,7 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import MergedTail
 from sidetier.leadership.port import LedLog
 from sidetier.segments.epoch_history import Entry
@@ -162,7 +163,7 @@ class World:
         by = TailCleaner(
             site.source,
             site.cycle.stores,
-            lambda numbers: site.inventory_of(TailPlace(numbers.store, numbers.layout, encrypts=False)),
+            lambda numbers: TailInventory(numbers.store, numbers.layout),
             lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
             lambda _: None,
             site.broker,

@@ -92,12 +92,12 @@ def test_the_tail_follows_leaders_archive_and_topics(
     assert not [thread for thread in threading.enumerate() if thread.name == "tail"]
 
 
+@pytest.mark.usefixtures("tail")
 def test_a_defect_in_the_tail_holds_back_no_upload(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     store: FakeStorage,
-    tail: TailWriter,
     registry: CollectorRegistry,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

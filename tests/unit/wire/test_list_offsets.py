@@ -92,7 +92,7 @@ def test_a_response_that_is_cut_or_about_others_is_refused(version: int) -> None
     for cut in range(len(body)):
         with pytest.raises(MalformedResponseError):
             QUESTION.decode(version, memoryview(body[:cut]), "broker")
-    with pytest.raises(MalformedResponseError, match="left over|cannot be decoded"):
+    with pytest.raises(MalformedResponseError, match=r"left over|cannot be decoded"):
         QUESTION.decode(version, memoryview(body + b"\0"), "broker")
     for topics in ({"other": (0,)}, {"orders": (9,)}):
         with pytest.raises(MalformedResponseError, match="not asked for"):

@@ -1,6 +1,7 @@
 """Cleaning of tail packs: what is dropped, what is written again, and kills between the writes."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import pytest
 
@@ -10,7 +11,6 @@ from sidetier.archive.tail.merge import ArchivedPart
 from sidetier.segments.errors import StorageError, StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.cleaning import TailCleaner
 from sidetier.uploader.tail.packs import TailPlace
 from sidetier.wire.log_offsets import OffsetKind
@@ -35,7 +35,7 @@ def cleaner(
         site.cycle.stores,
         lambda numbers: TailInventory(numbers.store, numbers.layout),
         lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
-        lambda tp: (archived or {}).get(tp),
+        (archived or {}).get,
         site.broker,
         site.time.clock,
     )
@@ -144,10 +144,8 @@ def test_a_kill_at_any_write_loses_nothing(
         store.fail("delete", StoreUnavailableError("killed"), after=after)
     else:
         store.fail(operation, StoreUnavailableError("killed"), nth=nth, after=after)
-    try:
+    with suppress(StorageError):
         clean(site, by)
-    except StorageError:
-        pass
     assert merged(store, slow).end == 10
     site.restart()
     slow.append(2)
@@ -169,7 +167,7 @@ def recreated(site: TailSite, log: PartitionLog) -> None:
     new.append(300)
 
 
-def cut(site: TailSite, log: PartitionLog) -> None:
+def cut(_: TailSite, log: PartitionLog) -> None:
     log.truncate(5)
     log.lead(3)
     log.append(300, size=60)
@@ -223,11 +221,9 @@ def test_packs_of_former_partitions_go_when_the_archive_has_their_records(
     site: TailSite, store: FakeStorage
 ) -> None:
     log = site.log_dir.create("t", 0)
-    kept: list[TailPartition] = []
     for _ in range(3):
         log.append(5)
         site.run()
-    kept += site.led().values()
     tp = log.tp
     site.time.now += 600
     cleaner(site, {tp: None}).run({})

@@ -1,6 +1,5 @@
 """The cycle of the tail's writer, with a broker that lies between the questions."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,7 +99,7 @@ def test_a_topic_that_is_recreated_in_a_cycle_is_not_mixed_with_the_old_one(
     assert merged(store, log).end == 10
 
 
-def another_epoch(site: TailSite, log: PartitionLog) -> None:
+def another_epoch(_: TailSite, log: PartitionLog) -> None:
     """The broker restarts, or another one has led in between and the log was cut."""
     log.truncate(10)
     log.lead(2)
@@ -291,7 +290,7 @@ def test_a_pack_behind_one_that_failed_does_not_count(
 
 
 def test_a_store_that_is_away_or_slow_holds_nothing_else_up(
-    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+    site: TailSite, store: FakeStorage
 ) -> None:
     second = FakeStorage()
     site.cycle = TailCycle(
@@ -531,4 +530,3 @@ def test_a_directory_that_cannot_be_read_holds_only_its_partition(
     check_complete(store, good)
     assert site.cycle.safe()[bad.tp].safe_up_to is None
     assert site.cycle.stored_end(TopicPartition("t", 1)) == 5
-    assert os.listdir(bad.path)
