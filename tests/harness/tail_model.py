@@ -160,12 +160,11 @@ class Model:
     def act(self) -> None:
         """Take one step."""
         steps = (
-            [self.produce] * 6
-            + [self.fetch] * 6
-            + [self.step_sidecar] * 12
-            + [self.elect, self.elect_unclean, self.shrink] * 2
-            + [self.commit, self.clean]
-            + [self.retention, self.rare]
+            [self.produce] * 5
+            + [self.fetch] * 5
+            + [self.step_sidecar] * 14
+            + [self.elect, self.elect_unclean, self.shrink, self.clean] * 2
+            + [self.commit, self.retention, self.rare]
         )
         steps[self._choose(len(steps))]()
 
@@ -300,7 +299,8 @@ class Model:
         ]
 
     def step_sidecar(self) -> None:
-        broker = self._choose(BROKERS)
+        # The leader's as often as all together.
+        broker = self.topic.leader if self._choose(2) else self._choose(BROKERS)
         sidecar = self.sidecars[broker]
         if not sidecar.cycles or (len(sidecar.cycles) < 3 and self._choose(4) == 0):
             self.ask(broker)
@@ -479,12 +479,13 @@ class Model:
             assert not merged.slices, "joined to an archive that has diverged"
         if has_diverged or self.topic.led.log_start > (archive.end or 0):
             return
-        covered = {batch.base for batch in self._live(rows)}
+        live = self._live(rows)
         at = archive.end
         if at is None:
-            at = min(covered, default=int(merged.start))
-        while at in covered:
-            at = by_base[at].end
+            at = min((batch.base for batch in live), default=int(merged.start))
+        # The archive end offset can be inside a batch, as above.
+        for batch in sorted(live):
+            at = batch.end if batch.base <= at < batch.end else at
         assert merged.end == at, "a stored range is missing"
 
 
