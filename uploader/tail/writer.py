@@ -141,6 +141,8 @@ class TailWriter:
         began = self._now()
         try:
             self._cycle.run(self.board.snapshot())
+            # Nothing else to do until the next cycle; one that takes longer goes on in it.
+            self._cycle.settle(max(0.0, self._interval - (self._now() - began)))
         finally:
             self._safe = self._cycle.safe()
             self._report(self._now() - began)
