@@ -72,7 +72,8 @@ class PartitionTail:
         exact: Whether the open transactions are known from the begin on.
         place: Where the last range has ended.
         hold: After a range that was refused.
-        waiting_since: When records were found that are not sent yet, in monotonic seconds.
+        answered_end: The high watermark that the broker has answered last.
+        waiting_since: When records were found that are not stored yet, in monotonic seconds.
     """
 
     led: TailPartition
@@ -82,6 +83,7 @@ class PartitionTail:
     exact: bool = True
     place: Place | None = None
     hold: Backoff = field(default_factory=Backoff)
+    answered_end: Offset = Offset(0)  # noqa: RUF009 - a number
     waiting_since: float | None = None
 
     @property
@@ -226,13 +228,15 @@ class TailCycle:
             if not isinstance(answer, AnsweredOffset):
                 continue  # it does not lead in this epoch, or not yet
             progress = tail.progress
-            if progress is None or (answer.offset <= progress.next.end and not tail.claims):
+            assert progress is not None  # noqa: S101 - it is ready
+            tail.answered_end = answer.offset
+            if answer.offset <= progress.stored.end:
                 if tail.waiting_since is not None:
                     tail.waiting_since = self._safe = None
+            elif tail.waiting_since is None:
+                tail.waiting_since, self._safe = now, None
+            if answer.offset <= progress.next.end and not tail.claims:
                 continue
-            self._safe = None
-            if tail.waiting_since is None and answer.offset > progress.next.end:
-                tail.waiting_since = now
             if answer.leader_epoch == tail.led.leader_epoch and tail.hold.until <= now:
                 yield tail, LedLog(answer.offset, Offset(0), answer.leader_epoch)
 
@@ -595,9 +599,11 @@ class TailCycle:
                 self.totals.claims += 1
             else:
                 part.progress.succeeded(part.sent)
-        for part in context.parts:
-            if self._tails.get(part.tail.tp) is part.tail:
-                self._archived(part.tail, part.tail.led.archive_end)
+        for tail, progress, _ in context.parts:
+            if self._tails.get(tail.tp) is tail:
+                self._archived(tail, tail.led.archive_end)
+                if progress.stored.end >= tail.answered_end:
+                    tail.waiting_since = None
         self._on_stored(pack, context.rows)
 
     def _lost(self, error: Exception | None, context: _Context) -> None:

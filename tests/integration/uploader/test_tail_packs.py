@@ -30,7 +30,7 @@ from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-INTERVAL = 3
+INTERVAL = 2
 SLACK = 2.0
 SECONDS = 120.0
 PARTITIONS = 4
@@ -115,7 +115,7 @@ def test_a_cluster_that_is_destroyed_comes_back_but_for_the_last_seconds(  # noq
             thread.start()
             try:
                 wait_until(
-                    lambda: sidecar.metric("sidetier_tail_packs_total") >= 4, SECONDS, "some packs"
+                    lambda: sidecar.metric("sidetier_tail_packs_total") >= 3, SECONDS, "some packs"
                 )
                 wait_until(
                     lambda: sidecar.metric("sidetier_watermark_next_offset", topic=topic) > 0,

@@ -1,22 +1,25 @@
 """The hand-packed ListOffsets has kio's bytes in each version, and refuses what does not fit."""
 
+from collections.abc import Mapping
+
 import pytest
 from kio.schema.errors import ErrorCode
 
 from sidetier.segments.errors import KafkaApiError, MalformedResponseError
-from sidetier.segments.offsets import LeaderEpoch, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.wire.list_offsets import OffsetsQuestion
 from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 from sidetier.wire.protocol import ApiKey, build_request, build_response, encode
 
 VERSIONS = range(4, 10)
+ANSWER = AnsweredOffset(Offset(1000), LeaderEpoch(7))
 TOPICS = {"orders": (0, 3), "payments.eu": (1,)}
 QUESTION = OffsetsQuestion(
     [(TopicPartition(topic, n), LeaderEpoch(7)) for topic, ns in TOPICS.items() for n in ns]
 )
 
 
-def response(version: int, topics: dict[str, tuple[int, ...]] = TOPICS) -> bytes:
+def response(version: int, topics: Mapping[str, tuple[int, ...]] = TOPICS) -> bytes:
     """The answers of a broker, in another order than they were asked for."""
     return encode(
         build_response(
@@ -40,7 +43,7 @@ def response(version: int, topics: dict[str, tuple[int, ...]] = TOPICS) -> bytes
                         for number in reversed(numbers)
                     ],
                 }
-                for topic, numbers in reversed(topics.items())
+                for topic, numbers in reversed(list(topics.items()))
             ],
         )
     )
@@ -72,7 +75,7 @@ def test_the_request_has_the_bytes_of_kio(version: int, kind: OffsetKind) -> Non
 @pytest.mark.parametrize("version", VERSIONS)
 def test_answers_are_in_the_order_of_the_question(version: int) -> None:
     first, third, refused = QUESTION.decode(version, memoryview(response(version)), "broker")
-    assert (first, third) == (AnsweredOffset(1000, 7), AnsweredOffset(1003, 7))
+    assert (first, third) == (ANSWER, ANSWER._replace(offset=Offset(1003)))
     assert isinstance(refused, KafkaApiError)
     assert refused.code == ErrorCode.fenced_leader_epoch
     assert "payments.eu-1" in str(refused)
@@ -83,7 +86,7 @@ def test_tagged_fields_of_a_newer_broker_are_skipped() -> None:
     # The tagged fields of the partition, of its topic and of the response end the body.
     assert body[-3:] == b"\0\0\0"
     tagged = bytes(body[:-3]) + b"\x01\x05\x02ab" + b"\0\0"
-    assert QUESTION.decode(9, memoryview(tagged), "broker") == [AnsweredOffset(1000, 7), None, None]
+    assert QUESTION.decode(9, memoryview(tagged), "broker") == [ANSWER, None, None]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -9,14 +9,14 @@ from sidetier.archive.objects.tail_index import read_tail_index
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart
 from sidetier.segments.errors import StorageError, StoreUnavailableError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.tail.cleaning import TailCleaner
 from sidetier.uploader.tail.packs import TailPlace
 from sidetier.wire.log_offsets import OffsetKind
+from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog
 from tests.harness.tail_writing import (
-    LAYOUT,
     TailSite,
     merged,
     replicate,
@@ -50,7 +50,7 @@ def clean(site: TailSite, by: TailCleaner | None = None) -> TailCleaner:
 
 
 def live(store: FakeStorage) -> list[int]:
-    return [pack.number for pack in TailInventory(store, LAYOUT).packs(1)]
+    return [pack.number for pack in TailInventory(store, LAYOUT).packs(BrokerId(1))]
 
 
 def busy_and_slow(site: TailSite) -> tuple[PartitionLog, PartitionLog]:
@@ -228,7 +228,7 @@ def test_packs_of_former_partitions_go_when_the_archive_has_their_records(
     site.time.now += 600
     cleaner(site, {tp: None}).run({})
     assert live(store) == [0, 1, 2]
-    by = cleaner(site, {tp: ArchivedPart(log.log_end, topic_id=log.topic_id)})
+    by = cleaner(site, {tp: ArchivedPart(Offset(log.log_end), topic_id=log.topic_id)})
     by.run({})
     assert live(store) == [0]
 

@@ -13,9 +13,9 @@ from sidetier.uploader.tail import cycle as cycle_module
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
 from sidetier.wire.log_offsets import OffsetKind
+from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog, record_batch
 from tests.harness.tail_writing import (
-    LAYOUT,
     TailSite,
     log_bytes,
     merged,
