@@ -135,18 +135,15 @@ def needed_rows(
 ) -> set[int]:
     """Return the ids (`id`) of the rows of one broker that are needed.
 
-    Of a led partition, a row of its leader epoch is the proof against older ones. As long as its
-    claim is not stored, all rows of the partition are kept.
+    Only stored rows are merged: what they prove to be stale, readers see as stale, too.
     """
     needed: set[int] = set()
     for tp, found in rows.items():
         part = led.get(tp)
         if part is None:
             archived = archived_of(tp)
-        elif any(_is_claim_in(source.row, part) for source in found):
-            archived = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id)
         else:
-            archived = None
+            archived = ArchivedPart(part.archive_end, part.archived_epochs, part.topic_id)
         kept: Iterable[PackedRow] = found
         if archived is not None:
             try:
@@ -160,10 +157,6 @@ def needed_rows(
             if part is None or source.row.topic_id == part.topic_id
         }
     return needed
-
-
-def _is_claim_in(row: TailRow, part: TailPartition) -> bool:
-    return row.is_claim and row.topic_id == part.topic_id and row.leader_epoch == part.leader_epoch
 
 
 class _Run(NamedTuple):

@@ -393,7 +393,7 @@ class TailCycle:
     def _begin(self, tail: PartitionTail, contents: TailContents) -> None:
         led, rows = tail.led, contents.rows.get(tail.tp, ())
         own = claim(led.tp, led.topic_id, tail.history, Offset(0), Offset(0))
-        end, known = led.archive_end, None
+        reached = Reached(led.archive_end, None)
         try:
             # The topic id comes from the broker's own directory, so rows of another are dead.
             archived = ArchivedPart(led.archive_end, led.archived_epochs, led.topic_id)
@@ -406,9 +406,10 @@ class TailCycle:
             if merged.leader_epoch is not None and merged.leader_epoch > led.leader_epoch:
                 self._refuse(tail, f"leader epoch {merged.leader_epoch} has a tail already")
                 return
-            end, known = merged.end, _open_at_end(merged)
-        tail.claims = not any(_is_claim_of(source.row, own) for source in rows)
-        tail.progress = TailProgress(Reached(end, known, -1))
+            newest = -1 if merged.newest_ms is None else merged.newest_ms
+            reached = Reached(merged.end, _open_at_end(merged), newest)
+        tail.claims = not any(_proves(source.row, own) for source in rows)
+        tail.progress = TailProgress(reached)
         tail.hold.clear()
         del self._starting[tail.tp]
 
@@ -641,8 +642,9 @@ def _is_same_log(known: TailPartition, entry: TailPartition) -> bool:
     return (known.leader_epoch, known.topic_id) == (entry.leader_epoch, entry.topic_id)
 
 
-def _is_claim_of(row: TailRow, own: TailRow) -> bool:
-    return row.is_claim and row.topic_id == own.topic_id and row.leader_epoch == own.leader_epoch
+def _proves(row: TailRow, own: TailRow) -> bool:
+    """Whether a stored row shows all that the claim shows."""
+    return (row.topic_id, row.epochs) == (own.topic_id, own.epochs)
 
 
 def _open_at_end(merged: MergedTail) -> tuple[OpenTransaction, ...] | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from sidetier.archive.objects.tail_index import read_tail_index
 from sidetier.archive.tail.merge import PackRef
 from sidetier.archive.tail.pack import PackBody
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
@@ -68,7 +69,18 @@ class PackNumbers:
             return min(self._taken, default=self._next or 0)
 
     def list_again(self) -> None:
-        """Find the highest number in the store: another sidecar of this broker writes, too."""
+        """Find the highest number in the store: another sidecar of this broker writes, too.
+
+        Numbers up to `through` of the index are taken also where all packs are deleted: a pack
+        there would not be live.
+
+        Raises:
+            StorageError: A request fails.
+            MalformedObjectError: The index object does not parse.
+        """
+        index = read_tail_index(self.store, self.layout, self.broker).index
+        if index is not None:
+            self.start_at(index.through + 1)
         prefix = self.layout.tail_packs_prefix(self.broker)
         with self._lock:
             known = self._next or 0

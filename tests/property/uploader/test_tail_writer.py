@@ -309,7 +309,7 @@ def _mutant(patch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
         patch.setattr(cleaning_module, "refusal", _without_look_again)
         patch.setattr(cycle_module, "topic_id_in", lambda _: None)
     elif name == "without claims":
-        patch.setattr(cycle_module, "_is_claim_of", lambda *_: True)
+        patch.setattr(cycle_module, "_proves", lambda *_: True)
     elif name == "cleaning drops a live range":
 
         def drops(*args: object) -> set[int]:

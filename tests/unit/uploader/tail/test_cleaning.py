@@ -91,6 +91,26 @@ def test_packs_without_a_needed_row_are_dropped_and_deleted_an_hour_later(
     assert merged(store, log, 25).end == 35
 
 
+def test_new_packs_are_live_also_after_all_were_deleted(site: TailSite, store: FakeStorage) -> None:
+    """Their numbers are above those that the index excludes."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(3):
+        log.append(5)
+        site.run()
+    by = cleaner(site, {log.tp: ArchivedPart(Offset(99), topic_id="B" * 21 + "A")})
+    log.delete_topic()
+    site.log_dir.partitions[log.tp] = new = PartitionLog(log.path, log.tp, 0, 0, "B" * 21 + "A")
+    clean(site, by)
+    site.time.now += 4000
+    by.run(site.led())
+    assert not list(store.list_objects(KEYS))
+    site.restart()
+    new.append(5)
+    site.run()
+    assert live(store) == [3]
+    assert merged(store, new).end == 5
+
+
 def test_young_packs_are_left_alone(site: TailSite, store: FakeStorage) -> None:
     log = site.log_dir.create("t", 0)
     log.append(5)
@@ -201,7 +221,7 @@ def test_what_is_written_again_is_confirmed_like_every_range(
 def test_without_its_own_claim_a_leader_drops_nothing(
     site: TailSite, other: TailSite, store: FakeStorage
 ) -> None:
-    """Its new history may show that rows are stale, and no stored row would show it to readers."""
+    """Its history shows that rows are stale, but no stored row shows it to readers yet."""
     log = site.log_dir.create("t", 0)
     log.append(10)
     site.run()
