@@ -69,7 +69,7 @@ def records_of(store: RemoteStorage, tail: MergedTail) -> dict[int, Record]:
     return dict(read_records(data, "the tail"))
 
 
-def test_a_cluster_that_is_destroyed_comes_back_but_for_the_last_seconds(  # noqa: PLR0915 - one cluster
+def test_a_cluster_that_is_destroyed_comes_back_but_for_the_last_seconds(  # noqa: C901, PLR0915 - one cluster
     topic: str, tmp_path: Path
 ) -> None:
     store = file_store(tmp_path / "store")
