@@ -174,7 +174,7 @@ class MergedTail:
             return None
         row = self.slices[-1].source.row
         # The broker's answer, too: it also knows transactions that began below what was stored.
-        return min(self.end, row.last_stable, *(each.first_offset for each in row.open), self.end)
+        return min(self.end, row.last_stable, *(each.first_offset for each in row.open))
 
     @property
     def newest_ms(self) -> int | None:
