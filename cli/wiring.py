@@ -69,6 +69,7 @@ from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.effects import report_gap
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
+from sidetier.uploader.sending.throttle import capped
 from sidetier.uploader.status_board import StatusBoard
 from sidetier.uploader.stores import Place
 from sidetier.uploader.watching.log_dirs import LogDirs
@@ -348,7 +349,7 @@ def daemon(
             local_retention=LocalRetentionConfig() if leadership else config.retention.local,
             record_deleter=None if leadership else record_deleter(config, identity),
             led_logs=None if is_static else led_log_source(config, identity),
-            tail=None if is_static else tail_writer(config, identity, archive, metrics),
+            tail=None if is_static else tail_writer(config, identity, archive, metrics, abandoned),
             store_calls=calls,
             long_archives=long_archives,
             abandoned=abandoned,
@@ -546,7 +547,11 @@ def led_log_source(config: Config, identity: MetaProperties) -> LedLogSource | N
 
 
 def tail_writer(
-    config: Config, identity: MetaProperties, archive: ArchiveAccess, metrics: Metrics
+    config: Config,
+    identity: MetaProperties,
+    archive: ArchiveAccess,
+    metrics: Metrics,
+    abandoned: threading.Event,
 ) -> "TailWriter | None":
     """Return what stores the tail; None where that is off.
 
@@ -590,7 +595,19 @@ def tail_writer(
 
     sender = packs.ThreadedSender(cycle.MAX_SENDING, SYSTEM_CLOCK.wall)
     cycles = cycle.TailCycle(
-        source, place_of, inventory_of, sender, identity.broker_id, SYSTEM_CLOCK, interval
+        source,
+        place_of,
+        inventory_of,
+        sender,
+        identity.broker_id,
+        SYSTEM_CLOCK,
+        interval,
+        capped(
+            config.uploader.max_bytes_per_second,
+            SYSTEM_CLOCK.monotonic,
+            abandoned,
+            metrics.throttled,
+        ),
     )
     cleaner = cleaning.TailCleaner(
         cleaner_source,

@@ -110,7 +110,7 @@ class TailConfig(Part):
     topics: NamePatterns = Field(
         default=(".*",),
         description="Regular expressions of topics whose tail is stored. They match the whole "
-        "name.",
+        "name. Compacted topics have no tail.",
     )
 
     @property
@@ -231,7 +231,8 @@ class UploaderConfig(Part):
     max_bytes_per_second: Size | None = Field(
         default=None,
         gt=0,
-        description="Bandwidth limit of all uploads together; default: no limit.",
+        description="Bandwidth limit of all uploads together, and once more of all tail packs; "
+        "default: no limit.",
     )
     pins: PinsConfig = Field(default=PinsConfig(), description="Bounds of pins.")
     rescue: RescueConfig = Field(

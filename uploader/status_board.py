@@ -343,8 +343,9 @@ def _current(
             changes["unarchived_bytes"],
             changes["unarchived_age_seconds"],
         ) = unarchived
-    if safe is not None and safe.safe_up_to is not None:
-        changes["safe_to"] = max(safe.safe_up_to, known.status.next_offset or Offset(0))
+    if safe is not None:
+        if safe.safe_up_to is not None:
+            changes["safe_to"] = max(safe.safe_up_to, known.status.next_offset or Offset(0))
         if safe.newest_ms >= 0:
             changes["newest_safe_age_seconds"] = max(0.0, now - safe.newest_ms / 1000)
         waits = safe.waiting_since_ms is not None

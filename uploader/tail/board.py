@@ -53,7 +53,8 @@ class SafePartition(NamedTuple):
 def tail_partition(partition: Partition) -> TailPartition | None:
     """Return what the tail's writer needs of a partition; None if its tail is not stored now.
 
-    It is not stored before the archive was read: the tail begins at the archive end offset.
+    It is not stored before the archive was read: the tail begins at the archive end offset. Not of a
+    compacted topic: compaction between two readings of a range changes its bytes.
     """
     archive = partition.archive
     if (
@@ -62,6 +63,8 @@ def tail_partition(partition: Partition) -> TailPartition | None:
         or partition.lost
         or partition.unsure
         or partition.refused is not None
+        or partition.config is None  # whether it is compacted is not known yet
+        or partition.is_sparse
         or partition.leader_epoch == UNKNOWN_EPOCH
         or partition.topic_id is None
         or partition.directory is None

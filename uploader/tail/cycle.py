@@ -143,9 +143,6 @@ class _Group:
     size: int = 0
 
 
-OnStored = Callable[[PackRef, Sequence[TailRow]], None]
-
-
 class TailCycle:
     """The state of the tail's writer, and its cycle. One thread uses it.
 
@@ -157,7 +154,7 @@ class TailCycle:
         broker: This broker.
         clock: The time.
         interval: Seconds between two cycles: how long one waits for packs on their way.
-        on_stored: Called with each stored pack and its rows.
+        throttle: Called with the number of bytes before each reading.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - its ports
@@ -169,7 +166,7 @@ class TailCycle:
         broker: BrokerId,
         clock: Clock,
         interval: float = 5.0,
-        on_stored: OnStored = lambda _, __: None,
+        throttle: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._source = source
         self._place_of = place_of
@@ -178,7 +175,7 @@ class TailCycle:
         self._broker = broker
         self._clock = clock
         self._interval = interval
-        self._on_stored = on_stored
+        self._throttle = throttle
         self._followed: Mapping[TopicPartition, TailPartition] | None = None
         self._tails: dict[TopicPartition, PartitionTail] = {}
         self._starting: dict[TopicPartition, PartitionTail] = {}
@@ -295,7 +292,9 @@ class TailCycle:
                 if tail.progress is not None:
                     self._archived(tail, entry.archive_end)
             else:
-                self._tails[tp] = self._starting[tp] = PartitionTail(entry)
+                # Records may be waiting: where its tail ends is not known yet.
+                new = PartitionTail(entry, waiting_since=self._clock.monotonic())
+                self._tails[tp] = self._starting[tp] = new
         self._list_ready()
 
     def _archived(self, tail: PartitionTail, end: Offset) -> None:
@@ -478,6 +477,7 @@ class TailCycle:
             if known is None:
                 known = open_at(led.directory, wanted.start)
                 tail.exact = known is not None
+            self._throttle(wanted.size)
             return read_range(led.directory, wanted, tail.history, known or ())
         except (SegmentError, OSError) as error:
             self._refuse(tail, str(error))
@@ -605,7 +605,6 @@ class TailCycle:
                 self._archived(tail, tail.led.archive_end)
                 if progress.stored.end >= tail.answered_end:
                     tail.waiting_since = None
-        self._on_stored(pack, context.rows)
 
     def _lost(self, error: Exception | None, context: _Context) -> None:
         """The pack is not stored, or its answer is lost: the same ranges are read again."""
