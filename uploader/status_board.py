@@ -344,14 +344,7 @@ def _current(
             changes["unarchived_age_seconds"],
         ) = unarchived
     if safe is not None:
-        if safe.safe_up_to is not None:
-            changes["safe_to"] = max(safe.safe_up_to, known.status.next_offset or Offset(0))
-        if safe.newest_ms >= 0:
-            changes["newest_safe_age_seconds"] = max(0.0, now - safe.newest_ms / 1000)
-        waits = safe.waiting_since_ms is not None
-        changes["unsafe_age_seconds"] = (
-            max(0.0, now - (safe.waiting_since_ms or 0) / 1000) if waits else 0.0
-        )
+        changes |= _safe_of(safe, known.status.next_offset or Offset(0), now)
     if unresolved is not None and not known.follows:
         tp = known.status.topic_partition
         changes["gaps"] = unresolved.gaps.get(tp, ())
@@ -363,6 +356,19 @@ def _current(
             for segment in known.status.segments
         )
     return replace(known.status, **changes)
+
+
+def _safe_of(safe: SafePartition, archive_end: Offset, now: float) -> dict[str, Any]:
+    """Return the fields about the tail."""
+    since_ms = safe.waiting_since_ms
+    fields: dict[str, Any] = {
+        "unsafe_age_seconds": 0.0 if since_ms is None else max(0.0, now - since_ms / 1000)
+    }
+    if safe.safe_up_to is not None:
+        fields["safe_to"] = max(safe.safe_up_to, archive_end)
+    if safe.newest_ms >= 0:
+        fields["newest_safe_age_seconds"] = max(0.0, now - safe.newest_ms / 1000)
+    return fields
 
 
 def _with_progress(segment: SegmentStatus, upload: SendProgress | None) -> SegmentStatus:

@@ -53,8 +53,8 @@ class SafePartition(NamedTuple):
 def tail_partition(partition: Partition) -> TailPartition | None:
     """Return what the tail's writer needs of a partition; None if its tail is not stored now.
 
-    It is not stored before the archive was read: the tail begins at the archive end offset. Not of a
-    compacted topic: compaction between two readings of a range changes its bytes.
+    It is not stored before the archive was read: the tail begins at the archive end offset. A
+    compacted topic has no tail: compaction between two readings of a range changes its bytes.
     """
     archive = partition.archive
     if (
