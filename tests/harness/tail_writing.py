@@ -159,6 +159,7 @@ class TailSite:
 
     def check_sent(self, job: PackJob) -> None:
         """Every range is in the log of the leader that has just answered for it."""
+        assert job.body is not None
         data = b"".join(map(bytes, job.body.pieces))
         for row in decode_pack(data, "a pack on its way"):
             log = self.log_dir.partitions.get(row.tp)

@@ -145,13 +145,13 @@ class PackJob:
 
     Attributes:
         numbers: Where it is stored.
-        body: Its bytes.
+        body: Its bytes; None once it has ended.
         context: What the sender of the job needs to know again.
         result: The stored pack, or why it is not stored; None while it is on its way.
     """
 
     numbers: PackNumbers
-    body: PackBody
+    body: PackBody | None
     context: object
     result: PackRef | Exception | None = None
 
@@ -211,14 +211,20 @@ class ThreadedSender:
             self._jobs.put(None)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
             run_job(job, self._wall)
             self._ended.put(job)
+            del job  # its bytes must not wait for the next one
 
 
 def run_job(job: PackJob, wall: Callable[[], float]) -> None:
     """Store a pack, and note the result in the job."""
+    body, job.body = job.body, None
+    assert body is not None  # noqa: S101 - it is run once
     try:
-        job.result = store_pack(job.numbers, job.body, int(wall() * 1000))
+        job.result = store_pack(job.numbers, body, int(wall() * 1000))
     except Exception as error:  # noqa: BLE001 - the result of the job
         job.result = error
