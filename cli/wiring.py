@@ -567,7 +567,7 @@ def tail_writer(
     from sidetier.leadership.log_offsets import KafkaLogOffsets  # noqa: PLC0415
     from sidetier.uploader.tail import cleaning, cycle, packs  # noqa: PLC0415
     from sidetier.uploader.tail.board import TailBoard  # noqa: PLC0415
-    from sidetier.uploader.tail.writer import TailWriter  # noqa: PLC0415
+    from sidetier.uploader.tail.writer import TailWriter, on_thread  # noqa: PLC0415
 
     properties = _client_properties(config)
     try:
@@ -608,6 +608,7 @@ def tail_writer(
             abandoned,
             metrics.throttled,
         ),
+        on_thread,
     )
     cleaner = cleaning.TailCleaner(
         cleaner_source,

@@ -33,7 +33,6 @@ from sidetier.segments.errors import (
     SegmentError,
     SegmentGoneError,
     SidetierError,
-    StorageError,
 )
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import OpenTransaction
@@ -133,6 +132,39 @@ class _Context:
     parts: tuple[_Sent, ...]
 
 
+class _Reading:
+    """Reads the live packs of one store for partitions whose tail begins. `run` is for any thread.
+
+    Attributes:
+        tails: The partitions.
+        contents: The packs; None before the end, and after an error.
+        error: The error.
+        ended: Whether it has ended.
+    """
+
+    def __init__(
+        self, tails: Sequence[PartitionTail], inventory: TailInventory, numbers: PackNumbers
+    ) -> None:
+        self.tails = tails
+        self.contents: TailContents | None = None
+        self.error: Exception | None = None
+        self.ended = False
+        self._inventory = inventory
+        self._numbers = numbers
+
+    def run(self) -> None:
+        """Read the packs, and find the next number."""
+        wanted = {tail.tp for tail in self.tails}
+        try:
+            contents = self._inventory.read(wanted=lambda row: row.tp in wanted)
+            self._numbers.list_again()
+            self.contents = contents
+        except Exception as error:  # noqa: BLE001 - the reading begins again
+            self.error = error
+        finally:
+            self.ended = True
+
+
 @dataclass(slots=True)
 class _Group:
     """The packs of one store, encrypted or not."""
@@ -155,6 +187,7 @@ class TailCycle:
         clock: The time.
         interval: Seconds between two cycles: how long one waits for packs on their way.
         throttle: Called with the number of bytes before each reading.
+        background: Runs the reading of packs on another thread.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - its ports
@@ -167,6 +200,7 @@ class TailCycle:
         clock: Clock,
         interval: float = 5.0,
         throttle: Callable[[int], None] = lambda _: None,
+        background: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
         self._source = source
         self._place_of = place_of
@@ -176,6 +210,9 @@ class TailCycle:
         self._clock = clock
         self._interval = interval
         self._throttle = throttle
+        self._background = background
+        self._readings: dict[int, _Reading] = {}
+        """The readings of packs that are under way, by store."""
         self._followed: Mapping[TopicPartition, TailPartition] | None = None
         self._tails: dict[TopicPartition, PartitionTail] = {}
         self._starting: dict[TopicPartition, PartitionTail] = {}
@@ -349,31 +386,42 @@ class TailCycle:
             self._begin_in(place, tails, now)
         self._list_ready()
 
-    def _begin_in(self, place: TailPlace, tails: Iterable[PartitionTail], now: float) -> None:
-        """Find where the tails of one store begin."""
-        hold = self._store_holds.setdefault(id(place.store), Backoff())
-        if hold.until > now:
-            return
-        # Not before they can begin: a broker writes an epoch soon after it leads in it.
-        found = {tail.tp: tail for tail in tails if self._read_history(tail)}
-        if not found:
-            return
-        try:
-            contents = self._inventory_of(place).read(wanted=lambda row: row.tp in found)
-            self._note_numbers(place, contents)
-        except (StorageError, ArchiveError) as error:
-            hold.fail(str(error), now, _LONGEST_HOLD)
-            log.warning("tail.unavailable", error=str(error))
-            return
-        hold.clear()
-        for tail in found.values():
-            self._begin(tail, contents)
+    def _begin_in(self, place: TailPlace, tails: Sequence[PartitionTail], now: float) -> None:
+        """Find where the tails of one store begin. Others are stored while the packs are read."""
+        for _ in range(2):  # take the result of a reading, and begin the next one
+            reading = self._readings.get(id(place.store)) or self._begin_reading(place, tails, now)
+            if reading is None or not reading.ended:
+                return
+            del self._readings[id(place.store)]
+            hold = self._store_holds[id(place.store)]
+            if reading.contents is None:
+                hold.fail(str(reading.error), now, _LONGEST_HOLD)
+                log.warning("tail.unavailable", error=str(reading.error))
+                return
+            hold.clear()
+            for tail in reading.tails:
+                if self._starting.get(tail.tp) is tail:  # it still leads in that epoch
+                    self._begin(tail, reading.contents)
 
-    def _note_numbers(self, place: TailPlace, contents: TailContents) -> None:
-        numbers = self.numbers(place)
-        mine = (pack.number for pack in contents.packs if pack.broker == self._broker)
-        numbers.start_at(max(mine, default=-1) + 1)
-        numbers.list_again()  # dead packs have numbers, too
+    def _begin_reading(
+        self, place: TailPlace, tails: Iterable[PartitionTail], now: float
+    ) -> "_Reading | None":
+        if self._store_holds.setdefault(id(place.store), Backoff()).until > now:
+            return None
+        # Not before they can begin: a broker writes an epoch soon after it leads in it.
+        found = [
+            tail
+            for tail in tails
+            if self._starting.get(tail.tp) is tail
+            and tail.hold.until <= now
+            and self._read_history(tail)
+        ]
+        if not found:
+            return None
+        reading = _Reading(found, self._inventory_of(place), self.numbers(place))
+        self._readings[id(place.store)] = reading
+        self._background(reading.run)
+        return reading
 
     def _read_history(self, tail: PartitionTail) -> bool:
         """Read the epoch history. Return whether it has the epoch in which this broker leads."""

@@ -84,7 +84,7 @@ class PackNumbers:
         prefix = self.layout.tail_packs_prefix(self.broker)
         with self._lock:
             known = self._next or 0
-        after = self.layout.tail_pack_key(self.broker, max(known - 1, 0))
+        after = self.layout.tail_pack_key(self.broker, known - 1) if known else ""
         listed = self.store.list_objects(prefix, start_after=after)
         numbers = (parse_tail_pack_key(each.key, prefix) for each in listed)
         self.start_at(max((number + 1 for number in numbers if number is not None), default=0))

@@ -33,6 +33,11 @@ _STOP_SECONDS: Final = 2.0
 _NOTHING_SAFE: Final[Mapping[TopicPartition, SafePartition]] = MappingProxyType({})
 
 
+def on_thread(work: Callable[[], None]) -> None:
+    """Run work on a thread of its own, which does not hold up the end of the process."""
+    threading.Thread(target=work, name="tail-packs", daemon=True).start()
+
+
 class TailWriter:
     """Runs the cycles of the tail.
 

@@ -459,6 +459,50 @@ def test_a_broker_begins_once_its_epoch_is_in_the_checkpoint_and_not_behind_a_la
     assert "leader epoch 3 has a tail already" in (site.cycle.safe()[log.tp].error or "")
 
 
+def test_partitions_are_stored_while_the_packs_are_read_for_others(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """A reading of many packs takes long. A partition that is led in a newer epoch waits anew."""
+    works: list[Callable[[], None]] = []
+    site.cycle = TailCycle(
+        site.source,
+        lambda _: TailPlace(store, LAYOUT, encrypts=False),
+        site.inventory_of,
+        site.sender,
+        site.broker,
+        site.time.clock,
+        background=works.append,
+    )
+    first = site.log_dir.create("t", 0)
+    first.append(5)
+    site.run()
+    assert site.packs() == 0
+    assert site.cycle.safe()[first.tp].waiting_since_ms is not None
+    works.pop()()
+    site.run()
+    check_complete(store, first)
+    second, third = site.log_dir.create("t", 1), site.log_dir.create("t", 2)
+    for log in (first, second, third):
+        log.append(5)
+    site.run()
+    check_complete(store, first)
+    assert site.cycle.stored_end(second.tp) is None
+    third.lead(1)
+    store.fail("list", StoreUnavailableError("away"))
+    works.pop()()
+    for _ in range(3):
+        site.run()
+    assert not site.cycle.stored_end(second.tp)
+    works.pop()()
+    third.lead(2)
+    site.run()
+    check_complete(store, second)
+    works.pop()()
+    site.run()
+    check_complete(store, third)
+    assert not works
+
+
 def test_the_archive_wins_and_the_tail_goes_on_behind_it(
     site: TailSite, store: FakeStorage
 ) -> None:
