@@ -266,7 +266,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**63))
 def test_the_merged_tail_is_the_leaders_log(seed: int) -> None:
     simulate(seed)
