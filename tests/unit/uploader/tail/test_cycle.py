@@ -228,7 +228,7 @@ def test_segments_that_roll_in_a_range_and_a_log_that_begins_later(
 def test_an_index_entry_into_a_batch_is_not_believed(site: TailSite, store: FakeStorage) -> None:
     """Kafka truncates an index without writing over its last entries."""
     log = site.log_dir.create("t", 0)
-    inner = record_batch(8, [b"never committed"] * 5)
+    inner = record_batch(7, [b"never committed"] * 5)
     log.append(5)
     # A value that looks like a batch of the offsets that are wanted.
     log.append_bytes(record_batch(5, [b"x" * 2000, inner]), 2)
