@@ -1,13 +1,11 @@
 """Bytes of stored segments: which range is read next, in which memory, and within which budget.
 
-`ReadAhead` plans the ranges of one sequence of segments, and keeps them in order. `in_order` reads
-given ranges ahead with its own threads, for callers that read one object at a time.
+`ReadAhead` plans the ranges of one sequence of segments, and keeps them in order.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -265,23 +263,6 @@ class ReadAhead:
         # Above its share, reading goes on once its own ranges are decoded.
         self.waits_for_memory = is_within_share or not self.ranges
         return None
-
-
-def in_order(
-    read: Callable[[int, int], Result], spans: Iterable[tuple[int, int]], ahead: int
-) -> Iterator[Result]:
-    """Yield the result of `read` for each span (start, end), and read up to `ahead` spans ahead."""
-    left = iter(spans)
-    with ThreadPoolExecutor(ahead, "read-ahead") as helpers:
-        requests: deque[Future[Result]] = deque()
-        for start, end in left:
-            requests.append(helpers.submit(read, start, end))
-            if len(requests) < ahead:
-                continue
-            # In order, although the requests end in any order.
-            yield requests.popleft().result()
-        while requests:
-            yield requests.popleft().result()
 
 
 class BufferPool:

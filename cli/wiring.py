@@ -69,16 +69,22 @@ from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.effects import report_gap
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
+from sidetier.uploader.sending.throttle import capped
 from sidetier.uploader.status_board import StatusBoard
 from sidetier.uploader.stores import Place
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 if TYPE_CHECKING:
+    from sidetier.uploader.tail.writer import TailWriter
     from sidetier.uploader.trim.single_pass import ArchiveAt, TrimReport, TrimRequest
     from sidetier.uploader.trim.trimmer import Trimmer
 
 _METADATA_CACHE_BYTES = 4 << 20
 _NO_ORIGINS: Origins = MappingProxyType({})
+_TAIL_CONNECTIONS = 12
+"""Connections to each store for tail packs: those on their way, and the reading of their ends."""
+_TAIL_READERS = 8
+_TAIL_CLEAN_SECONDS = 600.0
 _METADATA_LOG = "__cluster_metadata-0"
 
 
@@ -306,6 +312,8 @@ def daemon(
         from sidetier.uploader.trim.trimmer import CHECK_THREADS  # noqa: PLC0415 - as the engine does
 
         connections += CHECK_THREADS
+    if config.uploader.tail.enabled:
+        connections += _TAIL_CONNECTIONS
     calls = _store_calls(config)
     with (
         # A backfill, which gives `leadership`, may run beside a sidecar.
@@ -341,6 +349,7 @@ def daemon(
             local_retention=LocalRetentionConfig() if leadership else config.retention.local,
             record_deleter=None if leadership else record_deleter(config, identity),
             led_logs=None if is_static else led_log_source(config, identity),
+            tail=None if is_static else tail_writer(config, identity, archive, metrics, abandoned),
             store_calls=calls,
             long_archives=long_archives,
             abandoned=abandoned,
@@ -535,6 +544,92 @@ def led_log_source(config: Config, identity: MetaProperties) -> LedLogSource | N
         return KafkaLedLogs(servers, properties, identity.broker_id, identity.cluster_id)
     except ConfigurationError as error:
         raise ConfigurationError(f"uploader.early.topics: {error}") from None
+
+
+def tail_writer(
+    config: Config,
+    identity: MetaProperties,
+    archive: ArchiveAccess,
+    metrics: Metrics,
+    abandoned: threading.Event,
+) -> "TailWriter | None":
+    """Return what stores the tail; None where that is off.
+
+    Raises:
+        ConfigurationError: The client does not support a property of `broker.client`.
+    """
+    servers, rules = config.broker.bootstrap_servers, config.uploader.tail
+    interval = rules.interval
+    if servers is None or interval is None or not rules.enabled:
+        return None
+    # Only where a tail is stored.
+    from sidetier.archive.tail.inventory import TailInventory  # noqa: PLC0415
+    from sidetier.leadership.log_offsets import KafkaLogOffsets  # noqa: PLC0415
+    from sidetier.uploader.tail import cleaning, cycle, packs  # noqa: PLC0415
+    from sidetier.uploader.tail.board import TailBoard  # noqa: PLC0415
+    from sidetier.uploader.tail.writer import TailWriter, on_thread  # noqa: PLC0415
+
+    properties = _client_properties(config)
+    try:
+        source, cleaner_source = (
+            KafkaLogOffsets(servers, properties, identity.broker_id, identity.cluster_id)
+            for _ in range(2)
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f"uploader.tail.interval: {error}") from None
+
+    def place_of(topic: str) -> packs.TailPlace:
+        endpoint = archive.provider.endpoint(topic)
+        encrypts = endpoint.encrypts(topic)
+        if endpoint.refuses_plain(topic) and not encrypts:
+            # In a pack with others, it would hold them up, too.
+            raise ConfigurationError(
+                f"{topic} is in storage.encryption.refuse_plain, and not in its topics"
+            )
+        return packs.TailPlace(archive.stores.at(endpoint), archive.layout, encrypts)
+
+    def inventory_of(place: packs.TailPlace | packs.PackNumbers) -> TailInventory:
+        return TailInventory(
+            place.store, place.layout, concurrency=_TAIL_READERS, max_cached_rows=0
+        )
+
+    sender = packs.ThreadedSender(cycle.MAX_SENDING, SYSTEM_CLOCK.wall)
+    cycles = cycle.TailCycle(
+        source,
+        place_of,
+        inventory_of,
+        sender,
+        identity.broker_id,
+        SYSTEM_CLOCK,
+        interval,
+        capped(
+            config.uploader.max_bytes_per_second,
+            SYSTEM_CLOCK.monotonic,
+            abandoned,
+            metrics.throttled,
+        ),
+        on_thread,
+    )
+    cleaner = cleaning.TailCleaner(
+        cleaner_source,
+        cycles.stores,
+        inventory_of,
+        place_of,
+        cleaning.stored_archive(place_of),
+        identity.broker_id,
+        SYSTEM_CLOCK,
+    )
+    return TailWriter(
+        cycles,
+        cleaner,
+        TailBoard(rules),
+        sender,
+        (source, cleaner_source),
+        interval,
+        _TAIL_CLEAN_SECONDS,
+        SYSTEM_CLOCK,
+        metrics,
+    )
 
 
 def consumer_groups(config: Config) -> ConsumerGroupSource:

@@ -114,10 +114,15 @@ def _high_watermark(config: Config) -> Problems:
         )
 
 
-def _early(config: Config) -> Problems:
-    if not config.uploader.early.enabled:
-        return
-    path: SettingPath = ("uploader", "early", "topics")
+def _active_segments(config: Config) -> Problems:
+    """Check what the settings need that store records of active segments."""
+    if config.uploader.early.enabled:
+        yield from _asks_own_broker(config, ("uploader", "early", "topics"))
+    if config.uploader.tail.enabled:
+        yield from _asks_own_broker(config, ("uploader", "tail", "interval"))
+
+
+def _asks_own_broker(config: Config, path: SettingPath) -> Problems:
     if config.broker.bootstrap_servers is None:
         yield Problem(
             path,
@@ -319,7 +324,7 @@ _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _leadership,
     _zookeeper_security,
     _high_watermark,
-    _early,
+    _active_segments,
     _topics,
     _local_retention,
     _delays,

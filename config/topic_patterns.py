@@ -47,6 +47,8 @@ def _settings(config: Config) -> Iterator[tuple[SettingPath, tuple[str, ...]]]:
         yield ("storage", "encryption", "topics"), encryption.topics
         yield ("storage", "encryption", "refuse_plain"), encryption.refuse_plain
     yield ("uploader", "early", "topics"), config.uploader.early.topics
+    if config.uploader.tail.enabled:
+        yield ("uploader", "tail", "topics"), config.uploader.tail.topics
     yield ("retention", "local", "topics"), config.retention.local.topics
     for i, rule in enumerate(config.retention.store):
         yield ("retention", "store", i, "topics"), rule.topics

@@ -106,6 +106,34 @@ class EarlyConfig(Part):
         return round(_SECONDS_OF_DAY / self.age * REQUESTS_PER_SEGMENT)
 
 
+class TailConfig(Part):
+    """Tail packs: committed records of active segments are stored every few seconds, in one object
+    for many partitions. Off unless `interval` is set. They need broker.bootstrap_servers.
+    """
+
+    interval: Duration | None = Field(
+        default=None,
+        ge=1.0,
+        description="Interval at which committed records that are not archived yet are stored in "
+        "tail packs; 5s is recommended. Default: they are not stored. Each pack costs one request, "
+        "and nothing is stored while no record arrives.",
+    )
+    topics: NamePatterns = Field(
+        default=(".*",),
+        description="Regular expressions of topics whose tail is stored. They match the whole "
+        "name. Compacted topics have no tail.",
+    )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the tail of any topic is stored."""
+        return self.interval is not None and bool(self.topics)
+
+    def selects(self, topic: str) -> bool:
+        """Whether the tail of a topic is stored, by its name alone."""
+        return matches_any(self.topics, topic)
+
+
 class HighWatermarkConfig(Part):
     """How the sidecar learns that records are committed. At least one source is needed."""
 
@@ -214,7 +242,8 @@ class UploaderConfig(Part):
     max_bytes_per_second: Size | None = Field(
         default=None,
         gt=0,
-        description="Bandwidth limit of all uploads together; default: no limit.",
+        description="Bandwidth limit of all uploads together, and once more of all tail packs; "
+        "default: no limit.",
     )
     pins: PinsConfig = Field(default=PinsConfig(), description="Bounds of pins.")
     rescue: RescueConfig = Field(
@@ -225,6 +254,10 @@ class UploaderConfig(Part):
     )
     early: EarlyConfig = Field(
         default=EarlyConfig(), description="Archiving of active segments before they are closed."
+    )
+    tail: TailConfig = Field(
+        default=TailConfig(),
+        description="Storing the committed records of active segments within seconds.",
     )
     cluster_snapshots: ClusterSnapshotsConfig = Field(
         default=ClusterSnapshotsConfig(),
@@ -257,10 +290,13 @@ class UploaderConfig(Part):
     )
 
     def led_only(self) -> "UploaderConfig":
-        """Return the settings without rescue and early archiving, for a fixed list of partitions.
+        """Return the settings without rescue, early archiving and tail packs, for a fixed list of
+        partitions.
 
         Partitions outside the list have no leader then, so there is nothing to rescue. The list has
         no leader epochs, without which no record of an active segment is known to be committed.
         """
         rescue = self.rescue.model_copy(update={"enabled": False})
-        return self.model_copy(update={"rescue": rescue, "early": EarlyConfig()})
+        return self.model_copy(
+            update={"rescue": rescue, "early": EarlyConfig(), "tail": TailConfig()}
+        )

@@ -1,6 +1,6 @@
 """The leadership port: a stream of frozen views, and the difference between two views."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from sidetier.segments.cluster_state import GroupMember, SnapshotContent, SnapshotKind
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 
 _NOTHING: Mapping[TopicPartition, LeaderEpoch] = MappingProxyType({})
 _NO_IDS: Mapping[str, str] = MappingProxyType({})
@@ -135,6 +136,28 @@ class LedLogSource(Protocol):
 
     def close(self) -> None:
         """Close the connections. May be called twice."""
+        ...
+
+
+class LogOffsetSource(Protocol):
+    """Asks the broker that the sidecar runs beside for one offset of many logs. One thread uses it;
+    any thread may close it.
+    """
+
+    def offsets(
+        self, kind: OffsetKind, partitions: Sequence[tuple[TopicPartition, LeaderEpoch]]
+    ) -> Sequence[AnsweredOffset | SidetierError]:
+        """Return the broker's answer for each partition that it leads in this leader epoch, or why
+        it does not answer: it does not lead in this epoch, for example. One request.
+
+        Raises:
+            BrokerError: The broker does not respond.
+            LeadershipError: The broker belongs to another cluster than the log dirs.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connection, and make a request in flight fail. May be called twice."""
         ...
 
 

@@ -19,7 +19,14 @@ from sidetier.segments.names import (
     parse_segment_file_name,
     segment_file_name,
 )
-from sidetier.segments.offsets import MAX_OFFSET, BaseOffset, Offset, OffsetRange, TopicPartition
+from sidetier.segments.offsets import (
+    MAX_OFFSET,
+    BaseOffset,
+    BrokerId,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
 
 # An MD5 has no more bits.
 MAX_BITS: Final = 128
@@ -41,6 +48,9 @@ _MAX_PREFIXES: Final = 4096
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 # The second hyphen is the sign of a broker id of -1.
 _SNAPSHOT = re.compile(r"([0-9]{20})--?[0-9]+\.json")
+_PACK_NUMBER = re.compile(r"[0-9]{20}")
+_PACK = re.compile(rf"{OWN_ROOT}/[^/]+/tail/(0|[1-9][0-9]{{0,9}})/packs/([0-9]{{20}})")
+_TAIL_DIRECTORY = re.compile(r"(0|[1-9][0-9]{0,9})/")
 _GAP = re.compile(r"([0-9]{20})-([0-9]{20})\.json")
 
 
@@ -189,6 +199,26 @@ class ArchiveLayout:
         """Return the key of the record of the last restore drill."""
         return f"{OWN_ROOT}/{self.cluster}/drill.json"
 
+    def tails_prefix(self) -> str:
+        """Return the prefix of the keys of all tail packs of the cluster. It ends with a slash."""
+        return f"{OWN_ROOT}/{self.cluster}/tail/"
+
+    def tail_prefix(self, broker_id: int) -> str:
+        """Return the prefix of the keys of one broker's tail. It ends with a slash."""
+        return f"{self.tails_prefix()}{broker_id}/"
+
+    def tail_packs_prefix(self, broker_id: int) -> str:
+        """Return the prefix of the keys of one broker's tail packs. It ends with a slash."""
+        return f"{self.tail_prefix(broker_id)}packs/"
+
+    def tail_pack_key(self, broker_id: int, number: int) -> str:
+        """Return the key of a tail pack. Keys sort by number."""
+        return f"{self.tail_packs_prefix(broker_id)}{number:020d}"
+
+    def tail_index_key(self, broker_id: int) -> str:
+        """Return the key of the object that names the live tail packs of one broker."""
+        return f"{self.tail_prefix(broker_id)}index"
+
     def mirror_maps_prefix(self, mirror: str) -> str:
         """Return the prefix of the keys of a mirror's stored offset maps. It ends with a slash."""
         return f"{OWN_ROOT}/{self.cluster}/mirrors/{mirror}/offsets/"
@@ -295,6 +325,17 @@ def place_of_log(key: str) -> str | None:
     )
 
 
+def place_of_pack(key: str) -> str | None:
+    """Return broker and number of a tail pack, such as `tail/3/00000000000000000100`; None for
+    another key.
+
+    A pack keeps its place where the archive is moved to another store, prefix or cluster name. It
+    differs from the places of all segments by its two slashes.
+    """
+    match = _PACK.fullmatch(key)
+    return None if match is None else f"tail/{match[1]}/{match[2]}"
+
+
 def _partition_folder(key: str) -> str:
     """Return the folder in the key that is named after a partition; '' for a key without folder."""
     parts = key.split("/")
@@ -325,6 +366,25 @@ def parse_chapter_key(key: str, prefix: str) -> OffsetRange | None:
     key.
     """
     return parse_gap_key(key, prefix)
+
+
+def parse_tail_pack_key(key: str, prefix: str) -> int | None:
+    """Return the number of the tail pack with this key; None for another key.
+
+    Args:
+        key: A key.
+        prefix: `tail_packs_prefix` of the broker.
+    """
+    number = key.removeprefix(prefix)
+    if not key.startswith(prefix) or _PACK_NUMBER.fullmatch(number) is None:
+        return None
+    return int(number) if int(number) <= MAX_OFFSET else None
+
+
+def parse_tail_directory(directory: str, prefix: str) -> BrokerId | None:
+    """Return the broker of a directory below `tails_prefix`; None for another directory."""
+    match = _TAIL_DIRECTORY.fullmatch(directory.removeprefix(prefix))
+    return BrokerId(int(match[1])) if match is not None and directory.startswith(prefix) else None
 
 
 def parse_cluster_snapshot_key(key: str, prefix: str) -> int | None:

@@ -62,6 +62,16 @@ class PartOfObject(Protocol):
         ...
 
 
+@runtime_checkable
+class RecordsOfTopics(Protocol):
+    """Optional interface of a body with records of several topics, which its key does not name."""
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics. The object is encrypted if one of them is to be encrypted."""
+        ...
+
+
 def open_for_checksum(body: Body) -> BinaryIO:
     """Open a stream to compute the body's checksum before it is sent."""
     return body.open_for_checksum() if isinstance(body, CountedBody) else body.open()

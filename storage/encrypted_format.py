@@ -1,4 +1,5 @@
-"""Format of an encrypted `.log`, and of the marker that shows its size in listings. Pure.
+"""Format of an encrypted `.log` or tail pack, and of the marker that shows the size of a `.log` in
+listings. Pure.
 
 ::
 
@@ -13,10 +14,11 @@ HKDF-SHA256(data key, salt, info = header), and the nonce of a chunk is its numb
 the last one. So a changed header, and chunks that were cut off, reordered, repeated or appended, do
 not decrypt. Chunks decrypt one by one, so a range of the plaintext needs a range of the object.
 
-The place in the header is the partition and the base offset, `orders-0/00000000000000000100`. It
-must be the place in the object's key, so an object that was copied over another segment is refused.
-All moves keep it: quarantine and retirement change only the folders around it, and copies of the
-archive only the store, the prefix or the name of the cluster.
+The place in the header is the partition and the base offset, `orders-0/00000000000000000100`, or
+for a tail pack its broker and number, `tail/3/00000000000000000100`. It must be the place in the
+object's key, so an object that was copied over another one is refused. All moves keep it:
+quarantine and retirement change only the folders around it, and copies of the archive only the
+store, the prefix or the name of the cluster.
 
 The header has a fixed size, so the sizes of plaintext and object follow from each other.
 """
@@ -32,7 +34,7 @@ from sidetier.segments.errors import (
     EncryptionError,
     EncryptionKeyError,
 )
-from sidetier.segments.keys import place_of_log
+from sidetier.segments.keys import place_of_log, place_of_pack
 from sidetier.segments.names import FileKind
 
 MAGIC: Final = b"\x7fsidencr"
@@ -71,7 +73,8 @@ class EncryptedHeader:
         wrapped_key: The wrapped data key.
         salt: Random bytes, new for each object.
         size: Size of the plaintext, in bytes.
-        place: Partition and base offset of the segment, see `place_of_log`.
+        place: Partition and base offset of the segment, or broker and number of the tail pack, see
+            `place_of`.
     """
 
     key_name: str
@@ -126,12 +129,17 @@ def decode_header(data: bytes, key: str) -> EncryptedHeader | None:
     )
     if not (is_possible and place.isascii()) or header.encode() != data[:HEADER_BYTES]:
         raise EncryptionError(f"{key}: the header of the encrypted object is damaged")
-    if header.place != place_of_log(key):
+    if header.place != place_of(key):
         raise DamagedCiphertextError(
             f"{key} is not the object that was stored under this key: it was encrypted as the "
             f"segment {header.place}. Restore it from an earlier version or a replica of the bucket"
         )
     return header
+
+
+def place_of(key: str) -> str | None:
+    """Return the place of an object that can be encrypted; None for another key."""
+    return place_of_log(key) or place_of_pack(key)
 
 
 def is_encrypted(data: bytes) -> bool:
@@ -172,6 +180,11 @@ def markers_prefix(key: str) -> str:
 def is_log(key: str) -> bool:
     """Return whether this is the key of a `.log`."""
     return key.endswith(_LOG)
+
+
+def can_be_encrypted(key: str) -> bool:
+    """Return whether this is the key of a `.log` or of a tail pack."""
+    return is_log(key) or place_of_pack(key) is not None
 
 
 def may_be_marker(key: str) -> bool:

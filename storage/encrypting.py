@@ -1,13 +1,18 @@
-"""A store that encrypts the `.log` objects of selected topics, and decrypts every encrypted `.log`.
+"""A store that encrypts the `.log` objects and tail packs of selected topics, and decrypts every
+encrypted one.
 
 All other objects stay as they are: they have offsets, positions, timestamps and producer ids, and
 no records. A part of an encrypted object (`PartOfObject`), such as the rest of a segment that a
 quarantine has cut, is encrypted also if its topic is no longer selected.
 
-All calls, listings included, report the plaintext's size; the store itself lists the ciphertext's
-size. For a listing, an empty object beside each encrypted `.log`, its marker, has the size of the
-ciphertext in its name (`00000000000000000000.log.encrypted-66576`). A listed `.log` is encrypted if
-it has a marker of its size. Listings leave markers out.
+A tail pack has no marker, because each would cost another request every few seconds. So listings
+show the size of its ciphertext, all other calls that of its plaintext. The key does not name its
+topics: the body does (`RecordsOfTopics`). Packs are created and deleted, and never replaced.
+
+For a `.log`, all calls, listings included, report the plaintext's size; the store itself lists the
+ciphertext's size. For a listing, an empty object beside each encrypted `.log`, its marker, has the
+size of the ciphertext in its name (`00000000000000000000.log.encrypted-66576`). A listed `.log` is
+encrypted if it has a marker of its size. Listings leave markers out.
 
 Order of the durable steps, and what a kill right after each leaves:
 
@@ -48,9 +53,8 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from sidetier.segments.keys import place_of_log
 from sidetier.segments.lru import Lru
-from sidetier.storage.bodies import BytesBody, PartOfObject
+from sidetier.storage.bodies import BytesBody, PartOfObject, RecordsOfTopics
 from sidetier.storage.checks import check_key, check_options, check_range
 from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.encrypted_format import (
@@ -60,6 +64,7 @@ from sidetier.storage.encrypted_format import (
     SALT_BYTES,
     SEALED_BYTES,
     EncryptedHeader,
+    can_be_encrypted,
     decode_header,
     is_encrypted,
     is_log,
@@ -68,6 +73,7 @@ from sidetier.storage.encrypted_format import (
     may_be_marker,
     missing_key,
     parse_marker,
+    place_of,
     plain_size,
     stored_size,
 )
@@ -102,12 +108,13 @@ _Version = tuple[str, str]
 
 
 class EncryptingStorage:
-    """Store that encrypts and decrypts `.log` objects of another store. Thread-safe.
+    """Store that encrypts and decrypts `.log` objects and tail packs of another store. Thread-safe.
 
     Args:
         inner: Store that makes the requests.
         keys: The keys; None to refuse encrypted objects.
-        selects: Whether the `.log` of this key gets encrypted. Needs keys.
+        selects: Whether the `.log` of this key gets encrypted; for a tail pack, it is asked for a
+            `.log` of each of its topics. Needs keys.
         refuses_plain: Whether a `.log` of this key that is not encrypted is neither stored nor
             read. Needs keys.
     """
@@ -146,10 +153,11 @@ class EncryptingStorage:
         Raises:
             EncryptionError: It would not be encrypted, and `refuses_plain` refuses that.
         """
-        place = place_of_log(key)
+        place = place_of(key)
         data_key = None if place is None else self._data_key(key, body)
         if place is None or data_key is None:
-            self._check_may_be_plain(key)
+            for name in _keys_of_topics(key, body):
+                self._check_may_be_plain(name)
             return self._inner.put_object(key, body, options)
         check_key(key)
         notes = check_options(key, options).metadata
@@ -160,7 +168,8 @@ class EncryptingStorage:
         # checksum with the object, also for a body that it sends in parts.
         is_verified = self._inner.capabilities.checksum is not None
         sealed = checksum_of_body(encrypted, algorithm) if is_verified else None
-        self._put_marker(key, encrypted.size)
+        if is_log(key):
+            self._put_marker(key, encrypted.size)
         etag = self._inner.put_object(
             key,
             encrypted,
@@ -170,13 +179,14 @@ class EncryptingStorage:
                 options.condition,
             ),
         )
-        self._ensure_marker(key, encrypted.size)
+        if is_log(key):
+            self._ensure_marker(key, encrypted.size)
         return etag
 
     def get_object(self, key: str) -> StoredObject:
         """See `RemoteStorage`."""
         stored = self._inner.get_object(key)
-        if not (is_log(key) and is_encrypted(stored.data)):
+        if not (can_be_encrypted(key) and is_encrypted(stored.data)):
             self._check_may_be_plain(key)
             return stored
         self._is_active = True
@@ -203,7 +213,7 @@ class EncryptingStorage:
                 for changed bytes.
             EncryptionError: The object is not encrypted, and `refuses_plain` refuses that.
         """
-        if not (self._is_active and is_log(key)):
+        if not (self._is_active and can_be_encrypted(key)):
             return self._inner.get_object_input_stream(key, start, end, condition=condition)
         check_range(key, start, end)
         if condition is not None:
@@ -300,16 +310,17 @@ class EncryptingStorage:
             EncryptionError: The copy could not be decrypted: the target is another segment.
         """
         size: int | None = None
-        if self._is_active and is_log(target):
+        if self._is_active and can_be_encrypted(target):
             head = self._inner.head_object(source)
             if ENCRYPTION_KEY in head.metadata:
-                if place_of_log(source) != place_of_log(target):
+                if place_of(source) != place_of(target):
                     raise EncryptionError(
-                        f"{target}: {source} is encrypted as another segment and cannot be copied "
+                        f"{target}: {source} is encrypted as another object and cannot be copied "
                         "here"
                     )
-                size = head.size
-                self._put_marker(target, size)
+                if is_log(target):
+                    size = head.size
+                    self._put_marker(target, size)
         etag = self._inner.copy_object(source, target, condition=condition)
         if size is not None:
             self._ensure_marker(target, size)
@@ -338,8 +349,8 @@ class EncryptingStorage:
     # -- writing ------------------------------------------------------------------------------
 
     def _data_key(self, key: str, body: Body) -> "DataKey | None":
-        """Return the data key for a new `.log`; None to store it as it is."""
-        if self._selects(key):
+        """Return the data key for a new object; None to store it as it is."""
+        if any(map(self._selects, _keys_of_topics(key, body))):
             return cast("Keyring", self._keys).data_key()
         if not isinstance(body, PartOfObject):
             return None
@@ -496,6 +507,15 @@ class EncryptingStorage:
     def _note_encrypted(self, key: str, etag: str) -> None:
         self._is_active = True
         self._encrypted_versions.put((key, etag), None)
+
+
+def _keys_of_topics(key: str, body: Body) -> list[str]:
+    """Return the keys by which the topics of an object are selected: its own, or for a body with
+    several topics, one of a segment of each.
+    """
+    if not isinstance(body, RecordsOfTopics):
+        return [key]
+    return [key, *(f"{topic}-0/{0:020d}.log" for topic in sorted(body.topics))]
 
 
 def decrypted(key: str, data: bytes, cipher: "ObjectCipher") -> bytes:

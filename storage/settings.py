@@ -1,5 +1,6 @@
 """Settings of the storage adapters: frozen values, independent of the configuration's source."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -185,6 +186,10 @@ class EncryptionSettings:
     stored nor read if they are not encrypted.
     """
 
+    def encrypts(self, topic: str) -> bool:
+        """Return whether new objects with records of this topic are encrypted."""
+        return self.key is not None and any(re.fullmatch(name, topic) for name in self.topics)
+
 
 @dataclass(frozen=True, slots=True)
 class StorageEndpoint:
@@ -203,3 +208,12 @@ class StorageEndpoint:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     deadline: AttemptDeadline = field(default_factory=AttemptDeadline)
     encryption: EncryptionSettings | None = None
+
+    def refuses_plain(self, topic: str) -> bool:
+        """Return whether records of this topic are not read from objects that are not encrypted."""
+        names = () if self.encryption is None else self.encryption.refuse_plain
+        return any(re.fullmatch(name, topic) for name in names)
+
+    def encrypts(self, topic: str) -> bool:
+        """Return whether new objects with records of this topic are encrypted."""
+        return self.encryption is not None and self.encryption.encrypts(topic)

@@ -68,6 +68,9 @@ _STATES: Final[tuple[tuple[Metric, Callable[[PartitionStatus], float | None]], .
     (catalogue.UNTIL_DELETION, lambda status: status.seconds_until_local_deletion),
     (catalogue.WATERMARK_BASE, lambda status: status.watermark_base),
     (catalogue.WATERMARK_NEXT, lambda status: status.next_offset),
+    (catalogue.SAFE_TO, lambda status: status.safe_to),
+    (catalogue.NEWEST_SAFE_AGE, lambda status: status.newest_safe_age_seconds),
+    (catalogue.UNSAFE_SECONDS, lambda status: status.unsafe_age_seconds),
 )
 _REDUCERS: Final[Mapping[Above, Callable[[Iterable[float]], float]]] = {
     Above.SUM: sum,
@@ -197,6 +200,15 @@ class Metrics(Collector):
         self._conflicts = counter(catalogue.CONFLICTS, registry)
         self._rescued = counter(catalogue.RESCUED, registry)
         self._early = counter(catalogue.EARLY_SEGMENTS, registry)
+        self._tail_cycles = histogram(catalogue.TAIL_CYCLE_SECONDS, registry)
+        self._tail_packs = counter(catalogue.TAIL_PACKS, registry)
+        self._tail_bytes = counter(catalogue.TAIL_BYTES, registry)
+        self._tail_failed = counter(catalogue.TAIL_FAILED_PACKS, registry)
+        self._tail_refused = counter(catalogue.TAIL_REFUSED, registry)
+        self._tail_live_packs = gauge(catalogue.TAIL_LIVE_PACKS, registry)
+        self._tail_live_share = gauge(catalogue.TAIL_LIVE_SHARE, registry)
+        self._tail_rewritten = counter(catalogue.TAIL_REWRITTEN_BYTES, registry)
+        self._tail_deleted = counter(catalogue.TAIL_DELETED_PACKS, registry)
         self._quarantines = counter(catalogue.QUARANTINES, registry)
         self._takeovers = counter(catalogue.TAKEOVERS, registry)
         self._left_out = counter(catalogue.LEFT_OUT_FILES, registry)
@@ -275,6 +287,25 @@ class Metrics(Collector):
     def stored_early(self) -> None:
         """Count a part of an active segment that was stored before the broker closed it."""
         self._early.inc()
+
+    def tail_cycle(
+        self, seconds: float, *, packs: int, size: int, failed: int, refused: int
+    ) -> None:
+        """Observe a cycle of the tail's writer, and count what it has stored; `size` in bytes."""
+        self._tail_cycles.observe(seconds)
+        self._tail_packs.inc(packs)
+        self._tail_bytes.inc(size)
+        self._tail_failed.inc(failed)
+        self._tail_refused.inc(refused)
+
+    def tail_cleaned(
+        self, *, live_packs: int, live_bytes: int, stored_bytes: int, rewritten: int, deleted: int
+    ) -> None:
+        """Set what a cleaning of tail packs has found, and count what it has done."""
+        self._tail_live_packs.set(live_packs)
+        self._tail_live_share.set(live_bytes / stored_bytes if stored_bytes else 1.0)
+        self._tail_rewritten.inc(rewritten)
+        self._tail_deleted.inc(deleted)
 
     def quarantine(self) -> None:
         """Count a move of stored objects into quarantine."""

@@ -118,6 +118,14 @@ class PartitionStatus:
     """Bytes of the segments with these offsets."""
     unarchived_age_seconds: float | None = None
     """Age of the oldest of these offsets; None if there are none."""
+    safe_to: Offset | None = None
+    """Safe up to (exclusive): the end of the archive, and of the tail that is stored behind it;
+    None without tail packs (`uploader.tail`).
+    """
+    newest_safe_age_seconds: float | None = None
+    """Age of the newest record that this process has stored in a tail pack, by its timestamp."""
+    unsafe_age_seconds: float | None = None
+    """How long committed records have been waiting for a tail pack; 0 if none are."""
     local_start: Offset | None = None
     """Base offset of the oldest segment on the broker's disk."""
     trimmed_to: Offset | None = None

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sidetier.config.model import TopicsConfig
 from sidetier.config.retention import LocalRetentionConfig
@@ -20,6 +21,9 @@ from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.stores import Place, PlaceOf
 from sidetier.uploader.watching.log_dirs import LogDirs
+
+if TYPE_CHECKING:
+    from sidetier.uploader.tail.writer import TailWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class DaemonContext:
     """None where local retention is off."""
     led_logs: LedLogSource | None = None
     """None where nothing is archived early."""
+    tail: "TailWriter | None" = None
+    """None where no tail is stored."""
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     """The requests under way at the stores of all places."""
     long_archives: LongArchives = field(default_factory=LongArchives)

@@ -294,6 +294,10 @@ class Engine:
         )
         self._local_retention = self._new_local_retention(new_pool)
         self._early = self._new_early(new_pool)
+        self._tail = context.tail
+        if self._tail is not None:
+            tail = self._tail
+            self.status.observe_safe(lambda: tail.safe)
         self._tails_seconds = _TAILS_SECONDS
         if self._early is not None:
             self._tails_seconds = min(_TAILS_SECONDS, config.early.age)
@@ -382,6 +386,8 @@ class Engine:
         self._open_spool()
         self._watcher.start()
         self.begin_to_follow()
+        if self._tail is not None:
+            self._tail.start()
 
     def begin_to_follow(self) -> None:
         """Pin segments of followed partitions too, if `uploader.rescue` is enabled. `watch` does
@@ -460,6 +466,8 @@ class Engine:
         self._watcher.stop()
         for pool in self._pools.values():
             pool.stop()
+        if self._tail is not None:
+            self._tail.stop()
         for partition in self._leads.with_parked():
             # The links in the spool stay for the next process.
             partition.close(for_good=False)
@@ -682,6 +690,9 @@ class Engine:
         self._errors.tell_of_leadership(view.unreadable)
         was_known = self._leads.known
         for number, partition in enumerate(self._leads.follow(view), 1):
+            if self._tail is not None:
+                stored = self._tail.board.selects(partition.topic_partition.topic)
+                partition.note_tail(stored=stored)
             self._scheduler.scan(partition)
             self._touch(partition)
             if number % _LED_AT_ONCE == 0:  # the store answers while more directories are listed
@@ -702,6 +713,8 @@ class Engine:
         self._gate.forget(tp)
         self._scheduler.forget(tp)
         self._tails.forget(tp)
+        if self._tail is not None:
+            self._tail.board.forget(tp)
         self._touched.pop(tp, None)
         self._shown.pop(tp, None)
         self.status.forget(tp)
@@ -766,8 +779,12 @@ class Engine:
         self._handle_all(self._uploads.start_some())
         shown, self._shown = self._shown, {}
         for partition in shown.values():
-            subject = Subject("status", partition.topic_partition)
+            tp = partition.topic_partition
+            subject = Subject("status", tp)
             self._errors.attempt(subject, partial(self.status.update, partition, self._deletion))
+            if self._tail is not None:
+                note = partial(self._tail.board.note, partition)
+                self._errors.attempt(Subject("the tail", tp), note)
 
     def _report(self) -> None:
         """Update readiness, totals and log ends in the status.

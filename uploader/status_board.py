@@ -2,7 +2,7 @@
 
 import heapq
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from sidetier.uploader.sending.reading import SendProgress
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Backoff, SegmentState, TrackedSegment
 from sidetier.uploader.stores import StoresHealth
+from sidetier.uploader.tail.board import SafePartition
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 
@@ -113,6 +114,7 @@ class StatusBoard:
         replaces the pair as a whole, without the lock.
         """
         self._tails: Mapping[TopicPartition, LogTail] = {}
+        self._safe: Callable[[], Mapping[TopicPartition, SafePartition]] = dict
         self._unresolved: Unresolved | None = None
         self._last_drill: DrillStatus | None = None
         self._snapshot_kinds: tuple[SnapshotKind, ...] = ()
@@ -162,6 +164,10 @@ class StatusBoard:
         """Set the ends of the led partitions' logs."""
         with self._lock:
             self._tails = tails
+
+    def observe_safe(self, safe: Callable[[], Mapping[TopicPartition, SafePartition]]) -> None:
+        """Set the source of what is safe in tail packs. Any thread may call it."""
+        self._safe = safe
 
     def set_store_records(self, records: StoreRecords) -> None:
         """Set the unacknowledged gaps and quarantines, and the last restore drill."""
@@ -220,7 +226,10 @@ class StatusBoard:
         # slow reader does not hold up the daemon's thread.
         known.sort(key=lambda item: item[0])
         now = self._clock.wall()
-        partitions = (_current(entry, tails.get(tp), unresolved, now) for tp, entry in known)
+        safe = self._safe()
+        partitions = (
+            _current(entry, tails.get(tp), unresolved, now, safe.get(tp)) for tp, entry in known
+        )
         return replace(snapshot, partitions=tuple(partitions))
 
     def page(self, query: PartitionQuery) -> StatusPage:
@@ -237,7 +246,10 @@ class StatusBoard:
         keys = _keys(names, known, tails, unresolved, now)
         rows, matching = select(keys, query)
         on_page = [names[i] for i in rows]
-        partitions = (_current(known[tp], tails.get(tp), unresolved, now) for tp in on_page)
+        safe = self._safe()
+        partitions = (
+            _current(known[tp], tails.get(tp), unresolved, now, safe.get(tp)) for tp in on_page
+        )
         return StatusPage(
             query,
             replace(snapshot, partitions=tuple(partitions)),
@@ -311,7 +323,11 @@ class DeletionEstimate:
 
 
 def _current(
-    known: _Known, tail: LogTail | None, unresolved: Unresolved | None, now: float
+    known: _Known,
+    tail: LogTail | None,
+    unresolved: Unresolved | None,
+    now: float,
+    safe: SafePartition | None = None,
 ) -> PartitionStatus:
     """Return a partition's status with its ages, its log end and what the store records."""
     changes: dict[str, Any] = {}
@@ -327,6 +343,8 @@ def _current(
             changes["unarchived_bytes"],
             changes["unarchived_age_seconds"],
         ) = unarchived
+    if safe is not None:
+        changes |= _safe_of(safe, known.status.next_offset or Offset(0), now)
     if unresolved is not None and not known.follows:
         tp = known.status.topic_partition
         changes["gaps"] = unresolved.gaps.get(tp, ())
@@ -338,6 +356,19 @@ def _current(
             for segment in known.status.segments
         )
     return replace(known.status, **changes)
+
+
+def _safe_of(safe: SafePartition, archive_end: Offset, now: float) -> dict[str, Any]:
+    """Return the fields about the tail."""
+    since_ms = safe.waiting_since_ms
+    fields: dict[str, Any] = {
+        "unsafe_age_seconds": 0.0 if since_ms is None else max(0.0, now - since_ms / 1000)
+    }
+    if safe.safe_up_to is not None:
+        fields["safe_to"] = max(safe.safe_up_to, archive_end)
+    if safe.newest_ms >= 0:
+        fields["newest_safe_age_seconds"] = max(0.0, now - safe.newest_ms / 1000)
+    return fields
 
 
 def _with_progress(segment: SegmentStatus, upload: SendProgress | None) -> SegmentStatus:

@@ -10,14 +10,13 @@ a reader of its records sees it, and holds them back.
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from sidetier.archive.objects.log_check import cut_at
 from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.read_in_order import in_order
 from sidetier.archive.reader.assembly import Assembler
 from sidetier.archive.reader.source import ArchiveSource
-from sidetier.archive.segment_bytes import in_order
 from sidetier.archive.transactions import open_at_base
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.arrow import feed_table, read_markers
@@ -114,7 +113,7 @@ def _scan(
     assembler = Assembler(log.key, log.size, 0)
     size = 0
     spans = ((at, min(at + _RANGE, log.size)) for at in range(0, log.size, _RANGE))
-    for data in in_order(partial(source.read, log.row), spans, _AHEAD):
+    for data in in_order(lambda span: source.read(log.row, *span), spans, _AHEAD):
         size += len(data)
         for scanned in assembler.feed(data):
             headers = scanned.headers.where(scanned.headers.rows["base_offset"] < until)

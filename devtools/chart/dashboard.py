@@ -235,6 +235,66 @@ SECTIONS: Final[tuple[Section, ...]] = (
         ),
     ),
     (
+        "Tail packs",
+        (
+            _top(
+                "Records not safe yet",
+                "How long committed records have been waiting for a tail pack, of the $top worst "
+                "partitions (uploader.tail).",
+                names.UNSAFE_SECONDS,
+                "s",
+            ),
+            Panel(
+                "Newest safe record",
+                "Age of the newest record in a tail pack, of the partition that has stored last.",
+                (Query(f"min by (topic) ({_of(names.NEWEST_SAFE_AGE)})", "{{topic}}"),),
+                "s",
+            ),
+            Panel(
+                "Safe up to",
+                "End of the archive and of the stored tail behind it, summed over the partitions.",
+                (Query(f"sum by (topic) ({_of(names.SAFE_TO)})", "{{topic}}"),),
+            ),
+            Panel(
+                "Duration of a cycle",
+                "It stays below uploader.tail.interval.",
+                _quantiles(names.TAIL_CYCLE_SECONDS),
+                "s",
+            ),
+            Panel(
+                "Packs stored",
+                "Stored and failed packs, refused ranges, and packs that cleaning has deleted.",
+                (
+                    Query(_rate(names.TAIL_PACKS), "stored {{instance}}"),
+                    Query(_rate(names.TAIL_FAILED_PACKS), "failed {{instance}}"),
+                    Query(_rate(names.TAIL_REFUSED), "refused {{instance}}"),
+                    Query(_rate(names.TAIL_DELETED_PACKS), "deleted {{instance}}"),
+                ),
+                "ops",
+            ),
+            Panel(
+                "Bytes stored",
+                "Bytes of packs, and of those that cleaning has written again.",
+                (
+                    Query(_rate(names.TAIL_BYTES), "stored {{instance}}"),
+                    Query(_rate(names.TAIL_REWRITTEN_BYTES), "written again {{instance}}"),
+                ),
+                "Bps",
+            ),
+            Panel(
+                "Live packs",
+                "Packs that are needed, as of the last cleaning.",
+                (Query(_of(names.TAIL_LIVE_PACKS)),),
+            ),
+            Panel(
+                "Live share",
+                "Share of their bytes that is not archived yet.",
+                (Query(_of(names.TAIL_LIVE_SHARE)),),
+                "percentunit",
+            ),
+        ),
+    ),
+    (
         "Upload",
         (
             Panel(

@@ -50,6 +50,7 @@ from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.stores import Place, PlaceOf
+from sidetier.uploader.tail.writer import TailWriter
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.log_dir import LogDir
 from tests.harness.waiting import wait_until
@@ -212,6 +213,7 @@ class Site:
     local_retention: LocalRetentionConfig = field(default_factory=LocalRetentionConfig)
     record_deleter: RecordDeleter | None = None
     led_logs: LedLogSource | None = None
+    tail: TailWriter | None = None
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     abandoned: threading.Event | None = None
     """None makes a new one for each daemon."""
@@ -255,6 +257,7 @@ class Site:
                 local_retention=self.local_retention,
                 record_deleter=self.record_deleter,
                 led_logs=self.led_logs,
+                tail=self.tail,
                 store_calls=self.store_calls,
                 abandoned=self.abandoned or threading.Event(),
             ),

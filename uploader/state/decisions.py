@@ -156,7 +156,7 @@ class Facts:
         is_moving: Whether a part of the archive is being moved to quarantine, or is about to be.
         has_directory: Whether the partition's directory is read.
         may_upload: Whether the objects above `offset.wm` are known, and nothing holds uploads back.
-        is_early_due: Whether a part of the active segment is to be stored.
+        is_early_due: Whether a part of the active segment is to be stored, also in tail packs.
     """
 
     topic_partition: TopicPartition

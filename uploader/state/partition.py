@@ -219,6 +219,10 @@ class Partition:
     gap: GapWatch = NO_GAP
     early_due: bool = False
     """Whether a part of the active segment is due to be stored: see `early`."""
+    stores_tail: bool = False
+    """Whether its tail is stored: it begins at the archive end offset, so the archive is read also
+    while no segment is closed.
+    """
     early_hold: Backoff = field(default_factory=Backoff)
     """After an early segment that was refused, or not stored: the `hold` of each of them."""
     read_again_at: float = 0.0
@@ -480,6 +484,10 @@ class Partition:
             and self.unanswered is None
         )
 
+    def note_tail(self, *, stored: bool) -> None:
+        """Note whether the tail of the partition is stored while this broker leads."""
+        self.stores_tail = stored
+
     def note_early(self, *, due: bool, now: float) -> None:
         """Note whether a part of the active segment is due to be stored."""
         self.early_due = due
@@ -538,7 +546,7 @@ class Partition:
             return
         yield from map(Release, self.log.forget_stored(self.stored_below()))
         yield from map(Release, self.log.drop_overtaken_early())
-        has_work = bool(self.log.tracked) or self.early_due
+        has_work = bool(self.log.tracked) or self.early_due or self.stores_tail
         if self.following is None and has_work and not situation.rules.from_latest:
             self.archive = begun(self.archive, self.log.first_start)
         facts = self.facts(situation)
@@ -570,7 +578,7 @@ class Partition:
             is_moving=self.moving is not None,
             has_directory=self.directory is not None,
             may_upload=self.may_upload(),
-            is_early_due=self.early_due,
+            is_early_due=self.early_due or self.stores_tail,
         )
 
     def asked(self, request: Request) -> Asked | None:

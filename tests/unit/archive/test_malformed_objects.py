@@ -13,6 +13,7 @@ from sidetier.archive.objects.layout import read_note
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
 from sidetier.archive.objects.quarantine import decode_plan
 from sidetier.archive.objects.starts import read_earliest_start
+from sidetier.archive.objects.tail_index import read_tail_index
 from sidetier.archive.objects.watermark import decode_watermark
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -50,6 +51,10 @@ def _start(data: bytes, _key: str) -> object:
     return read_earliest_start(_stored(LAYOUT.start_key(TP), data), LAYOUT, TP, None)
 
 
+def _tail_index(data: bytes, _key: str) -> object:
+    return read_tail_index(_stored(LAYOUT.tail_index_key(1), data), LAYOUT, 1)
+
+
 def _line_2(data: bytes, key: str) -> object:
     return decode_watermark(b"0" * 20 + b'\n{"a": ' + data + b"}\n", key)
 
@@ -63,6 +68,7 @@ DECODERS: dict[str, Callable[[bytes, str], object]] = {
     "metadata": decode_metadata,
     "plan": decode_plan,
     "start": _start,
+    "index of tail packs": _tail_index,
     "watermark": _line_2,
 }
 
@@ -73,7 +79,8 @@ def test_malformed_object_is_named(decode: Callable[[bytes, str], object], data:
     with pytest.raises(MalformedObjectError) as caught:
         decode(data, "a/key.json")
     text = str(caught.value)
-    assert any(key in text for key in ("a/key.json", LAYOUT.layout_key(), LAYOUT.start_key(TP)))
+    keys = LAYOUT.layout_key(), LAYOUT.start_key(TP), LAYOUT.tail_index_key(1)
+    assert any(key in text for key in ("a/key.json", *keys))
     assert len(text) < 1000
 
 

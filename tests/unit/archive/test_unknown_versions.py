@@ -37,6 +37,11 @@ from sidetier.archive.objects.key_fingerprints import (
 from sidetier.archive.objects.layout import read_note, write_or_check_note
 from sidetier.archive.objects.quarantine import MoveKind, MovePlan, read_plan, write_plan
 from sidetier.archive.objects.starts import read_earliest_start, settle_start
+from sidetier.archive.objects.tail_index import (
+    StoredTailIndex,
+    read_tail_index,
+    write_tail_index,
+)
 from sidetier.archive.objects.watermark import Watermark, read_watermark, write_watermark
 from sidetier.endpoint.groups.stored_offsets import StoredGroup, encode_group, parse_group
 from sidetier.mirror.copy.offset_map import OffsetMap, decode_map_record
@@ -162,6 +167,11 @@ KINDS: Mapping[str, Kind] = {
         "group",
         _put("group", encode_group(StoredGroup("g", "o", "h"))),
         _decoded("group", parse_group),
+    ),
+    "index of tail packs": Kind(
+        LAYOUT.tail_index_key(1),
+        lambda store: write_tail_index(store, LAYOUT, 1, 3, (1, 3), StoredTailIndex()),
+        lambda store: read_tail_index(store, LAYOUT, 1),
     ),
     "lease": Kind("lease", _put("lease", b'{"version": 1}'), _take_lease),
     "manifest": Kind(

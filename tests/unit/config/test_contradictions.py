@@ -82,6 +82,7 @@ def retention(local: dict[str, Any], *store: dict[str, Any]) -> dict[str, Any]:
         (s3(session_token={"env": "A"}), "storage.s3.session_token"),
         (s3(profile="p", **KEYS), "storage.s3.profile"),
         ({"uploader": {"early": {"topics": ["t"]}}}, "uploader.early.topics"),
+        ({"uploader": {"tail": {"interval": "5s"}}}, "uploader.tail.interval"),
         (
             {
                 "broker": {"bootstrap_servers": "b:9092"},

@@ -6,7 +6,10 @@ from sidetier.segments.keys import (
     parse_gap_key,
     parse_group_key,
     parse_object_key,
+    parse_tail_directory,
+    parse_tail_pack_key,
     place_of_log,
+    place_of_pack,
 )
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
@@ -77,6 +80,22 @@ def test_a_log_has_the_same_place_in_every_folder_of_an_archive() -> None:
     index = layout.object_key(TP, base, FileKind.INDEX)
     for other in (name, index, layout.watermark_key(TP), f"prod/orders/{name}", f"{index}.log"):
         assert place_of_log(other) is None
+
+
+def test_keys_of_tail_packs() -> None:
+    layout = ArchiveLayout("prod", 4)
+    key, prefix = layout.tail_pack_key(3, 520), layout.tail_packs_prefix(3)
+    assert key == "_sidetier/prod/tail/3/packs/00000000000000000520"
+    assert layout.tail_index_key(3) == "_sidetier/prod/tail/3/index"
+    assert parse_tail_pack_key(key, prefix) == 520
+    assert parse_tail_directory("_sidetier/prod/tail/3/", layout.tails_prefix()) == 3
+    assert place_of_pack(key) == "tail/3/00000000000000000520"
+    for other in (f"{key}0", f"{key}.log", prefix + "9" * 20, key.replace("/3/", "/4/")):
+        assert parse_tail_pack_key(other, prefix) is None
+    for other in ("03/", "x/", "-1/", "3"):
+        assert parse_tail_directory(layout.tails_prefix() + other, layout.tails_prefix()) is None
+    for other in (f"x/{key}", key.replace("tail", "gaps"), layout.tail_index_key(3)):
+        assert place_of_pack(other) is None
 
 
 @pytest.mark.parametrize("cluster", ["", "a/b", "..", ".", "_sidetier", "a b", "ü", "a\n"])

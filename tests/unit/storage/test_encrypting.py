@@ -741,7 +741,7 @@ def test_a_copy_to_another_segment_is_refused() -> None:
     store = encrypting(inner)
     store.put_object(LOG, BytesBody(DATA))
     before = inner.contents()
-    with pytest.raises(EncryptionError, match=f"{LATER}: {LOG} is encrypted as another segment"):
+    with pytest.raises(EncryptionError, match=f"{LATER}: {LOG} is encrypted as another object"):
         store.copy_object(LOG, LATER, condition=IfAbsent())
     assert inner.contents() == before
 

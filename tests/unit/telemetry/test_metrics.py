@@ -48,6 +48,9 @@ def status(tp: TopicPartition, lag: int = 0, age: float | None = None) -> Partit
         unresolved_quarantines=1,
         unarchived_bytes=2 * lag,
         unarchived_age_seconds=None if age is None else age + 10,
+        safe_to=Offset(200 + lag),
+        newest_safe_age_seconds=5.0,
+        unsafe_age_seconds=0.0,
     )
 
 

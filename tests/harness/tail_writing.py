@@ -1,0 +1,257 @@
+"""A broker's answers and a sender of packs by hand, for tests of the tail's writer."""
+
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from sidetier.archive.tail.inventory import TailInventory
+from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackRef
+from sidetier.archive.tail.pack import TailRow, decode_pack
+from sidetier.archive.tail.read import read_tail
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
+from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
+from sidetier.segments.headers import CONTROL, FIELD_AT, TRANSACTIONAL
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.clock import Clock
+from sidetier.uploader.tail.board import TailPartition
+from sidetier.uploader.tail.cycle import TailCycle
+from sidetier.uploader.tail.packs import PackJob, TailPlace, run_job
+from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
+from tests.harness.batches import make_batch, with_crc
+from tests.harness.daemons import LAYOUT
+from tests.harness.log_dir import LogDir, PartitionLog, encode_record, record_batch
+
+BROKER = BrokerId(1)
+
+
+class OffsetsByHand:
+    """A LogOffsetSource over logs without a broker. By name, as a broker answers.
+
+    All records are committed, below `high_watermarks` where the test sets it.
+    """
+
+    def __init__(self, logs: Callable[[], Mapping[TopicPartition, PartitionLog]]) -> None:
+        self._logs = logs
+        self.asked: list[tuple[OffsetKind, int]] = []
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        self.last_stable: dict[TopicPartition, int] = {}
+        self.log_starts: dict[TopicPartition, int] = {}
+        self.before: dict[OffsetKind, list[Callable[[], object]]] = {}
+        """Called in turn before the answers, one for each request of this kind."""
+        self.down = False
+
+    def offsets(
+        self, kind: OffsetKind, partitions: Sequence[tuple[TopicPartition, LeaderEpoch]]
+    ) -> Sequence[AnsweredOffset | SidetierError]:
+        self.asked.append((kind, len(partitions)))
+        if self.before.get(kind):
+            self.before[kind].pop(0)()
+        if self.down:
+            raise BrokerUnavailableError("connection refused")
+        return [self._answer(kind, tp, epoch) for tp, epoch in partitions]
+
+    def _answer(
+        self, kind: OffsetKind, tp: TopicPartition, epoch: LeaderEpoch
+    ) -> AnsweredOffset | SidetierError:
+        log = self._logs().get(tp)
+        if log is None or log.epoch != epoch:
+            return LeadershipError(f"{tp} is not led in epoch {epoch}")
+        end = self.high_watermarks.get(tp, log.log_end)
+        known = {
+            OffsetKind.HIGH_WATERMARK: end,
+            OffsetKind.LAST_STABLE: self.last_stable.get(tp, end),
+            OffsetKind.LOG_START: self.log_starts.get(tp, log.bases()[0]),
+        }
+        return AnsweredOffset(Offset(known[kind]), epoch)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SenderByHand:
+    """A PackSender that stores each pack at once; while `held`, when the test says so."""
+
+    def __init__(self, clock: "TickingClock", check: Callable[[PackJob], None]) -> None:
+        self._clock = clock
+        self._check = check
+        """Called with each pack before it is stored."""
+        self.held = False
+        self.waiting: list[PackJob] = []
+        self._ended: list[PackJob] = []
+
+    def send(self, job: PackJob) -> None:
+        self._check(job)
+        self.waiting.append(job)
+        if not self.held:
+            self.end(job)
+
+    def end(self, job: PackJob) -> None:
+        """Store a pack that waits."""
+        self.waiting.remove(job)
+        run_job(job, self._clock.wall)
+        self._ended.append(job)
+
+    def fail(self, job: PackJob, error: Exception) -> None:
+        """Lose a pack that waits."""
+        self.waiting.remove(job)
+        job.result = error
+        self._ended.append(job)
+
+    def finished(self, timeout: float = 0.0) -> Sequence[PackJob]:
+        ended, self._ended = self._ended, []
+        if not ended:
+            self._clock.now += timeout
+        return ended
+
+    def stop(self) -> None:
+        """There are no threads."""
+
+
+class TickingClock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_700_000_000 + self.now
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(self.monotonic, self.wall)
+
+
+class TailSite:
+    """The sidecar of one broker: its log dir, its cycle, and the store that it shares."""
+
+    def __init__(
+        self,
+        path: Path,
+        store: RemoteStorage,
+        broker: int = 1,
+        clock: TickingClock | None = None,
+    ) -> None:
+        self.log_dir = LogDir(path, broker_id=broker)
+        self.store = store
+        self.broker = BrokerId(broker)
+        self.time = clock or TickingClock()
+        self.source = OffsetsByHand(lambda: self.log_dir.partitions)
+        self.archive_ends: dict[TopicPartition, int] = {}
+        self.archived_epochs: dict[TopicPartition, EpochHistory] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again without a memory, as after a kill."""
+        self.sender = SenderByHand(self.time, self.check_sent)
+        self.cycle = TailCycle(
+            self.source,
+            lambda _: TailPlace(self.store, LAYOUT, encrypts=False),
+            self.inventory_of,
+            self.sender,
+            self.broker,
+            self.time.clock,
+        )
+
+    def check_sent(self, job: PackJob) -> None:
+        """Every range is in the log of the leader that has just answered for it."""
+        assert job.body is not None
+        data = b"".join(map(bytes, job.body.pieces))
+        for row in decode_pack(data, "a pack on its way"):
+            log = self.log_dir.partitions.get(row.tp)
+            assert log is not None, "of a partition that is gone"
+            assert (log.epoch, log.topic_id) == (row.leader_epoch, row.topic_id), "another leader"
+            assert data[row.position : row.position + row.size] in log_bytes(log), "not in the log"
+
+    @staticmethod
+    def inventory_of(place: TailPlace) -> TailInventory:
+        """Reads the packs anew each time."""
+        return TailInventory(place.store, place.layout)
+
+    def rows(self) -> list[TailRow]:
+        """All rows of this broker's packs."""
+        contents = TailInventory(self.store, LAYOUT).read([self.broker])
+        return [source.row for rows in contents.rows.values() for source in rows]
+
+    def rows_of(self, pack: PackRef) -> tuple[TailRow, ...]:
+        """The rows of a pack."""
+        return TailInventory(self.store, LAYOUT).rows(pack)
+
+    def led(
+        self, tps: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, TailPartition]:
+        """The board, as the daemon would write it."""
+        logs = self.log_dir.partitions
+        return {
+            tp: TailPartition(
+                tp,
+                str(logs[tp].path),
+                LeaderEpoch(logs[tp].epoch),
+                logs[tp].topic_id,
+                Offset(self.archive_ends.get(tp, 0)),
+                self.archived_epochs.get(tp, NO_EPOCHS),
+            )
+            for tp in (logs if tps is None else tps)
+        }
+
+    def run(self, tps: Iterable[TopicPartition] | None = None) -> None:
+        """One cycle, and what is on its way after it. Time passes first."""
+        self.time.now += 5
+        self.cycle.run(self.led(tps))
+        if not self.sender.held:
+            self.cycle.settle(0)
+
+    def packs(self) -> int:
+        """Number of packs of this broker."""
+        return len(list(self.store.list_objects(LAYOUT.tail_packs_prefix(self.broker))))
+
+
+def merged(
+    store: RemoteStorage, log: PartitionLog, end: int | None = 0, epochs: EpochHistory = NO_EPOCHS
+) -> MergedTail:
+    """The tail that a reader sees."""
+    contents = TailInventory(store, LAYOUT).read()
+    assert not contents.problems
+    archived_end = None if end is None else Offset(end)
+    return contents.merged(log.tp, ArchivedPart(archived_end, epochs, log.topic_id))
+
+
+def tail_bytes(store: RemoteStorage, tail: MergedTail) -> bytes:
+    """The bytes of a merged tail."""
+    return b"".join(bytes(batch.data) for batch in read_tail(store, tail))
+
+
+def log_bytes(log: PartitionLog) -> bytes:
+    """All bytes of a log."""
+    return b"".join(log.written[base] for base in log.bases())
+
+
+def replicate(log: PartitionLog, to: TailSite) -> PartitionLog:
+    """Copy a log, as far as it reaches, to another broker. The same files, batches and epochs."""
+    copy = log.copy_to(to.log_dir, log.bases()[1:])
+    if log.tp in to.log_dir.partitions:
+        shutil.rmtree(to.log_dir.partitions[log.tp].path)
+    copy.rename_to(str(log.tp))
+    copy.epoch = log.epoch
+    to.log_dir.partitions[log.tp] = copy
+    return copy
+
+
+def transactional(
+    base: int, producer: int, count: int = 1, *, marker: int | None = None, epoch: int = 0
+) -> bytes:
+    """Return a batch of a transaction, or its marker (0 aborts, 1 commits)."""
+    if marker is None:
+        batch = bytearray(record_batch(base, [b"v" * 30] * count, epoch=epoch))
+        attributes = TRANSACTIONAL
+    else:
+        record = encode_record(0, b"\0\0\0\0\0\0", struct.pack(">hh", 0, marker))
+        batch = bytearray(make_batch(base, 1, epoch=epoch, payload=record))
+        attributes = TRANSACTIONAL | CONTROL
+    batch[FIELD_AT["attributes"] : FIELD_AT["attributes"] + 2] = struct.pack(">h", attributes)
+    batch[FIELD_AT["producer_id"] : FIELD_AT["producer_id"] + 10] = struct.pack(">qh", producer, 0)
+    return with_crc(batch)

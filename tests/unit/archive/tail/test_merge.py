@@ -1,0 +1,212 @@
+"""The merge rule of tail packs: the cases that decide it. The model tests it at large."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from sidetier.archive.tail.merge import (
+    ArchivedPart,
+    MergedTail,
+    PackedRow,
+    PackRef,
+    Reason,
+    merge,
+)
+from sidetier.archive.tail.pack import TailRow, claim, epochs_from
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
+from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.offsets import BrokerId, Offset, OffsetRange
+from sidetier.segments.producer_snapshot import OpenTransaction
+from tests.harness.tail_packs import TOPIC_ID, TP, history
+
+OTHER_ID = "BBBBBBBBBBBBBBBBBBBBBB"
+
+
+def _pack(number: int) -> PackRef:
+    return PackRef(BrokerId(1), number, f"packs/{number}", "etag", 100, number)
+
+
+def _range(
+    number: int, epochs: EpochHistory, start: int, end: int, *, log_start: int = 0, crc: int = 1
+) -> PackedRow:
+    row = TailRow(
+        TP,
+        TOPIC_ID,
+        epochs_from(epochs, start),
+        Offset(start),
+        Offset(end),
+        Offset(log_start),
+        Offset(end),
+        batches=1,
+        size=61,
+        crc64nvme=crc,
+    )
+    return PackedRow(_pack(number), row)
+
+
+def _claim(number: int, epochs: EpochHistory, *, log_start: int = 0) -> PackedRow:
+    row = claim(TP, TOPIC_ID, epochs, Offset(log_start), Offset(0))
+    return PackedRow(_pack(number), row)
+
+
+def _archived(end: int, epochs: EpochHistory = NO_EPOCHS, *gaps: OffsetRange) -> ArchivedPart:
+    return ArchivedPart(Offset(end), epochs, TOPIC_ID, gaps)
+
+
+def _slices(merged: MergedTail) -> list[tuple[int, int, int]]:
+    return [
+        (part.source.pack.number, part.start, part.end)
+        for part in merged.slices
+        if part.source.pack
+    ]
+
+
+def _left_out(merged: MergedTail, *reasons: Reason) -> list[tuple[int, int, int]]:
+    return [
+        (out.source.pack.number, *out.offsets)
+        for out in merged.left_out
+        if out.source.pack and out.reason in reasons
+    ]
+
+
+def _numbers(sources: Iterable[PackedRow]) -> list[int]:
+    return sorted(source.pack.number for source in sources if source.pack)
+
+
+def test_nothing_is_stored() -> None:
+    merged = merge(_archived(7), [])
+    assert (merged.start, merged.end, merged.slices, merged.topic_id) == (7, 7, (), TOPIC_ID)
+    assert (merged.last_stable, merged.newest_ms, merged.leader_epoch) == (None, None, None)
+    assert merge(ArchivedPart(), []).end == 0
+
+
+def test_a_claim_shows_stale_records_before_the_new_leader_has_one() -> None:
+    old, new = history((0, 0)), history((0, 0), (1, 300))
+    rows = [_range(1, old, 100, 700)]
+    assert merge(_archived(100, old), rows).end == 700
+    merged = merge(_archived(100, old), [*rows, _claim(2, new)])
+    assert (_slices(merged), merged.end) == ([(1, 100, 300)], 300)
+    assert _left_out(merged, Reason.STALE) == [(1, 300, 700)]
+    assert "of leader epoch 0, and the log of the leader of epoch 1" in merged.left_out[0].text
+    # The last row is cut: only the markers tell where its last stable offset is.
+    assert merged.last_stable is None
+    # Cleaning keeps the claim as long as the stale records are stored.
+    assert _numbers(merged.needed()) == [1, 2]
+
+
+def test_an_epoch_that_the_new_leader_has_never_seen_is_stale_from_its_start() -> None:
+    # Epoch 4 began at 120. Epoch 5 was elected from a replica that has epoch 3 up to 150.
+    three, four, five = (
+        history((3, 0)),
+        history((3, 0), (4, 120)),
+        history((3, 0), (5, 150)),
+    )
+    rows = [
+        _range(1, three, 100, 160),
+        _range(2, four, 120, 200),
+        _claim(3, four),
+        _claim(4, five),
+        _range(5, five, 150, 170),
+    ]
+    merged = merge(_archived(100, three), rows)
+    assert _slices(merged) == [(1, 100, 150), (5, 150, 170)]
+    assert sorted(_left_out(merged, Reason.STALE)) == [(1, 150, 160), (2, 120, 200)]
+    assert merged.epochs == five
+
+
+def test_batches_of_several_epochs_in_one_row() -> None:
+    two, three = history((1, 0), (2, 20)), history((1, 0), (2, 20), (3, 40))
+    merged = merge(
+        _archived(10, history((1, 0))), [_range(1, two, 0, 50), _range(2, three, 30, 60)]
+    )
+    assert _slices(merged) == [(1, 10, 40), (2, 40, 60)]
+    assert _left_out(merged, Reason.ARCHIVED) == [(1, 0, 10)]
+    assert _left_out(merged, Reason.STALE) == [(1, 40, 50)]
+    assert _left_out(merged, Reason.DUPLICATE) == [(2, 30, 40)]
+
+
+def test_the_tail_ends_at_the_first_gap() -> None:
+    epochs = history((1, 0))
+    merged = merge(_archived(0, epochs), [_range(1, epochs, 0, 5), _range(2, epochs, 6, 9)])
+    assert (merged.end, merged.gap) == (5, OffsetRange(Offset(5), Offset(6)))
+    assert _left_out(merged, Reason.GAP) == [(2, 6, 9)]
+    assert _numbers(merged.needed()) == [1, 2]
+    # A gap right behind the archive, too; and the archive closes it.
+    assert merge(_archived(0, epochs), [_range(2, epochs, 6, 9)]).slices == ()
+    assert merge(_archived(6, epochs), [_range(2, epochs, 6, 9)]).end == 9
+
+
+def test_the_archive_wins_and_its_epochs_count() -> None:
+    old, new = history((1, 0)), history((1, 0), (4, 50))
+    rows = [_range(1, old, 0, 90), _claim(2, old)]
+    assert merge(_archived(90, old), rows).slices == ()
+    # A later leader has archived offsets 50 to 60: what epoch 1 has above is stale.
+    merged = merge(_archived(60, new), rows)
+    assert (merged.end, _left_out(merged, Reason.STALE)) == (60, [(1, 60, 90)])
+    assert merged.needed() == []
+
+
+def test_nothing_is_joined_to_an_archive_that_has_diverged() -> None:
+    archived, local = history((1, 0), (2, 80)), history((1, 0), (3, 50))
+    rows = [_claim(1, local), _range(2, local, 100, 120)]
+    merged = merge(_archived(100, archived), rows)
+    assert (merged.slices, _left_out(merged, Reason.DIVERGED)) == ((), [(2, 100, 120)])
+    assert "offset 99 of leader epoch 2" in merged.left_out[-1].text
+    # Behind a gap there is no record to compare.
+    gap = OffsetRange(Offset(40), Offset(100))
+    assert merge(_archived(100, archived, gap), rows).end == 120
+
+
+def test_other_topics_of_the_same_name() -> None:
+    epochs = history((0, 0))
+    mine, other = _range(1, epochs, 0, 5), _range(2, epochs, 5, 9)
+    other = PackedRow(other.pack, other.row._replace(topic_id=OTHER_ID))
+    merged = merge(_archived(0, epochs), [mine, other])
+    assert (merged.end, _left_out(merged, Reason.TOPIC_ID)) == (5, [(2, 5, 9)])
+    assert _numbers(merged.needed()) == [1, 2]
+    # Without an archive, the rows must agree, or the caller must know the id.
+    assert merge(ArchivedPart(), [other]).topic_id == OTHER_ID
+    assert merge(ArchivedPart(topic_id=TOPIC_ID), [mine, other]).end == 5
+    with pytest.raises(ArchiveConflictError, match=rf"{TOPIC_ID} \(packs/1\), {OTHER_ID}"):
+        merge(ArchivedPart(), [mine, other])
+
+
+def test_a_history_that_retention_has_cut_proves_nothing_below() -> None:
+    old, cut = history((1, 0)), history((7, 90))
+    rows = [_range(1, old, 20, 95)]
+    merged = merge(_archived(20, history((1, 0))), [*rows, _claim(2, cut, log_start=90)])
+    assert merged.slices == ()
+    assert _left_out(merged, Reason.UNPROVEN) == [(1, 20, 90)]
+    assert _left_out(merged, Reason.STALE) == [(1, 90, 95)]
+    assert _numbers(merged.needed()) == [1, 2]
+    # An earlier claim of the same leader has the whole history.
+    whole = _claim(3, history((1, 0), (7, 80)))
+    merged = merge(_archived(20, history((1, 0))), [*rows, whole, _claim(2, cut, log_start=90)])
+    assert merged.end == 80
+
+
+def test_rows_of_one_leader_must_agree() -> None:
+    one, other = history((3, 0), (5, 50)), history((3, 0), (4, 20), (5, 50))
+    with pytest.raises(ArchiveConflictError, match=r"leader epoch 5 has .*packs/1.*packs/2"):
+        merge(_archived(0), [_claim(1, one), _claim(2, other)])
+    epochs = history((1, 0))
+    with pytest.raises(ArchiveConflictError, match=r"\[0, 5\) have other bytes in packs/2 than"):
+        merge(_archived(0), [_range(1, epochs, 0, 5), _range(2, epochs, 0, 5, crc=2)])
+
+
+def test_a_sidecar_continues_where_its_own_log_agrees() -> None:
+    old, new = history((0, 0)), history((0, 0), (3, 40))
+    own = PackedRow(None, _claim(0, new).row)
+    merged = merge(_archived(10, old), [_range(1, old, 10, 60), own])
+    assert (merged.end, merged.leader_epoch) == (40, 3)
+    assert _numbers(merged.needed()) == [1]
+
+
+def test_last_stable_offset_and_log_start() -> None:
+    epochs = history((1, 0))
+    source = _range(1, epochs, 0, 20, log_start=4)
+    row = source.row._replace(open=(OpenTransaction(1, Offset(12)),), max_timestamp=99)
+    merged = merge(_archived(0), [PackedRow(source.pack, row)])
+    assert (merged.last_stable, merged.log_start, merged.newest_ms) == (12, 4, 99)
+    undecided = row._replace(open=(), last_stable=Offset(3))
+    assert merge(_archived(0), [PackedRow(source.pack, undecided)]).last_stable == 3

@@ -1,0 +1,121 @@
+"""The tail's writer beside the daemon: what it learns from it, and that it holds nothing back."""
+
+import threading
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sidetier.archive.tail.inventory import TailInventory
+from sidetier.config.uploader import TailConfig
+from sidetier.segments.offsets import BrokerId, Offset
+from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.tail.board import TailBoard
+from sidetier.uploader.tail.cycle import TailCycle
+from sidetier.uploader.tail.packs import TailPlace, ThreadedSender
+from sidetier.uploader.tail.writer import TailWriter
+from tests.harness.daemons import LAYOUT, LeadershipByHand, Site, stored_next
+from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.tail_writing import OffsetsByHand, merged
+
+
+def tail_writer(site: Site, registry: CollectorRegistry) -> TailWriter:
+    """A writer whose cycles follow each other at once."""
+    source = OffsetsByHand(lambda: site.log_dirs[0].partitions)
+    sender = ThreadedSender(2, SYSTEM_CLOCK.wall)
+    cycle = TailCycle(
+        source,
+        lambda _: TailPlace(site.store, LAYOUT, encrypts=False),
+        lambda place: TailInventory(place.store, place.layout),
+        sender,
+        BrokerId(1),
+        SYSTEM_CLOCK,
+        0.05,
+    )
+    board = TailBoard(TailConfig(interval=1.0, topics=("t",)))
+    return TailWriter(
+        cycle, None, board, sender, (source,), 0.05, 600.0, SYSTEM_CLOCK, Metrics(registry)
+    )
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def tail(site: Site, registry: CollectorRegistry) -> TailWriter:
+    site.settings["rescan_interval"] = 0.1
+    site.tail = tail_writer(site, registry)
+    return site.tail
+
+
+def test_the_tail_follows_leaders_archive_and_topics(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tail: TailWriter
+) -> None:
+    other = log_dir.create("not-selected")
+    other.append(5)
+    log.append(10)
+    site.leadership = leadership = LeadershipByHand({log.tp: 0, other.tp: 0})
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+
+        def safe_to() -> Offset | None:
+            status = running.status(log.tp)
+            return None if status is None else status.safe_to
+
+        running.wait(lambda: safe_to() == 10, "the tail to be stored")
+        status = running.status(log.tp)
+        assert status is not None
+        assert (status.next_offset, status.unsafe_age_seconds) == (0, 0.0)
+        assert status.newest_safe_age_seconds is not None
+        assert merged(store, log).end == 10
+
+        log.roll()
+        log.append(5)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 10, "the segment to be archived")
+        running.wait(lambda: merged(store, log, 10).end == 15, "the tail behind it")
+
+        log.lead(3)
+        log.append(5)
+        leadership.lead(log.tp, 3)
+        running.wait(lambda: merged(store, log, 10).end == 20, "the tail of the new epoch")
+        assert merged(store, log, 10).leader_epoch == 3
+
+        leadership.lose(log.tp)
+        running.wait(lambda: not tail.board.snapshot(), "the board to forget the partition")
+        unselected = running.status(other.tp)
+        assert unselected is not None
+        assert unselected.safe_to is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "tail"]
+
+
+@pytest.mark.usefixtures("tail")
+def test_a_defect_in_the_tail_holds_back_no_upload(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    registry: CollectorRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(TailCycle, "run", broken)
+    log.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+
+    def defects() -> float | None:
+        return registry.get_sample_value(
+            "sidetier_unexpected_errors_total", {"kind": "RuntimeError"}
+        )
+
+    with site.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 10, "the segment to be archived")
+        running.wait(defects, "the defect to be counted")
+        monkeypatch.undo()
+        log.append(5)
+        running.wait(lambda: merged(store, log, 10).end == 15, "the tail to go on")
