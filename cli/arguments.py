@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from sidetier.archive.positions import Position, parse_position
-from sidetier.cli.options import option, options
+from sidetier.cli.options import Parsed, option, options
 from sidetier.config import units
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
 from sidetier.config.times import is_before_now, parse_time
@@ -86,6 +87,15 @@ def _max_batch_bytes(text: str) -> int:
         raise ValueError(f"must be above 0 and at most {LARGEST_MAX_BATCH_BYTES} bytes")
     return size
 
+
+DURATION: Final = Parsed(units.parse_duration, "duration")
+SIZE: Final = Parsed(parse_size, "size")
+POSITIVE_SIZE: Final = Parsed(positive_size, "size")
+TIME: Final = Parsed(time_ms, "time")
+WHERE: Final = Parsed(place, "where")
+FIXED_WHERE: Final = Parsed(fixed_place, "where")
+FILE: Final = click.Path(path_type=Path, dir_okay=False)
+EXISTING_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 BOOTSTRAP: Final[Any] = option(
     "--bootstrap-server",

@@ -1,24 +1,16 @@
 """Commands whose libraries are in an extra: imports with a clear error, and quiet logs."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from sidetier.cli.invocation import Invocation
     from sidetier.config.loading import LoadedConfig
-
-Loaded = TypeVar("Loaded")
-
-
-def from_extra(
-    load: Callable[[], Loaded], command: str, packages: Collection[str], extra: str
-) -> Loaded:
-    """Call `load`, which imports, and return its result."""
-    with needs_extra(command, packages, extra):
-        return load()
+    from sidetier.config.model import Config
 
 
 @contextmanager
@@ -44,6 +36,13 @@ def require_packages(packages: Collection[str]) -> None:
     for name in packages:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def quiet_config(call: "Invocation") -> "Config":
+    """Load the configuration of a command that needs no log dirs; see `quiet_logs`."""
+    loaded = call.load(needs_log_dirs=False)
+    quiet_logs(loaded)
+    return loaded.config
 
 
 def quiet_logs(loaded: "LoadedConfig") -> None:

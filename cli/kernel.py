@@ -1,7 +1,8 @@
 """Frame of every command: options in, a result or an exit code out."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -12,6 +13,38 @@ from sidetier.cli.output import OutputFormat, Result, emit
 Options = TypeVar("Options")
 Made = TypeVar("Made", bound=click.Command)
 Outcome = Result | int | None
+
+
+class LazyGroup(click.Group):
+    """Group that imports a command when it is called, not when it is listed.
+
+    Attributes:
+        summaries: Help text of each command, in the order of the list.
+        modules: Begin of the names of their modules, each of which has a `command`. The rest is the
+            command's name, with `_` for `-`.
+    """
+
+    summaries: ClassVar[Mapping[str, str]]
+    modules: ClassVar[str]
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- signature required by click
+        """Return the commands in the order of the list."""
+        return list(self.summaries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- signature required by click
+        """Import the command."""
+        if cmd_name not in self.summaries:
+            return None
+        module = importlib.import_module(f"{self.modules}{cmd_name.replace('-', '_')}")
+        command = module.command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module.__name__}.command is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- signature required by click
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.summaries.items()))
 
 
 def command(

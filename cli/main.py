@@ -1,7 +1,6 @@
 """The `sidetier` command: run a subcommand, and end with a clear message and an exit code."""
 
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ import click
 from sidetier import __version__
 from sidetier.cli import exits, signals
 from sidetier.cli.invocation import Invocation, configuration_parameters
+from sidetier.cli.kernel import LazyGroup
 from sidetier.cli.output import say
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError, SidetierError
@@ -51,30 +51,19 @@ _GC_THRESHOLD: Final = 50_000
 """Python's default of 700 starts dozens of collections while modules and models are loaded."""
 
 
-class LazyGroup(click.Group):
-    """Group that imports a command when it is called, not when it is listed."""
+class CommandLine(LazyGroup):
+    """The group of all commands."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- signature required by click
-        """Return the commands in the order of `COMMANDS`."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- signature required by click
-        """Import the command."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"sidetier.cli.commands.{cmd_name.replace('-', '_')}")
-        command = module.command
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{module.__name__}.command is no click command")
-        return command
+    summaries = COMMANDS
+    modules = "sidetier.cli.commands."
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest a similar command if the given one does not exist."""
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"no such command: {name}{suggestion(name, COMMANDS)}")
+        if name not in self.summaries and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"no such command: {name}{suggestion(name, self.summaries)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -85,14 +74,9 @@ class LazyGroup(click.Group):
             discard_output_of_closed_pipes()
             ctx.exit(exits.CLOSED_PIPE)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- signature required by click
-        """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
 
 @click.group(
-    cls=LazyGroup,
+    cls=CommandLine,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="sidetier")

@@ -1,6 +1,6 @@
 """Metrics of a command that ends, as a file for the textfile collector of node exporter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, write_to_textfile
@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.catalogue import Metric
+from sidetier.telemetry.instruments import gauge
 
 
 def previous_value(path: Path, metric: Metric, labels: Mapping[str, str]) -> float | None:
@@ -30,8 +31,18 @@ def previous_value(path: Path, metric: Metric, labels: Mapping[str, str]) -> flo
     )
 
 
-def write_metrics_file(path: Path, registry: CollectorRegistry) -> None:
-    """Replace the file of `--metrics-file` atomically; raises ConfigurationError if it cannot."""
+def write_metrics_file(
+    path: Path, series: Mapping[Metric, Iterable[tuple[tuple[object, ...], float]]]
+) -> None:
+    """Replace the file of `--metrics-file` atomically; raises ConfigurationError if it cannot.
+
+    `series` has the values of the labels and the value of each sample.
+    """
+    registry = CollectorRegistry()
+    for metric, samples in series.items():
+        made = gauge(metric, registry)
+        for labels, value in samples:
+            (made.labels(*labels) if labels else made).set(value)
     try:
         write_to_textfile(str(path), registry)
     except OSError as error:

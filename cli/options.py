@@ -1,14 +1,13 @@
 """A command's options as a dataclass: each field is a parameter of click, and typed for its reader.
 
     @options
-    class LsOptions:
+    class LsOptions(CommandOptions):
         topic: str | None = argument(parse=topic_name)
         quick: bool = option("--quick", help="Omit columns that cost a request for each segment.")
-        call: Invocation = CONFIGURATION
-        output: OutputFormat = OUTPUT
 
 The field's type says what click parses: `bool` is a flag, `tuple` a repeated option, `Literal` and
-`StrEnum` are choices, and a mapping is a repeated NAME=VALUE. The help shows the fields in order.
+`StrEnum` are choices, and a mapping is a repeated NAME=VALUE. The help shows the fields in order,
+those of a base class last.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -90,6 +89,14 @@ def options(cls: type[T]) -> type[T]:
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)
 
 
+@options
+class CommandOptions:
+    """The options that most commands end with."""
+
+    call: Invocation = CONFIGURATION
+    output: OutputFormat = OUTPUT
+
+
 class _Shape:
     """What click must know of a field's type."""
 
@@ -125,17 +132,17 @@ class _Member(click.Choice[str]):
         return self._members(super().convert(str(value), param, ctx))
 
 
-class _Parsed(click.ParamType[Any]):
-    """A text that a function parses."""
+class Parsed(click.ParamType[Any]):
+    """A text that a function parses; the help shows the name in capitals."""
 
-    name = "text"
-
-    def __init__(self, parse: Callable[[str], Any]) -> None:
+    def __init__(self, parse: Callable[[str], Any], name: str = "text") -> None:
         self._parse = parse
+        self.name = name
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
+        """Return what the function makes of a text; a default may be parsed already."""
         try:
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -154,14 +161,14 @@ def parameters(cls: type, prefix: str = "", part: str | None = None) -> Iterator
 
 
 def _declared(cls: Any) -> Iterator[tuple[str, Any, _Parameter | _Group]]:  # noqa: ANN401 -- a dataclass
-    for one in fields(cls):
+    for one in sorted(fields(cls), key=lambda field: field.name not in cls.__annotations__):
         yield one.name, one.type, one.metadata[_KEY]
 
 
 def _parameter(declared: _Parameter, name: str, shape: _Shape, part: str | None) -> click.Parameter:
     attributes = dict(declared.attributes)
     if declared.parse is not None:
-        attributes["type"] = _Parsed(declared.parse)
+        attributes["type"] = Parsed(declared.parse)
     elif shape.kind is bool:
         attributes.setdefault("is_flag", True)
     else:

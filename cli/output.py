@@ -59,6 +59,16 @@ class Table:
     """A line below the rows, such as totals."""
 
 
+MAX_ROWS: Final = 40
+
+
+def first_rows(columns: tuple[str, ...], rows: Sequence[Sequence[Cell]]) -> Table:
+    """Return a table of at most `MAX_ROWS` rows, with the number of the others."""
+    more = len(rows) - MAX_ROWS
+    footer = f"and {more} more: --output json has them all" if more > 0 else None
+    return Table(columns, rows[:MAX_ROWS], footer=footer)
+
+
 class Shown(Protocol):
     """A value that is shown as JSON or as tables."""
 

@@ -4,8 +4,7 @@ import ctypes
 import resource
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from prometheus_client import CollectorRegistry
 
@@ -75,18 +74,16 @@ def raise_file_limit(max_connections: int) -> None:
         )
 
 
-@contextmanager
 def http_server(
     port: int | None, registry: CollectorRegistry, endpoint: RunningEndpoint, http: HttpConfig
-) -> Iterator[None]:
-    """Serve the status page, /metrics and probes on a port until the block ends; None for no port.
+) -> AbstractContextManager[object]:
+    """Return a server of the status page, /metrics and probes; without a port, of nothing.
 
     Raises:
-        ConfigurationError: The port is taken, or the bearer token cannot be read.
+        ConfigurationError: The bearer token cannot be read, or at the start, the port is taken.
     """
     if port is None:
-        yield
-        return
+        return nullcontext()
     token = http.bearer_token
     if token is not None:
         token.resolve()  # only to fail before the server starts
@@ -99,12 +96,7 @@ def http_server(
     )
     # Prometheus and probes are on other hosts; in an IPv6 cluster, they use IPv6.
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 -- see above
-    server = HttpServer(everywhere, port, application, settings="--metrics-port")
-    server.start()
-    try:
-        yield
-    finally:
-        server.stop()
+    return HttpServer(everywhere, port, application, settings="--metrics-port")
 
 
 def _return_large_memory_when_freed() -> None:

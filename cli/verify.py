@@ -4,12 +4,10 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from prometheus_client import CollectorRegistry
 
 from sidetier.archive.verify.findings import KINDS, Finding, FindingKind, Severity
 from sidetier.archive.verify.run import VerifyReport, VerifyRequest, verify
@@ -23,7 +21,7 @@ from sidetier.cli.stores import open_archive, reporting_waits
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry import verify_catalogue as catalogue
-from sidetier.telemetry.instruments import gauge
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.watching.disk import find_partitions
 
 if TYPE_CHECKING:
@@ -72,8 +70,7 @@ class VerifyResult:
             "findings": [finding.as_json() for finding in self.findings],
             "unread": [
                 {
-                    "topic": unread.topic_partition.topic,
-                    "partition": unread.topic_partition.partition,
+                    **unread.topic_partition._asdict(),
                     "key": unread.key,
                     "error": unread.error,
                 }
@@ -187,25 +184,22 @@ def write_metrics(path: Path, result: VerifyResult) -> None:
     Raises:
         ConfigurationError: The file cannot be written.
     """
-    registry = CollectorRegistry()
-    findings = gauge(catalogue.FINDINGS, registry)
+    cluster, totals = result.cluster, result.report.totals
     counts = Counter(finding.kind for finding in result.findings)
-    for kind in FindingKind:  # all kinds, so that an alert sees a 0, too
-        findings.labels(result.cluster, KINDS[kind].severity.value, kind.value).set(counts[kind])
-    totals = result.report.totals
-    values: Iterable[tuple[Metric, float]] = (
-        (catalogue.UNREAD, len(result.report.unread)),
-        (catalogue.PARTITIONS, totals.partitions),
-        (catalogue.SEGMENTS, totals.checked_segments),
-        (catalogue.READ_BYTES, totals.checked_size),
-        (catalogue.DURATION, result.seconds),
-    )
-    for metric, value in values:
-        gauge(metric, registry).labels(result.cluster).set(value)
-    completed = gauge(catalogue.COMPLETED, registry).labels(result.cluster)
-    if not result.report.is_stopped:
-        completed.set_to_current_time()
-    else:
+    completed = SYSTEM_CLOCK.wall()
+    if result.report.is_stopped:
         # Without a sample, the alert for runs that are interrupted each night would never fire.
-        completed.set(previous_value(path, catalogue.COMPLETED, {"cluster": result.cluster}) or 0)
-    write_metrics_file(path, registry)
+        completed = previous_value(path, catalogue.COMPLETED, {"cluster": cluster}) or 0
+    values: Mapping[Metric, float] = {
+        catalogue.UNREAD: len(result.report.unread),
+        catalogue.PARTITIONS: totals.partitions,
+        catalogue.SEGMENTS: totals.checked_segments,
+        catalogue.READ_BYTES: totals.checked_size,
+        catalogue.DURATION: result.seconds,
+        catalogue.COMPLETED: completed,
+    }
+    findings = [  # all kinds, so that an alert sees a 0, too
+        ((cluster, KINDS[kind].severity.value, kind.value), counts[kind]) for kind in FindingKind
+    ]
+    samples = {metric: [((cluster,), value)] for metric, value in values.items()}
+    write_metrics_file(path, {catalogue.FINDINGS: findings, **samples})

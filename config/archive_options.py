@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError
 
 from sidetier.config.loading import load
-from sidetier.config.problems import suggestion
+from sidetier.config.problems import reason_of, suggestion
 from sidetier.config.storage import (
     KEY_NAME,
     EncryptionConfig,
@@ -153,7 +153,7 @@ def parse_options(
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{_key(detail['loc'])}: {_text(detail['msg'])}" for detail in error.errors()]
+        lines = [f"{_key(detail['loc'])}: {reason_of(detail)}" for detail in error.errors()]
         raise ConfigurationError("\n".join(dict.fromkeys(lines))) from None
 
 
@@ -226,28 +226,11 @@ def _s3_value(key: str, name: str, value: Any) -> Any:  # noqa: ANN401 -- whatev
     if name == "path_style" and isinstance(value, str):
         return {"true": True, "false": False}.get(value.lower(), value)
     if name in _SECRETS and isinstance(value, str):
-        return _reference(key, value)
+        # A secret itself must not be in a configuration.
+        return SecretRef.of_text(key, value).model_dump(exclude_none=True)
     return value
-
-
-def _reference(key: str, value: str) -> dict[str, Any]:
-    """Parse `env:NAME` or `file:/path`. A secret itself must not be in a configuration."""
-    kind, _, place = value.partition(":")
-    if kind not in ("env", "file") or not place:
-        raise ConfigurationError(
-            f"{key}: must be a reference to the secret, env:NAME or file:/path, and not the "
-            "secret itself"
-        )
-    try:
-        return SecretRef.model_validate({kind: place}).model_dump(exclude_none=True)
-    except ValidationError as error:
-        raise ConfigurationError(f"{key}: {_text(error.errors()[0]['msg'])}") from None
 
 
 def _key(path: tuple[int | str, ...]) -> str:
     steps = [str(step).replace("_", ".") for step in path]
     return PREFIX + ".".join(steps[:2] if steps[:1] == ["s3"] else steps[:1])
-
-
-def _text(message: str) -> str:
-    return message.removeprefix("Value error, ")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from sidetier.segments.errors import ConfigurationError
 
@@ -21,6 +22,11 @@ class Problem:
 
     path: SettingPath
     message: str
+
+
+def reason_of(detail: Mapping[str, Any]) -> str:
+    """Return the message of one of pydantic's errors, without its prefix for our own validators."""
+    return str(detail["msg"]).removeprefix("Value error, ")
 
 
 def dotted(path: SettingPath) -> str:

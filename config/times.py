@@ -17,6 +17,16 @@ HIGHEST: Final = 2**63 - 1
 """The highest offset and timestamp."""
 
 
+def time_text(milliseconds: int, timespec: str = "seconds") -> str:
+    """Return ms since 1970 as a date and time in UTC, or as `N ms` if the calendar has no such
+    date: a producer can send any timestamp.
+    """
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec=timespec)
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+
+
 def is_before_now(text: str) -> bool:
     """Return whether the text is a time relative to now, which moves with each call."""
     return _BEFORE_NOW.fullmatch(text.strip()) is not None

@@ -13,10 +13,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    ValidationError,
     WithJsonSchema,
     model_validator,
 )
 
+from sidetier.config.problems import reason_of
 from sidetier.segments.errors import ConfigurationError
 
 
@@ -93,6 +95,24 @@ class SecretRef(Part):
         if (self.env is None) == (self.file is None):
             raise ValueError("must be {env: NAME} or {file: /path}")
         return self
+
+    @classmethod
+    def of_text(cls, setting: str, text: str) -> Self:
+        """Parse `env:NAME` or `file:/path`; `setting` is the name for messages.
+
+        Raises:
+            ConfigurationError: The text is anything else, such as the secret itself.
+        """
+        kind, _, place = text.partition(":")
+        if kind not in {"env", "file"} or not place:
+            raise ConfigurationError(
+                f"{setting}: must be a reference to the secret, env:NAME or file:/path, and not "
+                "the secret itself"
+            )
+        try:
+            return cls.model_validate({kind: place})
+        except ValidationError as error:
+            raise ConfigurationError(f"{setting}: {reason_of(error.errors()[0])}") from None
 
     def resolve(
         self,

@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
@@ -195,6 +195,15 @@ class HttpServer:
             target=self._serve, args=(self._server, connections), name="http", daemon=True
         )
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        """Start, as `start` does."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop, as `stop` does."""
+        self.stop()
 
     def alive(self) -> bool:
         """Whether the server was started and its thread is running."""

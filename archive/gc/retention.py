@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from sidetier.archive.objects.segment import StoredLog
+from sidetier.config.times import time_text
 from sidetier.config.units import format_duration, format_size
 from sidetier.segments.offsets import Offset
 
@@ -155,17 +155,10 @@ def _kept_bytes(retention: Retention) -> str:
 def _within(log: StoredLog, facts: SegmentFacts, retention: Retention, now_ms: int) -> str:
     if retention.age is None:
         return _kept_bytes(retention)
-    moment = _moment(facts.timestamp_ms)
+    moment = time_text(facts.timestamp_ms)
     if facts.timestamp_ms > now_ms:
         return f"segment {log.base_offset} has a record with a timestamp in the future, {moment}"
     return (
         f"segment {log.base_offset} has a record of {moment}, which is within "
         f"age: {format_duration(retention.age)}"
     )
-
-
-def _moment(milliseconds: int) -> str:
-    try:
-        return datetime.fromtimestamp(milliseconds / _MS, UTC).isoformat(timespec="seconds")
-    except (OverflowError, ValueError, OSError):
-        return f"{milliseconds} ms"  # a producer can send any timestamp

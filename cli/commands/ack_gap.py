@@ -13,9 +13,8 @@ from sidetier.archive.objects.acknowledgements import (
 )
 from sidetier.cli import kernel
 from sidetier.cli.arguments import PARTITION, topic_name
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
-from sidetier.cli.output import OutputFormat, Result, Table
+from sidetier.cli.options import CommandOptions, argument, option, options
+from sidetier.cli.output import Result, Table
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
@@ -39,8 +38,7 @@ class AckResult(Result):
     def as_json(self) -> object:
         """Return the gap and the key of its acknowledgement."""
         return {
-            "topic": self.topic_partition.topic,
-            "partition": self.topic_partition.partition,
+            **self.topic_partition._asdict(),
             "start_offset": self.gap.start,
             "end_offset": self.gap.end,
             "key": self.key,
@@ -63,7 +61,7 @@ def _reason(text: str) -> str:
 
 
 @options
-class AckGapOptions:
+class AckGapOptions(CommandOptions):
     """Options of `sidetier ack-gap`."""
 
     topic: str = argument(parse=topic_name)
@@ -84,8 +82,6 @@ class AckGapOptions:
         help="Accept in advance that records of message format v0 or v1 are not archived. START is "
         "where the archive ends.",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("ack-gap")

@@ -9,9 +9,8 @@ from typing import Any
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import most_lines, size_text, topic_name
 from sidetier.cli.extras import quiet_logs
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
-from sidetier.cli.output import Cell, OutputFormat, Table, range_text, say
+from sidetier.cli.options import CommandOptions, option, options
+from sidetier.cli.output import Cell, Table, range_text, say
 from sidetier.cli.progress import shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import reporting_waits
@@ -153,10 +152,8 @@ def _notes(partition: PartitionPlan) -> Sequence[str]:
 
 
 def _plan_fields(partition: PartitionPlan) -> dict[str, Any]:
-    tp = partition.topic_partition
     return {
-        "topic": tp.topic,
-        "partition": tp.partition,
+        **partition.topic_partition._asdict(),
         "log_start": partition.log_start,
         "closed_end": partition.closed_end,
         "next_offset": partition.next_offset,
@@ -190,10 +187,8 @@ def _problem(partition: PartitionOutcome) -> str | None:
 
 
 def _outcome_fields(partition: PartitionOutcome) -> dict[str, Any]:
-    tp = partition.plan.topic_partition
     return {
-        "topic": tp.topic,
-        "partition": tp.partition,
+        **partition.plan.topic_partition._asdict(),
         "segments": partition.stored.segments,
         "size_bytes": partition.stored.size,
         "next_offset": partition.next_offset,
@@ -204,7 +199,7 @@ def _outcome_fields(partition: PartitionOutcome) -> dict[str, Any]:
 
 
 @options
-class BackfillOptions:
+class BackfillOptions(CommandOptions):
     """Options of `sidetier backfill`."""
 
     dry_run: bool = option("--dry-run", help="Show the plan, and write nothing.")
@@ -223,8 +218,6 @@ class BackfillOptions:
     assume_committed: bool = option(
         "--assume-committed", help="Treat every closed segment as committed; see above."
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("backfill")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import click
 
@@ -17,13 +16,10 @@ from sidetier.cli.inspect.facts import (
     with_local_logs,
 )
 from sidetier.cli.inspect.loss import Risk, only_on_store, risks_of
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, options
-from sidetier.cli.output import Cell, OutputFormat, Table, range_text
+from sidetier.cli.options import CommandOptions, argument, options
+from sidetier.cli.output import Cell, Table, first_rows, range_text
 from sidetier.config.problems import first_of
 from sidetier.segments.errors import LeadershipUnavailableError
-
-_MAX_ROWS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +80,7 @@ class LoseResult:
         rows = [self._row(partition, risk) for partition, risk in self.at_risk]
         tables = [Table((), footer=self.verdict())]
         if rows:
-            more = len(rows) - _MAX_ROWS
-            footer = f"and {more} more: --output json has them all" if more > 0 else None
-            tables.append(Table(columns, rows[:_MAX_ROWS], footer=footer))
+            tables.append(first_rows(columns, rows))
         notes = most_lines(list(self._notes()))
         return (*tables, *(Table((), footer=line) for line in notes))
 
@@ -154,8 +148,7 @@ def _partition_json(partition: PartitionFacts, risks: Sequence[Risk]) -> dict[st
     exclusion = partition.exclusion
     on_store = only_on_store(partition)
     return {
-        "topic": partition.topic_partition.topic,
-        "partition": partition.topic_partition.partition,
+        **partition.topic_partition._asdict(),
         "leader": replicas.leader,
         "replicas": list(replicas.replicas),
         "in_sync": list(replicas.in_sync),
@@ -183,7 +176,7 @@ def _partition_json(partition: PartitionFacts, risks: Sequence[Risk]) -> dict[st
 
 
 @options
-class LoseOptions:
+class LoseOptions(CommandOptions):
     """Options of `sidetier can-i-lose`."""
 
     broker: int = argument(type=click.IntRange(0, 2**31 - 1))
@@ -191,8 +184,6 @@ class LoseOptions:
         asked_for="Sidecar of that broker, which may hold deleted segments open."
     )
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("can-i-lose")

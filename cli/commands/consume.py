@@ -13,8 +13,8 @@ from sidetier.cli.arguments import (
     PARTITION,
     REGISTRY_OPTIONS,
     SCHEMA_REGISTRY,
-    place,
-    time_ms,
+    TIME,
+    WHERE,
     topic_name,
 )
 from sidetier.cli.consume.request import (
@@ -24,7 +24,7 @@ from sidetier.cli.consume.request import (
     TextEncoding,
     unescaped,
 )
-from sidetier.cli.extras import needs_extra, quiet_logs
+from sidetier.cli.extras import needs_extra, quiet_config
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, argument, option, options
 from sidetier.cli.output import OutputFormat
@@ -61,18 +61,16 @@ class ConsumeOptions:
     partitions: tuple[int, ...] = argument(type=PARTITION, metavar="[PARTITION]...")
     begin: Position | None = option(
         "--from",
-        metavar="WHERE",
-        parse=place,
+        type=WHERE,
         help="First record to read, inclusive.  [default: beginning]",
     )
     since: int | None = option(
         "--since",
-        metavar="TIME",
-        parse=time_ms,
+        type=TIME,
         help="The same as --from with a time, such as 2h (before now) or 2026-11-21.",
     )
     end: Position | None = option(
-        "--to", metavar="WHERE", parse=place, help="Where to stop, exclusive.  [default: end]"
+        "--to", type=WHERE, help="Where to stop, exclusive.  [default: end]"
     )
     limit: int | None = option(
         "--limit", type=click.IntRange(1), help="Maximum number of records, over all partitions."
@@ -200,11 +198,10 @@ def command(options: ConsumeOptions) -> int:
     written = RecordOutput(form, options.encoding, options.delimiter, formats)
     if formats != Formats() and form is not RecordFormat.JSON:
         raise click.UsageError("--key-format and --value-format are for JSON lines")
-    loaded = options.call.load(needs_log_dirs=False)
-    quiet_logs(loaded)
+    config = quiet_config(options.call)
     with needs_extra("sidetier consume", _EXTRA, "consumer"):
         from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` must not load the consumer's libraries
-    return consume(loaded.config, request, written, output_format)
+    return consume(config, request, written, output_format)
 
 
 def _output_of(given: str | None, *, count: bool) -> tuple[RecordFormat, OutputFormat]:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from sidetier.cli import exits, kernel
-from sidetier.cli.arguments import PARTITION, size_text
-from sidetier.cli.extras import needs_extra, quiet_logs
-from sidetier.cli.invocation import Invocation
+from sidetier.cli.arguments import DURATION, PARTITION, SIZE, size_text
+from sidetier.cli.extras import needs_extra, quiet_config
 from sidetier.cli.mirror.options import LIBRARIES, ClusterOptions
-from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
-from sidetier.cli.output import OutputFormat, Result, Table, range_text, say
+from sidetier.cli.options import CommandOptions, group, option, options
+from sidetier.cli.output import Cell, OutputFormat, Result, Table, range_text, say
 from sidetier.cli.signals import ended_by_signals
-from sidetier.config.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +26,28 @@ if TYPE_CHECKING:
 
 _CONNECTIONS: Final = 32
 _MAX_SEED: Final = 2**31 - 1
+
+
+_PLANNED_COLUMNS: Final = ("PARTITION", "OFFSETS", "SEGMENTS", "SIZE")
+
+
+def _planned_cells(partition: "PlannedPartition") -> tuple[Cell, ...]:
+    return (
+        str(partition.topic_partition),
+        range_text(partition.start, partition.end),
+        len(partition.segments),
+        size_text(partition.size),
+    )
+
+
+def _planned_json(partition: "PlannedPartition") -> dict[str, object]:
+    return {
+        **partition.topic_partition._asdict(),
+        "start": partition.start,
+        "end": partition.end,
+        "segments": [segment.key for segment in partition.segments],
+        "bytes": partition.size,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +62,14 @@ class SampleResult(Result):
         return {
             "dry_run": True,
             "seed": self.seed,
-            "partitions": [
-                {
-                    "topic": partition.topic,
-                    "partition": partition.partition,
-                    "start": partition.start,
-                    "end": partition.end,
-                    "segments": [segment.key for segment in partition.segments],
-                    "bytes": partition.size,
-                }
-                for partition in self.sample
-            ],
+            "partitions": [_planned_json(partition) for partition in self.sample],
         }
 
     def as_tables(self) -> "Sequence[Table]":
         """Return a row for each partition."""
-        rows = [
-            (
-                str(partition.topic_partition),
-                range_text(partition.start, partition.end),
-                len(partition.segments),
-                size_text(partition.size),
-            )
-            for partition in self.sample
-        ]
+        rows = [_planned_cells(partition) for partition in self.sample]
         footer = f"this sample would be restored; the same sample again: --seed {self.seed}"
-        return (Table(("PARTITION", "OFFSETS", "SEGMENTS", "SIZE"), rows, footer=footer),)
+        return (Table(_PLANNED_COLUMNS, rows, footer=footer),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,7 @@ class DrillResult:
             "recorded": self.recorded,
             "partitions": [
                 {
-                    "topic": partition.plan.topic,
-                    "partition": partition.plan.partition,
-                    "start": partition.plan.start,
-                    "end": partition.plan.end,
-                    "segments": [segment.key for segment in partition.plan.segments],
-                    "bytes": partition.plan.size,
+                    **_planned_json(partition.plan),
                     "records": partition.records,
                     "live": partition.live,
                     "problems": list(partition.problems),
@@ -126,25 +123,14 @@ class DrillResult:
         """Return a row for each partition, and every difference."""
         rows = [
             (
-                str(partition.plan.topic_partition),
-                range_text(partition.plan.start, partition.plan.end),
-                len(partition.plan.segments),
-                size_text(partition.plan.size),
+                *_planned_cells(partition.plan),
                 partition.records,
                 partition.live,
                 "differs" if partition.problems else "equal",
             )
             for partition in self.partitions
         ]
-        columns = (
-            "PARTITION",
-            "OFFSETS",
-            "SEGMENTS",
-            "SIZE",
-            "RECORDS",
-            "LIVE BROKERS",
-            "OUTCOME",
-        )
+        columns = (*_PLANNED_COLUMNS, "RECORDS", "LIVE BROKERS", "OUTCOME")
         total = (
             f"{len(rows)} partitions, {size_text(self.size)}, {self.records:,} records; "
             f"the same sample again: --seed {self.seed}"
@@ -154,7 +140,7 @@ class DrillResult:
 
 
 @options
-class DrillOptions:
+class DrillOptions(CommandOptions):
     """Options of `sidetier drill`."""
 
     patterns: tuple[str, ...] = option(
@@ -187,9 +173,8 @@ class DrillOptions:
     )
     max_bytes: int = option(
         "--max-bytes",
-        metavar="SIZE",
+        type=SIZE,
         default="1GiB",
-        parse=parse_size,
         help="Maximum size of all sampled segments together.",
     )
     seed: int | None = option(
@@ -234,14 +219,11 @@ class DrillOptions:
     )
     left_over_age: float = option(
         "--left-over-age",
-        metavar="DURATION",
+        type=DURATION,
         default="24h",
-        parse=parse_duration,
         help="Age at which topics of a killed drill are deleted from the given cluster.",
     )
     dry_run: bool = option("--dry-run", help="Show the sample; start no broker, store nothing.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
     @property
     def names_cluster(self) -> bool:
@@ -276,9 +258,7 @@ def command(options: DrillOptions) -> SampleResult | DrillResult:
         from sidetier.mirror.drill.sample import SampleRules, select_sample  # noqa: PLC0415 -- `--help` must not load it
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
 
-    loaded = options.call.load(needs_log_dirs=False)
-    quiet_logs(loaded)
-    config, seed = loaded.config, options.seed
+    config, seed = quiet_config(options.call), options.seed
     if seed is None:
         seed = random.SystemRandom().randint(0, _MAX_SEED)
     rules = SampleRules(

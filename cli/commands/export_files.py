@@ -6,7 +6,7 @@ import click
 
 from sidetier.cli import kernel
 from sidetier.cli.export.options import FilesCommandOptions
-from sidetier.cli.extras import needs_extra, quiet_logs
+from sidetier.cli.extras import needs_extra, quiet_config
 
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 """Packages that the extra `consumer` installs."""
@@ -49,8 +49,7 @@ def command(options: FilesCommandOptions) -> int:
         raise click.UsageError(f"--layout {options.layout} is not --flat: omit one of them")
     if options.abandon_plan and options.dry_run:
         raise click.UsageError("--dry-run writes nothing: omit --abandon-plan")
-    loaded = options.call.load(needs_log_dirs=False)
-    quiet_logs(loaded)
+    config = quiet_config(options.call)
     with needs_extra("sidetier export", _EXTRA, "export"):
         from sidetier.cli.export.files_session import export_files  # noqa: PLC0415 -- `--help` needs none
-    return export_files(loaded.config, options)
+    return export_files(config, options)

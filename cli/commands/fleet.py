@@ -3,8 +3,8 @@
 import functools
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sidetier.cli import exits, kernel
-from sidetier.cli.arguments import age_text, most_lines, size_text
-from sidetier.cli.commands.serve import Address, is_loopback, parse_address
-from sidetier.cli.inspect.fleet import Fleet, FleetSidecar, by_cluster, url_of_address
+from sidetier.cli.arguments import EXISTING_FILE, age_text, most_lines, size_text
+from sidetier.cli.commands.serve import ADDRESS, Address, is_loopback, parse_address
 from sidetier.cli.inspect.sidecar import FleetTls, ask_page, bearer_token_of, checked_url
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
@@ -22,11 +21,14 @@ from sidetier.cli.output import Cell, OutputFormat, Table
 from sidetier.config.fleet import FleetConfig
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError
+from sidetier.telemetry.fleet import Fleet, FleetSidecar, by_cluster, url_of_address
 from sidetier.telemetry.partition_page import PartitionQuery
 from sidetier.telemetry.status import Condition, StatusSnapshot
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from sidetier.telemetry.http import HttpServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +150,13 @@ class FleetOptions:
     )
     ca_bundle: Path | None = option(
         "--ca-bundle",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        type=EXISTING_FILE,
         help="File with the CAs of these certificates.  [default: fleet.ca_bundle, else those "
         "of the system]",
     )
     bearer_token_file: Path | None = option(
         "--bearer-token-file",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        type=EXISTING_FILE,
         help="File with the token that the sidecars require.  [default: http.bearer_token]",
     )
     call: Invocation = CONFIGURATION
@@ -260,9 +260,8 @@ class ServeOptions:
 
     listen: Address = option(
         "--listen",
-        metavar="HOST:PORT",
+        type=ADDRESS,
         default="127.0.0.1:9109",
-        parse=parse_address,
         help="Address to listen at.",
     )
     insecure: bool = option(
@@ -296,8 +295,12 @@ def serve(options: ServeOptions) -> int:
             "http.bearer_token, or listen at 127.0.0.1, or add --insecure if the network is trusted"
         )
     stop = threading.Event()
-    with handled_signals(stop.set), serving_fleet(source, listen) as url:
-        click.echo(f"the fleet's status page is at {url}", err=True)
+    with (
+        handled_signals(stop.set),
+        closing(source.fleet),
+        fleet_server(source, listen) as server,
+    ):
+        click.echo(f"the fleet's status page is at {server.url}", err=True)
         stop.wait()
     return exits.OK
 
@@ -320,13 +323,8 @@ def _always_paged(application: "WSGIApplication") -> "WSGIApplication":
     return paged
 
 
-@contextmanager
-def serving_fleet(source: FleetSource, listen: Address) -> Iterator[str]:
-    """Serve the page until the block ends; yields its URL.
-
-    Raises:
-        ConfigurationError: The port is taken.
-    """
+def fleet_server(source: FleetSource, listen: Address) -> "HttpServer":
+    """Return the server of the page, not started."""
     from sidetier.telemetry.allowed_hosts import AllowedHosts  # noqa: PLC0415 -- only a server needs it
     from sidetier.telemetry.http import HttpServer  # noqa: PLC0415 -- only a server needs it
     from sidetier.telemetry.metrics import create_registry  # noqa: PLC0415
@@ -343,10 +341,4 @@ def serving_fleet(source: FleetSource, listen: Address) -> Iterator[str]:
         pages=page,
         hosts=AllowedHosts(source.allowed_hosts),
     )
-    server = HttpServer(*listen, _always_paged(application), settings="--listen")
-    server.start()
-    try:
-        yield server.url
-    finally:
-        server.stop()
-        source.fleet.close()
+    return HttpServer(*listen, _always_paged(application), settings="--listen")

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from sidetier.cli import kernel
-from sidetier.cli.arguments import size_text, topic_name
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
-from sidetier.cli.output import OutputFormat
+from sidetier.cli.arguments import DURATION, FILE, size_text, topic_name
+from sidetier.cli.options import CommandOptions, option, options
 from sidetier.cli.stores import open_every_store
-from sidetier.config.units import parse_duration
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @options
-class GcOptions:
+class GcOptions(CommandOptions):
     """Options of `sidetier gc`."""
 
     topics: tuple[str, ...] = option(
@@ -49,9 +46,8 @@ class GcOptions:
     )
     older_than: float = option(
         "--older-than",
-        metavar="DURATION",
+        type=DURATION,
         default="7d",
-        parse=parse_duration,
         help="With --orphans or --multipart-uploads: minimum age of what is deleted.",
     )
     max_deletes_per_second: float = option(
@@ -64,11 +60,9 @@ class GcOptions:
     metrics_file: Path | None = option(
         "--metrics-file",
         metavar="PATH.prom",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Write metrics of the run to this file, for the textfile collector of node exporter.",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
     def may_delete(self, text: str) -> bool:
         """Return whether due objects are deleted; ask the operator unless an option answers.

@@ -1,12 +1,12 @@
 """`sidetier hydrate`: restore archived topics on an empty cluster, with the same offsets."""
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from sidetier.cli import kernel
-from sidetier.cli.extras import needs_extra, quiet_logs
+from sidetier.cli.extras import needs_extra, quiet_config
 from sidetier.cli.hydrate.options import (
     FinishOptions,
     PlaceOptions,
@@ -15,10 +15,7 @@ from sidetier.cli.hydrate.options import (
     ReplicateOptions,
     VerifyOptions,
 )
-from sidetier.cli.invocation import Invocation, configuration_parameters
-
-if TYPE_CHECKING:
-    from sidetier.config.model import Config
+from sidetier.cli.invocation import configuration_parameters
 
 _LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
 
@@ -64,7 +61,7 @@ def plan_command(options: PlanOptions) -> kernel.Outcome:
     """  # noqa: D301 -- \b is click's marker and must be one character
     with _needs_extras("plan"):
         from sidetier.cli.hydrate.steps import plan_restore  # noqa: PLC0415 -- needs the extras
-    return plan_restore(_loaded(options.call), options)
+    return plan_restore(quiet_config(options.call), options)
 
 
 @kernel.command(
@@ -85,7 +82,7 @@ def prepare_command(options: PrepareOptions) -> kernel.Outcome:
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.placing import prepare_topics  # noqa: PLC0415 -- `--help` must not load Kafka's client
 
-    return prepare_topics(_loaded(options.call), options)
+    return prepare_topics(quiet_config(options.call), options)
 
 
 @kernel.command(
@@ -108,7 +105,7 @@ def place_command(options: PlaceOptions) -> kernel.Outcome:
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.placing import place_partitions  # noqa: PLC0415 -- as above
 
-    return place_partitions(_loaded(options.call), options)
+    return place_partitions(quiet_config(options.call), options)
 
 
 @kernel.command(
@@ -133,7 +130,7 @@ def replicate_command(options: ReplicateOptions) -> kernel.Outcome:
     """  # noqa: D301 -- \b is click's marker and must be one character
     with _needs_extras("replicate"):
         from sidetier.cli.hydrate.steps import replicate_topics  # noqa: PLC0415 -- needs the extras
-    return replicate_topics(_loaded(options.call), options)
+    return replicate_topics(quiet_config(options.call), options)
 
 
 @kernel.command(
@@ -158,7 +155,7 @@ def verify_command(options: VerifyOptions) -> kernel.Outcome:
     """  # noqa: D301 -- \b is click's marker and must be one character
     with _needs_extras("verify"):
         from sidetier.cli.hydrate.steps import verify_topics  # noqa: PLC0415 -- needs the extras
-    return verify_topics(_loaded(options.call), options)
+    return verify_topics(quiet_config(options.call), options)
 
 
 @kernel.command(
@@ -183,14 +180,8 @@ def finish_command(options: FinishOptions) -> kernel.Outcome:
     """  # noqa: D301 -- \b is click's marker and must be one character
     with _needs_extras("finish"):
         from sidetier.cli.hydrate.steps import finish_topics  # noqa: PLC0415 -- needs the extras
-    return finish_topics(_loaded(options.call), options)
+    return finish_topics(quiet_config(options.call), options)
 
 
 def _needs_extras(step: str) -> AbstractContextManager[None]:
     return needs_extra(f"sidetier hydrate {step}", _LIBRARIES, "consumer,mirror")
-
-
-def _loaded(call: Invocation) -> "Config":
-    loaded = call.load(needs_log_dirs=False)
-    quiet_logs(loaded)
-    return loaded.config

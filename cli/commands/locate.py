@@ -9,8 +9,9 @@ import click
 from sidetier.cli import kernel
 from sidetier.cli.arguments import PARTITION, topic_name
 from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
-from sidetier.cli.output import OutputFormat, Result, Table
+from sidetier.cli.options import CommandOptions, argument, option, options
+from sidetier.cli.output import Result, Table
+from sidetier.config.problems import reason_of
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import MAX_BITS, ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
@@ -44,7 +45,7 @@ class Location(Result):
 
 
 @options
-class LocateOptions:
+class LocateOptions(CommandOptions):
     """Options of `sidetier locate`."""
 
     topic: str = argument(parse=topic_name)
@@ -60,8 +61,6 @@ class LocateOptions:
         type=click.IntRange(-1, MAX_BITS),
         help=f"Entropy bits in front of the cluster's name.  [default: {_DEFAULT_BITS}]",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("locate")
@@ -122,6 +121,6 @@ def _checked(url: str) -> str:
     try:
         checked: str = TypeAdapter(StorageUrl).validate_python(url)
     except ValidationError as error:
-        reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        reason = reason_of(error.errors()[0])
         raise click.BadParameter(f"{url!r} {reason}", param_hint="--prefix") from None
     return checked

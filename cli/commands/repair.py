@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import ArchivedPartitions, most_lines
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
-from sidetier.cli.output import OutputFormat, Table, range_text
+from sidetier.cli.options import CommandOptions, group, option, options
+from sidetier.cli.output import Table, range_text
 
 if TYPE_CHECKING:
     from sidetier.uploader.archive.repair import RepairOutcome, RepairReport
@@ -33,8 +32,7 @@ class RepairResult:
             "dry_run": self.report.dry_run,
             "repairs": [
                 {
-                    "topic": outcome.repair.topic_partition.topic,
-                    "partition": outcome.repair.topic_partition.partition,
+                    **outcome.repair.topic_partition._asdict(),
                     "key": outcome.repair.key,
                     "written": outcome.written,
                     "problem": outcome.problem,
@@ -73,7 +71,7 @@ def _outcome_text(outcome: "RepairOutcome") -> str:
 
 
 @options
-class RepairOptions:
+class RepairOptions(CommandOptions):
     """Options of `sidetier repair`."""
 
     archived: ArchivedPartitions = group("repair")
@@ -86,8 +84,6 @@ class RepairOptions:
         "encrypted segments.",
     )
     dry_run: bool = option("--dry-run", help="Show what would be rebuilt; write nothing.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("repair")

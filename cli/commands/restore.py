@@ -3,14 +3,12 @@
 from typing import TYPE_CHECKING
 
 from sidetier.cli import kernel
-from sidetier.cli.extras import needs_extra, quiet_logs
-from sidetier.cli.invocation import Invocation
+from sidetier.cli.extras import needs_extra, quiet_config
 from sidetier.cli.mirror.options import LIBRARIES, RestoreOptions, TranslateRestoredOptions
 
 if TYPE_CHECKING:
     from sidetier.cli.mirror.view import TranslateResult
     from sidetier.cli.restore.view import PlanResult, RestoreResult
-    from sidetier.config.model import Config
 
 
 @kernel.group("restore")
@@ -35,7 +33,7 @@ def command(options: RestoreOptions) -> "PlanResult | RestoreResult":
     does not fit, and nothing was restored; 3 restored, but with gaps, without records of an open
     transaction, or not equal to the archive; 130 stopped.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = _loaded(options.call)
+    config = quiet_config(options.call)
     with needs_extra("sidetier restore", LIBRARIES, "consumer,mirror"):
         from sidetier.cli.restore.session import restore  # noqa: PLC0415 -- `--help` must not load Kafka's client
     return restore(config, options)
@@ -60,13 +58,7 @@ def translate_offsets(options: TranslateRestoredOptions) -> "TranslateResult":
     Exit codes: 0 done; 1 a failure; 2 a setting is wrong, or no snapshot has the group; 3 done, but
     the group had read more than was restored.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = _loaded(options.call)
+    config = quiet_config(options.call)
     with needs_extra("sidetier restore", LIBRARIES, "consumer,mirror"):
         from sidetier.cli.restore.session import translate  # noqa: PLC0415 -- as above
     return translate(config, options)
-
-
-def _loaded(call: Invocation) -> "Config":
-    loaded = call.load(needs_log_dirs=False)
-    quiet_logs(loaded)
-    return loaded.config

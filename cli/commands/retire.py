@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import PARTITION, size_text, topic_name
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
-from sidetier.cli.output import OutputFormat, Table
+from sidetier.cli.options import CommandOptions, argument, option, options
+from sidetier.cli.output import Table
 from sidetier.cli.progress import shown
 from sidetier.cli.stores import open_every_store
 from sidetier.leadership.cluster import as_texts
@@ -58,7 +57,7 @@ class RetireResult:
 
 
 @options
-class RetireOptions:
+class RetireOptions(CommandOptions):
     """Options of `sidetier retire`."""
 
     topic: str = argument(parse=topic_name)
@@ -70,8 +69,6 @@ class RetireOptions:
         "--offline", help="Send no request to a broker, and move everything named."
     )
     force: bool = option("--force", help="Also move the archive of the current topic.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("retire")

@@ -5,8 +5,6 @@ import gc
 import math
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +24,7 @@ from sidetier.uploader.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from sidetier.config.loading import LoadedConfig
     from sidetier.config.model import Config
+    from sidetier.telemetry.http import HttpServer
 
 
 _LOOK_SECONDS: Final = 1.0
@@ -75,17 +74,11 @@ def wait_for_log_dirs(call: Invocation, loaded: "LoadedConfig") -> "LoadedConfig
     return loaded
 
 
-@contextmanager
-def _pages(config: "Config", reason: str) -> Iterator[None]:
-    """Serve `/healthz` with 200 during the wait, so that no liveness probe ends the sidecar."""
+def _pages(config: "Config", reason: str) -> "HttpServer":
+    """Return a server of `/healthz` with 200, so that no liveness probe ends the sidecar."""
     registry, status = create_registry(), _Waiting(config.cluster.name, reason)
     Metrics(registry).observe_status(status)
-    server = http_server(config.http, registry, status)
-    server.start()
-    try:
-        yield
-    finally:
-        server.stop()
+    return http_server(config.http, registry, status)
 
 
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
@@ -140,9 +133,11 @@ def command(options: RunOptions) -> int:
     metrics = Metrics(registry, config.http.max_partition_series)
     # Handle signals before the log event: a supervisor that reads `daemon.started` may send SIGTERM
     # at once.
-    with daemon(config, metrics, loaded.origins) as built, handled_signals(built.stop):
-        server = http_server(config.http, registry, built.status)
-        server.start()
+    with (
+        daemon(config, metrics, loaded.origins) as built,
+        handled_signals(built.stop),
+        http_server(config.http, registry, built.status) as server,
+    ):
         log.info(
             "daemon.started",
             version=__version__,
@@ -152,8 +147,5 @@ def command(options: RunOptions) -> int:
         )
         gc.collect()
         gc.freeze()  # objects loaded so far stay for good: later collections skip them
-        try:
-            built.run()
-        finally:
-            server.stop()
+        built.run()
     return exits.OK

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 import click
 
 from sidetier.cli import kernel
+from sidetier.cli.arguments import DURATION, FILE
 from sidetier.cli.extras import needs_extra, require_packages
 from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, option, options
+from sidetier.cli.options import CONFIGURATION, Parsed, option, options
 from sidetier.config.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def parse_address(text: str) -> Address:
     if int(port) > _MAX_PORT:
         raise ValueError(f"{text!r}: the port is above {_MAX_PORT}")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+ADDRESS: Final = Parsed(parse_address, "host:port")
 
 
 def is_loopback(host: str) -> bool:
@@ -144,16 +148,14 @@ class ServeOptions:
 
     listen: Address = option(
         "--listen",
-        metavar="HOST:PORT",
+        type=ADDRESS,
         default="127.0.0.1:9092",
-        parse=parse_address,
         help="Address to listen at; an IPv6 address in brackets. [::] is all IPv4 and IPv6 "
         "addresses.",
     )
     advertise: Address | None = option(
         "--advertise",
-        metavar="HOST:PORT",
-        parse=parse_address,
+        type=ADDRESS,
         help="Address at which clients reach the endpoint; an IPv6 address in brackets.  "
         "[default: that of --listen]",
     )
@@ -230,8 +232,7 @@ class ServeOptions:
     )
     live_properties: Path | None = option(
         "--live-properties",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Properties file of the client of the live cluster, such as security.protocol and "
         "sasl.username. A changed file is used without a restart.",
     )
@@ -245,8 +246,7 @@ class ServeOptions:
     )
     live_window: float | None = option(
         "--live-window",
-        metavar="DURATION",
-        parse=parse_duration,
+        type=DURATION,
         help="Age up to which records come from the brokers if both sides have them, of topics "
         "without --prefer: an application that reads older ones costs the brokers nothing.  "
         "[default: 1h]",
@@ -263,8 +263,7 @@ class ServeOptions:
     )
     groups_properties: Path | None = option(
         "--groups-properties",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Properties file of the client of the cluster of --groups relay, such as "
         "security.protocol and sasl.username. A changed file is used without a restart.",
     )

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -16,10 +15,10 @@ from sidetier.cli.inspect.sidecar import (
     url_of,
     with_conditions,
 )
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
-from sidetier.cli.output import Cell, OutputFormat, Table
+from sidetier.cli.options import CommandOptions, option, options
+from sidetier.cli.output import Cell, Table
 from sidetier.config.problems import suggestion
+from sidetier.config.times import time_text
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
@@ -323,15 +322,14 @@ def _of_last_drill(drill: DrillStatus | None) -> list[str]:
     """Return the time and outcome of the last restore drill; nothing without one."""
     if drill is None:
         return []
+    finished = time_text(drill.finished_ms, "minutes")
     if drill.succeeded:
-        return [f"last drill: succeeded at {_moment(drill.finished_ms)}"]
+        return [f"last drill: succeeded at {finished}"]
     success = drill.last_successful_ms
-    before = "none has succeeded yet" if success is None else f"last success {_moment(success)}"
-    return [f"last drill: FAILED at {_moment(drill.finished_ms)}: {drill.problem}; {before}"]
-
-
-def _moment(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="minutes")
+    before = "none has succeeded yet"
+    if success is not None:
+        before = f"last success {time_text(success, 'minutes')}"
+    return [f"last drill: FAILED at {finished}: {drill.problem}; {before}"]
 
 
 def _lag(rows: Sequence[Row]) -> str:
@@ -344,7 +342,7 @@ def _lag(rows: Sequence[Row]) -> str:
 
 
 @options
-class StatusOptions:
+class StatusOptions(CommandOptions):
     """Options of `sidetier status`."""
 
     sidecar: str | None = sidecar_url("--url")
@@ -352,8 +350,6 @@ class StatusOptions:
         "-t", "--topic", parse=topic_name, help="Show only this topic's partitions."
     )
     show_all: bool = option("--all", help="Show every partition.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("status")

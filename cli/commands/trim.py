@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from sidetier.cli import exits, kernel
 from sidetier.cli.arguments import most_lines, size_text, topic_name
 from sidetier.cli.inspect.local_retention import group_json, trim_json
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, option, options
-from sidetier.cli.output import Cell, OutputFormat, Table
+from sidetier.cli.options import CommandOptions, option, options
+from sidetier.cli.output import Table, first_rows
 from sidetier.cli.stores import reporting_waits
 from sidetier.cli.wiring import trim_once
 from sidetier.uploader.trim.groups_behind import (
@@ -20,8 +18,6 @@ from sidetier.uploader.trim.groups_behind import (
     in_topics,
 )
 from sidetier.uploader.trim.single_pass import TrimReport, TrimRequest
-
-_MAX_ROWS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +47,7 @@ class TrimResult:
             "groups_behind": [
                 {
                     "group": entry.group,
-                    "topic": entry.topic_partition.topic,
-                    "partition": entry.topic_partition.partition,
+                    **entry.topic_partition._asdict(),
                     "committed_offset": entry.committed,
                     "log_start_offset": entry.log_start,
                     "skipped_offsets": entry.skipped,
@@ -85,7 +80,7 @@ class TrimResult:
         ]
         if held:
             tables.append(
-                _limited(
+                first_rows(
                     ("PARTITION", "STAYS", "REASON", "DETAILS"),
                     [
                         (name, size_text(excess), reason.hindrance.value, reason.text)
@@ -96,7 +91,7 @@ class TrimResult:
         groups = self._groups()
         if groups:
             tables.append(
-                _limited(
+                first_rows(
                     ("GROUP BEHIND", "TOPIC", "PARTITIONS", "SKIPS", "MEMBERS"),
                     [
                         (row.group, row.topic, row.partitions, row.skipped, row.members_text)
@@ -118,14 +113,8 @@ class TrimResult:
             yield topic, len(trims), sum(t.size for t in trims), sum(t.excess for t in trims)
 
 
-def _limited(columns: tuple[str, ...], rows: Sequence[Sequence[Cell]]) -> Table:
-    more = len(rows) - _MAX_ROWS
-    footer = f"and {more} more: --output json has them all" if more > 0 else None
-    return Table(columns, rows[:_MAX_ROWS], footer=footer)
-
-
 @options
-class TrimOptions:
+class TrimOptions(CommandOptions):
     """Options of `sidetier trim`."""
 
     dry_run: bool = option("--dry-run", help="Delete nothing: show what would be deleted.")
@@ -134,8 +123,6 @@ class TrimOptions:
         parse=topic_name,
         help="Topic to trim; may be repeated.  [default: all topics of retention.local.topics]",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("trim")

@@ -5,14 +5,17 @@ from pathlib import Path
 import click
 
 from sidetier.cli import kernel
-from sidetier.cli.arguments import ArchivedPartitions, positive_size, time_ms
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
-from sidetier.cli.output import OutputFormat
+from sidetier.cli.arguments import (
+    FILE,
+    POSITIVE_SIZE,
+    TIME,
+    ArchivedPartitions,
+)
+from sidetier.cli.options import CommandOptions, group, option, options
 
 
 @options
-class VerifyOptions:
+class VerifyOptions(CommandOptions):
     """Options of `sidetier verify`."""
 
     archived: ArchivedPartitions = group("check")
@@ -28,15 +31,13 @@ class VerifyOptions:
     )
     since: int | None = option(
         "--since",
-        metavar="TIME",
-        parse=time_ms,
+        type=TIME,
         help="Read only segments with records of this time or later, such as 2026-11-21, "
         "2026-11-21T08:00:00Z or 2h (before now).",
     )
     until: int | None = option(
         "--until",
-        metavar="TIME",
-        parse=time_ms,
+        type=TIME,
         help="Read only segments with records from before this time.",
     )
     sample: float = option(
@@ -50,8 +51,7 @@ class VerifyOptions:
     seed: int = option("--seed", default=0, help="Seed of the sample.")
     rate: int | None = option(
         "--rate",
-        metavar="SIZE",
-        parse=positive_size,
+        type=POSITIVE_SIZE,
         help="Maximum bytes read per second, such as 200MiB.  [default: no limit]",
     )
     threads: int = option(
@@ -63,20 +63,16 @@ class VerifyOptions:
     )
     resume: Path | None = option(
         "--resume",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Record the finished segments of --deep in this file, and skip those that it has. "
         "Deleted at the end of a complete run.",
     )
     metrics_file: Path | None = option(
         "--metrics-file",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Write the result for the textfile collector of Prometheus' node exporter.",
     )
     show_all: bool = option("--all", help="Show every finding of severity info.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @kernel.command("verify")

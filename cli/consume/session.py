@@ -4,14 +4,14 @@ Needs the packages of the extra `consumer`.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
 from sidetier.cli import exits
 from sidetier.cli.consume.formats import Decode, Writer, writer_of
 from sidetier.cli.consume.request import Formats, RecordFormat, RecordOutput
-from sidetier.cli.extras import from_extra
+from sidetier.cli.extras import needs_extra
 from sidetier.cli.output import OutputFormat, Table, emit, range_text, say
 from sidetier.cli.progress import Update, records_shown
 from sidetier.cli.stores import with_few_retries
@@ -139,10 +139,6 @@ def _flushing(update: Update) -> Update:
 def _decoders(formats: Formats) -> tuple[Decode | None, Decode | None]:
     if formats == Formats():
         return None, None
-
-    def load() -> Callable[..., tuple[Decode | None, Decode | None]]:
+    with needs_extra("--key-format and --value-format", _DECODING, "export"):
         from sidetier.cli.consume.decoding import decoders  # noqa: PLC0415 -- needs the extra `export`
-
-        return decoders
-
-    return from_extra(load, "--key-format and --value-format", _DECODING, "export")(formats, say)
+    return decoders(formats, say)

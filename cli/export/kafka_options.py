@@ -7,8 +7,6 @@ below Spark's source, and the Java client's names.
 import re
 from typing import Final
 
-from pydantic import ValidationError
-
 from sidetier.cli.export.options import TailOptions
 from sidetier.config.properties_file import read_properties
 from sidetier.config.types import SecretRef
@@ -59,22 +57,10 @@ def java_kafka_properties(tail: TailOptions) -> dict[str, str]:
     """
     named = {name.removeprefix(_PREFIX): text for name, text in tail.kafka_options.items()}
     secrets = {
-        name: by_reference(name, text) for name, text in named.items() if _SECRET.search(name)
+        name: SecretRef.of_text(f"--kafka-option {name}", text)
+        for name, text in named.items()
+        if _SECRET.search(name)
     }
     return kafka_properties(tail) | {
         name: reference.resolve() for name, reference in secrets.items()
     }
-
-
-def by_reference(name: str, value: str, option: str = "--kafka-option") -> SecretRef:
-    """Return where a secret is; raise ConfigurationError if the value is the secret itself."""
-    kind, _, place = value.partition(":")
-    if kind not in {"env", "file"} or not place:
-        raise ConfigurationError(
-            f"{option} {name}: must be a reference to the secret, env:NAME or file:/path, and not "
-            "the secret itself"
-        )
-    try:
-        return SecretRef.model_validate({kind: place})
-    except ValidationError as error:
-        raise ConfigurationError(f"{option} {name}: {error.errors()[0]['msg']}") from None

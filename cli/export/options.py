@@ -9,16 +9,16 @@ import click
 from sidetier.cli.arguments import (
     BATCH_BYTES,
     BOOTSTRAP,
+    DURATION,
+    FILE,
+    POSITIVE_SIZE,
     REGISTRY_OPTIONS,
     SCHEMA_REGISTRY,
     pattern,
-    positive_size,
     topic_name,
 )
 from sidetier.cli.consume.request import unescaped
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, group, option, options
-from sidetier.cli.output import OutputFormat
+from sidetier.cli.options import CommandOptions, argument, group, option, options
 from sidetier.config.units import parse_duration
 
 
@@ -88,9 +88,8 @@ class ReadOptions:
     )
     transaction_timeout: float = option(
         "--transaction-timeout",
-        metavar="DURATION",
+        type=DURATION,
         default="15m",
-        parse=parse_duration,
         help="Age at which an open transaction counts as hanging (exit code 3). Use the brokers' "
         "transaction.max.timeout.ms.",
     )
@@ -121,8 +120,7 @@ class TailOptions:
     timeout: float = option(
         "--tail-timeout",
         default="1h",
-        parse=parse_duration,
-        metavar="DURATION",
+        type=DURATION,
         help="Maximum wait when `--tail wait` is set.",
     )
     bootstrap: str | None = BOOTSTRAP
@@ -132,7 +130,7 @@ class TailOptions:
     kafka_config: Path | None = option(
         "--kafka-config",
         metavar="PATH",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Properties file of the Kafka client of `--tail kafka`.",
     )
 
@@ -141,14 +139,13 @@ _ONCE: Final[Any] = option("--once", help="Export the present records, and exit.
 _FOLLOW: Final[Any] = option("--follow", help="Repeat the export until stopped.")
 _CHUNK_BYTES: Final[Any] = option(
     "--chunk-bytes",
-    metavar="SIZE",
-    parse=positive_size,
+    type=POSITIVE_SIZE,
     help="Approximate archived bytes of one commit, such as 2GiB.  [default: all]",
 )
 _METRICS_FILE: Final[Any] = option(
     "--metrics-file",
     metavar="PATH",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="File for Prometheus metrics, written after each run: held-back partitions, age of open "
     "transactions.",
 )
@@ -156,7 +153,7 @@ _DRY_RUN: Final[Any] = option("--dry-run", help="Show what would be exported.")
 
 
 @options
-class FilesCommandOptions:
+class FilesCommandOptions(CommandOptions):
     """Options of `sidetier export files`."""
 
     topics: tuple[str, ...] = argument(required=True, parse=pattern, metavar="TOPIC...")
@@ -193,8 +190,7 @@ class FilesCommandOptions:
     )
     partition_duration: float | None = option(
         "--partition-duration",
-        metavar="DURATION",
-        parse=parse_duration,
+        type=DURATION,
         help="Time span of a directory.  [default: 1h]",
     )
     timezone: str = option(
@@ -214,8 +210,7 @@ class FilesCommandOptions:
     )
     rotate_interval: float | None = option(
         "--rotate-interval",
-        metavar="DURATION",
-        parse=parse_duration,
+        type=DURATION,
         help="Maximum span of record time in a file.",
     )
     max_open_files: int = option(
@@ -299,12 +294,10 @@ class FilesCommandOptions:
         help="Topics exported in parallel. Without Spark also Kafka partitions in parallel, over "
         "all topics.",
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class TableOptions:
+class TableOptions(CommandOptions):
     """Options of an export to a table of any format."""
 
     starting_offsets: str | None = option(
@@ -326,8 +319,7 @@ class TableOptions:
     chunk_bytes: int | None = _CHUNK_BYTES
     timeout: float | None = option(
         "--timeout",
-        parse=parse_duration,
-        metavar="DURATION",
+        type=DURATION,
         help="Maximum time of one commit.  [default: 5m]",
     )
     whole_state_every: int | None = option(
@@ -341,8 +333,7 @@ class TableOptions:
     follow: bool = _FOLLOW
     interval: float | None = option(
         "--interval",
-        parse=parse_duration,
-        metavar="DURATION",
+        type=DURATION,
         help="Pause between runs when `--follow` is set.  [default: 1m]",
     )
     tail: TailOptions = group()
@@ -364,8 +355,6 @@ class TableOptions:
     spark_conf: Mapping[str, str] = option(
         "--spark-conf", help="Property of the Spark session; repeatable."
     )
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 _TOPICS: Final[Any] = argument(required=True, parse=topic_name, metavar="TOPIC...")
@@ -379,7 +368,7 @@ class HudiCommandOptions:
     file: Path | None = option(
         "--options",
         metavar="PATH",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Properties file with target.base.path, target.table.name, hoodie.*",
     )
     properties: Mapping[str, str] = option(

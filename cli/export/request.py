@@ -7,10 +7,12 @@ from typing import Any, Final, Literal
 from pydantic import ValidationError
 
 from sidetier.archive.positions import PositionKind, parse_position
-from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties
+from sidetier.cli.export.kafka_options import java_kafka_properties
 from sidetier.cli.export.options import FilesCommandOptions, RecordOptions, TableOptions
+from sidetier.config.problems import reason_of
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.times import is_before_now
+from sidetier.config.types import SecretRef
 from sidetier.pipeline.export.request import FilesRequest, TableRequest
 from sidetier.pipeline.export.run import Terms
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
@@ -178,7 +180,7 @@ def _options(options: FilesCommandOptions) -> FilesOptions:
 def _told(error: Any) -> str:  # noqa: ANN401 -- pydantic's type
     """Return one problem, with the name of the option."""
     name = "-".join(str(step) for step in error["loc"]).replace("_", "-").removesuffix("-ms")
-    text = str(error["msg"]).removeprefix("Value error, ")
+    text = reason_of(error)
     return f"--{name}: {text}" if name and name != "value" else text
 
 
@@ -208,7 +210,7 @@ def registry_config(url: str | None, given: Mapping[str, str]) -> RegistryConfig
             raise ConfigurationError("--schema-registry-option: needs --schema-registry")
         return None
     client = {
-        name: by_reference(name, text, "--schema-registry-option")
+        name: SecretRef.of_text(f"--schema-registry-option {name}", text)
         if is_secret_property(name)
         else text
         for name, text in options.items()
@@ -216,8 +218,7 @@ def registry_config(url: str | None, given: Mapping[str, str]) -> RegistryConfig
     try:
         return RegistryConfig(url=url, client=client)
     except ValidationError as error:
-        text = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        raise ConfigurationError(f"--schema-registry: {text}") from None
+        raise ConfigurationError(f"--schema-registry: {reason_of(error.errors()[0])}") from None
 
 
 def schema_options(
@@ -228,10 +229,8 @@ def schema_options(
     The schemas become part of the request, so that every task has the same ones.
     """
     given = records.value if part == "value" else records.key
-    registry, schema = (
-        registry_config(records.schema_registry, records.registry_options),
-        given.schema,
-    )
+    registry = registry_config(records.schema_registry, records.registry_options)
+    schema = given.schema
     if not given.is_framed:
         registry = None
         if part == "value" and records.schema_registry and records.key.format == "bytes":
@@ -256,8 +255,8 @@ def schema_options(
     try:
         return ValueOptions.model_validate(values, strict=False)
     except ValidationError as error:
-        lines = [str(problem["msg"]).removeprefix("Value error, ") for problem in error.errors()]
-        raise ConfigurationError("\n".join(f"--{part}-format: {line}" for line in lines)) from None
+        lines = [f"--{part}-format: {reason_of(problem)}" for problem in error.errors()]
+        raise ConfigurationError("\n".join(lines)) from None
 
 
 def _writers(directory: Path | None) -> tuple[tuple[int, str], ...]:

@@ -9,27 +9,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TextIO, TypeVar
 
-from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from sidetier.cli import exits
-from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
+from sidetier.cli.export.kafka_options import BOOTSTRAP
 from sidetier.cli.export.view import DryRun
 from sidetier.cli.metrics_file import write_metrics_file
 from sidetier.cli.output import OutputFormat, Shown, emit
 from sidetier.cli.progress import drawn
 from sidetier.cli.signals import stopping
 from sidetier.config.model import BrokerConfig
+from sidetier.config.problems import reason_of
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.sources import read_config_text, yaml_layer
 from sidetier.config.storage import StorageConfig
+from sidetier.config.types import SecretRef
 from sidetier.pipeline.export.exporting import OnRound
 from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.export.report import ExportOutcome, ExportPlan
 from sidetier.pipeline.export.request import FilesRequest, TableRequest
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry import export_catalogue
-from sidetier.telemetry.instruments import gauge
+from sidetier.uploader.clock import SYSTEM_CLOCK
 
 Report = TypeVar("Report", bound=ExportOutcome)
 Report_co = TypeVar("Report_co", bound=ExportOutcome, covariant=True)
@@ -143,18 +144,19 @@ def write_metrics(path: Path, held_back: Iterable[HeldBack], failed_topics: int)
     Raises:
         ConfigurationError: The file cannot be written.
     """
-    registry = CollectorRegistry()
     entries = list(held_back)
-    partitions = gauge(export_catalogue.HELD_BACK, registry)
-    for (topic, cause), count in Totals((entry.tp.topic, entry.cause) for entry in entries).items():
-        partitions.labels(topic, cause.value).set(count)
-    ages = gauge(export_catalogue.OPEN_TRANSACTION, registry)
-    for entry in entries:
-        if entry.age_s is not None:
-            ages.labels(entry.tp.topic, entry.tp.partition).set(entry.age_s)
-    gauge(export_catalogue.FAILED_TOPICS, registry).set(failed_topics)
-    gauge(export_catalogue.LAST_ROUND, registry).set_to_current_time()
-    write_metrics_file(path, registry)
+    causes = Totals((entry.tp.topic, entry.cause.value) for entry in entries)
+    write_metrics_file(
+        path,
+        {
+            export_catalogue.HELD_BACK: causes.items(),
+            export_catalogue.OPEN_TRANSACTION: [
+                (entry.tp, entry.age_s) for entry in entries if entry.age_s is not None
+            ],
+            export_catalogue.FAILED_TOPICS: [((), failed_topics)],
+            export_catalogue.LAST_ROUND: [((), SYSTEM_CLOCK.wall())],
+        },
+    )
 
 
 def target_of(archive: StorageConfig, into: str | None, file: Path | None) -> StorageConfig:
@@ -179,8 +181,7 @@ def _checked(values: dict[str, object], where: str) -> StorageConfig:
         return StorageConfig.model_validate(values)
     except ValidationError as error:
         lines = [
-            f"{where}: {'.'.join(str(step) for step in problem['loc'])}: "
-            f"{str(problem['msg']).removeprefix('Value error, ')}"
+            f"{where}: {'.'.join(map(str, problem['loc']))}: {reason_of(problem)}"
             for problem in error.errors()
         ]
         raise ConfigurationError("\n".join(lines)) from None
@@ -202,7 +203,9 @@ def read_by(broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str
     """
     cluster = reached_at(broker, bootstrap, given)
     client = {
-        name: by_reference(name, value) if is_secret_property(name) else value
+        name: SecretRef.of_text(f"--kafka-option {name}", value)
+        if is_secret_property(name)
+        else value
         for name, value in given.items()
         if name != BOOTSTRAP
     }

@@ -76,12 +76,7 @@ class TableResult:
             "dead_letters": report.dead_letters,
             "held_back": [entry.as_json() for entry in report.held_back],
             "partitions": [
-                {
-                    "topic": tp.topic,
-                    "partition": tp.partition,
-                    "first_offset": span.start,
-                    "next_offset": span.end,
-                }
+                {**tp._asdict(), "first_offset": span.start, "next_offset": span.end}
                 for tp, span in sorted(report.ranges.items())
             ],
         }

@@ -1,10 +1,9 @@
 """The consumers in `retention.store[].keep_for`: adapters of all packages."""
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sidetier.archive.gc.needs import Consumer, group_consumer
-from sidetier.cli.extras import from_extra
+from sidetier.cli.extras import needs_extra
 from sidetier.endpoint.groups.stored_offsets import local_group_consumer
 from sidetier.leadership.cluster import as_texts
 from sidetier.mirror.gc_consumer import mirror_consumer
@@ -43,18 +42,12 @@ def _consumers(
     for mirror in keep_for.mirrors:
         yield mirror_consumer(mirror)
     for export in keep_for.exports:
-        yield from_extra(
-            partial(files_consumer, storage, cluster, export),
-            "keep_for.exports",
-            _FILE_PACKAGES,
-            "export",
-        )
+        with needs_extra("keep_for.exports", _FILE_PACKAGES, "export"):
+            consumer = files_consumer(storage, cluster, export)
+        yield consumer
     for table in keep_for.tables:
-        yield from_extra(
-            partial(table_consumer, storage, cluster, table),
-            "keep_for.tables",
-            ("fastavro",),
-            "export",
-        )
+        with needs_extra("keep_for.tables", ("fastavro",), "export"):
+            consumer = table_consumer(storage, cluster, table)
+        yield consumer
     for group in keep_for.local_groups:
         yield local_group_consumer(archive, group)

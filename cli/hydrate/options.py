@@ -5,18 +5,15 @@ from typing import Any, Final
 
 import click
 
-from sidetier.cli.arguments import BOOTSTRAP, time_ms, topic_name
-from sidetier.cli.invocation import Invocation
-from sidetier.cli.options import CONFIGURATION, OUTPUT, argument, option, options
-from sidetier.cli.output import OutputFormat
-from sidetier.config.units import parse_size
+from sidetier.cli.arguments import BOOTSTRAP, EXISTING_FILE, SIZE, TIME, topic_name
+from sidetier.cli.options import CommandOptions, argument, option, options
 
 _PLAN: Final[Any] = argument(metavar="PLAN")
 _DRY_RUN: Final[Any] = option("--dry-run", help="Show what would be done; change nothing.")
 
 
 @options
-class PlanOptions:
+class PlanOptions(CommandOptions):
     """Options of `sidetier hydrate plan`."""
 
     plan_file: Path = _PLAN
@@ -29,15 +26,13 @@ class PlanOptions:
     )
     until: int | None = option(
         "--until",
-        metavar="TIME",
-        parse=time_ms,
+        type=TIME,
         help="Restore up to the first record of this time, such as 2026-11-22T10:00:00Z (UTC "
         "without a zone) or 2h (before now).",
     )
     until_offsets: Path | None = option(
         "--until-offsets",
-        metavar="FILE",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        type=EXISTING_FILE,
         help="Restore up to these offsets (exclusive). One line each: topic, partition, offset.",
     )
     transaction_consistent: bool = option(
@@ -46,23 +41,19 @@ class PlanOptions:
         "cut off in another. Transactions of version 2 (Kafka 4) only; the others are reported.",
     )
     dry_run: bool = option("--dry-run", help="Show the plan; write no file.")
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class PrepareOptions:
+class PrepareOptions(CommandOptions):
     """Options of `sidetier hydrate prepare`."""
 
     plan_file: Path = _PLAN
     dry_run: bool = _DRY_RUN
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class PlaceOptions:
+class PlaceOptions(CommandOptions):
     """Options of `sidetier hydrate place`."""
 
     plan_file: Path = _PLAN
@@ -79,17 +70,14 @@ class PlaceOptions:
     )
     max_rate: int | None = option(
         "--max-rate",
-        metavar="SIZE",
-        parse=parse_size,
+        type=SIZE,
         help="Maximum bytes read per second, such as 200MiB.",
     )
     dry_run: bool = _DRY_RUN
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class ReplicateOptions:
+class ReplicateOptions(CommandOptions):
     """Options of `sidetier hydrate replicate`."""
 
     plan_file: Path = _PLAN
@@ -101,12 +89,10 @@ class ReplicateOptions:
     )
     dry_run: bool = _DRY_RUN
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class VerifyOptions:
+class VerifyOptions(CommandOptions):
     """Options of `sidetier hydrate verify`."""
 
     plan_file: Path = _PLAN
@@ -122,12 +108,10 @@ class VerifyOptions:
         help="Partitions that are compared at the same time.",
     )
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT
 
 
 @options
-class FinishOptions:
+class FinishOptions(CommandOptions):
     """Options of `sidetier hydrate finish`."""
 
     plan_file: Path = _PLAN
@@ -139,5 +123,3 @@ class FinishOptions:
     )
     dry_run: bool = _DRY_RUN
     bootstrap: str | None = BOOTSTRAP
-    call: Invocation = CONFIGURATION
-    output: OutputFormat = OUTPUT

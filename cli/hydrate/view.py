@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import above_end_text, most_lines, size_text
 from sidetier.cli.output import Result, Table, range_text
+from sidetier.config.problems import first_of
+from sidetier.config.times import time_text
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.mirror.hydrate.log_dir import Destination
 from sidetier.mirror.hydrate.place import Journal, Placed
@@ -122,26 +123,20 @@ def _transaction_lines(report: TransactionReport) -> list[str]:
         for cut in report.lowered
     ]
     if report.version_1_producers:
+        ids = first_of(report.version_1_producers, _MAX_IDS)
         lines.append(
-            f"Not guaranteed: producers {_ids(report.version_1_producers)} use transactions of "
-            "version 1. Which of their markers in two partitions belong together is not known. "
-            "Their last transactions may be half restored."
+            f"Not guaranteed: producers {ids} use transactions of version 1. Which of their "
+            "markers in two partitions belong together is not known. Their last transactions may "
+            "be half restored."
         )
     if report.unproven_producers:
+        ids = first_of(report.unproven_producers, _MAX_IDS)
         lines.append(
-            f"Not guaranteed: {report.unproven_transactions} transactions of producers "
-            f"{_ids(report.unproven_producers)} may have records in partitions that were not "
-            "archived up to their time. A plan with --until "
-            f"{_time(report.proven_until_ms)} has none of them."
+            f"Not guaranteed: {report.unproven_transactions} transactions of producers {ids} may "
+            "have records in partitions that were not archived up to their time. A plan with "
+            f"--until {_time(report.proven_until_ms)} has none of them."
         )
     return lines
-
-
-def _ids(producers: Sequence[int]) -> str:
-    first_ids = ", ".join(map(str, producers[:_MAX_IDS]))
-    return first_ids + (
-        f" and {len(producers) - _MAX_IDS} more" if len(producers) > _MAX_IDS else ""
-    )
 
 
 def _in_gaps(partition: PlannedPartition) -> int:
@@ -149,9 +144,7 @@ def _in_gaps(partition: PlannedPartition) -> int:
 
 
 def _time(milliseconds: int | None) -> str | None:
-    if milliseconds is None or milliseconds < 0:
-        return None
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+    return None if milliseconds is None or milliseconds < 0 else time_text(milliseconds)
 
 
 @dataclass(frozen=True, slots=True)

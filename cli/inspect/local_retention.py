@@ -14,8 +14,7 @@ from sidetier.uploader.watching.disk import find_partitions
 def trim_json(trim: Trim) -> dict[str, object]:
     """Return the decision about a partition as JSON object."""
     return {
-        "topic": trim.topic_partition.topic,
-        "partition": trim.topic_partition.partition,
+        **trim.topic_partition._asdict(),
         "start_offset": trim.start,
         "log_start_offset": trim.end,
         "retained_from": trim.retained_from,

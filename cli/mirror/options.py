@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import click
 
 from sidetier.archive.positions import Position
-from sidetier.cli.arguments import BATCH_BYTES, BOOTSTRAP, fixed_place
-from sidetier.cli.export.kafka_options import by_reference
+from sidetier.cli.arguments import (
+    BATCH_BYTES,
+    BOOTSTRAP,
+    DURATION,
+    FILE,
+    FIXED_WHERE,
+    SIZE,
+)
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.options import CONFIGURATION, OUTPUT, group, option, options
 from sidetier.cli.output import OutputFormat
 from sidetier.config.properties_file import read_properties
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
-from sidetier.config.units import parse_duration, parse_size
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -39,7 +44,7 @@ class ClusterOptions:
     config: Path | None = option(
         "--{}-config",
         metavar="PATH",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Properties file of the {} cluster's client.",
     )
 
@@ -57,7 +62,8 @@ class ClusterOptions:
             if not separator or not key:
                 raise ConfigurationError(f"--{name} {text!r}: give NAME=VALUE")
             is_secret = _SECRET.search(key)
-            properties[key] = by_reference(key, value, f"--{name}") if is_secret else value
+            option = f"--{name} {key}"
+            properties[key] = SecretRef.of_text(option, value) if is_secret else value
         return properties
 
 
@@ -104,24 +110,21 @@ class CopyOptions:
     )
     max_rate: int | None = option(
         "--max-rate",
-        metavar="SIZE",
-        parse=parse_size,
+        type=SIZE,
         help="Maximum bytes per second, such as 50MiB. With --engine spark, concurrent tasks share "
         "it equally.  "
         "[default: no limit]",
     )
     transaction_bytes: int = option(
         "--transaction-bytes",
-        metavar="SIZE",
+        type=SIZE,
         default="256MiB",
-        parse=parse_size,
         help="Commit a transaction after this number of bytes.",
     )
     transaction_interval: float = option(
         "--transaction-interval",
-        metavar="DURATION",
+        type=DURATION,
         default="1s",
-        parse=parse_duration,
         help="Commit a transaction after this time, counted from its first record.",
     )
     max_batch_bytes: int = BATCH_BYTES
@@ -217,17 +220,15 @@ class MirrorOptions:
     )
     session_timeout: float = option(
         "--session-timeout",
-        metavar="DURATION",
+        type=DURATION,
         default="30s",
-        parse=parse_duration,
         help="Time without a heartbeat after which other workers take over this worker's "
         "partitions.",
     )
     transaction_timeout: float = option(
         "--transaction-timeout",
-        metavar="DURATION",
+        type=DURATION,
         default="60s",
-        parse=parse_duration,
         help="Time after which the target aborts an open transaction of a dead worker.",
     )
     group_patterns: tuple[str, ...] = option(
@@ -238,9 +239,8 @@ class MirrorOptions:
     )
     translate_interval: float = option(
         "--translate-interval",
-        metavar="DURATION",
+        type=DURATION,
         default="60s",
-        parse=parse_duration,
         help="Interval at which the mirror sets these groups.",
     )
     offset_map_runs: int = option(
@@ -357,12 +357,11 @@ class RestoreOptions:
     )
     begin: Position | None = option(
         "--from",
-        metavar="WHERE",
-        parse=fixed_place,
+        type=FIXED_WHERE,
         help="First record to restore, inclusive.  [default: beginning]",
     )
     end: Position | None = option(
-        "--to", metavar="WHERE", parse=fixed_place, help="Where to stop, exclusive.  [default: end]"
+        "--to", type=FIXED_WHERE, help="Where to stop, exclusive.  [default: end]"
     )
     from_quarantine: str | None = option(
         "--from-quarantine",

@@ -33,13 +33,7 @@ class CopyResult:
             "reencoded_batches": counts.reencoded_batches,
             "lag_records": counts.lag_records,
             "gaps": [
-                {
-                    "topic": gap.tp.topic,
-                    "partition": gap.tp.partition,
-                    "start": gap.start,
-                    "end": gap.end,
-                    "detail": gap.detail,
-                }
+                {**gap.tp._asdict(), "start": gap.start, "end": gap.end, "detail": gap.detail}
                 for gap in counts.gaps
             ],
             "refused_topics": dict(self.report.refused),

@@ -6,7 +6,6 @@ Needs the packages of the extra `mirror`.
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime
 
 from sidetier.cli.mirror.options import (
     ClusterOptions,
@@ -29,6 +28,7 @@ from sidetier.cli.restore.view import PlanResult, RestoreResult
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive
 from sidetier.config.model import Config
+from sidetier.config.times import time_text
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
 from sidetier.leadership.cluster import as_texts
 from sidetier.mirror.restore.run import RestoreRequest, open_restore
@@ -125,8 +125,7 @@ def translate(config: Config, options: TranslateRestoredOptions) -> TranslateRes
     target = target_properties(config, options.target, options.bootstrap)
 
     def show(taken_ms: int) -> None:
-        taken = datetime.fromtimestamp(taken_ms / 1000, UTC).isoformat(timespec="seconds")
-        say(f"offsets of group {request.group} as of {taken}")
+        say(f"offsets of group {request.group} as of {time_text(taken_ms)}")
 
     with open_archive(config) as archive:
         groups = translate_restored_group(archive, request, target, show)

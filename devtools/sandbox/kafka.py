@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Self
+from typing import Final, Self
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from devtools.sandbox.class_data import archive_classes, class_data_flags
-from sidetier.brokers.errors import LocalServerError
+from sidetier.brokers.errors import LocalServerError, ServerDiedError
 from sidetier.brokers.java import find_java
 from sidetier.brokers.kafka import (
     BROKER_DEFAULTS,
@@ -240,6 +240,9 @@ class KraftCluster(KafkaCluster):
         return (*super()._groups(), controllers)
 
 
+_SESSION_EXPIRED: Final = "KeeperException$SessionExpiredException"
+
+
 class ZookeeperCluster(KafkaCluster):
     """A cluster with one ZooKeeper server; brokers use its tree below `chroot` (`/kafka`).
 
@@ -303,6 +306,19 @@ class ZookeeperCluster(KafkaCluster):
     def _start_servers(self) -> None:
         self.start_zookeeper()
         super()._start_servers()
+
+    def start_broker(self, broker_id: int, *, wait: bool = True) -> None:
+        """Start a stopped or killed broker; with `wait`, return once it answers.
+
+        A broker ends if its session expires before it is ready, as on a busy machine. With `wait`,
+        it is started again, as a supervisor would.
+        """
+        while True:
+            try:
+                return super().start_broker(broker_id, wait=wait)
+            except ServerDiedError as error:
+                if _SESSION_EXPIRED not in str(error):
+                    raise
 
     def _before_start(self, node: KafkaNode) -> None:
         """Wait until the broker's last session expires: before, it cannot register and ends."""

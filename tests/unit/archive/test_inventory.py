@@ -3,6 +3,7 @@
 import pytest
 
 from sidetier.archive.inventory.contents import Inventory, NotedSegment
+from sidetier.archive.inventory.overview import list_archive
 from sidetier.archive.inventory.stored_partition import StoredPartition
 from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.objects.watermark import StoredWatermark, Watermark
@@ -11,7 +12,7 @@ from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import ObjectSummary
-from tests.harness.made_archive import LAYOUT, TP, MadeArchive
+from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to
 from tests.unit.archive.test_orphan_segments import name, strange, values
 
 
@@ -81,3 +82,14 @@ def test_a_foreign_object_between_segments_does_not_end_a_listing() -> None:
     assert [log.base_offset for log in stored.logs(5, 30)] == [20]
     found, etag = stored.segments_then_etag(BaseOffset(0), BaseOffset(20))
     assert (sorted(found), etag) == ([0, 20], None)
+
+
+def test_an_overview_lists_a_partition_again_whose_end_moves_meanwhile() -> None:
+    """A sidecar commits `20.log` between the listing and the reading of `offset.wm`."""
+    store = FakeStorage()
+    archive = MadeArchive(store)
+    archive.segments(0, 10, 20)
+    store.race("get", lambda: archive.segments(20, 30), key=LAYOUT.watermark_key(TP))
+    [row] = list_archive(access_to(store))
+    assert (row.segments, row.watermark, row.next_offset) == (3, 20, 30)
+    assert (row.segments_above_watermark, row.problem) == (0, None)

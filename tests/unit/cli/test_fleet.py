@@ -4,7 +4,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,12 +15,12 @@ import pytest
 import trustme
 import yaml
 
-from sidetier.cli.commands.fleet import FleetResult, FleetSource, serving_fleet
-from sidetier.cli.inspect.fleet import Fleet, UnknownFleetError
+from sidetier.cli.commands.fleet import FleetResult, FleetSource, fleet_server
 from sidetier.cli.inspect.sidecar import NoSidecarError, ask_page, ask_sidecar
 from sidetier.cli.main import run
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BrokerId
+from sidetier.telemetry.fleet import Fleet, UnknownFleetError
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import create_registry
 from sidetier.telemetry.pages import Application, partition_page
@@ -158,7 +158,7 @@ def test_every_address_of_the_dns_name_is_asked(monkeypatch: pytest.MonkeyPatch)
         return [*four, four[0], (socket.AF_INET6, 1, 6, "", ("fd00::7", port, 0, 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    fleet = Fleet(["10.0.0.1:9108"], "sidetier.kafka.svc:9108", timeout=1)
+    fleet = Fleet(["10.0.0.1:9108"], "sidetier.kafka.svc:9108", timeout=1, ask=ask_page)
     assert fleet.addresses() == ["10.0.0.1:9108", "10.0.0.2:9108", "[fd00::7]:9108"]
     fleet.close()
 
@@ -298,7 +298,7 @@ def test_unknown_name_is_shown_on_the_page(monkeypatch: pytest.MonkeyPatch) -> N
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    fleet = Fleet([], "sidetier.kafka.svc:9108", timeout=1)
+    fleet = Fleet([], "sidetier.kafka.svc:9108", timeout=1, ask=ask_page)
     problem = "fleet.dns: sidetier.kafka.svc cannot be resolved: Name or service not known"
     page = fleet.page(PartitionQuery())
     assert (page["ready"], page["fleet"]["problems"]) == (False, [problem])
@@ -308,8 +308,10 @@ def test_unknown_name_is_shown_on_the_page(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_fleet_page_is_served_to_browsers(sidecars: Sidecars) -> None:
-    fleet = Fleet([sidecars.start(FINE), sidecars.start(TROUBLED)], None, timeout=30)
-    with serving_fleet(FleetSource(fleet, lambda: None, ""), ("127.0.0.1", 0)) as url:
+    fleet = Fleet([sidecars.start(FINE), sidecars.start(TROUBLED)], None, timeout=30, ask=ask_page)
+    source = FleetSource(fleet, lambda: None, "")
+    with closing(fleet), fleet_server(source, ("127.0.0.1", 0)) as server:
+        url = server.url
         page = ask_page(url, "limit=2")
         assert [row["broker_id"] for row in page["partitions"]] == [2, 2]
         assert len(page["fleet"]["sidecars"]) == 2
@@ -321,8 +323,16 @@ def test_fleet_page_is_served_to_browsers(sidecars: Sidecars) -> None:
 
 
 def test_fleet_page_requires_the_token_of_the_sidecars(sidecars: Sidecars) -> None:
-    fleet = Fleet([sidecars.start(FINE, "s3cret")], None, timeout=30, bearer_token=lambda: "s3cret")
-    with serving_fleet(FleetSource(fleet, lambda: "s3cret", ""), ("127.0.0.1", 0)) as url:
+    fleet = Fleet(
+        [sidecars.start(FINE, "s3cret")],
+        None,
+        timeout=30,
+        bearer_token=lambda: "s3cret",
+        ask=ask_page,
+    )
+    source = FleetSource(fleet, lambda: "s3cret", "")
+    with closing(fleet), fleet_server(source, ("127.0.0.1", 0)) as server:
+        url = server.url
         assert len(ask_page(url, "limit=1", bearer_token="s3cret")["partitions"]) == 1
         with pytest.raises(NoSidecarError, match="asks for a bearer token"):
             ask_page(url, "limit=1", bearer_token="wrong")
@@ -340,7 +350,7 @@ def test_fleet_page_without_a_token_is_for_this_host_only(
 
 def test_fleet_needs_an_address() -> None:
     with pytest.raises(ConfigurationError, match="no sidecars are configured"):
-        Fleet([], None, timeout=1).addresses()
+        Fleet([], None, timeout=1, ask=ask_page).addresses()
 
 
 class Server:

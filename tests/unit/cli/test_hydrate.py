@@ -10,6 +10,7 @@ from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
 from tests.harness.made_archive import MadeArchive
+from tests.harness.record_batches import MadeBatch, MadeRecord
 
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
@@ -49,6 +50,15 @@ def test_plan_names_segments_above_the_archive_end(command: CommandLine, tmp_pat
     (row,) = command.json("hydrate", "plan", str(tmp_path / "p"), "--dry-run", code=3)["partitions"]
     assert (row["end"], row["above_end"]) == (20, [20])
     assert read_plan(plan).partitions[0].above_end == (20,)
+
+
+def test_plan_shows_a_timestamp_that_no_calendar_has(command: CommandLine, tmp_path: Path) -> None:
+    store = open_plain(StorageEndpoint(f"file://{command.store}"))
+    made = MadeArchive(store, ArchiveLayout("prod-a", 3))
+    made.segment(20, [MadeBatch((MadeRecord(20, 2**60, value=b"from the far future"),))], 40)
+    store.close()
+    assert command.run("hydrate", "plan", str(tmp_path / "plan.json")) == 3, command.err  # a gap
+    assert f"{2**60} ms" in command.out
 
 
 def test_missing_store_directory_is_not_created(command: CommandLine, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     module = ModuleType("sidetier.cli.commands.boom")
     module.__dict__["command"] = command
     monkeypatch.setitem(sys.modules, "sidetier.cli.commands.boom", module)
-    monkeypatch.setattr(cli, "COMMANDS", {"boom": "For tests."})
+    monkeypatch.setattr(cli.CommandLine, "summaries", {"boom": "For tests."})
     return errors
 
 

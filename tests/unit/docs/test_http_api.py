@@ -10,10 +10,10 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from sidetier.cli.inspect.fleet import Fleet
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.segments.offsets import Offset
 from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.fleet import Fleet
 from sidetier.telemetry.metrics import create_registry
 from sidetier.telemetry.pages import Application, endpoint_status, partition_page
 from sidetier.telemetry.partition_page import (

@@ -487,20 +487,21 @@ def test_quarantine_below_the_position_is_an_error(archive: MadeArchive) -> None
 
 
 def test_quarantine_above_the_position_is_read_as_replaced(
-    archive: MadeArchive,
+    archive: MadeArchive, fake: FakeStorage
 ) -> None:
     clock = Clock()
-    # Not all records have arrived before the archive is checked again.
     with reading(
         archive.store, clock=clock, max_view_age=60, first_range=500, largest_range=500
     ) as reader:
-        reader.assign(TP, 50)
-        first = take_until(reader, lambda one: isinstance(one, Records), most=5)
-        archive.lose(200)
-        archive.segment(200, batches(200, 220, each=10))
-        archive.mark(200, 220, leader_epoch=5)
-        clock.now += 100
-        reader.bounds(TP)
+        # The reader gets no record of the segment before the archive is checked again.
+        with fake.hold("stream", archive.key(200)):
+            reader.assign(TP, 50)
+            first = take_until(reader, lambda one: isinstance(one, Records), most=5)
+            archive.lose(200)
+            archive.segment(200, batches(200, 220, each=10))
+            archive.mark(200, 220, leader_epoch=5)
+            clock.now += 100
+            reader.bounds(TP)
         taken = first + take_to_end(reader)
 
     assert offsets(taken) == list(range(50, 220))

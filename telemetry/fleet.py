@@ -11,7 +11,6 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from sidetier import __version__
-from sidetier.cli.inspect.sidecar import Fields, NoSidecarError, ask_page
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.telemetry.partition_page import (
     MAX_ROWS,
@@ -45,8 +44,16 @@ _SUMS: Final = (
 )
 
 
+Fields = Mapping[str, Any]
+"""A page of `/api/partitions`, or an object in it."""
+
+
 class UnknownFleetError(SidetierError):
     """The DNS name of the sidecars cannot be resolved."""
+
+
+class UnknownPageError(SidetierError):
+    """The answer is not a page of a sidecar of this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,10 @@ class FleetSidecar:
 
 
 Ask = Callable[[str, str, float, str | None], Fields]
-"""Requests a page: URL of the sidecar, query, timeout in seconds, bearer token."""
+"""Requests a page: URL of the sidecar, query, timeout in seconds, bearer token.
+
+Raises SidetierError if no sidecar answers.
+"""
 
 
 class Fleet:
@@ -132,10 +142,10 @@ class Fleet:
     Args:
         sidecars: addresses, as `host:port` or as URL.
         dns: `name:port`; every address of the name is a sidecar. None for no name.
-        tls: whether addresses without a scheme are asked by HTTPS.
-        timeout: time limit for the answer of a sidecar, in seconds.
-        bearer_token: returns the token that the sidecars require; None for no token.
         ask: requests a page.
+        timeout: time limit for the answer of a sidecar, in seconds.
+        tls: whether addresses without a scheme are asked by HTTPS.
+        bearer_token: returns the token that the sidecars require; None for no token.
         now: monotonic seconds.
     """
 
@@ -144,10 +154,10 @@ class Fleet:
         sidecars: Iterable[str],
         dns: str | None,
         *,
+        ask: Ask,
         timeout: float,
         tls: bool = False,
         bearer_token: Callable[[], str | None] = lambda: None,
-        ask: Ask = ask_page,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sidecars = tuple(sidecars)
@@ -264,7 +274,7 @@ class Fleet:
                 continue
             try:
                 asked.append(_answered(address, future.result()))
-            except NoSidecarError as error:
+            except SidetierError as error:
                 asked.append(self._silent(address, str(error)))
         return asked
 
@@ -348,8 +358,8 @@ def _answered(address: str, answer: Fields) -> FleetSidecar:
     """Return a sidecar that has answered.
 
     Raises:
-        NoSidecarError: The answer lacks a field, or has one of a wrong type, such as one of another
-            version: the other sidecars are shown without it.
+        UnknownPageError: The answer lacks a field, or has one of a wrong type: the other sidecars
+            are shown without it.
     """
     try:
         unmet = [f"{c['name']}: {c['reason']}" for c in answer["conditions"] if not c["holds"]]
@@ -357,7 +367,7 @@ def _answered(address: str, answer: Fields) -> FleetSidecar:
         sidecar = FleetSidecar(address, answer, reason or ("" if answer["ready"] else "starting"))
         _check(sidecar)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoSidecarError(
+        raise UnknownPageError(
             f"the answer of {address} is not a page of a sidecar of version {__version__}: "
             f"{error!r:.200}"
         ) from error
