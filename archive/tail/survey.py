@@ -68,6 +68,11 @@ class PartitionTail:
         return self.merged.end if self.has_records and self.merged else self.archived_up_to
 
     @property
+    def offsets(self) -> int:
+        """Number of offsets of the tail. Some may have no record: markers, and compaction."""
+        return self.merged.end - self.merged.start if self.has_records and self.merged else 0
+
+    @property
     def size(self) -> int:
         """Bytes to read for the tail."""
         slices = () if self.merged is None else self.merged.slices
@@ -129,6 +134,7 @@ def survey(
     *,
     selects: Callable[[str], bool] = all_topics,
     partitions: Collection[TopicPartition] | None = None,
+    named: Collection[str] = (),
 ) -> TailSurvey:
     """Read the live packs of all stores, and merge the tail of each partition.
 
@@ -136,6 +142,7 @@ def survey(
         access: The archive of the cluster.
         selects: Whether a topic is wanted, by its name.
         partitions: Only these partitions; None for all.
+        named: Only the partitions of these names, such as `orders-3`; none for all.
 
     Raises:
         StorageError: A request failed.
@@ -144,9 +151,7 @@ def survey(
     brokers: list[BrokerTail] = []
     problems: dict[str, str] = {}
     for endpoint, store in access.by_endpoint.items():
-        inventory = TailInventory(
-            store, access.layout, refuses_plain=access.provider.default.refuses_plain
-        )
+        inventory = TailInventory(store, access.layout, refuses_plain=endpoint.refuses_plain)
         contents = inventory.read()
         wanted = {
             tp: rows
@@ -154,6 +159,7 @@ def survey(
             if access.provider.endpoint(tp.topic) == endpoint
             and selects(tp.topic)
             and (partitions is None or tp in partitions)
+            and (not named or str(tp) in named)
         }
         found = read_partitions(access, wanted)
         tails += found
