@@ -27,6 +27,8 @@ class TailedLog(TransactionalLog):
     layout: ArchiveLayout = LAYOUT
     tp: TopicPartition = TP
     epochs: EpochHistory = field(default_factory=lambda: history((0, 0)))
+    stored: set[tuple[int, int]] = field(default_factory=set)
+    """Start and end of the archived segments."""
 
     @property
     def archive(self) -> MadeArchive:
@@ -43,7 +45,9 @@ class TailedLog(TransactionalLog):
     def archived(self, *borders: int) -> None:
         """Archive segments from each of the offsets up to the next."""
         for base, end in pairwise(borders):
-            self.archive.segment(base, self.between(base, end))
+            if (base, end) not in self.stored:
+                self.archive.segment(base, self.between(base, end))
+                self.stored.add((base, end))
         epochs = self.epochs.up_to(borders[-1])
         self.archive.epoch_history(*epochs.entries)
         last = epochs.entries[-1][0] if epochs.entries else 0
