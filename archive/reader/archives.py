@@ -85,6 +85,13 @@ class OpenArchives:
                 self._tailed[tp] = known
         return known
 
+    def partitions_with_tail(self, topic: str) -> frozenset[int]:
+        """Return the partitions of a topic that packs have; none if packs are not read."""
+        if self._tails is None:
+            return frozenset()
+        rows = self._tails.read(topic, float("inf")).contents.rows
+        return frozenset(tp.partition for tp in rows if tp.topic == topic)
+
     def bounds(self, tp: TopicPartition, max_age: float) -> ArchiveBounds | None:
         """Return the readable range of a partition; None if there is nothing."""
         tailed = self.with_tail(tp)

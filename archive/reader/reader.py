@@ -121,6 +121,15 @@ class ArchiveReader:
         """
         return self._archives.bounds(tp, max_age)
 
+    def partitions_with_tail(self, topic: str) -> frozenset[int]:
+        """Return the partitions of a topic that tail packs have records of; none if tails are not
+        read.
+
+        Raises:
+            StorageError: As `RemoteStorage` says.
+        """
+        return self._archives.partitions_with_tail(topic)
+
     def kafka_cluster_id(self, topic: str) -> str | None:
         """Return Kafka's id of the archived cluster, as `layout.json` has it; None if it is not
         known. One request for each store.

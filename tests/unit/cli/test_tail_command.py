@@ -1,10 +1,15 @@
 """`sidetier tail` over a file-system store, and the commands that take no account of packs."""
 
+import json
 import shutil
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import KafkaError, TopicPartition
 
+from sidetier import TieredConsumer
+from sidetier.archive.reader import IsolationLevel
+from sidetier.segments.offsets import TopicPartition as Partition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
@@ -62,6 +67,64 @@ def test_losses_are_findings_with_their_reason(cli: CommandLine, log: TailedLog)
     [row] = cli.json("tail", "status", code=3)["partitions"]
     assert row["gap"] == {"start_offset": 14, "end_offset": 18}
     assert [each["reason"] for each in row["not_used"]] == ["gap"]
+
+
+def test_readers_with_and_without_the_tail(cli: CommandLine, log: TailedLog) -> None:
+    end = log.next_offset
+    log.pack(1, 0, (5, 14))
+    log.pack(2, 0, (14, end))
+    uncommitted = ("--isolation", "read_uncommitted")
+    for words, isolation, to in (
+        ((), IsolationLevel.READ_COMMITTED, 12),
+        (uncommitted, IsolationLevel.READ_UNCOMMITTED, 12),
+        (("--with-tail",), IsolationLevel.READ_COMMITTED, end),
+        (("--with-tail", *uncommitted), IsolationLevel.READ_UNCOMMITTED, end),
+    ):
+        assert cli.run("consume", "orders", *words) == 0, cli.err
+        assert [json.loads(line)["offset"] for line in cli.lines()] == log.offsets(isolation, to)
+    assert cli.run("consume", "orders", "0", "--with-tail", "--from", "-2", *uncommitted) == 0
+    assert [json.loads(line)["offset"] for line in cli.lines()] == [end - 2, end - 1]
+    assert cli.run("consume", "orders", "--with-tail", "--mode", "KAFKA_PREFERRED") == 2
+    assert "--with-tail is only for --mode TIERED_STORAGE_ONLY" in cli.err
+
+    consumer = TieredConsumer(
+        {
+            "group.id": "readers",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_uncommitted",
+            "enable.partition.eof": True,
+            "tiered.storage.mode": "TIERED_STORAGE_ONLY",
+            "tiered.storage.url": f"file://{cli.store}",
+            "tiered.storage.cluster.name": "prod-a",
+            "tiered.storage.prefix.entropy.bits": 3,
+            "tiered.storage.with.tail": "true",
+        }
+    )
+    try:
+        assert consumer.get_watermark_offsets(TopicPartition("orders", 0)) == (0, end)
+        consumer.assign([TopicPartition("orders", 0)])
+        offsets: list[int] = []
+        while True:
+            message = consumer.poll(10.0)
+            assert message is not None
+            if message.error() is not None:
+                assert message.error().code() == KafkaError._PARTITION_EOF
+                break
+            offsets.append(message.offset())
+    finally:
+        consumer.close()
+    assert offsets == log.offsets(IsolationLevel.READ_UNCOMMITTED, end)
+
+
+def test_topic_that_only_packs_have(cli: CommandLine, log: TailedLog) -> None:
+    new = TailedLog(store=log.store, tp=Partition("new", 3))
+    new.write(1, 2, transactional=False)
+    new.pack(1, 7, (0, 2))
+    assert cli.run("consume", "new", "--with-tail") == 0, cli.err
+    assert [json.loads(line)["partition"] for line in cli.lines()] == [3, 3]
+    assert cli.run("consume", "new") == 2
+    assert cli.json("tail", "promote", "--topic", "new")["partitions"][0]["archived_up_to"] == 2
+    assert cli.run("consume", "new") == 0
 
 
 def test_selection(cli: CommandLine, log: TailedLog) -> None:
