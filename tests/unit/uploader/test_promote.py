@@ -15,7 +15,7 @@ from sidetier.archive.tail.survey import TailSurvey, survey
 from sidetier.segments.batches import split_batches
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MISSING, NONE, NOTE_KEYS
-from sidetier.segments.offsets import BrokerId, Offset
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
@@ -151,16 +151,49 @@ def test_later_leader_in_the_archive_and_recreated_topics(tmp_path: Path) -> Non
 def test_damaged_pack_costs_only_what_is_behind_it(tmp_path: Path) -> None:
     log = mixed_log()
     log.archived(0, 12)
-    log.pack(1, 0, (12, 14))
-    builder = PackBuilder()
-    log.row(14, 18, builder)
-    data = bytearray(b"".join(map(bytes, builder.body().pieces)))
-    data[100] ^= 1
-    log.archive.put(LAYOUT.tail_pack_key(BrokerId(1), 1), bytes(data))
-    log.pack(1, 2, (18, 19))
+    log.pack(1, 0, (18, 19))
+    log.pack(1, 1, (12, 14))
+    damaged_pack(log, 14, 18)
     done = promoted(log.store, tmp_path)
     assert "crc64nvme" in str(done.problem)
     check(log, 14, done.archived_up_to)
+
+
+def test_damaged_pack_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
+    log = mixed_log()
+    log.archived(0, 12)
+    damaged_pack(log, 12, 18)
+    other = TailedLog(log.batches, log.next_offset, log.store, tp=TopicPartition("zoo", 1))
+    other.archived(0, 12)
+    other.pack(3, 0, (12, 14))
+    place = Place(log.store, LAYOUT, ArchiveWriter(log.store, LAYOUT, MetadataCache(1 << 20)))
+    tails = surveyed(log.store).partitions
+    first, second = promote(access_to(log.store), lambda _: place, tails, tmp_path)
+    assert "crc64nvme" in str(first.problem)
+    assert second.problem is None
+    check(other, 14, second.archived_up_to)
+
+
+def damaged_pack(log: TailedLog, start: int, end: int) -> None:
+    """Store a pack of broker 2 in which a byte has changed."""
+    builder = PackBuilder()
+    log.row(start, end, builder)
+    data = bytearray(b"".join(map(bytes, builder.body().pieces)))
+    data[100] ^= 1
+    log.archive.put(LAYOUT.tail_pack_key(BrokerId(2), 0), bytes(data))
+
+
+def test_old_survey_does_not_move_the_archive_back(tmp_path: Path) -> None:
+    """A sidecar has recorded a gap, and archived what is behind it, since the packs were read."""
+    log = mixed_log()
+    log.archived(0, 12)
+    log.pack(1, 0, (12, 19))
+    old = surveyed(log.store)
+    log.archive.gap(12, 14)
+    log.archive.segment(14, log.between(14, 24))
+    log.archive.mark(14, 24, topic_id=TOPIC_ID, start_offset=0, leader_epoch=0)
+    done = promoted(log.store, tmp_path, old)
+    assert (done.segments, done.archived_up_to, done.problem) == (0, 24, None)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
