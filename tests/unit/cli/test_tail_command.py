@@ -107,10 +107,12 @@ def test_readers_with_and_without_the_tail(cli: CommandLine, log: TailedLog) -> 
         while True:
             message = consumer.poll(10.0)
             assert message is not None
-            if message.error() is not None:
-                assert message.error().code() == KafkaError._PARTITION_EOF
+            error, offset = message.error(), message.offset()
+            if error is not None:
+                assert error.code() == KafkaError._PARTITION_EOF
                 break
-            offsets.append(message.offset())
+            assert offset is not None
+            offsets.append(offset)
     finally:
         consumer.close()
     assert offsets == log.offsets(IsolationLevel.READ_UNCOMMITTED, end)

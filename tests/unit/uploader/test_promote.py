@@ -20,7 +20,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.promote import Promoted, promote
+from sidetier.uploader.promote import SEGMENT_BYTES, Promoted, promote
 from sidetier.uploader.stores import Place
 from tests.harness import daemons
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -38,12 +38,16 @@ def surveyed(store: RemoteStorage) -> TailSurvey:
 
 
 def promoted(
-    store: RemoteStorage, directory: Path, found: TailSurvey | None = None, **limits: int
+    store: RemoteStorage,
+    directory: Path,
+    found: TailSurvey | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
 ) -> Promoted:
     """Promote the only partition that has packs."""
     place = Place(store, LAYOUT, ArchiveWriter(store, LAYOUT, MetadataCache(1 << 20)))
     tails = (found or surveyed(store)).partitions
-    [done] = promote(access_to(store), lambda _: place, tails, directory, **limits)
+    access = access_to(store)
+    [done] = promote(access, lambda _: place, tails, directory, segment_bytes=segment_bytes)
     assert not list(directory.iterdir()), "files are left"
     return done
 
@@ -81,10 +85,11 @@ def test_tail_becomes_segments_with_transactions_across_the_border(
     assert head.metadata[NOTE_KEYS[FileKind.SNAPSHOT]] == MISSING
 
     # Again: nothing is left to do, and nothing is written.
-    contents = log.store.contents() if isinstance(log.store, FakeStorage) else {}
+    store = cast("FakeStorage", log.store)
+    contents = store.contents()
     again = promoted(log.store, tmp_path)
     assert (again.segments, again.archived_up_to, again.problem) == (0, end, None)
-    assert log.store.contents() == contents
+    assert store.contents() == contents
 
 
 def test_archive_begins_with_a_tail_that_begins_with_the_log(tmp_path: Path) -> None:
@@ -159,7 +164,8 @@ def test_damaged_pack_costs_only_what_is_behind_it(tmp_path: Path) -> None:
     check(log, 14, done.archived_up_to)
 
 
-def test_damaged_pack_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group_bytes", [1, 1 << 30])
+def test_damaged_pack_does_not_hold_up_other_partitions(tmp_path: Path, group_bytes: int) -> None:
     log = mixed_log()
     log.archived(0, 12)
     damaged_pack(log, 12, 18)
@@ -168,7 +174,8 @@ def test_damaged_pack_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
     other.pack(3, 0, (12, 14))
     place = Place(log.store, LAYOUT, ArchiveWriter(log.store, LAYOUT, MetadataCache(1 << 20)))
     tails = surveyed(log.store).partitions
-    first, second = promote(access_to(log.store), lambda _: place, tails, tmp_path)
+    access = access_to(log.store)
+    first, second = promote(access, lambda _: place, tails, tmp_path, group_bytes=group_bytes)
     assert "crc64nvme" in str(first.problem)
     assert second.problem is None
     check(other, 14, second.archived_up_to)
