@@ -163,9 +163,7 @@ def survey(
         }
         found = read_partitions(access, wanted)
         tails += found
-        brokers += _brokers(
-            endpoint.url, contents, found, is_whole=len(wanted) == len(contents.rows)
-        )
+        brokers += _brokers(endpoint.url, contents, found)
         problems |= contents.problems
     return TailSurvey(tuple(sorted(tails, key=lambda tail: tail.tp)), tuple(brokers), problems)
 
@@ -223,16 +221,16 @@ def _merged(
 
 
 def _brokers(
-    url: str, contents: TailContents, tails: Iterable[PartitionTail], *, is_whole: bool
+    url: str, contents: TailContents, tails: Iterable[PartitionTail]
 ) -> Iterable[BrokerTail]:
-    """Count the packs of each broker. Of a part of the partitions, all other rows count as live."""
+    """Count the packs of each broker. The rows of partitions that are not wanted count as live."""
     known = {tail.tp: tail for tail in tails}
     live: dict[BrokerId, int] = defaultdict(int)
     for tp, rows in contents.rows.items():
         tail = known.get(tp)
         needed = rows if tail is None or tail.merged is None else tail.merged.needed()
         for pack, row in needed:
-            if pack is not None and (is_whole or tail is not None):
+            if pack is not None:
                 live[pack.broker] += row.size
     packs: dict[BrokerId, list[PackRef]] = defaultdict(list)
     for pack in contents.packs:
