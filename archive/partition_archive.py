@@ -34,6 +34,7 @@ from sidetier.archive.view import (
     view_of_ours,
     view_of_pinterest,
 )
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -218,6 +219,10 @@ class PartitionArchive:
         if view is None or view.is_pinterest:
             return ()
         return tuple(log for log in self._listed if log.base_offset > view.watermark.base_offset)
+
+    def epochs(self) -> EpochHistory:
+        """Read the stored leader epochs. One request."""
+        return self._stored.epochs().epoch_history
 
     def gaps(self) -> Gaps:
         """Read the recorded gaps. One request."""

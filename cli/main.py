@@ -39,6 +39,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "ack-gap": "Accept a recorded gap, with a reason.",
     "retire": "Move the archive of a deleted or recreated topic to _sidetier/<cluster>/retired/.",
     "gc": "Delete archived segments that are past their retention on the store.",
+    "tail": "Show the records that only tail packs have, and promote them to segments.",
     "hydrate": "Restore archived topics on an empty cluster, with the same offsets.",
     "drill": "Restore a sample of the archive on a temporary broker, and compare it.",
     "config": "Check and show the configuration.",

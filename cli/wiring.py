@@ -269,6 +269,14 @@ def check_archive(config: Config, archive: ArchiveAccess, identity: MetaProperti
     _Places(config, archive, identity.cluster_id, cache, long_archives).check_all()
 
 
+def promotion_places(config: Config, archive: ArchiveAccess) -> Callable[[str], Place]:
+    """Return where the promotion of tails writes: the place of each topic, checked as by a sidecar
+    before its first write.
+    """
+    cache = MetadataCache(_METADATA_CACHE_BYTES)
+    return _Places(config, archive, None, cache, LongArchives()).of
+
+
 def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
     """Return the broker and cluster that the log dirs belong to.
 

@@ -129,6 +129,11 @@ def _upper_case(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
+def _flag(value: object) -> object:
+    is_word = isinstance(value, str) and value.lower() in {"true", "false"}
+    return str(value).lower() == "true" if is_word else value
+
+
 class TieredConfig(ArchiveOptions):
     """Keys below `tiered.storage.`; `tiered.storage.on.gap` is the field `on_gap`.
 
@@ -147,6 +152,12 @@ class TieredConfig(ArchiveOptions):
         default=60.0,
         description="Time to wait for the upload of offsets that Kafka has deleted, before they "
         "count as a gap.",
+    )
+    with_tail: Annotated[bool, BeforeValidator(_flag)] = Field(
+        default=False,
+        description="Also read the records of active segments that tail packs have. Only with "
+        "`TIERED_STORAGE_ONLY`. Costs a listing for each broker at each `look.interval`, and a "
+        "request for each new pack.",
     )
     memory_budget: Size = Field(
         default=ReaderSettings().memory_budget,
@@ -202,6 +213,11 @@ def read_settings(configuration: Mapping[str, Any]) -> Settings:
             f"{PREFIX}{_REGISTRY}: must be a prometheus_client.CollectorRegistry"
         )
     config = parse_options(TieredConfig, tiered, option_names())
+    if config.with_tail and config.mode is not Mode.TIERED_STORAGE_ONLY:
+        raise ConfigurationError(
+            f"{PREFIX}with.tail: is only for {PREFIX}mode {Mode.TIERED_STORAGE_ONLY.value}: with "
+            f"{config.mode.value}, the brokers have these records"
+        )
     kafka = kafka_settings(given, config.mode)
     cluster, storage = _archive(config, set(tiered))
     return Settings(
@@ -221,6 +237,7 @@ def read_settings(configuration: Mapping[str, Any]) -> Settings:
             max_batch_bytes=config.max_batch_bytes,
             fetch_threads=config.fetch_threads,
             look_interval=config.look_interval,
+            with_tail=config.with_tail,
         ),
         cluster=cluster,
         storage=storage,

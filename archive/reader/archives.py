@@ -7,8 +7,9 @@ from functools import partial
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import Locator
 from sidetier.archive.objects.layout import read_note
-from sidetier.archive.partition_archive import PartitionArchive
+from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
 from sidetier.archive.reader.source import ArchiveSource, Bound
+from sidetier.archive.reader.tail_source import SharedTails, TailedSource
 from sidetier.archive.segment_bytes import BufferPool, MemoryBudget
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.view import Extract
@@ -27,6 +28,7 @@ class OpenArchives:
         budget: Memory that ranges do not use may be kept in `buffers`.
         buffers: Lends memory for ranges.
         clock: The reader's clock, in seconds.
+        with_tail: Also read tail packs.
     """
 
     def __init__(
@@ -36,14 +38,18 @@ class OpenArchives:
         budget: MemoryBudget,
         buffers: BufferPool,
         clock: Callable[[], float],
+        *,
+        with_tail: bool = False,
     ) -> None:
         self._locator = locator
         self._access = access
         self._budget, self._buffers = budget, buffers
         self._clock = clock
+        self._tails = SharedTails(access, clock) if with_tail else None
         self._settings_check = SettingsCheck(access)
         self._guard = threading.Lock()
         self._archives: dict[TopicPartition, PartitionArchive] = {}
+        self._tailed: dict[TopicPartition, TailedSource] = {}
         self._cluster_ids: dict[str, str | None] = {}
 
     def of(self, tp: TopicPartition) -> PartitionArchive:
@@ -65,8 +71,34 @@ class OpenArchives:
                 tp, self._access, self._settings_check, self._clock, extract
             )
 
+    def with_tail(self, tp: TopicPartition, bound: Bound | None = None) -> TailedSource | None:
+        """Return the source of archive and tail; None if tails are not read."""
+        if self._tails is None:
+            return None
+        if bound is not None:
+            return TailedSource(self.source(tp, bound), self._tails)
+        with self._guard:
+            known = self._tailed.get(tp)
+        if known is None:
+            known = TailedSource(self.source(tp), self._tails)
+            with self._guard:
+                self._tailed[tp] = known
+        return known
+
+    def partitions_with_tail(self, topic: str) -> frozenset[int]:
+        """Return the partitions of a topic that packs have; none if packs are not read."""
+        if self._tails is None:
+            return frozenset()
+        rows = self._tails.read(topic, float("inf")).contents.rows
+        return frozenset(tp.partition for tp in rows if tp.topic == topic)
+
+    def bounds(self, tp: TopicPartition, max_age: float) -> ArchiveBounds | None:
+        """Return the readable range of a partition; None if there is nothing."""
+        tailed = self.with_tail(tp)
+        return self.of(tp).bounds(max_age) if tailed is None else tailed.bounds(max_age)
+
     def source(self, tp: TopicPartition, bound: Bound | None = None) -> ArchiveSource:
-        """Return the source of a partition's records, up to the bound."""
+        """Return the source of a partition's archived records, up to the bound."""
         archive = self.of(tp)
         deadline = self._access.provider.endpoint(tp.topic).deadline
         read = range_reader(self._access, tp.topic)

@@ -55,7 +55,12 @@ class ArchiveReader:
         self._budget = MemoryBudget(self._settings.memory_budget - indexes)
         locator = Locator(indexes, self._observer.fell_back)
         self._archives = OpenArchives(
-            archive, locator, self._budget, buffers or BufferPool(), clock
+            archive,
+            locator,
+            self._budget,
+            buffers or BufferPool(),
+            clock,
+            with_tail=self._settings.with_tail,
         )
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
@@ -114,7 +119,16 @@ class ArchiveReader:
             ArchiveError: A stored object is not as it should be.
             StorageError: As `RemoteStorage` says.
         """
-        return self._archives.of(tp).bounds(max_age)
+        return self._archives.bounds(tp, max_age)
+
+    def partitions_with_tail(self, topic: str) -> frozenset[int]:
+        """Return the partitions of a topic that tail packs have records of; none if tails are not
+        read.
+
+        Raises:
+            StorageError: As `RemoteStorage` says.
+        """
+        return self._archives.partitions_with_tail(topic)
 
     def kafka_cluster_id(self, topic: str) -> str | None:
         """Return Kafka's id of the archived cluster, as `layout.json` has it; None if it is not
@@ -153,7 +167,10 @@ class ArchiveReader:
         search = TimeSearch(source, times, self._settings.max_batch_bytes)
         record = search.first_at(timestamp_ms, self._settings.look_interval)
         if record is None:
-            return None
+            tailed = self._archives.with_tail(tp)
+            if tailed is None:
+                return None
+            return tailed.first_at(timestamp_ms, search, self._settings.look_interval)
         self._found.put(tp, record)
         return record.offset
 
@@ -181,7 +198,7 @@ class ArchiveReader:
         bound = None
         if until is not None:
             bound = Bound(Offset(until), {} if extract is None else extract.ends)
-        source = self._archives.source(tp, bound)
+        source = self._archives.with_tail(tp, bound) or self._archives.source(tp, bound)
         with self._lock:
             partition = Partition(
                 tp, source, self._settings, None if bound is None else bound.until

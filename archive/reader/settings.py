@@ -40,6 +40,9 @@ class ReaderSettings:
         max_batch_bytes: Maximum bytes of the records of one compressed batch, decompressed: a limit
             against decompression bombs. A larger batch ends reading with BatchTooLargeError, and
             never becomes a `Gap`: it is stored.
+        with_tail: Also read the records above the archive end offsets that tail packs have. Once
+            for all partitions of a store, that costs a listing for each broker at each look, and a
+            request for each new pack.
         columns: Columns of `RECORD_SCHEMA` that are decoded; None for all. `offset` always is.
 
     Raises:
@@ -56,6 +59,7 @@ class ReaderSettings:
     failed_pause: float = 5.0
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
     columns: tuple[str, ...] | None = None
+    with_tail: bool = False
 
     @property
     def decoded_columns(self) -> tuple[str, ...] | None:

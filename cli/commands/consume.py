@@ -82,6 +82,10 @@ class ConsumeOptions:
         default=_MODES[0],
         help="Read the store alone, or the store and Kafka as one log.",
     )
+    with_tail: bool = option(
+        "--with-tail",
+        help="Also read the records of active segments that tail packs have; see `sidetier tail`.",
+    )
     bootstrap: str | None = BOOTSTRAP
     isolation: Literal["read_committed", "read_uncommitted"] = option(
         "--isolation",
@@ -176,6 +180,8 @@ def command(options: ConsumeOptions) -> int:
         raise click.UsageError("--follow has no end: omit --to or --follow")
     if begin is not None and end is not None and is_above(begin, end):
         raise click.UsageError("--from is above --to: no record is between them")
+    if options.with_tail and options.mode != _MODES[0]:
+        raise click.UsageError(f"--with-tail is only for --mode {_MODES[0]}")
     form, output_format = _output_of(options.output, count=options.count)
     request = TopicReadRequest(
         topic=options.topic,
@@ -185,6 +191,7 @@ def command(options: ConsumeOptions) -> int:
         mode=Mode(options.mode),
         bootstrap=options.bootstrap,
         isolation=options.isolation,
+        with_tail=options.with_tail,
         skip_gaps=options.on_gap == "skip",
         follow=options.follow,
         limit=options.limit,

@@ -40,7 +40,19 @@ class PlanOptions(CommandOptions):
         help="Lower the ends of partitions until no transaction is committed in one partition and "
         "cut off in another. Transactions of version 2 (Kafka 4) only; the others are reported.",
     )
-    dry_run: bool = option("--dry-run", help="Show the plan; write no file.")
+    with_tail: bool = option(
+        "--tail/--no-tail",
+        default=True,
+        help="First promote the tail packs of these topics, as `sidetier tail promote` does.",
+    )
+    work_dir: Path | None = option(
+        "--work-dir",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        help="As of `sidetier tail promote`.",
+    )
+    dry_run: bool = option(
+        "--dry-run", help="Show the plan, and what tail packs add; write nothing."
+    )
 
 
 @options

@@ -7,6 +7,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.tail.survey import TailSurvey, survey
+from sidetier.cli.arguments import most_lines
 from sidetier.cli.hydrate.options import (
     FinishOptions,
     PlanOptions,
@@ -17,11 +20,13 @@ from sidetier.cli.hydrate.placing import CONNECTIONS, cluster_properties, topic_
 from sidetier.cli.hydrate.view import FinishedResult, PlanResult, ReplicatedResult, VerifiedResult
 from sidetier.cli.output import say
 from sidetier.cli.stores import open_archive
+from sidetier.cli.tail import promote_tails
 from sidetier.config.model import Config
 from sidetier.mirror.hydrate import steps
 from sidetier.mirror.hydrate.plan import HydratePlan, read_plan, write_plan
 from sidetier.mirror.hydrate.survey import Cut
-from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.errors import ArchiveError, ConfigurationError
+from sidetier.segments.names import is_internal_topic
 from sidetier.segments.offsets import Offset, TopicPartition
 
 
@@ -42,11 +47,41 @@ def plan_restore(config: Config, options: PlanOptions) -> PlanResult:
     with open_archive(config, connections=CONNECTIONS) as archive:
         archive.require_directories()
         cut = _cut(options.until, options.until_offsets)
+        tails = _promoted_tails(config, archive, options) if options.with_tail else None
         plan = steps.plan_restore(archive, steps.PlanRequest(options.topics, cut, consistent))
     if not options.dry_run:
         write_plan(plan_file, plan)
     is_unproven = consistent and not plan.has_whole_transactions
-    return PlanResult(plan, None if options.dry_run else str(plan_file), is_unproven)
+    return PlanResult(plan, None if options.dry_run else str(plan_file), is_unproven, tails)
+
+
+def _promoted_tails(config: Config, archive: ArchiveAccess, options: PlanOptions) -> TailSurvey:
+    """Promote the tails of the wanted topics, and return them as they were before.
+
+    Raises:
+        ArchiveError: A tail was not promoted. The plan would silently restore less.
+    """
+
+    def wanted(topic: str) -> bool:
+        return topic in options.topics if options.topics else not is_internal_topic(topic)
+
+    found = survey(archive, selects=wanted)
+    if options.dry_run:
+        return found
+    done = promote_tails(config, archive, found.partitions, options.work_dir)
+    failed = [each for each in done if each.problem]
+    if failed:
+        lines = [f"{each.tail.tp}: {each.problem}" for each in failed]
+        raise ArchiveError(
+            "\n".join(
+                [
+                    f"the tails of {len(failed)} partitions are not promoted, or not completely:",
+                    *most_lines(lines),
+                    "repeat the command; --no-tail plans without the records that are missing",
+                ]
+            )
+        )
+    return found
 
 
 def replicate_topics(config: Config, options: ReplicateOptions) -> ReplicatedResult:

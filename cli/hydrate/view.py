@@ -5,15 +5,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sidetier.archive.tail.survey import PartitionTail, TailSurvey
 from sidetier.cli import exits
 from sidetier.cli.arguments import above_end_text, most_lines, size_text
 from sidetier.cli.output import Result, Table, range_text
+from sidetier.cli.tail import is_whole, partition_fields, partition_lines, problem_lines
 from sidetier.config.problems import first_of
 from sidetier.config.times import time_text
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.mirror.hydrate.log_dir import Destination
 from sidetier.mirror.hydrate.place import Journal, Placed
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
+from sidetier.segments.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from sidetier.mirror.hydrate.finish import OpenTransaction
@@ -29,17 +32,26 @@ class PlanResult:
     Attributes:
         file: The plan's file; None with --dry-run.
         is_unproven: Whether transactions should be whole, and some may be cut.
+        tails: The tails as they were before the plan, which has promoted them unless `file` is
+            None; None with --no-tail.
     """
 
     plan: HydratePlan
     file: str | None
     is_unproven: bool = False
+    tails: TailSurvey | None = None
 
     @property
     def exit_code(self) -> int:
         """FINDINGS if records in gaps are lost, or a transaction may be cut."""
         gaps = any(partition.gaps for partition in self.plan.partitions)
-        return exits.FINDINGS if gaps or self.is_unproven else exits.OK
+        has_lost = self.tails is not None and not is_whole(self.tails)
+        return exits.FINDINGS if gaps or self.is_unproven or has_lost else exits.OK
+
+    @property
+    def _from_tail(self) -> Mapping[TopicPartition, PartitionTail]:
+        tails = () if self.tails is None else self.tails.partitions
+        return {tail.tp: tail for tail in tails if tail.has_records or tail.not_read}
 
     def as_json(self) -> object:
         """Return the plan without the names of segments."""
@@ -62,10 +74,21 @@ class PlanResult:
                 }
                 for partition in self.plan.partitions
             ],
+            "tails": None
+            if self.tails is None
+            else {
+                "promoted": self.file is not None,
+                "partitions": [
+                    partition_fields(tail, (self.plan.planned_ms or 0) / 1000)
+                    for tail in self.tails.partitions
+                ],
+                "problems": dict(self.tails.problems),
+            },
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition, and an explanation of the losses."""
+        from_tail = self._from_tail
         rows = [
             (
                 partition.topic,
@@ -76,6 +99,7 @@ class PlanResult:
                 partition.archive_end - partition.end or None,
                 _in_gaps(partition) or None,
                 _time(partition.last_timestamp_ms),
+                *((_tail_offsets(from_tail, partition),) if from_tail else ()),
             )
             for partition in self.plan.partitions
         ]
@@ -88,6 +112,7 @@ class PlanResult:
             "LEFT OUT",
             "IN GAPS",
             "ARCHIVED UNTIL",
+            *(("FROM THE TAIL",) if from_tail else ()),
         )
         end = "not written (--dry-run)" if self.file is None else f"written to {self.file}"
         footer = (
@@ -101,7 +126,7 @@ class PlanResult:
             for partition in self.plan.partitions
             if partition.above_end
         ]
-        footer = "\n".join([footer, *most_lines(above)])
+        footer = "\n".join([footer, *most_lines(above), *self._tail_lines()])
         if self.plan.transactions is not None:
             lines = _transaction_lines(self.plan.transactions)
             if self.plan.has_whole_transactions:
@@ -110,6 +135,32 @@ class PlanResult:
                 lines.append("Not guaranteed: transactions with records in gaps are not whole.")
             footer = "\n".join([footer, *lines])
         return (Table(columns, rows, footer=footer),)
+
+    def _tail_lines(self) -> list[str]:
+        if self.tails is None:
+            return ["Tail packs were not looked for (--no-tail)."]
+        tails = [tail for tail in self.tails.partitions if tail.has_records]
+        lines = [*partition_lines(self.tails), *problem_lines(self.tails)]
+        if tails:
+            offsets = sum(tail.offsets for tail in tails)
+            what = "only tail packs have" if self.file is None else "tail packs had"
+            then = (
+                "not in this plan yet: without --dry-run, they are promoted before"
+                if self.file is None
+                else "now archived, and part of OFFSETS"
+            )
+            lines.append(
+                f"FROM THE TAIL: {offsets} offsets of {len(tails)} partitions, which {what}, are "
+                f"{then}."
+            )
+        return lines
+
+
+def _tail_offsets(
+    tails: Mapping[TopicPartition, PartitionTail], partition: PlannedPartition
+) -> int | None:
+    tail = tails.get(partition.topic_partition)
+    return None if tail is None else tail.offsets or None
 
 
 def _transaction_lines(report: TransactionReport) -> list[str]:

@@ -31,7 +31,7 @@ class ArchiveTopicSource:
         self._topic = topic
 
     def partitions(self) -> Sequence[int]:
-        """Return the partitions of the topic, in rising order.
+        """Return the partitions of the topic that have an archive or a tail, in rising order.
 
         Sends a listing for each entropy prefix, in parallel.
         """
@@ -42,11 +42,12 @@ class ArchiveTopicSource:
             return [partition.topic_partition.partition for partition in partitions]
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="list") as pool:
-            partitions = [
+            partitions = {
                 partition
                 for batch in pool.map(listed, cluster_prefixes(store, layout))
                 for partition in batch
-            ]
+            }
+        partitions |= self._reader.partitions_with_tail(self._topic)
         if not partitions:
             self._refuse()
         return sorted(partitions)
@@ -99,6 +100,7 @@ def open_archive_source(config: Config, request: TopicReadRequest) -> Iterator[A
     require_directory(config.storage.target(request.topic).url)
     settings = ReaderSettings(
         isolation=IsolationLevel(request.isolation),
+        with_tail=request.with_tail,
         max_batch_bytes=request.max_batch_bytes,
         columns=tuple(dict.fromkeys(("offset", *request.columns, *request.filters.columns))),
     )

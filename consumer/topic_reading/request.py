@@ -47,6 +47,7 @@ class TopicReadRequest:
         skip_gaps: Report a gap and continue after it; otherwise it is an error.
         follow: Continue to read without an end.
         limit: Maximum number of records over all partitions; None for no limit.
+        with_tail: Also read tail packs; only with `Mode.TIERED_STORAGE_ONLY`.
         columns: Columns to return. `Mode.TIERED_STORAGE_ONLY` reads only these, and other modes
             return all.
     """
@@ -58,6 +59,7 @@ class TopicReadRequest:
     mode: Mode = Mode.TIERED_STORAGE_ONLY
     bootstrap: str | None = None
     isolation: str = "read_committed"
+    with_tail: bool = False
     skip_gaps: bool = False
     follow: bool = False
     limit: int | None = None

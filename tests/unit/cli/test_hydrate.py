@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.archive.tail.pack import PackBuilder
 from sidetier.mirror.hydrate.plan import PreparedTopic, read_plan, with_prepared, write_plan
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import BrokerId
+from sidetier.segments.txn_index import parse_txn_index
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
 from tests.harness.made_archive import MadeArchive
 from tests.harness.record_batches import MadeBatch, MadeRecord
+from tests.harness.tailed_log import mixed_log
 
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
@@ -87,6 +91,81 @@ def test_text_that_is_no_time_is_refused(command: CommandLine, tmp_path: Path) -
     line = ("hydrate", "plan", str(tmp_path / "plan.json"), "--until", "yesterday")
     assert command.run(*line) == 2
     assert "'--until': 'yesterday' is not a time: use a date or time (2026-11-21" in command.err
+
+
+def test_tail_is_promoted_planned_and_placed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = CommandLine(tmp_path, capsys)
+    store = open_plain(StorageEndpoint(f"file://{command.store}"))
+    log = mixed_log(store)
+    end = log.next_offset
+    log.archived(0, 5, 12)
+    log.pack(1, 0, (5, 14))
+    log.pack(2, 0, (14, end))
+    before = command.stored()
+    line = ("hydrate", "plan", str(tmp_path / "plan.json"))
+
+    plan = command.json(*line, "--dry-run")
+    assert [row["end"] for row in plan["partitions"]] == [12]
+    [tail] = plan["tails"]["partitions"]
+    assert (plan["tails"]["promoted"], tail["archived_up_to"], tail["safe_up_to"]) == (
+        False,
+        12,
+        end,
+    )
+    assert command.run(*line, "--dry-run") == 0
+    assert f"{end - 12} offsets of 1 partitions, which only tail packs have" in command.out
+    assert command.run(*line, "--dry-run", "--no-tail") == 0
+    assert "Tail packs were not looked for" in command.out
+    assert command.stored() == before
+
+    assert command.run(*line) == 0, command.err
+    assert "which tail packs had, are now archived" in command.out
+    plan_file = tmp_path / "plan.json"
+    assert [part.end for part in read_plan(plan_file).partitions] == [end]
+    write_plan(
+        plan_file,
+        with_prepared(read_plan(plan_file), "new", {"orders": PreparedTopic(TOPIC_ID, (1,))}),
+    )
+    live = tmp_path / "kafka-logs" / "orders-0"
+    live.mkdir(parents=True)
+    (live / f"{0:020d}.log").touch()
+    (live / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}\n")
+    (live.parent / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=new\n")
+    place = ("hydrate", "place", str(plan_file), "--log-dir", str(live.parent))
+    assert command.json(*place)["partitions"][0]["problem"] is None
+    placed = b"".join(path.read_bytes() for path in sorted(live.glob("*.log")))
+    assert placed == log.encoded
+    aborted = [
+        entry
+        for path in sorted(live.glob("*.txnindex"))
+        for entry in parse_txn_index(path.read_bytes())
+    ]
+    assert [(entry.producer_id, entry.last_offset) for entry in aborted] == [(1, 13), (3, 19)]
+    assert aborted[0].first_offset == 3, "it began in the archive"
+    store.close()
+
+
+def test_tail_that_cannot_be_promoted_makes_no_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = CommandLine(tmp_path, capsys)
+    store = open_plain(StorageEndpoint(f"file://{command.store}"))
+    log = mixed_log(store)
+    log.archived(0, 12)
+    builder = PackBuilder()
+    log.row(12, 18, builder)
+    data = bytearray(b"".join(map(bytes, builder.body().pieces)))
+    data[100] ^= 1
+    log.archive.put(log.layout.tail_pack_key(BrokerId(1), 0), bytes(data))
+    line = ("hydrate", "plan", str(tmp_path / "plan.json"))
+    assert command.run(*line) == 1
+    assert "the tails of 1 partitions are not promoted" in command.err
+    assert "--no-tail" in command.err
+    assert not (tmp_path / "plan.json").exists()
+    assert command.run(*line, "--no-tail") == 0
+    store.close()
 
 
 def test_segments_are_placed_beside_a_stopped_broker(command: CommandLine, tmp_path: Path) -> None:

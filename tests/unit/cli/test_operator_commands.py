@@ -14,12 +14,15 @@ from sidetier.archive.objects.watermark import (
     encode_watermark,
     read_watermark,
 )
+from sidetier.archive.tail.pack import PackBuilder, TailRow
 from sidetier.cli.inspect.cluster import ReplicaSet
 from sidetier.cli.main import run
+from sidetier.segments.batches import split_batches
 from sidetier.segments.cluster_state import GroupMember
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.http import HttpServer
@@ -39,6 +42,7 @@ from tests.harness.command_line import CommandLine
 from tests.harness.fake_cluster import FakeCluster
 from tests.harness.log_dir import TOPIC_ID, PartitionLog
 from tests.harness.record_deletion import DeletingBroker
+from tests.harness.tailed_log import store_pack
 
 TP = TopicPartition("orders", 0)
 ERROR = "put orders-0: 403"
@@ -205,6 +209,31 @@ def test_broker_with_records_of_its_own_cannot_be_lost(ground: Ground) -> None:
     assert ground.cli.run("can-i-lose", "1", "--sidecar", ground.sidecar) == 3
     assert ground.cli.lines()[0].startswith("no: with broker 1 and its disk, 15 records")
     assert ground.cli.lines()[2].split()[:4] == ["orders-0", "leader", "[30,", "45)"]
+
+
+def test_records_in_tail_packs_do_not_count_as_archived(ground: Ground) -> None:
+    words = ("can-i-lose", "1", "--sidecar", ground.sidecar)
+    before = ground.cli.json(*words, code=3)
+    builder = PackBuilder()
+    data = ground.log.written[30] + ground.log.written[40]
+    row = TailRow(
+        TP,
+        TOPIC_ID,
+        EpochHistory(((LeaderEpoch(0), Offset(0)),)),
+        Offset(30),
+        Offset(45),
+        Offset(0),
+        Offset(45),
+        sum(1 for _ in split_batches(memoryview(data))),
+    )
+    builder.add(row, data)
+    store = open_plain(StorageEndpoint(f"file://{ground.cli.store}"))
+    store_pack(store, ArchiveLayout("prod-a", 3), builder, 1, 0)
+    store.close()
+    [tail] = ground.cli.json("tail", "status")["partitions"]
+    assert (tail["archived_up_to"], tail["safe_up_to"]) == (30, 45)
+    assert ground.cli.json(*words, code=3) == before
+    assert ground.cli.json("explain", "orders", "0", "41", code=3)["answer"] == "waits"
 
 
 def test_in_sync_replica_makes_the_broker_safe_unless_it_is_down(ground: Ground) -> None:

@@ -121,6 +121,18 @@ def test_store_location_and_broker_are_required() -> None:
     assert settings.kafka.config is None
 
 
+def test_tail_is_only_for_the_mode_without_kafka() -> None:
+    only = {**STORE, "tiered.storage.mode": "TIERED_STORAGE_ONLY"}
+    assert not read_settings(only).reader.with_tail
+    for given in ("true", "TRUE", True):
+        assert read_settings({**only, "tiered.storage.with.tail": given}).reader.with_tail
+    assert not read_settings({**only, "tiered.storage.with.tail": "false"}).reader.with_tail
+    with pytest.raises(ConfigurationError, match=r"tiered\.storage\.with\.tail"):
+        read_settings({**only, "tiered.storage.with.tail": "perhaps"})
+    with pytest.raises(ConfigurationError, match="the brokers have these records"):
+        read_settings({**KAFKA, **STORE, "tiered.storage.with.tail": "true"})
+
+
 def test_registry_and_deserializers_are_separated() -> None:
     registry = CollectorRegistry()
     settings = read(tiered__storage__metrics__registry=registry, key__deserializer=str)
