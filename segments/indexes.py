@@ -91,6 +91,36 @@ def parse_offset_index(data: bytes, base: BaseOffset, name: str = "index") -> Of
     return OffsetIndex(base, entries, len(used) < len(data))
 
 
+def position_at_or_below(
+    read_index: Callable[[int, int], bytes], size: int, base: BaseOffset, offset: int
+) -> int:
+    """Return the position of a batch that begins at `offset` or lower, from an offset index.
+
+    Reads some entries by binary search, so also the index of an active segment, which has 10 MiB of
+    zeros behind its entries. The result is a hint: a damaged index may lead to any byte.
+
+    Args:
+        read_index: Reads the index as `os.pread` does, by position and length.
+        size: Size of the index, in bytes.
+        base: Base offset of the segment.
+        offset: The wanted offset.
+
+    Returns:
+        0 if no entry is at or below the offset: the segment's first batch.
+    """
+    low, high, found = 0, size // INDEX_ENTRY.size, 0
+    while low < high:
+        middle = (low + high) // 2
+        entry = read_index(middle * INDEX_ENTRY.size, INDEX_ENTRY.size)
+        relative, position = INDEX_ENTRY.unpack(entry.ljust(INDEX_ENTRY.size, b"\0"))
+        # No entry leads to byte 0, so a zero is padding.
+        if position and base + relative <= offset:
+            low, found = middle + 1, position
+        else:
+            high = middle
+    return found
+
+
 def parse_time_index(data: bytes, base: BaseOffset, name: str = "timeindex") -> TimeIndex:
     """Parse a `.timeindex`, without the zeros at its end.
 

@@ -10,6 +10,7 @@ from sidetier.segments.indexes import (
     SegmentTail,
     parse_offset_index,
     parse_time_index,
+    position_at_or_below,
     tail_of,
 )
 from sidetier.segments.names import FileKind, segment_file_name
@@ -278,3 +279,28 @@ def test_lookups_below_the_first_entry_start_at_the_segments_start() -> None:
     assert [lookup_position(index, offset) for offset in (1000, 1008, 1009)] == [0, 0, 4100]
     times = parse_time_index(_timeindex((5, 9)), BASE)
     assert [lookup_timestamp(times, timestamp) for timestamp in (4, 5, 6)] == [1000, 1009, 1009]
+
+
+@pytest.mark.parametrize("padding", [0, 8, 800_000])
+@pytest.mark.parametrize(
+    ("offset", "position"),
+    [(0, 0), (1008, 0), (1009, 71), (1010, 71), (1029, 142), (1038, 142), (1039, 213), (9999, 213)],
+)
+def test_position_of_an_offset_is_found_in_an_active_index(
+    offset: int, position: int, padding: int
+) -> None:
+    """With few reads, although zeros follow the entries."""
+    index = _index((9, 71), (29, 142), (39, 213)) + bytes(padding)
+    pread, reads = pread_of(index), []
+
+    def counting(at: int, length: int) -> bytes:
+        reads.append(at)
+        return pread(at, length)
+
+    assert position_at_or_below(counting, len(index), BASE, offset) == position
+    assert len(reads) <= 18
+
+
+def test_index_without_entries_leads_to_the_first_batch() -> None:
+    for index in (b"", bytes(PREALLOCATED_INDEX_BYTES), b"cut"):
+        assert position_at_or_below(pread_of(index), len(index), BASE, 5000) == 0
