@@ -22,6 +22,9 @@ WITH_SERVERS := tests/contract tests/end_to_end tests/integration
 # A failed test runs once more, and pytest prints the first failure; more than four reruns fail the
 # run. What this may hide, and which tests are excluded: CONTRIBUTING.md, "A test that fails".
 ONCE_MORE := --reruns 1 --reruns-delay 10 --max-suite-reruns 4 --rerun-show-tracebacks
+# A test that hangs in C code never sees the signal of its own time limit. After this time the process of
+# the test ends with the stacks of its threads, the test is named, and another process goes on.
+NO_HANG := -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 # Runs a command and writes its output to the environment's set-up log. If the command fails, prints the
 # last lines and the path of the log.
 SETUP_LOG = $(@D)/setup.log
@@ -75,14 +78,14 @@ prepare: setup setup-spark35 ## download or build the servers and tools of the t
 test: test-fast test-integration ## run all tests, those without servers first
 
 test-fast: setup ## run the tests that need no servers
-	$(BIN)/pytest -m 'not integration' -n $(FAST_WORKERS) $(BY_FILE) $(ONCE_MORE)
+	$(BIN)/pytest -m 'not integration' -n $(FAST_WORKERS) $(BY_FILE) $(ONCE_MORE) $(NO_HANG)
 
 # The tests marked `alone` run a cluster under load with a sidecar beside every broker, and need all cores.
 test-integration: prepare ## run the tests against real servers
 	failed=0; \
 	$(BIN)/pytest $(WITH_SERVERS) -m 'integration and alone' $(ONCE_MORE) --durations=5 || failed=1; \
 	$(BIN)/pytest $(WITH_SERVERS) -m 'integration and not alone' -n $(WORKERS) $(BY_FILE) $(ONCE_MORE) \
-	  --durations=20 || failed=1; \
+	  $(NO_HANG) --durations=20 || failed=1; \
 	exit $$failed
 
 test-long: prepare ## run the tests that need hours: chaos, simulations, kills (CHAOS_SECONDS, PROTOCOL_EXAMPLES)

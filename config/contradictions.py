@@ -1,7 +1,7 @@
 """Checks for settings that are valid alone and wrong together. Pure functions, one per rule."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,8 +11,10 @@ from sidetier.config.problems import Problem, SettingPath
 from sidetier.config.retention import INTERNAL_PREFIX
 from sidetier.config.storage import S3Config, StorageConfig
 from sidetier.config.storage_urls import file_root
+from sidetier.config.types import matches_any
 from sidetier.config.units import format_duration, format_size
-from sidetier.config.uploader import REQUESTS_PER_SEGMENT, EarlyConfig
+from sidetier.config.uploader import REQUESTS_PER_SEGMENT, EarlyConfig, daily_requests
+from sidetier.segments.names import is_legal_topic
 
 Problems = Iterator[Problem]
 
@@ -287,12 +289,38 @@ def _warnings(config: Config) -> Iterator[str]:
     for path, url in _urls(config.storage):
         if url.startswith("memory://"):
             yield f"{path[-1]} {url}: everything stored is lost when the process ends"
-    hidden = [i for i, other in enumerate(config.storage.overrides) if _matches_all(other.topics)]
-    if hidden and hidden[0] < len(config.storage.overrides) - 1:
-        yield f"storage.overrides[{hidden[0]}] matches every topic: those after it have no effect"
+    early = config.uploader.early
+    yield from _hidden("storage.overrides", [one.topics for one in config.storage.overrides])
+    yield from _hidden("uploader.early.overrides", [one.topics for one in early.overrides])
     if config.broker.client and config.broker.bootstrap_servers is None:
         yield "broker.client has no effect, because broker.bootstrap_servers is not set"
-    yield from early_costs(config.uploader.early)
+    for i, override in enumerate(early.overrides if early.enabled else ()):
+        if not _may_match_one(override.topics, early.topics):
+            yield (
+                f"uploader.early.overrides[{i}] has no effect: {override.topics} matches no topic "
+                "that uploader.early.topics selects"
+            )
+    yield from early_costs(early)
+
+
+def _hidden(setting: str, patterns: Sequence[str]) -> Iterator[str]:
+    for i, pattern in enumerate(patterns[:-1]):
+        if _matches_all(pattern):
+            yield f"{setting}[{i}] matches every topic: those after it have no effect"
+            return
+
+
+def _may_match_one(pattern: str, others: Sequence[str]) -> bool:
+    """Whether one topic may match the pattern and one of the others. Unknown, so true, for two
+    patterns of which none is the name of a topic.
+    """
+    name, *names = (re.sub(r"\\([.-])", r"\1", one) for one in (pattern, *others))
+    return any(
+        matches_any([other], name)
+        or matches_any([pattern], other_name)
+        or not (is_legal_topic(name) or is_legal_topic(other_name))
+        for other, other_name in zip(others, names, strict=True)
+    )
 
 
 _SMALL_PART: Final = 1024**2
@@ -302,18 +330,27 @@ _SHORT_AGE: Final = 60.0
 
 def early_costs(early: EarlyConfig) -> Iterator[str]:
     """Return what early archiving costs, for each limit that makes very many small segments."""
-    if early.enabled and early.bytes < _SMALL_PART:
-        parts = 1024**3 // early.bytes
+    if not early.enabled:
+        return
+    yield from _costs("uploader.early", "", early.bytes, early.age)
+    for i, one in enumerate(early.overrides):
+        yield from _costs(f"uploader.early.overrides[{i}]", f" ({one.topics})", one.bytes, one.age)
+
+
+def _costs(setting: str, topics: str, size: int | None, age: float | None) -> Iterator[str]:
+    if size is not None and size < _SMALL_PART:
+        parts = 1024**3 // size
         yield (
-            f"uploader.early.bytes {format_size(early.bytes)}: each GiB of records becomes "
+            f"{setting}.bytes {format_size(size)}{topics}: each GiB of records becomes "
             f"{parts:,} segments, which cost about {parts * REQUESTS_PER_SEGMENT:,} requests, and "
             "readers, verify and gc as many more"
         )
-    if early.enabled and early.age < _SHORT_AGE:
+    if age is not None and age < _SHORT_AGE:
+        requests = daily_requests(age)
         yield (
-            f"uploader.early.age {format_duration(early.age)}: each partition that is written all "
-            f"the time becomes {round(early.daily_requests / REQUESTS_PER_SEGMENT):,} segments a "
-            f"day, which cost about {early.daily_requests:,} requests"
+            f"{setting}.age {format_duration(age)}{topics}: each partition that is written all "
+            f"the time becomes {round(requests / REQUESTS_PER_SEGMENT):,} segments a "
+            f"day, which cost about {requests:,} requests"
         )
 
 

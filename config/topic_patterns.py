@@ -16,25 +16,36 @@ class PatternSelection:
         setting: The setting that contains the pattern.
         pattern: A regular expression that matches whole topic names.
         topics: The selected names, sorted.
+        known: The names among which it selects.
+        among: What these topics are, for messages.
     """
 
     setting: SettingPath
     pattern: str
     topics: tuple[str, ...]
+    known: Collection[str]
+    among: str = "of the cluster"
 
-    def unmatched(self, known: Collection[str]) -> str:
-        """Return the text for a pattern that selects none of the cluster's topics, with the
-        nearest name.
-        """
-        return f"{self.pattern!r} matches no topic of the cluster{suggestion(self.pattern, known)}"
+    def unmatched(self) -> str:
+        """Return the text for a pattern that selects none of the topics, with the nearest name."""
+        near = suggestion(self.pattern, self.known)
+        return f"{self.pattern!r} matches no topic {self.among}{near}"
 
 
 def selections(config: Config, topics: Collection[str]) -> Iterator[PatternSelection]:
     """Yield each pattern of the configuration, with the topics among these that it selects."""
     for setting, patterns in _settings(config):
         for pattern in patterns:
-            selected = sorted(topic for topic in topics if matches_any([pattern], topic))
-            yield PatternSelection(setting, pattern, tuple(selected))
+            yield PatternSelection(setting, pattern, _matching(pattern, topics), topics)
+    early, among = config.uploader.early, "that uploader.early.topics selects"
+    selected = [topic for topic in topics if early.selects(topic)]
+    for i, override in enumerate(early.overrides):
+        setting, pattern = ("uploader", "early", "overrides", i, "topics"), override.topics
+        yield PatternSelection(setting, pattern, _matching(pattern, selected), selected, among)
+
+
+def _matching(pattern: str, topics: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(topic for topic in topics if matches_any([pattern], topic)))
 
 
 def _settings(config: Config) -> Iterator[tuple[SettingPath, tuple[str, ...]]]:

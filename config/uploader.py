@@ -1,10 +1,11 @@
 """Settings of the daemon: threads, limits, gates."""
 
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from sidetier.config.types import AbsolutePath, NamePatterns, Part, matches_any
+from sidetier.config.types import AbsolutePath, NamePattern, NamePatterns, Part, matches_any
 from sidetier.config.units import DiskFloor, Duration, FreeDisk, Size
 
 
@@ -67,6 +68,42 @@ REQUESTS_PER_SEGMENT: Final = 6
 _SECONDS_OF_DAY: Final = 86400
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyLimits:
+    """The limits of early archiving of one topic; the age is in seconds."""
+
+    bytes: int
+    age: float
+
+
+def daily_requests(age: float) -> int:
+    """Return the requests a day for a partition that has new records all the time, by its age in
+    seconds alone.
+    """
+    return round(_SECONDS_OF_DAY / age * REQUESTS_PER_SEGMENT)
+
+
+class EarlyOverride(Part):
+    """Other limits of early archiving for some of the selected topics."""
+
+    topics: NamePattern = Field(
+        description="Regular expression that matches whole topic names; the first override that "
+        "matches applies. It selects no further topics for early archiving."
+    )
+    bytes: Size | None = Field(
+        default=None, gt=0, description="As uploader.early.bytes, which is the default."
+    )
+    age: Duration | None = Field(
+        default=None, ge=1.0, description="As uploader.early.age, which is the default."
+    )
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if self.age is None and self.bytes is None:
+            raise ValueError("must have age, bytes or both")
+        return self
+
+
 class EarlyConfig(Part):
     """Early archiving: committed records of the active segment are stored as a segment before the
     broker closes it. Off unless `topics` is set. It needs broker.bootstrap_servers.
@@ -90,6 +127,9 @@ class EarlyConfig(Part):
         "active segment are stored, however few they are. The sidecar looks every 5 s, or more "
         "often if this is shorter. Each stored segment costs about six requests.",
     )
+    overrides: Annotated[tuple[EarlyOverride, ...], Field(strict=False)] = Field(
+        default=(), description="Other limits for some topics; the first match applies."
+    )
 
     @property
     def enabled(self) -> bool:
@@ -100,10 +140,22 @@ class EarlyConfig(Part):
         """Whether a topic is archived early, by its name alone."""
         return matches_any(self.topics, topic)
 
+    def limits(self, topic: str) -> EarlyLimits | None:
+        """Return the limits of a topic; None if it is not archived early."""
+        if not self.selects(topic):
+            return None
+        for override in self.overrides:
+            if matches_any([override.topics], topic):
+                return EarlyLimits(
+                    self.bytes if override.bytes is None else override.bytes,
+                    self.age if override.age is None else override.age,
+                )
+        return EarlyLimits(self.bytes, self.age)
+
     @property
-    def daily_requests(self) -> int:
-        """Requests a day for a partition that has new records all the time, by `age` alone."""
-        return round(_SECONDS_OF_DAY / self.age * REQUESTS_PER_SEGMENT)
+    def shortest_age(self) -> float:
+        """The shortest age of any topic, in seconds."""
+        return min([self.age, *(one.age for one in self.overrides if one.age is not None)])
 
 
 class TailConfig(Part):

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sidetier.config.uploader import EarlyConfig
+from sidetier.config.uploader import EarlyConfig, EarlyLimits
 from sidetier.leadership.port import LedLog, LedLogSource
 from sidetier.segments.errors import (
     BrokerError,
@@ -64,6 +64,7 @@ class EarlyWanted:
         generation: The partition's generation.
         known: A batch at `start` or below; None if none is known.
         least: Fewer bytes are not worth an early segment.
+        max_bytes: Size at which an early segment ends.
         refused: The last error of the partition; None if there is none.
     """
 
@@ -76,6 +77,7 @@ class EarlyWanted:
     generation: int
     known: BatchPosition | None
     least: int
+    max_bytes: int
     refused: str | None = None
 
 
@@ -113,7 +115,9 @@ class EarlyUnavailable:
 EarlyEvent = EarlyRangesFound | EarlyUnavailable
 
 
-def is_due(tail: LogTail, last_upload: float | None, wall: float, rules: EarlyConfig) -> int | None:
+def is_due(
+    tail: LogTail, last_upload: float | None, wall: float, limits: EarlyLimits
+) -> int | None:
     """Return the least bytes of the early segment that is due; None if none is. Pure.
 
     Args:
@@ -121,21 +125,19 @@ def is_due(tail: LogTail, last_upload: float | None, wall: float, rules: EarlyCo
         last_upload: When this process has stored a segment of the partition last, in seconds since
             1970: records may carry timestamps of the past, and count from then on.
         wall: Seconds since 1970.
-        rules: The configuration.
+        limits: The limits of the topic.
     """
     # Not by `written_bytes`: a file system that compresses has fewer blocks than there are bytes.
     if tail.unarchived_since is None or not tail.has_batch:
         return None
     # A clock that was ahead has left times in the future, which would stop the limit until then.
     past = [since for since in (tail.unarchived_since, last_upload or 0.0) if since <= wall]
-    if wall - max(past, default=0.0) >= rules.age:
+    if wall - max(past, default=0.0) >= limits.age:
         return 0
-    return rules.bytes if tail.written_bytes >= rules.bytes else None
+    return limits.bytes if tail.written_bytes >= limits.bytes else None
 
 
-def find_range(
-    wanted: EarlyWanted, led: LedLog, max_bytes: int
-) -> CommittedRange | Searched | None:
+def find_range(wanted: EarlyWanted, led: LedLog) -> CommittedRange | Searched | None:
     """Find the batches that may be stored, by their headers; None if nothing is committed.
 
     The batch at the archive end offset is searched from `wanted.known`, or from the beginning of
@@ -175,7 +177,7 @@ def find_range(
         for at, header in islice(batches, _MAX_SEARCHED):
             if header.next_offset > wanted.start:
                 batches = chain([(at, header)], batches)
-                chosen = choose(batches, wanted.segment, wanted.start, led, file, max_bytes)
+                chosen = choose(batches, wanted.segment, wanted.start, led, file, wanted.max_bytes)
                 if chosen is None or chosen.size < wanted.least:
                     return Searched(known, goes_on=False)
                 return chosen
@@ -242,21 +244,23 @@ class EarlySegments:
         """Note whether an early segment of the partition is due, and return whether its archive
         must be read first.
         """
-        least = None
-        if tail is not None and self._may_store(partition):
+        least, limits = None, self._rules.limits(partition.topic_partition.topic)
+        if tail is not None and limits is not None and self._may_store(partition):
             last_ms = partition.uploads.last_ms
             last = None if last_ms is None else last_ms / 1000
-            least = is_due(tail, last, self._clock.wall(), self._rules)
+            least = is_due(tail, last, self._clock.wall(), limits)
         partition.note_early(due=least is not None, now=self._clock.monotonic())
         tp, archive = partition.topic_partition, partition.archive
-        wanted = None if least is None else self._wanted(partition, least)
+        wanted = None
+        if least is not None and limits is not None:
+            wanted = self._wanted(partition, least, limits.bytes)
         if wanted is None:
             self._waiting.pop(tp, None)
         elif tp not in self._asked:
             self._waiting[tp] = wanted
         return least is not None and (archive is None or archive.next_offset is None)
 
-    def _wanted(self, partition: Partition, least: int) -> EarlyWanted | None:
+    def _wanted(self, partition: Partition, least: int, max_bytes: int) -> EarlyWanted | None:
         """Return what to look for; None while the archive's end is not in the active segment."""
         archive, directory, active = partition.archive, partition.directory, partition.log.active
         start = None if archive is None else archive.next_offset
@@ -273,14 +277,14 @@ class EarlySegments:
             partition.generation,
             None if known is None or known.leader_epoch != epoch else known,
             least,
+            max_bytes,
             partition.early_hold.error,
         )
 
     def _may_store(self, partition: Partition) -> bool:
         """Whether nothing but time and bytes decides. Closed segments are stored first."""
         return (
-            self._rules.selects(partition.topic_partition.topic)
-            and partition.leader_epoch != UNKNOWN_EPOCH
+            partition.leader_epoch != UNKNOWN_EPOCH
             and partition.may_archive_early()
             and partition.early_hold.until <= self._clock.monotonic()
         )
@@ -297,8 +301,8 @@ class EarlySegments:
         self._asked = frozenset(one.topic_partition for one in wanted)
         for tp in self._asked:
             del self._waiting[tp]
-        source, max_bytes, now = self._source, self._rules.bytes, self._clock.monotonic
-        self._task.begin(lambda: _find_all(source, wanted, max_bytes, now), EarlyUnavailable)
+        source, now = self._source, self._clock.monotonic
+        self._task.begin(lambda: _find_all(source, wanted, now), EarlyUnavailable)
 
     def handle(
         self, event: EarlyEvent
@@ -348,7 +352,6 @@ class EarlySegments:
 def _find_all(
     source: LedLogSource,
     wanted: Sequence[EarlyWanted],
-    max_bytes: int,
     now: Callable[[], float],
 ) -> EarlyRangesFound:
     # Before any file is opened: the rule reads only after it has asked.
@@ -356,18 +359,16 @@ def _find_all(
     found: list[tuple[EarlyWanted, EarlyResult]] = []
     until = now() + _LONGEST_RUN
     for one in wanted:
-        found.append((one, _found(one, answers.get(one.topic_partition), max_bytes)))
+        found.append((one, _found(one, answers.get(one.topic_partition))))
         if now() >= until:
             break
     return EarlyRangesFound(found, wanted[len(found) :])
 
 
-def _found(
-    wanted: EarlyWanted, answer: LedLog | SidetierError | None, max_bytes: int
-) -> EarlyResult:
+def _found(wanted: EarlyWanted, answer: LedLog | SidetierError | None) -> EarlyResult:
     if not isinstance(answer, LedLog):
         return answer
     try:
-        return find_range(wanted, answer, max_bytes)
+        return find_range(wanted, answer)
     except Exception as error:  # noqa: BLE001 - the other partitions of the run get their results
         return error

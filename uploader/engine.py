@@ -300,7 +300,7 @@ class Engine:
             self.status.observe_safe(lambda: tail.safe)
         self._tails_seconds = _TAILS_SECONDS
         if self._early is not None:
-            self._tails_seconds = min(_TAILS_SECONDS, config.early.age)
+            self._tails_seconds = min(_TAILS_SECONDS, config.early.shortest_age)
 
     def _new_early(self, new_pool: NewPool) -> EarlySegments | None:
         """Return None where no topic is archived early: then there is not even a thread."""

@@ -1,9 +1,9 @@
 """`sidetier status`: show the partitions of the running sidecar."""
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from sidetier.cli import exits, kernel
@@ -20,6 +20,7 @@ from sidetier.cli.output import Cell, Table
 from sidetier.config.problems import suggestion
 from sidetier.config.times import time_text
 from sidetier.segments.errors import ConfigurationError
+from sidetier.telemetry.partition_page import ShownState, key_of
 from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
     DrillStatus,
@@ -34,20 +35,11 @@ if TYPE_CHECKING:
 
 
 MAX_ROWS: Final = 40
-"""Up to this number of partitions, all are shown; beyond it, only those that are not FINE."""
+"""Up to this number of partitions, all are shown; beyond it, only those with closed segments to
+archive, or with a problem.
+"""
 
 _SEGMENT: Final = re.compile("^segment [0-9]+ ")
-
-
-class Severity(IntEnum):
-    """Need for an operator's attention; the most severe comes first."""
-
-    HALTED = 0
-    HELD = 1
-    MOVING = 2
-    GAP = 3
-    BEHIND = 4
-    FINE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +49,34 @@ class Row:
     status: PartitionStatus
 
     @property
-    def severity(self) -> Severity:
-        """Most severe state that applies."""
-        if self.status.state == "halted":
-            return Severity.HALTED
-        if self.status.state == "quarantining":
-            return Severity.MOVING
-        if self.status.last_error is not None:
-            return Severity.HELD
-        if self._gap_records or self.status.unresolved_quarantines:
-            return Severity.GAP
-        return Severity.BEHIND if self.status.unstored_segments else Severity.FINE
+    def state(self) -> ShownState:
+        """Most severe state that applies, as on the status page."""
+        return key_of(self.status).state
 
     @property
-    def order(self) -> tuple[Severity, float, str, int]:
+    def is_problem(self) -> bool:
+        """Whether an operator must act."""
+        return self.state.is_problem
+
+    @property
+    def group(self) -> str:
+        """Group of the summary, one of `_GROUPS`."""
+        if self.is_problem:
+            return _PROBLEMS[self.state]
+        return _BEHIND if self.status.unstored_segments else _FINE
+
+    @property
+    def order(self) -> tuple[int, float, str, int]:
         """Sort key: most severe first, then the longest wait."""
         age = self.status.oldest_unstored_age_seconds or 0.0
-        return self.severity, -age, self.status.topic, self.status.partition
+        return _GROUPS.index(self.group), -age, self.status.topic, self.status.partition
 
     def cells(self) -> Sequence[Cell]:
         """Return the cells of the table row."""
         status = self.status
-        state = "held" if self.severity is Severity.HELD else status.state
         return (
             f"{status.topic}-{status.partition}",
-            state,
+            self.state if self.is_problem else status.state,
             status.log_end,
             status.next_offset,
             self._unarchived(),
@@ -89,17 +84,15 @@ class Row:
             "see below" if self.is_problem else self._waits(),
         )
 
-    @property
-    def is_problem(self) -> bool:
-        """Whether an operator must act."""
-        return self.severity < Severity.BEHIND
-
     def problem(self) -> str:
         """Return the full description of the problem, in one line."""
         status = self.status
         gap, waiting, error = self._gap_records, status.waiting_for, status.last_error
         quarantines = status.unresolved_quarantines
+        until = status.seconds_until_local_deletion
+        near = self.state is ShownState.NEAR_DELETION
         parts = [
+            f"the broker deletes unarchived records in {age_text(until)}" if near else None,
             f"{gap} records were deleted before they were archived" if gap else None,
             f"{quarantines} quarantines are not acknowledged" if quarantines else None,
             waiting,
@@ -188,7 +181,7 @@ class StatusResult:
         rows = self.rows
         visible = rows
         if not self.show_all and len(rows) > MAX_ROWS:
-            visible = [row for row in rows if row.severity is not Severity.FINE]
+            visible = [row for row in rows if row.group != _FINE]
         hidden = len(rows) - len(visible)
         columns = (
             "PARTITION",
@@ -211,8 +204,8 @@ class StatusResult:
         return (Table(columns, [row.cells() for row in visible], footer=footer),)
 
     def _summary(self, rows: Sequence[Row]) -> list[str]:
-        counts = [(name, _count(rows, severity)) for name, severity in _WORDS]
-        parts = [f"{count} {name}" for name, count in counts if count]
+        counts = Counter(row.group for row in rows)
+        parts = [f"{counts[group]} {group}" for group in _GROUPS if counts[group]]
         answer = self.sidecar.status
         line = f"broker {answer.broker_id} of {answer.cluster} leads "
         line += (
@@ -240,14 +233,17 @@ class StatusResult:
         ]
 
 
-_WORDS: Final = (
-    ("halted", Severity.HALTED),
-    ("held by errors", Severity.HELD),
-    ("being moved to quarantine", Severity.MOVING),
-    ("with a gap", Severity.GAP),
-    ("behind", Severity.BEHIND),
-    ("with all closed segments archived", Severity.FINE),
-)
+_BEHIND: Final = "behind"
+_FINE: Final = "with all closed segments archived"
+_PROBLEMS: Final[Mapping[ShownState, str]] = {
+    ShownState.HALTED: "halted",
+    ShownState.NEAR_DELETION: "near the broker's deletion",
+    ShownState.HELD: "held by errors",
+    ShownState.QUARANTINING: "being moved to quarantine",
+    ShownState.GAP: "with a gap",
+}
+_GROUPS: Final = (*_PROBLEMS.values(), _BEHIND, _FINE)
+"""Groups of partitions in the summary, the most severe first."""
 
 
 def _sent(segment: SegmentStatus) -> str | None:
@@ -258,10 +254,6 @@ def _sent(segment: SegmentStatus) -> str | None:
     left = age_text(segment.send_seconds_left)
     size = size_text(segment.size_bytes)
     return f"{size_text(sent)} of {size}, {size_text(rate)}/s, {left} left"
-
-
-def _count(rows: Sequence[Row], severity: Severity) -> int:
-    return sum(row.severity is severity for row in rows)
 
 
 def _on_the_broker_alone(rows: Sequence[Row]) -> list[str]:

@@ -21,6 +21,7 @@ from sidetier.config.contradictions import early_costs
 from sidetier.config.problems import dotted, first_of
 from sidetier.config.topic_patterns import selections
 from sidetier.config.units import format_duration
+from sidetier.config.uploader import daily_requests
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.status import PartitionState, PartitionStatus
@@ -266,13 +267,17 @@ def early_archive(facts: DoctorFacts) -> Iterator[Finding]:
     early = facts.config.uploader.early
     if not early.enabled:
         return
-    selected = sum(early.selects(tp.topic) for tp in facts.partitions)
+    found = [early.limits(tp.topic) for tp in facts.partitions]
+    ages = [limits.age for limits in found if limits is not None]
     threads, costs = facts.config.uploader.threads, list(early_costs(early))
-    if selected / early.age > threads:
+    ends = {min(ages, default=early.age), max(ages, default=early.age)}
+    of_ages = " to ".join(map(format_duration, sorted(ends)))
+    rate = sum(1 / age for age in ages)
+    if rate > threads:
         costs.append(
-            f"uploader.early.age {format_duration(early.age)}: {selected} partitions on this host "
-            f"become up to {selected / early.age:.0f} segments a second, and uploader.threads "
-            f"({threads}) upload about one each in a second"
+            f"uploader.early.age {of_ages}: {len(ages)} partitions on this host become up to "
+            f"{rate:.0f} segments a second, and uploader.threads ({threads}) upload about one "
+            "each in a second"
         )
     for cost in costs:
         yield advice(
@@ -284,8 +289,8 @@ def early_archive(facts: DoctorFacts) -> Iterator[Finding]:
     if not costs:
         yield ok(
             "early archive",
-            f"{selected} partitions on this host cost up to {selected * early.daily_requests:,} "
-            f"requests a day by uploader.early.age ({format_duration(early.age)})",
+            f"{len(ages)} partitions on this host cost up to {sum(map(daily_requests, ages)):,} "
+            f"requests a day by uploader.early.age ({of_ages})",
         )
 
 
@@ -610,7 +615,7 @@ def _patterns(facts: DoctorFacts) -> Iterator[Finding]:
         yield Finding(
             Level.PROBLEM if one.setting in _ESSENTIAL_PATTERNS else Level.ADVICE,
             "patterns",
-            f"{setting}: {one.unmatched(known)}",
+            f"{setting}: {one.unmatched()}",
             "correct the pattern, or remove it; a pattern matches the whole name of a topic",
             setting,
         )
@@ -863,8 +868,8 @@ def closing(facts: DoctorFacts) -> Iterator[Finding]:
         if (value := number(topic.settings, "segment.ms")) is not None
         and value >= _LONG_WAIT_MS
         and not (
-            early.selects(topic.name)
-            and early.age * 1000 <= _LONG_WAIT_MS
+            (limits := early.limits(topic.name)) is not None
+            and limits.age * 1000 <= _LONG_WAIT_MS
             and not topic_config(topic.settings).compacted
         )
     }

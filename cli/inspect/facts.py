@@ -45,7 +45,7 @@ from sidetier.cli.inspect.store import StoreFacts, store_facts
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
-from sidetier.config.uploader import EarlyConfig
+from sidetier.config.uploader import EarlyLimits
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import (
     ArchiveError,
@@ -156,7 +156,7 @@ class RecordFacts(PartitionFacts):
         broker_id: This host's broker.
         archive: What the store has about the offset; None if it does not answer.
         known_to_cluster: False if the cluster has answered and has no such partition.
-        early: None if the topic is not archived early.
+        early: The limits of the topic; None if it is not archived early.
         local_retention: None if the topic has none, or the partition no replica on this host.
         problems: By source, why it does not answer.
     """
@@ -167,7 +167,7 @@ class RecordFacts(PartitionFacts):
     archive: ArchivedOffset | None = None
     known_to_cluster: bool | None = None
     roll: RollRules = field(default_factory=RollRules)
-    early: EarlyConfig | None = None
+    early: EarlyLimits | None = None
     local_retention: PartitionRetention | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -262,7 +262,7 @@ def gather_record(question: RecordQuestion) -> RecordFacts:
         known_to_cluster=None if brokers is None else brokers.replicas is not None,
         log_offsets=LogOffsets() if brokers is None else brokers.log_offsets,
         roll=roll_rules(settings or {}),
-        early=_early_rules(tp.topic, config, settings),
+        early=_early_limits(tp.topic, config, settings),
         local_retention=_answer(retention),
         problems=problems,
     )
@@ -280,10 +280,9 @@ def _answer(asked: Future[T]) -> T | None:
     return None if asked.exception() is not None else asked.result()
 
 
-def _early_rules(topic: str, config: Config, settings: Settings | None) -> EarlyConfig | None:
-    early = config.uploader.early
+def _early_limits(topic: str, config: Config, settings: Settings | None) -> EarlyLimits | None:
     is_compacted = topic_config(settings or {}).compacted
-    return early if early.selects(topic) and not is_compacted else None
+    return None if is_compacted else config.uploader.early.limits(topic)
 
 
 def roll_rules(settings: Settings) -> RollRules:

@@ -90,11 +90,14 @@ def test_active_segments_are_archived_within_seconds(  # noqa: PLR0915 - an arch
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
     segments = small_segments(cluster.version, SEGMENT_BYTES, file_delete_delay_ms=100)
-    create_topic(bootstrap, topic, configs=segments)
+    by_size = f"{topic}-by-size"  # the other one reaches its age before its bytes
+    for name in (topic, by_size):
+        create_topic(bootstrap, name, configs=segments)
     directory = cluster.log_dirs(1)[0] / f"{topic}-0"
-    early = {"topics": [topic], "bytes": PART_BYTES, "age": "1s"}
-    settings = merged(beside(cluster, store, topics=[topic]), {"uploader": {"early": early}})
-    ledger, log = Ledger(), ArchiveReader(store.objects)
+    override = {"topics": ".*-by-size", "bytes": PART_BYTES // 2, "age": "1d"}
+    early = {"topics": [f"{topic}.*"], "bytes": PART_BYTES, "age": "1s", "overrides": [override]}
+    settings = merged(beside(cluster, store, topics=[f"{topic}.*"]), {"uploader": {"early": early}})
+    ledger, waiting, log = Ledger(), Ledger(seed=1), ArchiveReader(store.objects)
     config = tmp_path / "trim.yaml"
     local = {"retention": {"local": {"topics": [topic], "bytes": 0}}}
     config.write_text(json.dumps(merged(settings, local)))
@@ -108,6 +111,7 @@ def test_active_segments_are_archived_within_seconds(  # noqa: PLR0915 - an arch
         return result
 
     with Sidecar(tmp_path / "sidecar", settings, store) as sidecar:
+        waiting.produce(bootstrap, by_size, 5)
         ledger.produce(bootstrap, topic, 20)
         wait_until_stored(store.objects, topic, 0, 20, SECONDS)
 
@@ -135,6 +139,14 @@ def test_active_segments_are_archived_within_seconds(  # noqa: PLR0915 - an arch
         ledger.produce(bootstrap, topic, 2 * PART_BYTES // 1000)
         wait_until_stored(store.objects, topic, 0, ledger.next_offset(topic), SECONDS)
         assert log_bases(directory) == [0], "no segment has closed yet"
+        assert log.mark(by_size) is None
+        at = ("--sidecar", sidecar.url)
+        explained = command("explain", by_size, "0", "2", *at, code=FINDINGS)
+        assert "archived early, at 32.8 kB (" in explained["text"]
+        assert "or an age of 1 d 0 h (in 23 h" in explained["text"]
+        waiting.produce(bootstrap, by_size, PART_BYTES // 2000)
+        wait_until_stored(store.objects, by_size, 0, PART_BYTES // 2000, SECONDS)
+        assert compare(store.objects, waiting.records) >= PART_BYTES // 2000
         ledger.produce(bootstrap, topic, SEGMENT_BYTES // 1000)
         wait_until(lambda: len(log_bases(directory)) == 2, SECONDS, "the segment to close")
         end = ledger.next_offset(topic)

@@ -76,6 +76,10 @@ def sidecar(*rows: PartitionStatus) -> SidecarState:
     return SidecarState("http://here", StatusSnapshot("prod-a", partitions=rows), ready=True)
 
 
+EARLY_OVERRIDDEN = config(
+    uploader={"early": {"topics": ["ord.*"], "overrides": [{"topics": "clicks", "age": "1h"}]}},
+    broker={"bootstrap_servers": "localhost:9092"},
+)
 SOUND = DoctorFacts(
     config(),
     HostFacts(100_000, 100_000, 128, 20, (DISK,), kafka_cluster_id="K"),
@@ -334,6 +338,12 @@ def test_correct_setup_has_no_findings() -> None:
             "patterns",
             "topics.exclude: 'pay.*' matches no topic",
         ),
+        (
+            replace(SOUND, config=EARLY_OVERRIDDEN),
+            "advice",
+            "patterns",
+            "uploader.early.overrides[0].topics: 'clicks' matches no topic that uploader.early",
+        ),
         (with_host(problems=("/kafka does not exist",)), "problem", "log dirs", "not exist"),
         (
             with_host(log_dirs=(replace(DISK, unreadable="/kafka/t-0"),)),
@@ -506,6 +516,7 @@ def test_worst_finding_comes_first_and_decides_the_verdict() -> None:
     [
         ({"topics": ["orders"]}, "delete", False),
         ({"topics": ["orders"], "age": "2d"}, "delete", True),
+        ({"topics": [".*"], "overrides": [{"topics": "orders", "age": "2d"}]}, "delete", True),
         ({"topics": ["other"]}, "delete", True),
         ({"topics": ["orders"]}, "compact,delete", True),
     ],
@@ -541,6 +552,11 @@ def test_cost_of_early_archiving_is_named() -> None:
     assert "6,291,456 requests" in costs[0][1]
     assert "up to 100 segments a second, and uploader.threads (8)" in costs[2][1]
     assert len(about(topics=["orders"], age="13s")) == 1, "8 a second"
+    slow = about(topics=["orders"], age="1s", overrides=[{"topics": "orders", "age": "15m"}])
+    assert ["uploader.early.age 1s:" in text for _, text in slow] == [True], "not 100 a second"
+    fast = about(topics=["orders", "x"], overrides=[{"topics": "orders", "age": "1s"}])
+    assert fast[0][1].startswith("uploader.early.overrides[0].age 1s (orders): each partition")
+    assert fast[1][1].startswith("uploader.early.age 1s: 100 partitions on this host become up to")
 
 
 @pytest.mark.parametrize("version", ["0.11.0-IV2", "1.0", "3.0-IV1"])

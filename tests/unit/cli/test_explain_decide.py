@@ -16,7 +16,7 @@ from sidetier.cli.inspect.facts import Exclusion, RecordFacts, RollRules
 from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
 from sidetier.cli.inspect.local_retention import PartitionRetention
 from sidetier.cli.inspect.sidecar import SidecarPartition
-from sidetier.config.uploader import EarlyConfig
+from sidetier.config.uploader import EarlyLimits
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.status import (
     PartitionState,
@@ -27,7 +27,7 @@ from sidetier.telemetry.status import (
 from sidetier.uploader.trim.decision import LocalSegment as KeptSegment
 from sidetier.uploader.trim.decision import Trim, bounded_by_archive
 
-EARLY = EarlyConfig(topics=("orders",), bytes=64_000, age=900.0)
+EARLY = EarlyLimits(64_000, 900.0)
 NOW = 1_700_000_000_000
 TP = TopicPartition("orders", 3)
 

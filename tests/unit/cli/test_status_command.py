@@ -59,6 +59,7 @@ HELD = replace(
     last_error="put x: 403",
 )
 GAP = replace(ARCHIVED, partition=3, gap_records=17)
+NEAR_DELETION = replace(BEHIND, partition=4, seconds_until_local_deletion=210.0)
 HALTED = replace(ARCHIVED, topic="pay", partition=9, state=PartitionState.HALTED, last_error="stop")
 MOVING = replace(
     ARCHIVED,
@@ -178,28 +179,33 @@ def test_progress_of_an_upload_is_shown(
 def test_partitions_that_need_an_operator_come_first(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status.show(ARCHIVED, BEHIND, GAP, HELD, HALTED)
+    status.show(ARCHIVED, BEHIND, GAP, HELD, HALTED, NEAR_DELETION)
     assert run(["status", "--url", url]) == 3
     _, *shown, summary = lines(capsys)
-    rows, problems = shown[:5], shown[5:]
+    rows, problems = shown[:6], shown[6:]
     assert [row.split()[:2] for row in rows] == [
         ["pay-9", "halted"],
+        ["orders-4", "near_deletion"],
         ["orders-2", "held"],
-        ["orders-3", "archived"],
+        ["orders-3", "gap"],
         ["orders-1", "waiting"],
         ["orders-0", "archived"],
     ]
-    assert [row.endswith("see below") for row in rows] == [True, True, True, False, False]
-    assert rows[3].endswith("3 seg, 3.0 MB, 1 min  waits for the high watermark")
+    assert [row.endswith("see below") for row in rows] == [True, True, True, True, False, False]
+    assert rows[4].endswith("3 seg, 3.0 MB, 1 min  waits for the high watermark")
     assert problems == [
         "pay-9: last error: stop",
+        (
+            "orders-4: the broker deletes unarchived records in 4 min; "
+            "segment 120 waits for the high watermark"
+        ),
         "orders-2: another try after: put x: 403",
         "orders-3: 17 records were deleted before they were archived",
     ]
     assert summary == (
-        "broker 3 of prod-a leads 5 partitions: 1 halted, 1 held by errors, 1 with a gap, "
-        "1 behind, 1 with all closed segments archived; 6 segments, 6.0 MB to upload, "
-        "the oldest since 1 min"
+        "broker 3 of prod-a leads 6 partitions: 1 halted, 1 near the broker's deletion, "
+        "1 held by errors, 1 with a gap, 1 behind, 1 with all closed segments archived; "
+        "9 segments, 9.0 MB to upload, the oldest since 1 min"
     )
 
 

@@ -176,6 +176,26 @@ def test_s3_options_for_an_override_of_a_file_store_are_no_mistake() -> None:
             early(age="10s"),
             "becomes 8,640 segments a day, which cost about 51,840 requests",
         ),
+        (
+            early(topics=["t.*"], overrides=[{"topics": "t1", "bytes": "64KiB"}]),
+            "early.overrides[0].bytes 64KiB (t1): each GiB of records becomes 16,384 segments",
+        ),
+        (
+            early(overrides=[{"topics": "u|t", "age": "1h"}, {"topics": "t", "age": "10s"}]),
+            "early.overrides[1].age 10s (t): each partition that is written all the time becomes",
+        ),
+        (
+            early(overrides=[{"topics": ".*", "age": "1h"}, {"topics": "t", "age": "2h"}]),
+            "uploader.early.overrides[0] matches every topic: those after it have no effect",
+        ),
+        (
+            early(topics=["a\\.b", "c.*"], overrides=[{"topics": "b", "age": "1h"}]),
+            "overrides[0] has no effect: b matches no topic that uploader.early.topics selects",
+        ),
+        (
+            early(topics=["a\\.b", "c"], overrides=[{"topics": "a-.*", "age": "1h"}]),
+            "overrides[0] has no effect: a-.* matches no topic",
+        ),
     ],
 )
 def test_unusual_setting_is_a_warning(changed: dict[str, Any], words: str) -> None:
@@ -183,6 +203,19 @@ def test_unusual_setting_is_a_warning(changed: dict[str, Any], words: str) -> No
     assert words in warning
 
 
-@pytest.mark.parametrize("changed", [{}, early(), early(bytes="1MiB", age="1m")])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        early(),
+        early(bytes="1MiB", age="1m"),
+        early(topics=["a\\.b"], overrides=[{"topics": "a\\.b", "age": "1h"}]),
+        early(topics=["a\\.b", "c"], overrides=[{"topics": "a\\..*", "age": "1h"}]),
+        early(topics=["c.*"], overrides=[{"topics": ".*d", "age": "1h"}]),
+        early(topics=["c.*"], overrides=[{"topics": "cd", "age": "1h"}]),
+        early(topics=["cde"], overrides=[{"topics": "c.e", "age": "1h"}]),
+        early(topics=[], overrides=[{"topics": "t", "age": "1s"}]),
+    ],
+)
 def test_ordinary_configuration_gives_no_warning(changed: dict[str, Any]) -> None:
     assert warnings(config(**changed)) == ()

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from sidetier.config.model import BrokerConfig, Config, TopicsConfig
 from sidetier.config.storage import AzureConfig, GcsConfig, S3Config, StorageConfig, StorageOverride
 from sidetier.config.types import Part, SecretRef
+from sidetier.config.uploader import EarlyConfig, EarlyLimits, EarlyOverride
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import TopicPartition
 
@@ -31,6 +32,38 @@ def test_minimal_configuration_is_valid() -> None:
     assert config.log_dirs == (Path("/var/lib/kafka/data"),)
     assert config.uploader.threads == 8
     assert config.storage.deadline.min_bytes_per_second == 1024**2
+
+
+@pytest.mark.parametrize(
+    ("topic", "limits"),
+    [
+        ("orders", EarlyLimits(1000, 900.0)),
+        ("pay.cards", EarlyLimits(1000, 60.0)),
+        ("pay.slow", EarlyLimits(2000, 900.0)),
+        ("other.cards", None),
+    ],
+)
+def test_first_override_that_matches_gives_limits_of_early_archiving(
+    topic: str, limits: EarlyLimits | None
+) -> None:
+    early = EarlyConfig.model_validate(
+        {
+            "topics": ["orders", "pay\\..*"],
+            "bytes": 1000,
+            "age": "15m",
+            "overrides": [
+                {"topics": "pay\\.slow", "bytes": 2000},
+                {"topics": "pay.*|.*cards", "age": "1m"},
+            ],
+        }
+    )
+    assert early.limits(topic) == limits
+    assert early.shortest_age == 60.0
+
+
+def test_override_of_early_archiving_needs_a_limit() -> None:
+    with pytest.raises(ValidationError, match="must have age, bytes or both"):
+        EarlyOverride(topics="t")
 
 
 def test_configuration_round_trips_through_json() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sidetier.config.uploader import EarlyConfig
+from sidetier.config.uploader import EarlyConfig, EarlyLimits
 from sidetier.leadership.port import LedLog, TopicConfig
 from sidetier.segments.errors import (
     AccessDeniedError,
@@ -738,9 +738,9 @@ def test_index_entry_that_leads_into_a_batch_is_not_believed(log: PartitionLog) 
         tp, path, active = log.tp, str(log.path), log.active
         known = None if stored is None else stored.behind
         wanted = EarlyWanted(
-            tp, path, active, Offset(start), LeaderEpoch(0), file.topic_id, 0, known, least=0
+            tp, path, active, Offset(start), LeaderEpoch(0), file.topic_id, 0, known, 0, 1 << 20
         )
-        found = find_range(wanted, led, 1 << 20)
+        found = find_range(wanted, led)
         return found if isinstance(found, CommittedRange) else None
 
     first = found(5, None)
@@ -779,7 +779,7 @@ TAIL = LogTail(Offset(9), 500, 1000.0, 500, has_batch=True)
 def test_part_is_due_by_its_bytes_or_its_age(
     tail: LogTail, last: float | None, wall: float, least: int | None
 ) -> None:
-    assert is_due(tail, last, wall, EarlyConfig(bytes=1000, age=60.0)) == least
+    assert is_due(tail, last, wall, EarlyLimits(1000, 60.0)) == least
 
 
 @pytest.mark.usefixtures("led")

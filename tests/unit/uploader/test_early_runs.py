@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from sidetier.config.uploader import EarlyConfig
+from sidetier.config.uploader import EarlyConfig, EarlyOverride
 from sidetier.leadership.port import LedLog, TopicConfig
 from sidetier.segments.errors import BrokerUnavailableError, LeadershipError, SidetierError
 from sidetier.segments.listing import ClosedSegment
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 TAIL = LogTail(Offset(90), 500, 1000.0, 500, has_batch=True)
 FILE = LogFile(1, 1, None)
 LED = 2000
+RULES = EarlyConfig(topics=("t",), bytes=100, age=60.0)
 
 
 class Pool:
@@ -97,15 +98,15 @@ class Broker:
 class Sidecar:
     """The part of the daemon that finds early segments of `LED` partitions."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: EarlyConfig = RULES, topics: Sequence[str] = ("t",)) -> None:
         self.now = 2000.0
-        self.partitions = [_ready(number) for number in range(LED)]
+        self.partitions = [_ready(number, topics[number % len(topics)]) for number in range(LED)]
         self.broker, self.pool = Broker(), Pool()
         clock = cast("Clock", self)
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry)
         self.early = EarlySegments(
-            EarlyConfig(topics=("t",), bytes=100, age=60.0),
+            rules,
             self.broker,
             cast("WorkerPool[Any]", self.pool),
             clock,
@@ -148,9 +149,9 @@ class Sidecar:
             self.run()
 
 
-def _ready(number: int) -> Partition:
-    partition = Partition(TopicPartition("t", number), LeaderEpoch(1))
-    partition.move_to(f"/logs/t-{number}", 1)
+def _ready(number: int, topic: str = "t") -> Partition:
+    partition = Partition(TopicPartition(topic, number), LeaderEpoch(1))
+    partition.move_to(f"/logs/{topic}-{number}", 1)
     partition.config, partition.log.active = TopicConfig(), BaseOffset(0)
     partition.archive = ArchiveState(next_offset=Offset(5))
     return partition
@@ -166,15 +167,15 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[object]]:
     """Stand in for the reading of files: the test gives errors and positions by partition."""
     answers: dict[int, list[object]] = {}
 
-    def find(wanted: EarlyWanted, led: LedLog, max_bytes: int) -> object:
+    def find(wanted: EarlyWanted, led: LedLog) -> object:
         rest = answers.get(wanted.topic_partition.partition)
         answer = rest.pop(0) if rest else None
         if isinstance(answer, Exception):
             raise answer
         if answer is not None:
             return answer
-        start, end = wanted.start, led.high_watermark
-        return CommittedRange(wanted.segment, start, end, 0, max_bytes, led.leader_epoch, FILE)
+        start, end, size = wanted.start, led.high_watermark, wanted.max_bytes
+        return CommittedRange(wanted.segment, start, end, 0, size, led.leader_epoch, FILE)
 
     monkeypatch.setattr(early, "find_range", find)
     return lambda number: answers.setdefault(number, [])
@@ -189,6 +190,30 @@ def test_many_due_partitions_are_asked_for_in_bounded_runs(sidecar: Sidecar) -> 
         sidecar.measure()
     assert len(sidecar.found) == LED
     assert set(sidecar.broker.asked) == {100}
+
+
+@pytest.mark.usefixtures("read")
+def test_parts_are_due_and_end_by_the_limits_of_their_topic() -> None:
+    """`TAIL` has 500 bytes, and its oldest record is 1000 s old at the start."""
+    overrides = (
+        EarlyOverride(topics="small|large", bytes=200),
+        EarlyOverride(topics="large|old", bytes=9000, age=1010.0),
+    )
+    rules = EarlyConfig(topics=("small", "large", "old", "t"), age=9999.0, overrides=overrides)
+    sidecar = Sidecar(rules, ["small", "large", "old", "t", "other"])
+
+    def found() -> Mapping[str, set[int]]:
+        sidecar.measure()
+        sidecar.run_all()
+        sizes: dict[str, set[int]] = {}
+        for number, committed in sidecar.found.items():
+            topic = sidecar.partitions[number].topic_partition.topic
+            sizes.setdefault(topic, set()).add(committed.size)
+        return sizes
+
+    assert found() == {"small": {200}, "large": {200}}, "by bytes; the first match applies"
+    sidecar.now += 10
+    assert found() == {"small": {200}, "large": {200}, "old": {9000}}, "and one by age"
 
 
 def test_partition_that_takes_long_is_behind_the_others_and_goes_on(
@@ -363,8 +388,9 @@ def test_long_search_goes_on_where_it_has_ended(
             0,
             known,
             least,
+            1 << 20,
         )
-        return find_range(wanted, led, 1 << 20)
+        return find_range(wanted, led)
 
     ends = []
     found: object = None

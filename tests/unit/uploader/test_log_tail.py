@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.config.uploader import EarlyConfig
+from sidetier.config.uploader import EarlyLimits
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 from sidetier.uploader import log_tail
@@ -115,23 +115,23 @@ def test_batch_counts_where_the_file_system_has_fewer_blocks_than_bytes(
     tail = LogTails(CommittedGate(lambda: 0.0)).measure(partition_of(log, archived_to))
     assert tail is not None
     assert tail.has_batch
-    assert is_due(tail, None, FAR, EarlyConfig(bytes=1 << 30, age=60.0)) == 0
+    assert is_due(tail, None, FAR, EarlyLimits(1 << 30, 60.0)) == 0
 
 
 def test_preallocated_segment_without_a_batch_is_not_due_until_it_has_one(
     log_dir: LogDir,
 ) -> None:
     log = log_dir.create("preallocated")
-    tails, rules = LogTails(CommittedGate(lambda: 0.0)), EarlyConfig(bytes=1, age=1.0)
+    tails, limits = LogTails(CommittedGate(lambda: 0.0)), EarlyLimits(1, 1.0)
     os.truncate(log.file(0), 8 << 20)
     tail = tails.measure(partition_of(log, None))
     assert tail is not None
-    assert is_due(tail, None, FAR, rules) is None
+    assert is_due(tail, None, FAR, limits) is None
     os.truncate(log.file(0), 0)
     log.append(5)
     tail = tails.measure(partition_of(log, None))
     assert tail is not None
-    assert is_due(tail, None, FAR, rules) == 0
+    assert is_due(tail, None, FAR, limits) == 0
 
 
 def test_whole_segment_counts_until_the_archive_end_is_found(log: PartitionLog) -> None:
