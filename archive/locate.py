@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.archive.objects.segment import PackedLog, StoredLog, Version
 from sidetier.segments.errors import (
     DamagedSegmentError,
     ObjectNotFoundError,
@@ -216,6 +216,8 @@ class Locator:
         stored: StoredLog,
         load: Callable[[ObjectSummary], Entries],
     ) -> Entries | None:
+        if isinstance(stored, PackedLog):
+            return None
         if row is None:
             return self._none(stored, f"its {index} is not stored")
         if row.size == 0:

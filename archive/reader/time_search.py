@@ -189,18 +189,6 @@ class TimeSearch:
                 return record
         return None
 
-    def first_in(
-        self, log: StoredLog, data: bytes, timestamp: int, span: OffsetRange
-    ) -> Offset | None:
-        """Find the first record with at least this timestamp in whole batches, of which only the
-        offsets in `span` count. Raises as `first_at`.
-        """
-        for scanned in Assembler(log.key, log.size, 0).feed(data):
-            found = self._first_in(scanned, log.key, timestamp, span)
-            if found is not None:
-                return found[0]
-        return None
-
     def _in(self, view: ArchiveView, log: StoredLog, timestamp: int) -> FoundRecord | None:
         first = max(view.start, Offset(log.base_offset))
         until = view.until(log.base_offset)
