@@ -216,10 +216,10 @@ class Locator:
         stored: StoredLog,
         load: Callable[[ObjectSummary], Entries],
     ) -> Entries | None:
-        if isinstance(stored, PackedLog):
-            return None
         if row is None:
-            return self._none(stored, f"its {index} is not stored")
+            # A range of a pack has no index, which is no reason for a warning.
+            is_packed = isinstance(stored, PackedLog)
+            return None if is_packed else self._none(stored, f"its {index} is not stored")
         if row.size == 0:
             if stored.size <= _SMALL_LOG:
                 return None

@@ -21,6 +21,7 @@ from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.tail.inventory import TailContents, TailInventory
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, TailSlice
 from sidetier.archive.view import ArchiveView, Extract
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.port import ObjectPart
@@ -153,6 +154,13 @@ class TailedArchive(PartitionArchive):
         """Whether a pack of the store could not be read, so that the tail may end too early."""
         return bool(self._tails.read(self.tp.topic, float("inf")).contents.problems)
 
+    def epochs(self) -> EpochHistory:
+        """Return the leader epochs of archive and tail. One request if there is no tail."""
+        joined = self._joined
+        if joined is None or not joined.tail.logs:
+            return super().epochs()
+        return joined.tail.merged.epochs
+
     def snapshot(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
         """Return a snapshot of archive and tail; see `PartitionArchive.snapshot`."""
         known = self._latest
@@ -234,6 +242,7 @@ def _as_segment(part: TailSlice) -> PackedLog:
         BaseOffset(part.start),
         ObjectPart(name, row.size, pack.etag, pack.modified_ms, pack.key, row.position),
         end=part.end,
+        reaches=row.end,
         max_timestamp=row.max_timestamp,
         transactions=transactions,
     )

@@ -83,11 +83,13 @@ class PackedLog(StoredLog):
 
     Attributes:
         end: End, exclusive. Up to here no record is missing, except compacted ones.
+        reaches: End of its last batch, exclusive: above `end` if the rest is not valid.
         max_timestamp: Largest timestamp, in ms; -1 if there is none.
         transactions: Its transactions; None if they are not known.
     """
 
     end: Offset = field(kw_only=True)
+    reaches: Offset = field(kw_only=True)
     max_timestamp: int = field(kw_only=True)
     transactions: RowTransactions | None = field(default=None, kw_only=True)
 

@@ -601,7 +601,7 @@ class TailCycle:
             read.wanted.start,
             read.end,
             log_start.offset,
-            _last_stable(read) if tail.exact else answers.last_stable(read.end),
+            _last_stable(read) if tail.exact else answers.last_stable(read.wanted.start),
             read.batches,
             read.max_timestamp,
             read.open,
