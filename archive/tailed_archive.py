@@ -164,10 +164,9 @@ class TailedArchive(PartitionArchive):
     def snapshot(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
         """Return a snapshot of archive and tail; see `PartitionArchive.snapshot`."""
         known = self._latest
-        if known is not None and known.view is not None and known.view.is_part:
-            if max_age > 0 and not thorough:
-                return known
-            thorough = True
+        is_part = known is not None and known.view is not None and known.view.is_part
+        if known is not None and is_part and max_age > 0 and not thorough:
+            return known  # an extract does not age
         contents, as_of, read_at = self._tails.read(self.tp.topic, max_age)
         # The archive after the packs: what cleaning has dropped from them is archived by then.
         since = self._clock() - read_at + _ROUNDING

@@ -121,6 +121,8 @@ class Extract:
         last = BaseOffset(self.logs[-1].base_offset)
         packed = (Offset(log.base_offset) for log in self.logs if isinstance(log, PackedLog))
         archived = next(packed, self.end)
+        if isinstance(self.logs[0], PackedLog):
+            archived = Offset(0)  # not known, and not above the end of the archive
         watermark = Watermark(last, None if self.is_pinterest else archived, topic_id=self.topic_id)
         start = Offset(self.logs[0].base_offset)
         return ArchiveView(where, watermark, "", self.logs, start, self.end, is_part=True)
