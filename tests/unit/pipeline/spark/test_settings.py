@@ -46,7 +46,7 @@ def test_tail_packs_are_read_on_request_and_never_by_a_stream() -> None:
     settings = read_settings(with_tail)
     assert settings.with_tail
     assert settings.reading().with_tail
-    with pytest.raises(ConfigurationError, match="with.tail: is only for a batch"):
+    with pytest.raises(ConfigurationError, match=r"with\.tail: is only for a batch"):
         read_settings(with_tail, streaming=True)
     assert not read_settings(options, streaming=True).with_tail
 
