@@ -52,7 +52,8 @@ class SharedTails:
     Args:
         access: The archive of the cluster.
         clock: Returns seconds.
-        min_age: Minimum seconds between two readings of a store, whatever age is asked for.
+        min_age: Minimum seconds between two readings of a store, whatever age is asked for. If it
+            is above 0, nobody waits for a reading that another thread makes, but for the first one.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class SharedTails:
                 inventory = TailInventory(store, layout, refuses_plain=endpoint.refuses_plain)
                 self._stores[endpoint] = _StoreTails(inventory, self._clock)
             tails = self._stores[endpoint]
-        return tails.read(max(max_age, self._min_age))
+        return tails.read(max(max_age, self._min_age), waits=self._min_age <= 0)
 
     def partitions(self, endpoint: "StorageEndpoint", max_age: float) -> list[TopicPartition]:
         """Return the partitions that packs of a store have, and that belong there. As `read`."""
@@ -96,7 +97,10 @@ class _StoreTails:
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _latest: ReadTails | None = None
 
-    def read(self, max_age: float) -> ReadTails:
+    def read(self, max_age: float, *, waits: bool) -> ReadTails:
+        known = self._latest
+        if known is not None and not waits and self._guard.locked():
+            return known
         # One thread reads the store. The others wait here for what it finds.
         with self._guard:
             now = self.clock()

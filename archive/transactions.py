@@ -10,6 +10,7 @@ segments have no such checksum.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from sidetier.archive.objects.log_check import proven_end
 from sidetier.archive.objects.notes import noted_next_offset, noted_records
@@ -23,6 +24,7 @@ from sidetier.segments.errors import (
     UnsupportedFormatError,
 )
 from sidetier.segments.headers import HEADER_BYTES
+from sidetier.segments.lru import Lru
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NONE, NOTE_KEYS
 from sidetier.segments.offsets import MAX_OFFSET, Offset
@@ -33,6 +35,7 @@ from sidetier.storage.port import ObjectHead, RemoteStorage
 from sidetier.wire.record_requests import AbortedTransaction
 
 OpenTransactions = tuple[OpenTransaction, ...]
+_MAX_PACKED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,9 @@ class PartitionTransactions:
     ) -> None:
         self._store = store
         self._batches = batches
-        self._known: dict[Version, SegmentTransactions] = {}
+        self._archived: dict[Version, SegmentTransactions] = {}
+        # Ranges of packs come every few seconds, and go.
+        self._packed = Lru[Version, SegmentTransactions](_MAX_PACKED)
         self._guard = threading.Lock()
 
     def last_stable_offset(self, view: ArchiveView) -> Offset:
@@ -201,14 +206,25 @@ class PartitionTransactions:
         return first
 
     def _transactions_of(self, view: ArchiveView, log: StoredLog) -> SegmentTransactions:
-        known = self._known.get(log.version)
+        known = self._known(log)
         if known is None:
             with self._guard:  # other threads would read the same segments: they wait
                 # Again under the lock: the thread that held it may have read this segment.
-                known = self._known.get(log.version)
+                known = self._known(log)
                 if known is None:
-                    known = self._known[log.version] = self._read(view, log)
+                    known = self._keep(log, self._read(view, log))
         return known
+
+    def _known(self, log: StoredLog) -> SegmentTransactions | None:
+        known = self._packed if isinstance(log, PackedLog) else self._archived
+        return known.get(log.version)
+
+    def _keep(self, log: StoredLog, transactions: SegmentTransactions) -> SegmentTransactions:
+        if isinstance(log, PackedLog):
+            self._packed.put(log.version, transactions)
+        else:
+            self._archived[log.version] = transactions
+        return transactions
 
     def _read(self, view: ArchiveView, log: StoredLog) -> SegmentTransactions:
         following = view.after(log.base_offset)
@@ -227,8 +243,9 @@ class PartitionTransactions:
         to_walk: list[StoredLog] = []
         still_open: OpenTransactions = ()
         for lower in view.below(log.base_offset):
-            if lower.version in self._known:
-                still_open = self._known[lower.version].still_open
+            known = self._known(lower)
+            if known is not None:
+                still_open = known.still_open
                 break
             if is_settled(lower):
                 break
@@ -240,10 +257,8 @@ class PartitionTransactions:
         # In ascending order from the segment whose state is known: each walk needs the state at its
         # start.
         for lower in reversed(to_walk):
-            self._known[lower.version] = _of_row(lower, still_open) or self._from_markers(
-                view, lower, still_open
-            )
-            still_open = self._known[lower.version].still_open
+            found = _of_row(lower, still_open) or self._from_markers(view, lower, still_open)
+            still_open = self._keep(lower, found).still_open
         return still_open
 
     def _from_markers(

@@ -1,6 +1,7 @@
 """Clients read on in tail packs behind the end of the archive."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -289,3 +290,44 @@ def test_beside_a_live_cluster_the_tail_is_read_while_the_leader_is_away() -> No
 
 def is_away(read: Both) -> bool:
     return read.live.reads.bounds(TopicPartition("t", 0), 0.0) is None
+
+
+class Held(InterceptedStore):
+    """Holds the listing of packs for as long as a test wants."""
+
+    def __init__(self, store: FakeStorage) -> None:
+        super().__init__(store)
+        self.go, self.waits = threading.Event(), threading.Event()
+        self.go.set()
+
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "list" and "/packs/" in str(call.key):
+            self.waits.set()
+            assert self.go.wait(60)
+        return super().intercept(call)
+
+
+def test_nobody_waits_while_the_packs_are_read_again() -> None:
+    log = tailed()
+    assert isinstance(log.store, FakeStorage)
+    clock, held = Clock(), Held(log.store)
+    # Without the thread that looks for new topics, which reads packs, too.
+    settings = replace(EAGER, discovery_interval=1e9, with_tail=True, tail_interval=5.0)
+    with (
+        endpoint_over(held, settings=settings, clock=clock) as parts,
+        ThreadPoolExecutor(1) as client,
+    ):
+        end = log.next_offset
+        assert parts.read(0).high_watermark == end
+        log.write(9, 2, transactional=False)
+        log.pack(1, 2, (end, log.next_offset))
+        held.waits.clear()
+        held.go.clear()
+        clock.now += 5
+        reading = client.submit(parts.read, 0)
+        assert held.waits.wait(60)
+        for start in (0, 12, end):
+            assert parts.read(start).high_watermark == end
+        held.go.set()
+        assert reading.result(60).high_watermark == log.next_offset
+        assert offsets(parts.read(end))[0] == end

@@ -2,6 +2,7 @@
 
 import pickle
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_each_offset_once(store: FakeStorage, isolation: IsolationLevel, most: i
     end = log.next_offset
     for start, until in ((0, end), (3, 17), (12, end), (13, 14), (17, 20), (20, end)):
         starting, ending = AtOffsets({TP: start}), AtOffsets({TP: until})
-        request = {"starting": starting, "ending": ending, "isolation": isolation}
+        request: dict[str, Any] = {"starting": starting, "ending": ending, "isolation": isolation}
         if (isolation, until) == (COMMITTED, end):  # producer 4 is open at the end
             with pytest.raises(MissingRecordsError, match="no stored marker decides"):
                 plan_of(store, with_tail=True, **request)
@@ -105,7 +106,7 @@ def test_times(store: FakeStorage) -> None:
 
 
 def planned(log: TailedLog, isolation: IsolationLevel, most: int) -> Plan:
-    end = {"ending": AtOffsets({TP: -1})}
+    end: dict[str, Any] = {"ending": AtOffsets({TP: -1})}
     return plan_of(log.store, with_tail=True, max_split_bytes=most, isolation=isolation, **end)
 
 
