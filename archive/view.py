@@ -188,8 +188,8 @@ def compare(old: ArchiveView | None, new: ArchiveView | None) -> Change | None:
     Returns:
         None if the archive has only grown, or has lost its oldest part.
     """
-    if old is None:
-        return None
+    if old is None or (old.logs and isinstance(old.logs[0], PackedLog)):
+        return None  # nothing of the archive was seen
     if new is None:
         return Change(
             Offset(0),

@@ -11,22 +11,21 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.archive.reader import IsolationLevel
 from sidetier.archive.tail.pack import PackBuilder, claim
-from sidetier.segments.headers import batch_bytes, parse_batch_header
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
 from sidetier.storage.port import RemoteStorage
-from tests.harness.endpoint import EAGER, Parts, endpoint_over
+from tests.harness.endpoint import EAGER, endpoint_over
 from tests.harness.fake_leaders import leaders
 from tests.harness.intercepted_store import InterceptedStore, StoreCall
 from tests.harness.joined_logs import Both, both, offsets
 from tests.harness.made_archive import LAYOUT, Clock
 from tests.harness.record_batches import MadeBatch, MadeRecord
+from tests.harness.served_tail import WITH_TAIL, read_on
 from tests.harness.tail_packs import TOPIC_ID, history
 from tests.harness.tailed_log import TailedLog, mixed_log, store_pack
 from tests.harness.waiting import wait_until
 
-WITH_TAIL = replace(EAGER, with_tail=True, tail_interval=0.0)
 UNCOMMITTED, COMMITTED = IsolationLevel
 NONE = ErrorCode.none
 
@@ -44,44 +43,6 @@ def tailed(store: RemoteStorage | None = None) -> TailedLog:
     log.pack(1, 1, (14, 18), (18, 19))
     log.pack(2, 0, (14, 18), (19, log.next_offset))
     return log
-
-
-def shown(data: Any, log: TailedLog, start: int) -> tuple[list[int], int]:  # noqa: ANN401 - kio's
-    """Return the records that Java's client shows of an answer, and where it goes on."""
-    records, aborting = bytes(data.records or b""), set[int]()
-    aborted = sorted(
-        (each.first_offset, each.producer_id) for each in data.aborted_transactions or ()
-    )
-    found: list[int] = []
-    by_base = {batch.first: batch for batch in log.batches}
-    at = 0
-    while at < len(records) and at + batch_bytes(records[at:]) <= len(records):
-        header = parse_batch_header(records[at:])
-        at += header.length
-        batch = by_base[header.base_offset]
-        while aborted and aborted[0][0] <= batch.last:
-            aborting.add(aborted.pop(0)[1])
-        if batch.is_control:
-            aborting.discard(batch.producer_id)
-        elif not batch.is_transactional or batch.producer_id not in aborting:
-            found += [r.offset for r in batch.records if r.offset >= start]
-        start = header.next_offset
-    return found, start
-
-
-def read_on(
-    parts: Parts, log: TailedLog, start: int, isolation: IsolationLevel, most: int = 1 << 20
-) -> list[int]:
-    found: list[int] = []
-    while True:
-        number = int(isolation is COMMITTED)
-        data = parts.read(start, isolation=number, partition_max_bytes=most)
-        assert data.error_code is NONE, (start, data.error_code)
-        assert data.high_watermark == log.next_offset
-        more, start = shown(data, log, start)
-        found += more
-        if not data.records:
-            return found
 
 
 @pytest.mark.parametrize("isolation", IsolationLevel)
@@ -122,6 +83,25 @@ def test_transactions_that_the_sidecar_has_not_seen_begin() -> None:
         with endpoint_over(log.store, settings=WITH_TAIL) as parts:
             expected = [offset for offset in log.offsets(COMMITTED, end) if offset >= start]
             assert read_on(parts, log, start, COMMITTED) == expected, start
+
+
+def test_last_stable_offset_of_a_later_time_does_not_hide_a_transaction() -> None:
+    """The broker has answered when the transaction was decided, behind the end of the range."""
+    log = TailedLog()
+    log.write(1, 3)
+    log.write(9, 3, transactional=False)
+    log.mark(1, commit=False)
+    log.write(9, 2, transactional=False)
+    end = log.next_offset
+    log.archived(0, 3)
+    for number, (start, until) in enumerate(((3, 6), (6, end))):
+        builder = PackBuilder()
+        row = log.row(start, until, PackBuilder())
+        row = row._replace(open=(), aborted=(), last_stable=Offset(end))
+        builder.add(row, *(batch.encoded() for batch in log.between(start, until)))
+        store_pack(log.store, LAYOUT, builder, 1, number)
+    with endpoint_over(log.store, settings=WITH_TAIL) as parts:
+        assert read_on(parts, log, 0, COMMITTED) == log.offsets(COMMITTED, end)
 
 
 def test_offsets_times_and_epochs_are_those_of_both(store: RemoteStorage) -> None:
