@@ -105,7 +105,7 @@ def encoded(batch: MadeBatch) -> bytes:
     return batch.encoded()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**63))
 def test_every_reader_gets_each_committed_record_once(seed: int) -> None:
     source = random.Random(seed)

@@ -53,7 +53,7 @@ def test_archive_and_tail_are_one_log(
     log = tailed(store)
     end = log.next_offset
     with endpoint_over(store, settings=WITH_TAIL) as parts:
-        for start in range(end + 1):
+        for start in (0, 4, 12, 13, 17, 19, 24, end):
             expected = [offset for offset in log.offsets(isolation, end) if offset >= start]
             assert read_on(parts, log, start, isolation, most) == expected, start
     with endpoint_over(store) as parts:  # without the option
@@ -79,7 +79,7 @@ def test_transactions_that_the_sidecar_has_not_seen_begin() -> None:
             *(batch.encoded() for batch in log.between(start, until)),
         )
         store_pack(log.store, LAYOUT, builder, 1, number)
-    for start in range(end + 1):  # the first request may be for any offset
+    for start in (0, 4, 12, 16, 24):  # the first request may be for any offset
         with endpoint_over(log.store, settings=WITH_TAIL) as parts:
             expected = [offset for offset in log.offsets(COMMITTED, end) if offset >= start]
             assert read_on(parts, log, start, COMMITTED) == expected, start

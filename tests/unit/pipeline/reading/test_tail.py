@@ -135,6 +135,17 @@ def test_ranges_of_a_deleted_pack_are_found_again(
     assert (read.offsets, read.missing) == (log.offsets(isolation, end), [])
 
 
+def test_partition_that_only_a_deleted_pack_had(store: FakeStorage) -> None:
+    log = mixed_log(store)
+    end = log.next_offset
+    key = log.pack(1, 0, (0, 12), (12, end))
+    plan = planned(log, UNCOMMITTED, 1)
+    log.pack(2, 0, (0, end))
+    store.delete_object(key)
+    read = read_splits(store, plan.splits, with_tail=True)
+    assert read.offsets == log.offsets(UNCOMMITTED, end)
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_records_that_nothing_has_any_more_are_a_retriable_error(
     store: FakeStorage, *, fails: bool
