@@ -35,7 +35,7 @@ from sidetier.archive.view import (
     view_of_pinterest,
 )
 from sidetier.segments.epoch_history import EpochHistory
-from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.segments.errors import ObjectNotFoundError, SidetierError
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
@@ -110,6 +110,17 @@ class PartitionArchive:
     def latest(self) -> ArchiveSnapshot | None:
         """The newest snapshot, without a request; None before the first."""
         return self._latest
+
+    @property
+    def problem(self) -> SidetierError | None:
+        """Why it is not known what follows the end of the latest snapshot; None if it is."""
+        return None
+
+    def moved(self, log: StoredLog, offset: Offset) -> SidetierError | None:  # noqa: ARG002 - see `TailedArchive`
+        """Return the error for an offset that was in a segment, and is above the end now; None if
+        the segment was committed no more.
+        """
+        return None
 
     @property
     def store(self) -> RemoteStorage:

@@ -14,16 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.objects.segment import PackedLog, RowTransactions
+from sidetier.archive.errors import TailMovedError
+from sidetier.archive.objects.segment import PackedLog, RowTransactions, StoredLog
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.tail.inventory import TailContents, TailInventory
-from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, TailSlice
+from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, Reason, TailSlice
 from sidetier.archive.view import ArchiveView, Extract
 from sidetier.segments.epoch_history import EpochHistory
-from sidetier.segments.errors import ArchiveConflictError
-from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.segments.errors import ArchiveConflictError, SidetierError
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectPart
 
 if TYPE_CHECKING:
@@ -110,12 +111,15 @@ class _StoreTails:
 
 
 class _Tail(NamedTuple):
-    """A tail, with the state of the archive and the rows that it was made from."""
+    """A tail, with the state of the archive and the rows that it was made from. `problem` is why it
+    is nothing, if that is not known to be right.
+    """
 
     etag: str | None
     rows: Sequence[PackedRow]
     merged: MergedTail
     logs: tuple[PackedLog, ...]
+    problem: SidetierError | None = None
 
 
 class _Joined(NamedTuple):
@@ -129,8 +133,8 @@ class _Joined(NamedTuple):
 class TailedArchive(PartitionArchive):
     """The archive of one partition, and behind it the tail. Thread-safe.
 
-    Nothing follows an archive of Pinterest's uploader, and nothing if packs contradict each other
-    (`sidetier tail status` shows it). The changes are those of the archive.
+    Nothing follows an archive of Pinterest's uploader. If packs contradict each other, nothing
+    follows either, and `problem` says so. The changes are those of the archive.
     """
 
     def __init__(
@@ -157,6 +161,25 @@ class TailedArchive(PartitionArchive):
     def unreadable(self) -> bool:
         """Whether a pack of the store could not be read, so that the tail may end too early."""
         return bool(self._tails.read(self.tp.topic, float("inf")).contents.problems)
+
+    @property
+    def problem(self) -> SidetierError | None:
+        """Why the tail is not known; None if it is."""
+        return None if self._joined is None else self._joined.tail.problem
+
+    def moved(self, log: StoredLog, offset: Offset) -> SidetierError | None:
+        """Return the error for an offset that was in a pack, and is above the end of the tail now;
+        None if a later leader does not have it.
+        """
+        if self.problem is not None or not isinstance(log, PackedLog):
+            return self.problem
+        left_out = () if self._joined is None else self._joined.tail.merged.left_out
+        if any(out.reason is Reason.STALE and offset in out.offsets for out in left_out):
+            return None
+        return TailMovedError(
+            f"{self.tp}: the offsets from {offset} on were in {log.key}, and are in no pack and no "
+            "segment now"
+        )
 
     def epochs(self) -> EpochHistory:
         """Return the leader epochs of archive and tail. One request if there is no tail."""
@@ -198,11 +221,12 @@ class TailedArchive(PartitionArchive):
         if known is not None and (known.tail.etag, known.tail.rows) == (etag, rows):
             return known.tail
         part = self._archived_part(archived, rows)
+        problem: SidetierError | None = None
         try:
             merged = replace(contents, rows={self.tp: rows}).merged(self.tp, part)
-        except ArchiveConflictError:
-            merged = replace(contents, rows={}).merged(self.tp, part)
-        return _Tail(etag, rows, merged, tuple(map(_as_segment, merged.slices)))
+        except ArchiveConflictError as error:
+            merged, problem = replace(contents, rows={}).merged(self.tp, part), error
+        return _Tail(etag, rows, merged, tuple(map(_as_segment, merged.slices)), problem)
 
     def _archived_part(
         self, archived: ArchiveView | None, rows: Sequence[PackedRow]

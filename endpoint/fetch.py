@@ -560,6 +560,8 @@ class Fetcher:
         archive = partition.archive
         if not isinstance(archive, TailedArchive):
             return False
+        if archive.problem is not None:
+            raise archive.problem
         if archive.unreadable:
             raise StoreUnavailableError(
                 f"{view.where}: offset {offset} is above the end, {view.end}, and a tail pack "

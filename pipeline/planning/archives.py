@@ -217,6 +217,9 @@ class ArchiveSnapshots:
         for change in snapshot.changes:
             if change.message is not None:
                 raise ArchiveReplacedError(change.message, change.first)
+        problem = self.archives.of(tp).problem
+        if problem is not None:
+            raise problem  # a plan without the tail would look complete
         return snapshot.view
 
     def renew(self) -> dict[TopicPartition, Offset]:

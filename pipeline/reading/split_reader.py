@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.errors import DamagedArchiveError, TailMovedError
 from sidetier.archive.objects.log_check import is_full
 from sidetier.archive.objects.notes import noted_next_offset, noted_records
 from sidetier.archive.objects.segment import PackedLog, StoredLog, Version
@@ -232,9 +232,6 @@ class _SplitReader:
         end = Offset(0) if bounds is None else bounds.next_offset
         if offset < end:
             raise UndecidedRecordsError(tp, OffsetRange(offset, until))
-        packs = (piece.pack for piece in self._split.pieces if piece.pack is not None)
-        if any(pack.until > offset for pack in packs):
-            raise TailPackGoneError(tp, OffsetRange(offset, until))
         self._report_missing(offset, until, f"the archive of {tp} ends at {end} now")
 
     def _step_over(self, result: Gap | Failed) -> None:
@@ -242,6 +239,9 @@ class _SplitReader:
             (start, end), detail = result.offsets, result.detail
         elif isinstance(result.error, DamagedArchiveError):
             (start, end), detail = result.error.offsets, str(result.error)
+        elif isinstance(result.error, TailMovedError):
+            span = OffsetRange(result.next_offset, self._split.range.end)
+            raise TailPackGoneError(self._split.tp, span) from result.error
         else:
             raise result.error
         self._report_missing(start, end, detail)
