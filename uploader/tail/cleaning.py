@@ -9,9 +9,6 @@ Order of writes, and what a kill leaves:
 1. New packs: ranges twice, with equal bytes.
 2. The index object (If-Match), without the old packs: packs that nobody needs.
 3. One hour later, for readers, the old packs are deleted: nothing.
-
-A pack of the last minutes is left alone: another sidecar of this broker may be storing one with a
-lower number, which the index must not hide.
 """
 
 from collections import defaultdict
@@ -38,7 +35,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import parse_tail_pack_key
 from sidetier.segments.offsets import BrokerId, Offset, OffsetRange, TopicPartition
-from sidetier.storage.port import LISTED_AT_ONCE
+from sidetier.storage.port import LISTED_AT_ONCE, RemoteStorage
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.committed_range import refusal
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
@@ -55,7 +52,6 @@ MAX_REWRITTEN_BYTES: Final = 256 << 20
 """Bytes that one cleaning writes again."""
 MAX_PACK_BYTES: Final = 16 << 20
 SMALL_PACK_BYTES: Final = 1 << 20
-YOUNG_MS: Final = 5 * 60 * 1000
 DELETED_AFTER: Final = 3600.0
 """Seconds from the index without a pack to the pack's deletion."""
 
@@ -292,8 +288,6 @@ class TailCleaner:
         totals: CleaningTotals,
         stopped: Callable[[], bool],
     ) -> None:
-        # Before the listing: what has a lower number is stored by then, or never will be.
-        settled = numbers.settled_below()
         before = read_tail_index(numbers.store, numbers.layout, self._broker)
         contents = self._inventory_of(numbers).read([self._broker])
         if contents.problems:
@@ -301,17 +295,13 @@ class TailCleaner:
                 "packs cannot be read, and nothing is cleaned: "
                 + "; ".join(sorted(contents.problems.values())[:3])
             )
-        through = self._through(contents.packs, settled)
-        old = before.index
-        if old is not None:
-            through = max(through, old.through)
         needed = needed_rows(contents.rows, led, self._archived_of)
         uses = self._uses(contents.packs, contents.rows, needed)
         totals.live_packs += len(uses)
         totals.stored_bytes += sum(use.pack.size for use in uses)
         totals.live_bytes += sum(use.live_bytes for use in uses)
         plan = plan_cleaning(
-            (use for use in uses if use.pack.number <= through),
+            uses,
             lambda row: row.tp in led and led[row.tp].topic_id == row.topic_id,
         )
         keep = {pack.number for pack in plan.keep}
@@ -320,26 +310,25 @@ class TailCleaner:
             keep |= {use.pack.number for use in plan.rewrite if use.pack.number in failed}
         else:
             keep |= {use.pack.number for use in plan.rewrite}
-        live = sorted(keep)
-        is_new = old is None or (old.through, list(old.packs)) != (through, live)
-        if is_new and through >= 0:
-            store, layout = numbers.store, numbers.layout
+        prefix = numbers.layout.tail_packs_prefix(self._broker)
+        stored = {
+            parse_tail_pack_key(listed.key, prefix): listed.key
+            for listed in numbers.store.list_objects(prefix)
+        }
+        # Only packs that were read. A name is needed as long as its pack is stored.
+        dropped = {pack.number for pack in contents.packs} - keep
+        dropped |= set(() if before.index is None else before.index.dropped)
+        dropped &= stored.keys()
+        names = (tuple(sorted(keep)), tuple(sorted(dropped)))
+        if before.index is None or (before.index.packs, before.index.dropped) != names:
             try:
-                write_tail_index(store, layout, self._broker, through, live, before)
+                write_tail_index(numbers.store, numbers.layout, self._broker, *names, before)
             except PreconditionFailedError:
                 log.warning("tail.index_conflict", broker=self._broker)
                 return  # another sidecar of this broker cleans, too
-        self._delete_excluded(numbers, through, keep, totals)
-
-    def _through(self, packs: Sequence[PackRef], settled: int) -> int:
-        """Return the highest number of which it is certain that no lower one is still stored."""
-        now = max([int(self._clock.wall() * 1000), *(pack.modified_ms for pack in packs)])
-        through = -1
-        for pack in packs:
-            if pack.number >= settled or pack.modified_ms > now - YOUNG_MS:
-                break
-            through = pack.number
-        return through
+        self._delete_dropped(
+            numbers.store, {number: stored[number] for number in dropped}, totals
+        )
 
     def _uses(
         self,
@@ -390,26 +379,15 @@ class TailCleaner:
 
     # -- deleting ---------------------------------------------------------------------------------
 
-    def _delete_excluded(
-        self, numbers: PackNumbers, through: int, keep: set[int], totals: CleaningTotals
+    def _delete_dropped(
+        self, store: RemoteStorage, dropped: Mapping[int, str], totals: CleaningTotals
     ) -> None:
-        """Delete packs that the stored index has excluded for long enough."""
-        prefix = numbers.layout.tail_packs_prefix(self._broker)
-        now, excluded = self._clock.monotonic(), self._excluded[id(numbers.store)]
-        dead: dict[int, float] = {}
-        due: list[str] = []
-        for listed in numbers.store.list_objects(prefix):
-            number = parse_tail_pack_key(listed.key, prefix)
-            if number is None or number > through:
-                continue
-            if number in keep:
-                continue
-            dead[number] = excluded.since.get(number, now)
-            if dead[number] + DELETED_AFTER <= now:
-                due.append(listed.key)
-        excluded.since = dead
+        """Delete packs that the stored index has dropped for long enough."""
+        now, excluded = self._clock.monotonic(), self._excluded[id(store)]
+        excluded.since = {number: excluded.since.get(number, now) for number in dropped}
+        due = [dropped[n] for n, since in excluded.since.items() if since + DELETED_AFTER <= now]
         for at in range(0, len(due), LISTED_AT_ONCE):
-            numbers.store.delete_objects(due[at : at + LISTED_AT_ONCE])
+            store.delete_objects(due[at : at + LISTED_AT_ONCE])
         totals.deleted_packs += len(due)
 
 

@@ -113,27 +113,30 @@ def test_each_pack_is_read_once_for_many_partitions() -> None:
     assert store.count("stream") == 4
 
 
-def test_packs_are_live_by_the_index_or_by_their_number() -> None:
+def test_packs_are_live_that_the_index_does_not_drop() -> None:
     store = FakeStorage()
     for number in range(1, 6):
         _store(store, 1, number, (number * 2, number * 2 + 2))
-    index = write_tail_index(store, LAYOUT, 1, 4, (2, 4), StoredTailIndex())
+    index = write_tail_index(store, LAYOUT, 1, (2, 4), (1, 3), StoredTailIndex())
     inventory = TailInventory(store, LAYOUT)
     assert [pack.number for pack in inventory.packs(BrokerId(1))] == [2, 4, 5]
+    # Whatever its number: cleaning has not seen it.
+    _store(store, 1, 0, (0, 2))
+    assert [pack.number for pack in inventory.packs(BrokerId(1))] == [0, 2, 4, 5]
     assert read_tail_index(store, LAYOUT, 1) == index
     assert index.index is not None
     assert index.index.generation == 1
-    again = write_tail_index(store, LAYOUT, 1, 5, (5,), index)
+    again = write_tail_index(store, LAYOUT, 1, (5,), (), index)
     assert again.index is not None
     assert again.index.generation == 2
     with pytest.raises(PreconditionFailedError):
-        write_tail_index(store, LAYOUT, 1, 6, (), index)
-    with pytest.raises(ValueError, match="would fall"):
-        write_tail_index(store, LAYOUT, 1, 4, (), again)
+        write_tail_index(store, LAYOUT, 1, (), (), index)
     with pytest.raises(ValueError, match="ascend"):
-        write_tail_index(store, LAYOUT, 1, 6, (5, 5), again)
+        write_tail_index(store, LAYOUT, 1, (5, 5), (), again)
+    with pytest.raises(ValueError, match="kept and dropped"):
+        write_tail_index(store, LAYOUT, 1, (4, 5), (5,), again)
     with pytest.raises(ValueError, match="from 0 to"):
-        TailIndex(1, (2,), 1, "n")
+        TailIndex((), (-1,), 1, "n")
 
 
 def test_an_index_whose_answer_was_lost_is_written_once() -> None:
@@ -142,11 +145,11 @@ def test_an_index_whose_answer_was_lost_is_written_once() -> None:
     _store(store, 1, 1, (0, 2))
     store.fail("put", StoreTimeoutError("lost"), key=key, after=True)
     with pytest.raises(StoreTimeoutError):
-        write_tail_index(store, LAYOUT, 1, 1, (1,), StoredTailIndex())
+        write_tail_index(store, LAYOUT, 1, (1,), (), StoredTailIndex())
     stored = read_tail_index(store, LAYOUT, 1)
     # The retry layer repeats the same put, and gets a refusal for its own success.
     store.fail("put", PreconditionFailedError("refused"), key=key, after=True)
-    again = write_tail_index(store, LAYOUT, 1, 1, (1,), stored)
+    again = write_tail_index(store, LAYOUT, 1, (1,), (), stored)
     assert again == read_tail_index(store, LAYOUT, 1)
 
 
@@ -157,7 +160,7 @@ def test_a_reader_lists_again_when_cleaning_deletes_a_pack() -> None:
 
     def clean() -> None:
         _store(store, 1, 3, (0, 4))
-        write_tail_index(store, LAYOUT, 1, 3, (2, 3), StoredTailIndex())
+        write_tail_index(store, LAYOUT, 1, (2, 3), (1,), StoredTailIndex())
         store.delete_object(first)
 
     store.race("stream", clean, key=first)
@@ -185,7 +188,7 @@ def test_a_reader_goes_on_when_a_pack_is_deleted_while_it_reads_bytes() -> None:
 def test_a_pack_that_is_gone_for_ever_is_a_problem() -> None:
     store = FakeStorage()
     _store(store, 1, 1, (0, 4))
-    write_tail_index(store, LAYOUT, 1, 2, (1, 2), StoredTailIndex())
+    write_tail_index(store, LAYOUT, 1, (1, 2), (), StoredTailIndex())
     contents = TailInventory(store, LAYOUT).read()
     missing = LAYOUT.tail_pack_key(1, 2)
     assert list(contents.problems) == [missing]
@@ -203,7 +206,7 @@ def test_one_damaged_object_does_not_hide_the_others() -> None:
     _store(store, 1, 2, (4, 8))
     store.overwrite(damaged, store.contents()[damaged][:-1] + b"\x07")
     store.overwrite(
-        _put(store, LAYOUT.tail_index_key(1)), b'{"version": 1, "packs": [3, 2], "through": 3}'
+        _put(store, LAYOUT.tail_index_key(1)), b'{"version": 1, "packs": [3, 2], "dropped": []}'
     )
     contents = TailInventory(store, LAYOUT).read()
     assert [pack.number for pack in contents.packs] == [2]
