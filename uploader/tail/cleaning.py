@@ -326,9 +326,7 @@ class TailCleaner:
             except PreconditionFailedError:
                 log.warning("tail.index_conflict", broker=self._broker)
                 return  # another sidecar of this broker cleans, too
-        self._delete_dropped(
-            numbers.store, {number: stored[number] for number in dropped}, totals
-        )
+        self._delete_dropped(numbers.store, {number: stored[number] for number in dropped}, totals)
 
     def _uses(
         self,

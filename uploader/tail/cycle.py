@@ -145,10 +145,11 @@ class _Sent(NamedTuple):
     sent: SentRange | None
     behind: BatchPosition | None
 
-    def note(self) -> None:
+    def note(self, now: float) -> None:
         """Note in the tail that it is in flight."""
         self.tail.log_start = self.row.log_start
-        self.tail.hold.clear()
+        if self.tail.hold.until <= now:  # nothing behind it was refused
+            self.tail.hold.clear()
         if self.progress is None or self.sent is None:
             self.tail.claims = False
         else:
@@ -719,8 +720,9 @@ class TailCycle:
             self._sender.send(PackJob(group.numbers, builder.body(), context))
             # Handed over. Nothing is noted if an error comes before this.
             group.packs, group.size = group.packs + 1, group.size + builder.size
+            now = self._clock.monotonic()
             for each in sent:
-                each.note()
+                each.note(now)
         for tail, reason in refused.values():
             self._refuse(tail, reason)
         return True

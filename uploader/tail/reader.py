@@ -31,7 +31,7 @@ class Candidate(NamedTuple):
     led: TailPartition
     history: EpochHistory
     read: TailRange | None = None
-    last_stable: Offset = Offset(0)  # noqa: RUF009 - a number
+    last_stable: Offset = Offset(0)
 
 
 class CommittedReader:
@@ -105,9 +105,7 @@ class CommittedReader:
         starts = self.ask(OffsetKind.LOG_START, parts)
         # The last one: it proves that what was answered and read before belongs to the epoch.
         ends = self.ask(OffsetKind.HIGH_WATERMARK, parts)
-        answers = {
-            part.tp: answered for part, *answered in zip(parts, starts, ends, strict=True)
-        }
+        answers = {part.tp: answered for part, *answered in zip(parts, starts, ends, strict=True)}
         return [_row(candidate, *answers[candidate.led.tp]) for candidate in candidates]
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -10,8 +12,10 @@ from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import ArchivedPart
 from sidetier.segments.errors import StorageError, StoreUnavailableError
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.tail.cleaning import TailCleaner
+from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
 from sidetier.wire.log_offsets import OffsetKind
 from tests.harness.daemons import LAYOUT
@@ -23,6 +27,9 @@ from tests.harness.tail_writing import (
     tail_bytes,
     transactional,
 )
+
+if TYPE_CHECKING:
+    from sidetier.storage.port import RemoteStorage
 
 KEYS = LAYOUT.tail_packs_prefix(1)
 
@@ -265,3 +272,93 @@ def test_transactions_are_in_rows_that_are_written_again(
     assert row.open == last.open
     assert [each.first_offset for each in row.aborted] == [0]
     assert (tail.end, tail.last_stable) == (before.end, before.last_stable) == (4, 1)
+
+
+# -- other writers of the same packs ------------------------------------------------------------
+
+
+class SameUrl:
+    """Another store object over the same objects, as with `storage.overrides`."""
+
+    def __init__(self, store: FakeStorage) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+def test_two_stores_of_one_url_take_no_number_twice(site: TailSite, store: FakeStorage) -> None:
+    """The packs of one are cleaned and deleted before the other one stores its next pack."""
+    second = cast("RemoteStorage", SameUrl(store))
+    site.cycle = TailCycle(
+        site.source,
+        lambda topic: TailPlace(second if topic == "audit" else store, LAYOUT, encrypts=False),
+        site.inventory_of,
+        site.sender,
+        site.broker,
+        site.time.clock,
+    )
+    busy, audit = site.log_dir.create("busy", 0), site.log_dir.create("audit", 0)
+    for _ in range(2):
+        audit.append(5)
+        site.run()
+    for _ in range(20):
+        busy.append(5)
+        site.run()
+    site.archive_ends[busy.tp] = 100
+    by = clean(site)
+    site.time.now += 4000
+    by.run(site.led())
+    assert len(live(store)) < 5
+    for _ in range(5):
+        audit.append(5)
+        site.run()
+    assert site.cycle.safe()[audit.tp].safe_up_to == merged(store, audit).end == audit.log_end
+
+
+def test_a_sidecar_that_was_paused_stores_live_packs(
+    site: TailSite, store: FakeStorage, tmp_path: Path
+) -> None:
+    """Another sidecar of the broker has stored, cleaned and deleted packs since."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(3):
+        log.append(5)
+        site.run()
+    second = TailSite(tmp_path / "second", store, 1, site.time)
+    second.log_dir = site.log_dir
+    for _ in range(20):
+        log.append(5)
+        second.run()
+    archived = second.archive_ends[log.tp] = log.log_end - 5
+    by = clean(second)
+    second.time.now += 4000
+    by.run(second.led())
+    assert by.totals.deleted_packs > 15
+    site.archive_ends[log.tp] = archived
+    for _ in range(6):
+        log.append(5)
+        site.run()
+        assert site.cycle.safe()[log.tp].safe_up_to == merged(store, log, archived).end
+    assert merged(store, log, archived).end == log.log_end
+    # The two clean at once: one index object wins, and names only what its writer has read.
+    site.archive_ends[log.tp] = second.archive_ends[log.tp] = log.log_end - 10
+    store.race("put", lambda: clean(second), key=LAYOUT.tail_index_key(1))
+    clean(site)
+    assert merged(store, log, log.log_end - 10).end == log.log_end
+
+
+def test_a_pack_that_is_stored_while_cleaning_reads_is_live(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """Also if its number is the lowest: the index names what cleaning has read."""
+    log = site.log_dir.create("t", 0)
+    for _ in range(4):
+        log.append(5)
+        site.run()
+    site.archive_ends[log.tp] = 15
+    late = next(iter(store.list_objects(KEYS))).key
+    body = store.get_object(late).data
+    store.delete_object(late)
+    store.race("put", lambda: store.put_object(late, BytesBody(body)), key=LAYOUT.tail_index_key(1))
+    clean(site)
+    assert late in {pack.key for pack in TailInventory(store, LAYOUT).packs(BrokerId(1))}

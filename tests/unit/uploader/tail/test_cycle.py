@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.segments.errors import StoreUnavailableError
+from sidetier.archive.tail.inventory import TailInventory
+from sidetier.archive.tail.pack import PackBuilder
+from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.tail import cycle as cycle_module
+from sidetier.uploader.tail import reader as reader_module
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
+from sidetier.uploader.tail.ranges import TailRange
 from sidetier.wire.log_offsets import OffsetKind
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog, record_batch
@@ -383,6 +388,188 @@ def test_two_sidecars_of_one_broker_overwrite_nothing(
     check_complete(store, log)
     keys = [each.key for each in store.list_objects(LAYOUT.tail_packs_prefix(1))]
     assert sum(request.operation == "put" for request in store.requests) > len(keys)
+
+
+def sender_breaks(site: TailSite, patch: pytest.MonkeyPatch) -> None:
+    def send(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(site.sender, "send", send)
+
+
+def packing_breaks(_: TailSite, patch: pytest.MonkeyPatch) -> None:
+    def body(_: object) -> None:
+        raise MemoryError
+
+    patch.setattr(PackBuilder, "body", body)
+
+
+@pytest.mark.parametrize("breaks", [sender_breaks, packing_breaks])
+def test_nothing_counts_as_sent_that_was_not_handed_over(
+    site: TailSite,
+    store: FakeStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    breaks: Callable[[TailSite, pytest.MonkeyPatch], None],
+) -> None:
+    a, b = site.log_dir.create("a", 0), site.log_dir.create("b", 0)
+    a.append(10)
+    b.append(10)
+    breaks(site, monkeypatch)
+    with pytest.raises((RuntimeError, MemoryError)):
+        site.run()
+    monkeypatch.undo()
+    for log in (a, b):
+        log.append(1)
+    site.run()
+    for log in (a, b):
+        check_complete(store, log)
+        assert merged(store, log).leader_epoch == 0
+        assert site.cycle.safe()[log.tp].safe_up_to == 11
+
+
+def reading_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
+    real = reader_module.read_range
+
+    def read(directory: str, *args: object) -> object:
+        if directory == str(bad.path):
+            raise ValueError("a defect")
+        return real(directory, *args)  # type: ignore[arg-type]
+
+    patch.setattr(reader_module, "read_range", read)
+
+
+def row_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
+    """A row that no pack has: its epoch begins above its first offset."""
+    real = reader_module.epochs_of
+
+    def epochs(read: TailRange, known: EpochHistory) -> EpochHistory:
+        found = real(read, known)
+        is_bad = read.wanted.file.inode == bad.file(0).stat().st_ino
+        return EpochHistory(((found.entries[0][0], Offset(7)),)) if is_bad else found
+
+    patch.setattr(reader_module, "epochs_of", epochs)
+
+
+@pytest.mark.parametrize("breaks", [reading_breaks, row_breaks])
+def test_a_defect_in_one_partition_holds_that_partition(
+    site: TailSite,
+    store: FakeStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    breaks: Callable[[PartitionLog, pytest.MonkeyPatch], None],
+) -> None:
+    bad, good = site.log_dir.create("bad", 0), site.log_dir.create("good", 0)
+    bad.append(5)
+    good.append(5)
+    breaks(bad, monkeypatch)
+    for _ in range(2):
+        site.run()
+        good.append(5)
+    assert merged(store, good).end == 10
+    safe = site.cycle.safe()
+    assert (safe[bad.tp].safe_up_to, safe[good.tp].safe_up_to) == (0, 10)
+    assert safe[bad.tp].error
+    assert safe[bad.tp].waiting_since_ms is not None
+    monkeypatch.undo()
+    site.time.now += 60
+    site.run()
+    check_complete(store, bad)
+
+
+def test_a_store_that_stores_and_answers_late_gets_few_records_twice(
+    site: TailSite, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycle_module, "MIN_ROOM", 500)
+    log = site.log_dir.create("t", 0)
+    site.run()
+    log.append(200)
+    for _ in range(12):
+        store.fail("put", StoreUnavailableError("late"), after=True)
+        site.run()
+        store._faults.clear()
+    stored = sum(row.size for row in site.rows())
+    size = len(log_bytes(log))
+    assert size < stored < size + 6 * 700
+    site.time.now += 30
+    site.run()
+    check_complete(store, log)
+    # Then as before.
+    log.append(200)
+    packs = site.packs()
+    site.run()
+    assert site.packs() == packs + 1
+
+
+def test_stores_that_hang_leave_room_for_others_and_none_is_kept_for_idle_ones(
+    site: TailSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycle_module, "MAX_PACK_BYTES", 400)
+    monkeypatch.setattr(cycle_module, "MIN_ROOM", 100)
+    stores = {f"t{number}": FakeStorage() for number in range(6)}
+    site.cycle = TailCycle(
+        site.source,
+        lambda topic: TailPlace(stores[topic], LAYOUT, encrypts=False),
+        lambda place: TailInventory(place.store, place.layout),
+        site.sender,
+        site.broker,
+        site.time.clock,
+    )
+    logs = {topic: site.log_dir.create(topic, 0) for topic in stores}
+    for log in logs.values():
+        log.append(5)
+    site.run()
+    # Idle groups take no share.
+    site.sender.held = True
+    logs["t0"].append(80)
+    site.run()
+    assert len(site.sender.waiting) == cycle_module.MAX_SENDING
+    # All but one hang.
+    for topic, log in logs.items():
+        log.append(5 if topic != "t0" else 0)
+    site.run()
+    last = [job for job in site.sender.waiting if job.numbers.store is stores["t5"]]
+    assert len(last) == 1
+    site.sender.end(last[0])
+    site.cycle.settle(0)
+    check_complete(stores["t5"], logs["t5"])
+
+
+def test_records_of_which_nothing_is_known_count_as_waiting(
+    site: TailSite, store: FakeStorage
+) -> None:
+    """The broker is away, or does not answer for a partition."""
+    log = site.log_dir.create("t", 0)
+    log.append(5)
+    site.run()
+    site.run()
+    answered = site.time.wall()
+
+    def waits_since() -> float | None:
+        since = site.cycle.safe()[log.tp].waiting_since_ms
+        return None if since is None else since / 1000
+
+    assert waits_since() is None
+    site.source.down = True
+    for _ in range(3):
+        with pytest.raises(BrokerUnavailableError):
+            site.run()
+    assert waits_since() == answered
+    site.source.down = False
+    site.run()
+    assert waits_since() is None
+    answered = site.time.wall()
+    site.source.refused.add((ASK, log.tp))
+    for _ in range(3):
+        site.run()
+    assert waits_since() == answered
+    # A new partition for which the broker does not answer, too.
+    new = site.log_dir.create("new", 0)
+    site.source.refused.add((ASK, new.tp))
+    site.run()
+    assert site.cycle.safe()[new.tp].waiting_since_ms is not None
+    site.source.refused.clear()
+    site.run()
+    assert waits_since() is None
+    check_complete(store, log)
 
 
 # -- claims and takeover ------------------------------------------------------------------------
