@@ -6,13 +6,14 @@ from typing import Final, NamedTuple
 import structlog
 
 from sidetier.archive.tail.merge import ArchivedPart, MergedTail, PackedRow, Reason, merge
-from sidetier.archive.tail.pack import TailRow, claim
+from sidetier.archive.tail.pack import claim
 from sidetier.segments.epoch_history import EpochHistory, contradiction
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.offsets import MAX_OFFSET, Offset, OffsetRange, TopicPartition
 from sidetier.segments.producer_snapshot import OpenTransaction
 from sidetier.uploader.tail.board import TailPartition
 from sidetier.uploader.tail.progress import Reached
+from sidetier.uploader.tail.ranges import history_from
 
 log: Final = structlog.get_logger()
 
@@ -25,6 +26,7 @@ class TailBegin(NamedTuple):
         reached: The end of the merged tail.
         joined_to: Up to where readers join it, whatever is stored; None if they join all. It holds
             until the archive changes.
+        history: The epoch history of the log, from its first batch on.
         gaps: The recorded gaps of the archive, as far as they were needed.
         has_claim: Whether a stored row shows all that this leader's claim shows.
         log_start: Highest log start offset in the packs.
@@ -33,6 +35,7 @@ class TailBegin(NamedTuple):
     start: Offset
     reached: Reached
     joined_to: Offset | None
+    history: EpochHistory
     gaps: Sequence[OffsetRange]
     has_claim: bool
     log_start: Offset
@@ -57,37 +60,44 @@ def find_begin(
 
     Args:
         led: The partition.
-        history: The epoch history of its log.
+        history: The `leader-epoch-checkpoint` of its log.
         rows: The stored rows of all brokers.
         gaps_of: Reads the recorded gaps of an archive; called where its epochs contradict the log.
 
     Raises:
         StorageError, ArchiveError: The gaps cannot be read.
+        SegmentError, OSError: The log cannot be read.
     """
-    rows = list(rows)
-    own = PackedRow(None, claim(led.tp, led.topic_id, history, Offset(0), Offset(0)))
+    history = history_from(led.directory, history)
+    # Where retention has cut the history, nothing may be guessed about what is below.
+    cut_at = history.entries[0][1]
+    own = PackedRow(None, claim(led.tp, led.topic_id, history, cut_at, Offset(0)))
+    # The topic id comes from the broker's own directory, so rows of another are dead.
+    rows = [source for source in rows if source.row.topic_id == led.topic_id]
     known = [source for source in rows if source.row.leader_epoch <= led.leader_epoch]
-    has_claim = any(_shows(source.row, own.row) for source in known)
+    has_claim = any(source.row.epochs == history for source in known)
     known.append(own)
     epochs, gaps = led.archived_epochs, list[OffsetRange]()
     start, merged = led.archive_end, _merged(led, led.archive_end, known)
     seen = history if merged is None else merged.epochs
-    at = contradiction(epochs, seen, start)
+    at = divergence_offset(epochs, seen, start)
     if at is not None:
         gaps += gaps_of(led.tp)
-        at = contradiction(epochs, seen, start, gaps)
-        start = start if at is None else at.offset
+        at = divergence_offset(epochs, seen, start, gaps)
+        start = start if at is None else at
         merged = _merged(led, start, known, gaps)
-    joined_to = None if at is None else start
+    joined_to = at
     if len(known) <= len(rows):
         joined_to = _joined_by_readers(led, start, rows, gaps)
     if merged is None:
-        return TailBegin(start, Reached(start, None), joined_to, gaps, has_claim, Offset(0))
+        reached = Reached(start, None)
+        return TailBegin(start, reached, joined_to, history, gaps, has_claim, Offset(0))
     if any(out.reason is Reason.DIVERGED for out in merged.left_out):
         joined_to = start
     newest = -1 if merged.newest_ms is None else merged.newest_ms
     reached = Reached(merged.end, _open_at_end(merged), newest)
-    return TailBegin(start, reached, joined_to, gaps, has_claim, merged.log_start or Offset(0))
+    log_start = merged.log_start or Offset(0)
+    return TailBegin(start, reached, joined_to, history, gaps, has_claim, log_start)
 
 
 def _joined_by_readers(
@@ -114,7 +124,6 @@ def _merged(
     gaps: Sequence[OffsetRange] = (),
 ) -> MergedTail | None:
     """Merge rows behind the archive up to `start`; None if they contradict each other."""
-    # The topic id comes from the broker's own directory, so rows of another are dead.
     archived = ArchivedPart(start, led.archived_epochs, led.topic_id, gaps)
     try:
         return merge(archived, rows)
@@ -125,9 +134,23 @@ def _merged(
         return None
 
 
-def _shows(row: TailRow, own: TailRow) -> bool:
-    """Whether a stored row shows all that the claim shows."""
-    return (row.topic_id, row.epochs) == (own.topic_id, own.epochs)
+def divergence_offset(
+    archived: EpochHistory, log_epochs: EpochHistory, end: Offset, gaps: Sequence[OffsetRange] = ()
+) -> Offset | None:
+    """Return the first archived offset that the log has of another epoch; None if the archive up to
+    `end` has not diverged.
+
+    The last archived offset decides: logs that have the same epoch there are equal below.
+    """
+    last = end - 1
+    for gap in sorted(gaps, reverse=True):
+        if last in gap:
+            last = gap.start - 1
+    stored, epoch = archived.up_to(end).epoch_at(last), log_epochs.epoch_at(last)
+    if stored is None or epoch is None or stored == epoch:
+        return None
+    found = contradiction(archived, log_epochs, end, gaps)
+    return None if found is None else found.offset
 
 
 def _open_at_end(merged: MergedTail) -> tuple[OpenTransaction, ...] | None:

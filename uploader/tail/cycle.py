@@ -29,7 +29,7 @@ from sidetier.archive.tail.inventory import TailContents, TailInventory
 from sidetier.archive.tail.merge import PackRef
 from sidetier.archive.tail.pack import PackBuilder, TailRow
 from sidetier.leadership.port import LogOffsetSource
-from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, contradiction
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
     BrokerError,
     LeadershipError,
@@ -44,7 +44,12 @@ from sidetier.uploader.gates.committed_range import NotCommittedError
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.sending.throttle import AbandonedError
 from sidetier.uploader.state.segment import Backoff
-from sidetier.uploader.tail.begin import TailBegin, find_begin, stable_end
+from sidetier.uploader.tail.begin import (
+    TailBegin,
+    divergence_offset,
+    find_begin,
+    stable_end,
+)
 from sidetier.uploader.tail.board import SafePartition, TailPartition
 from sidetier.uploader.tail.packs import (
     PackJob,
@@ -571,6 +576,7 @@ class TailCycle:
                 high_watermark=answer.offset,
             )
             reached = Reached(begin.start, None)
+        tail.history = begin.history
         tail.progress = TailProgress(reached, begin.unjoined)
         tail.log_start = begin.log_start
         tail.claims = tail.claims and not begin.has_claim
@@ -815,5 +821,5 @@ def _turns(tail: LedTail, entry: TailPartition) -> bool:
     if entry.archive_end < known.archive_end or (begin is not None and begin.joined_to is not None):
         return True
     gaps = () if begin is None else begin.gaps
-    found = contradiction(entry.archived_epochs, tail.history, entry.archive_end, gaps)
-    return found is not None
+    at = divergence_offset(entry.archived_epochs, tail.history, entry.archive_end, gaps)
+    return at is not None

@@ -6,11 +6,10 @@ broker does not truncate. Otherwise the place is found by its offset.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from sidetier.archive.tail.pack import epochs_from
 from sidetier.leadership.port import LedLog
 from sidetier.segments.batches import check_crc, split_batches
 from sidetier.segments.epoch_history import Entry, EpochHistory
@@ -19,7 +18,7 @@ from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_hea
 from sidetier.segments.indexes import position_at_or_below
 from sidetier.segments.listing import read_listing
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.producer_snapshot import OpenTransaction, open_transactions
 from sidetier.segments.transactions import Marker, TransactionTracker, read_marker
 from sidetier.segments.txn_index import AbortedTxn
@@ -292,11 +291,11 @@ def _checked(
     expected, newest, count, size = wanted.start, -1, 0, 0
     for batch, header in split_batches(memoryview(data)):
         check_crc(batch)
-        if header.base_offset < expected or not _is_of(history, header):
+        epoch = history.epoch_at(header.base_offset)
+        if header.base_offset < expected or header.leader_epoch != epoch:
             raise NotCommittedError(
                 f"the batch at offset {header.base_offset} is of leader epoch "
-                f"{header.leader_epoch}, and offset {expected} of epoch "
-                f"{history.epoch_at(header.base_offset)} was expected"
+                f"{header.leader_epoch}, and offset {expected} of epoch {epoch} was expected"
             )
         if not runs or runs[-1][0] != header.leader_epoch:
             runs.append((header.leader_epoch, header.base_offset))
@@ -320,33 +319,50 @@ def _checked(
     )
 
 
-def _is_of(history: EpochHistory, batch: BatchHeader) -> bool:
-    """Whether the history has the batch's leader epoch there, or began above the batch once
-    DeleteRecords had moved the log start within the segment.
+def history_from(directory: str, history: EpochHistory) -> EpochHistory:
+    """Return the epoch history of a log from its first batch on. Where DeleteRecords has moved the
+    log start within a segment, it has cut the checkpoint, and the batches show what was cut.
+
+    Raises:
+        NotCommittedError: The batches contradict the checkpoint.
+        UnsupportedFormatError: Message format v0 or v1.
+        OSError: A file cannot be read.
     """
-    epoch = history.epoch_at(batch.base_offset)
-    if epoch is not None or not history.entries:
-        return batch.leader_epoch == epoch
-    first, start = history.entries[0]
-    return batch.leader_epoch == first or (
-        batch.leader_epoch < first and batch.next_offset <= start
-    )
+    first, end = history.entries[0]
+    bases = segment_bases(directory)
+    start = Offset(min(bases, default=end))
+    if start >= end:
+        return history
+    found: list[Entry] = []
+    for epoch, at in _epochs_below(directory, bases, end):
+        if found and found[-1][0] == epoch:
+            continue
+        if epoch > first or (found and epoch < found[-1][0]):
+            raise NotCommittedError(
+                f"{directory}: the batch at offset {at} is of leader epoch {epoch}, and the "
+                f"checkpoint begins with epoch {first} at offset {end}"
+            )
+        found.append((epoch, at if found else start))
+    if found and found[-1][0] == first:
+        return EpochHistory((*found, *history.entries[1:]))
+    return EpochHistory((*found, *history.entries))
 
 
-def epochs_of(read: TailRange, history: EpochHistory) -> EpochHistory:
-    """Return the epoch history for the row of a range: from the epoch of its first batch on.
-
-    Below the first entry of the leader's history, the batches show their epochs themselves.
-    """
-    first = history.entries[0][1]
-    start = read.wanted.start
-    below = [(epoch, max(start, at)) for epoch, at in read.runs if at < first]
-    if not below:
-        return epochs_from(history, start)
-    # The range begins where the batch before it has ended, in a gap of the offsets or not.
-    below[0] = (below[0][0], start)
-    known = below[-1][0]
-    return EpochHistory((*below, *(entry for entry in history.entries if entry[0] > known)))
+def _epochs_below(
+    directory: str, bases: Iterable[BaseOffset], end: Offset
+) -> Iterator[tuple[LeaderEpoch, Offset]]:
+    """Yield leader epoch and base offset of each batch below an offset."""
+    for base in bases:
+        if base >= end:
+            return
+        descriptor = _open(directory, base, FileKind.LOG)
+        try:
+            for _, header in _Batches(descriptor, os.fstat(descriptor).st_size, 0):
+                if header.base_offset >= end:
+                    return
+                yield header.leader_epoch, header.base_offset
+        finally:
+            os.close(descriptor)
 
 
 def open_at(directory: str, offset: Offset) -> tuple[OpenTransaction, ...] | None:

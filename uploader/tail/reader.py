@@ -5,7 +5,7 @@ does these steps in their order; `gates.committed_range` judges them.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sidetier.archive.tail.pack import TailRow, claim
+from sidetier.archive.tail.pack import TailRow, claim, epochs_from
 from sidetier.leadership.port import LedLog, LogOffsetSource
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import SidetierError
@@ -13,7 +13,7 @@ from sidetier.segments.offsets import Offset
 from sidetier.segments.producer_snapshot import OpenTransaction
 from sidetier.uploader.gates.committed_range import refusal
 from sidetier.uploader.tail.board import TailPartition
-from sidetier.uploader.tail.ranges import TailRange, epochs_of, find_range, read_range
+from sidetier.uploader.tail.ranges import TailRange, find_range, read_range
 from sidetier.uploader.watching.disk import BatchPosition, log_file, topic_id_in
 from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
 
@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
 
     Attributes:
         led: The partition.
-        history: The epoch history of its log.
+        history: The epoch history of its log, from the range on.
         read: The range; None for a claim.
         last_stable: The last stable offset of a log that ends with the range.
     """
@@ -131,7 +131,7 @@ def _row(
     return TailRow(
         led.tp,
         led.topic_id,
-        epochs_of(read, history),
+        epochs_from(history, read.wanted.start),
         read.wanted.start,
         read.end,
         log_start.offset,

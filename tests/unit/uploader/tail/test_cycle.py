@@ -7,7 +7,6 @@ import pytest
 
 from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.pack import PackBuilder
-from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import BrokerUnavailableError, StoreUnavailableError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -16,7 +15,6 @@ from sidetier.uploader.tail import cycle as cycle_module
 from sidetier.uploader.tail import reader as reader_module
 from sidetier.uploader.tail.cycle import TailCycle
 from sidetier.uploader.tail.packs import TailPlace
-from sidetier.uploader.tail.ranges import TailRange
 from sidetier.wire.log_offsets import OffsetKind
 from tests.harness.daemons import LAYOUT
 from tests.harness.log_dir import PartitionLog, record_batch
@@ -439,15 +437,14 @@ def reading_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
 
 
 def row_breaks(bad: PartitionLog, patch: pytest.MonkeyPatch) -> None:
-    """A row that no pack has: its epoch begins above its first offset."""
-    real = reader_module.epochs_of
+    """A row that no pack has."""
+    real = reader_module.TailRow
 
-    def epochs(read: TailRange, known: EpochHistory) -> EpochHistory:
-        found = real(read, known)
-        is_bad = read.wanted.file.inode == bad.file(0).stat().st_ino
-        return EpochHistory(((found.entries[0][0], Offset(7)),)) if is_bad else found
+    def row(tp: TopicPartition, *args: object) -> object:
+        found = real(tp, *args)  # type: ignore[arg-type]
+        return found._replace(log_start=Offset(-1)) if tp == bad.tp else found
 
-    patch.setattr(reader_module, "epochs_of", epochs)
+    patch.setattr(reader_module, "TailRow", row)
 
 
 @pytest.mark.parametrize("breaks", [reading_breaks, row_breaks])
