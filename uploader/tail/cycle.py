@@ -25,32 +25,25 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sidetier.archive.tail.inventory import TailContents, TailInventory
+from sidetier.archive.tail.inventory import TailInventory
 from sidetier.archive.tail.merge import PackRef
 from sidetier.archive.tail.pack import PackBuilder, TailRow
 from sidetier.leadership.port import LogOffsetSource
-from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import (
     BrokerError,
     LeadershipError,
     SegmentError,
-    SegmentGoneError,
     SidetierError,
 )
-from sidetier.segments.offsets import BrokerId, Offset, OffsetRange, TopicPartition
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import OpenTransaction
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.committed_range import NotCommittedError
-from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.sending.throttle import AbandonedError
 from sidetier.uploader.state.segment import Backoff
-from sidetier.uploader.tail.begin import (
-    TailBegin,
-    divergence_offset,
-    find_begin,
-    stable_end,
-)
+from sidetier.uploader.tail.begin import TailBegin, stable_end
 from sidetier.uploader.tail.board import SafePartition, TailPartition
+from sidetier.uploader.tail.led_tail import LedTail, SentPart
 from sidetier.uploader.tail.packs import (
     PackJob,
     PackNumbers,
@@ -58,9 +51,10 @@ from sidetier.uploader.tail.packs import (
     TailPlace,
     first_number,
 )
-from sidetier.uploader.tail.progress import Reached, SentRange, TailProgress
+from sidetier.uploader.tail.progress import Reached, SentRange
 from sidetier.uploader.tail.ranges import TailRange, open_at
 from sidetier.uploader.tail.reader import Candidate, CommittedReader
+from sidetier.uploader.tail.readings import GapsOf, PackReadings
 from sidetier.uploader.unexpected import describe
 from sidetier.uploader.watching.disk import BatchPosition
 from sidetier.wire.log_offsets import AnsweredOffset, OffsetKind
@@ -82,47 +76,6 @@ _LONGEST_STORE_HOLD: Final = 30.0
 
 
 @dataclass(slots=True)
-class LedTail:
-    """The tail of a partition in one leader epoch.
-
-    Attributes:
-        led: What the daemon knows.
-        answered_at: When the broker has answered last, in monotonic seconds.
-        waiting_since: When records were found that are not stored yet, in monotonic seconds.
-        history: The epoch history of the log; it does not change within a leader epoch.
-        begin: Where it begins; None until the packs were read.
-        progress: What is stored; None until the begin is taken.
-        claims: Whether a claim must be sent.
-        is_late: Whether the packs have been read for longer than a cycle. Then the claim is sent
-            before the end of the reading.
-        log_start: The log start offset in the last row.
-        position: Where the last range has ended.
-        hold: After a range that was refused.
-        answer: The high watermark; None if the broker has not answered for this partition.
-        last_stable: The last stable offset, if it was asked for before the high watermark.
-    """
-
-    led: TailPartition
-    answered_at: float
-    waiting_since: float | None
-    history: EpochHistory = NO_EPOCHS
-    begin: TailBegin | None = None
-    progress: TailProgress | None = None
-    claims: bool = True
-    is_late: bool = False
-    log_start: Offset = Offset(0)  # noqa: RUF009 - a number
-    position: BatchPosition | None = None
-    hold: Backoff = field(default_factory=Backoff)
-    answer: AnsweredOffset | None = None
-    last_stable: Offset | None = None
-
-    @property
-    def tp(self) -> TopicPartition:
-        """The partition."""
-        return self.led.tp
-
-
-@dataclass(slots=True)
 class CycleTotals:
     """Counts since the start of the process."""
 
@@ -141,95 +94,13 @@ class _Part(NamedTuple):
     reached: Reached | None
 
 
-class _Sent(NamedTuple):
-    """What a pack in flight has of one partition; no range for a claim."""
-
-    tail: LedTail
-    row: TailRow
-    progress: TailProgress | None
-    sent: SentRange | None
-    behind: BatchPosition | None
-
-    def note(self, now: float) -> None:
-        """Note in the tail that it is in flight."""
-        self.tail.log_start = self.row.log_start
-        if self.tail.hold.until <= now:  # nothing behind it was refused
-            self.tail.hold.clear()
-        if self.progress is None or self.sent is None:
-            self.tail.claims = False
-        else:
-            self.progress.send(self.sent)
-            self.tail.position = self.behind
-
-    def stored(self) -> None:
-        """Note in the tail that it is stored."""
-        tail, progress = self.tail, self.progress
-        if progress is None or self.sent is None:
-            return
-        progress.succeeded(self.sent)
-        if tail.answer is not None and progress.stored.end >= tail.answer.offset:
-            tail.waiting_since = None
-
-    def lost(self) -> None:
-        """Note in the tail that it is not known to be stored."""
-        self.tail.position = None
-        if self.progress is None or self.sent is None:
-            self.tail.claims = True
-        else:
-            self.progress.failed(self.sent)
-
-
 @dataclass(frozen=True, slots=True)
 class _Context:
     """Of a pack in flight: its group, its bytes, and what it has of each partition."""
 
     group: "_Group"
     size: int
-    sent: tuple[_Sent, ...]
-
-
-class _Reading:
-    """Reads the live packs of one store for partitions whose tail begins. `run` is for any thread.
-
-    Attributes:
-        tails: The partitions.
-        begins: Where each begins, or why that is not known. Empty before the end.
-        error: Why the packs cannot be read; None if they were.
-        ended: Whether it has ended.
-    """
-
-    def __init__(
-        self,
-        tails: Sequence[LedTail],
-        inventory: TailInventory,
-        gaps_of: Callable[[TopicPartition], Sequence[OffsetRange]],
-    ) -> None:
-        self.tails = tails
-        self.begins: list[TailBegin | Exception] = []
-        self.error: Exception | None = None
-        self.ended = False
-        self._inventory = inventory
-        self._gaps_of = gaps_of
-        self._known = [(tail.led, tail.history) for tail in tails]
-
-    def run(self) -> None:
-        """Read the packs, and find where each tail begins."""
-        wanted = {tail.tp for tail in self.tails}
-        try:
-            contents = self._inventory.read(wanted=lambda row: row.tp in wanted)
-            self.begins = [self._begin(contents, *known) for known in self._known]
-        except Exception as error:  # noqa: BLE001 - the reading begins again
-            self.error = error
-        finally:
-            self.ended = True
-
-    def _begin(
-        self, contents: TailContents, led: TailPartition, history: EpochHistory
-    ) -> TailBegin | Exception:
-        try:
-            return find_begin(led, history, contents.rows.get(led.tp, ()), self._gaps_of)
-        except Exception as error:  # noqa: BLE001 - it holds this partition
-            return error
+    sent: tuple[SentPart, ...]
 
 
 @dataclass(slots=True)
@@ -277,22 +148,18 @@ class TailCycle:
         interval: float = 5.0,
         throttle: Callable[[int], None] = lambda _: None,
         background: Callable[[Callable[[], None]], None] = lambda work: work(),
-        gaps_of: Callable[[TailPlace, TopicPartition], Sequence[OffsetRange]] = lambda *_: (),
+        gaps_of: GapsOf = lambda *_: (),
         unexpected: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._reader = CommittedReader(source, throttle)
         self._place_of = place_of
-        self._inventory_of = inventory_of
         self._sender = sender
         self._broker = broker
         self._clock = clock
         self._interval = interval
-        self._background = background
-        self._gaps_of = gaps_of
         self._unexpected = unexpected
         self._unused_numbers = itertools.count(first_number(clock.wall()))
-        self._readings: dict[int, _Reading] = {}
-        """The readings of packs that are under way, by store."""
+        self._readings = PackReadings(inventory_of, gaps_of, background, clock)
         self._followed: Mapping[TopicPartition, TailPartition] | None = None
         self._tails: dict[TopicPartition, LedTail] = {}
         self._starting: dict[TopicPartition, LedTail] = {}
@@ -307,7 +174,6 @@ class TailCycle:
         self._groups: dict[tuple[int, bool], _Group] = {}
         self._sharing = 1
         """Number of groups that share memory and packs in flight."""
-        self._store_holds: dict[int, Backoff] = {}
         self._safe: Mapping[TopicPartition, SafePartition] | None = None
         """None after something has changed."""
         self.totals = CycleTotals()
@@ -389,7 +255,8 @@ class TailCycle:
         now = self._clock.monotonic()
         for tail, answer in zip(self._tails.values(), ends, strict=True):
             if isinstance(answer, AnsweredOffset) and answer.leader_epoch == tail.led.leader_epoch:
-                self._note_answer(tail, answer, now)
+                tail.answer, tail.answered_at = answer, now
+                self._note_answer(tail, now)
             else:  # it does not lead in this epoch, or not yet
                 tail.answer = None
                 self._note_silence(tail)
@@ -397,11 +264,10 @@ class TailCycle:
             self._ask_log_starts()
             self._log_starts_at = now + LOG_START_SECONDS
 
-    def _note_answer(self, tail: LedTail, answer: AnsweredOffset, now: float) -> None:
-        tail.answer, tail.answered_at = answer, now
-        if tail.progress is None:
+    def _note_answer(self, tail: LedTail, now: float) -> None:
+        if tail.progress is None or tail.answer is None:
             return
-        if answer.offset <= tail.progress.stored.end:
+        if tail.answer.offset <= tail.progress.stored.end:
             if tail.waiting_since is not None:
                 tail.waiting_since = self._safe = None
         elif tail.waiting_since is None:
@@ -445,12 +311,7 @@ class TailCycle:
             self._drop(tp)
         for tp, entry in led.items():
             tail = self._tails.get(tp)
-            if tail is not None and _is_same_log(tail.led, entry) and not _turns(tail, entry):
-                if tail.led.directory != entry.directory:
-                    tail.position = None
-                tail.led = entry
-                self._archived(tail)
-            else:
+            if tail is None or not tail.follow(entry):
                 self._drop(tp)
                 # Records may be waiting: where its tail ends is not known yet.
                 new = LedTail(entry, answered_at=now, waiting_since=now)
@@ -460,11 +321,6 @@ class TailCycle:
     def _drop(self, tp: TopicPartition) -> None:
         for known in (self._tails, self._starting, self._inexact):
             known.pop(tp, None)
-
-    @staticmethod
-    def _archived(tail: LedTail) -> None:
-        if tail.progress is not None and tail.progress.archived(tail.led.archive_end):
-            tail.position = None
 
     def _group(self, topic: str) -> _Group:
         place = self._place(topic)
@@ -501,94 +357,26 @@ class TailCycle:
             else:
                 by_store.setdefault(id(place.store), (place, []))[1].append(tail)
         for place, tails in by_store.values():
-            self._begin_in(place, tails, now)
-        for tail in list(self._starting.values()):
-            self._begin(tail)
-
-    def _begin_in(self, place: TailPlace, tails: Sequence[LedTail], now: float) -> None:
-        """Find where the tails of one store begin. Others are stored while the packs are read."""
-        for _ in range(2):  # take the result of a reading, and begin the next one
-            reading = self._readings.get(id(place.store))
-            if reading is None:
-                reading = self._begin_reading(place, tails, now)
-            elif not reading.ended:
-                for tail in reading.tails:
-                    tail.is_late = True
-            if reading is None or not reading.ended:
-                return
-            del self._readings[id(place.store)]
-            hold = self._store_holds[id(place.store)]
-            if reading.error is not None:
-                hold.fail(str(reading.error), now, _LONGEST_STORE_HOLD)
-                log.warning("tail.unavailable", error=str(reading.error))
-                return
-            hold.clear()
-            for tail, begin in zip(reading.tails, reading.begins, strict=True):
-                if isinstance(begin, Exception):
-                    self._failed(tail, begin)
-                else:
+            for tail, begin in self._readings.take(place, tails):
+                if isinstance(begin, TailBegin):
                     tail.begin = begin
+                else:
+                    self._failed(tail, begin)
+        for tail in list(self._starting.values()):
+            self._begin(tail, now)
 
-    def _begin_reading(
-        self, place: TailPlace, tails: Iterable[LedTail], now: float
-    ) -> "_Reading | None":
-        if self._store_holds.setdefault(id(place.store), Backoff()).until > now:
-            return None
-        # Not before they can begin: a broker writes an epoch soon after it leads in it.
-        found = [
-            tail
-            for tail in tails
-            if tail.begin is None and tail.hold.until <= now and self._read_history(tail)
-        ]
-        if not found:
-            return None
-        reading = _Reading(found, self._inventory_of(place), partial(self._gaps_of, place))
-        self._background(reading.run)
-        self._readings[id(place.store)] = reading
-        return reading
-
-    def _read_history(self, tail: LedTail) -> bool:
-        """Read the epoch history. Return whether it has the epoch in which this broker leads."""
-        try:
-            history = read_local_epochs(tail.led.directory)
-        except SegmentGoneError:
-            return False
-        except (SegmentError, OSError) as error:
-            self._refuse(tail, str(error))
-            return False
-        if not history.entries or history.entries[-1][0] != tail.led.leader_epoch:
-            return False
-        tail.history = history
-        return True
-
-    def _begin(self, tail: LedTail) -> None:
-        """Begin once the packs were read and the broker has answered: it is the witness."""
-        begin, answer = tail.begin, tail.answer
-        if begin is None or answer is None:
-            return
-        reached = begin.reached
-        if reached.end > max(answer.offset, begin.start):
-            log.warning(
-                "tail.beyond_log",
-                topic=tail.tp.topic,
-                partition=tail.tp.partition,
-                stored_up_to=reached.end,
-                high_watermark=answer.offset,
-            )
-            reached = Reached(begin.start, None)
-        tail.history = begin.history
-        tail.progress = TailProgress(reached, begin.unjoined)
-        tail.log_start = begin.log_start
-        tail.claims = tail.claims and not begin.has_claim
-        tail.hold.clear()
-        self._safe = None
-        self._archived(tail)
-        self._note_answer(tail, answer, tail.answered_at)
-        del self._starting[tail.tp]
+    def _begin(self, tail: LedTail, now: float) -> None:
+        """Begin once the packs were read and the broker has answered."""
+        if tail.begin_now():
+            self._safe = None
+            self._note_answer(tail, now)
+            del self._starting[tail.tp]
 
     # -- ranges -----------------------------------------------------------------------------------
 
-    def _store_group(self, group: _Group, members: Iterable[LedTail], deadline: float) -> None:
+    def _store_group(  # noqa: C901 - one loop that fills packs
+        self, group: _Group, members: Iterable[LedTail], deadline: float
+    ) -> None:
         """Fill packs, and send each as soon as it is full."""
         parts: list[_Part] = []
         size, room = 0, self._room(group, deadline)
@@ -712,7 +500,7 @@ class TailCycle:
         except (BrokerError, LeadershipError) as error:
             log.warning("tail.unconfirmed", error=str(error))
             return False
-        builder, sent = PackBuilder(), list[_Sent]()
+        builder, sent = PackBuilder(), list[SentPart]()
         refused: dict[TopicPartition, tuple[LedTail, str]] = {}
         for part, row in zip(parts, rows, strict=True):
             if part.tail.tp in refused:
@@ -768,7 +556,7 @@ class TailCycle:
             else:
                 self._lost(job.result, context)
             for tail in {id(each.tail): each.tail for each in context.sent}.values():
-                self._archived(tail)
+                tail.archived()
 
     def _stored(self, pack: PackRef, context: _Context) -> None:
         self.totals.packs += 1
@@ -789,7 +577,7 @@ class TailCycle:
             each.lost()
 
 
-def _added(builder: PackBuilder, part: _Part, row: TailRow | str) -> _Sent:
+def _added(builder: PackBuilder, part: _Part, row: TailRow | str) -> SentPart:
     """Add a part to a pack. Nothing is added if an error is raised.
 
     Raises:
@@ -800,26 +588,7 @@ def _added(builder: PackBuilder, part: _Part, row: TailRow | str) -> _Sent:
         raise NotCommittedError(row)
     read, progress = part.candidate.read, part.tail.progress
     if read is None or part.reached is None:
-        return _Sent(part.tail, builder.add(row), None, None, None)
+        return SentPart(part.tail, builder.add(row), None, None, None)
     row = builder.add(row, read.data)
     sent = SentRange(read.wanted.start, part.reached)
-    return _Sent(part.tail, row, progress, sent, read.wanted.behind)
-
-
-def _is_same_log(known: TailPartition, entry: TailPartition) -> bool:
-    return (known.leader_epoch, known.topic_id) == (entry.leader_epoch, entry.topic_id)
-
-
-def _turns(tail: LedTail, entry: TailPartition) -> bool:
-    """Whether the archive has diverged or its divergence was quarantined: what is stored of the
-    tail must be found anew.
-    """
-    known = tail.led
-    if (known.archive_end, known.archived_epochs) == (entry.archive_end, entry.archived_epochs):
-        return False
-    begin = tail.begin
-    if entry.archive_end < known.archive_end or (begin is not None and begin.joined_to is not None):
-        return True
-    gaps = () if begin is None else begin.gaps
-    at = divergence_offset(entry.archived_epochs, tail.history, entry.archive_end, gaps)
-    return at is not None
+    return SentPart(part.tail, row, progress, sent, read.wanted.behind)
