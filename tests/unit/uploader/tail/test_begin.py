@@ -82,6 +82,19 @@ def test_an_archive_that_an_old_leader_still_writes_hides_no_record(
     assert safe_up_to(site, log) == merged(store, log, 50, history((4, 0))).end == log.log_end
 
 
+def test_an_archive_end_that_falls_begins_the_tail_anew(site: TailSite, store: FakeStorage) -> None:
+    """Also if the epochs of the archive did not show that it had diverged."""
+    log = site.log_dir.create("t", 0)
+    log.append(100)
+    site.archive_ends[log.tp] = 80
+    site.run()
+    assert safe_up_to(site, log) == 100
+    site.archive_ends[log.tp] = 50
+    site.run()
+    assert safe_up_to(site, log) == merged(store, log, 50).end == 100
+    assert site.rows()[-1].start == 50
+
+
 def test_gaps_of_the_archive_excuse_a_contradiction(site: TailSite, store: FakeStorage) -> None:
     """The archive ends with a recorded gap, in which the log has epoch 4. Gaps are read once."""
     asked = []
@@ -171,6 +184,7 @@ def test_a_batch_that_contradicts_the_first_known_epoch_is_not_stored(
     site.restart()
     site.run()
     assert merged(store, log).end == 0
+    assert "the checkpoint begins with epoch 3" in (site.cycle.safe()[log.tp].error or "")
 
 
 def test_records_that_are_deleted_before_they_are_stored_are_not_called_safe(

@@ -314,7 +314,7 @@ def test_a_store_that_is_away_or_slow_holds_nothing_else_up(
     site.time.now += 60
     site.run()
     check_complete(store, a)
-    # The first store hangs: what is on its way for it is bounded, and the other one goes on.
+    # The first store hangs: what is in flight for it is bounded, and the other one goes on.
     site.sender.held = True
     for _ in range(6):
         a.append(5)
