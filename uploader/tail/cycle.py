@@ -156,7 +156,7 @@ class _Reading:
         """Read the packs, and find the next number."""
         wanted = {tail.tp for tail in self.tails}
         try:
-            contents = self._inventory.read(wanted=lambda row: row.tp in wanted)
+            contents = self._inventory.read(partitions=wanted)
             self._numbers.list_again()
             self.contents = contents
         except Exception as error:  # noqa: BLE001 - the reading begins again
