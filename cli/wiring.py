@@ -579,10 +579,7 @@ def tail_writer(
 
     properties = _client_properties(config)
     try:
-        source, cleaner_source = (
-            KafkaLogOffsets(servers, properties, identity.broker_id, identity.cluster_id)
-            for _ in range(2)
-        )
+        source = KafkaLogOffsets(servers, properties, identity.broker_id, identity.cluster_id)
     except ConfigurationError as error:
         raise ConfigurationError(f"uploader.tail.interval: {error}") from None
 
@@ -596,10 +593,14 @@ def tail_writer(
             )
         return packs.TailPlace(archive.stores.at(endpoint), archive.layout, encrypts)
 
+    inventories: dict[int, TailInventory] = {}
+
     def inventory_of(place: packs.TailPlace | packs.PackNumbers) -> TailInventory:
-        return TailInventory(
+        # One for each store: it remembers which partitions packs have rows of.
+        made = TailInventory(
             place.store, place.layout, concurrency=_TAIL_READERS, max_cached_rows=0
         )
+        return inventories.setdefault(id(place.store), made)
 
     sender = packs.ThreadedSender(cycle.MAX_SENDING, SYSTEM_CLOCK.wall)
     cycles = cycle.TailCycle(
@@ -619,7 +620,6 @@ def tail_writer(
         on_thread,
     )
     cleaner = cleaning.TailCleaner(
-        cleaner_source,
         cycles.stores,
         inventory_of,
         place_of,
@@ -632,7 +632,7 @@ def tail_writer(
         cleaner,
         TailBoard(rules),
         sender,
-        (source, cleaner_source),
+        (source,),
         interval,
         _TAIL_CLEAN_SECONDS,
         SYSTEM_CLOCK,
